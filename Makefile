@@ -1,0 +1,55 @@
+# make quickstart | test | lint | format | bench | clean
+# Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
+VENV ?= .venv
+PYTHON ?= python3
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+SOURCES := redco_flow flows tests benchmarks docs
+
+UV := $(shell command -v uv 2>/dev/null)
+ifdef UV
+INSTALL = uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+else
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+endif
+
+.PHONY: quickstart test lint format bench clean constraints
+
+quickstart: $(VENV)/.installed
+	$(BIN)/redco-flow run pipelines/quickstart.yaml
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: $(VENV)/.installed-dev
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("redco-flow needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+# Choose the newest versions that the bounds allow; a change to commit and test on its own.
+constraints:
+	uv pip compile pyproject.toml --extra dev --python-version 3.11 --no-header --no-annotate \
+	    --no-emit-index-url --quiet --upgrade --output-file constraints.txt

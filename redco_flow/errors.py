@@ -1,0 +1,87 @@
+"""The errors a person meets, and the exit code each one ends the command with.
+
+Engine and models raise `ValueError` and its children instead: they know no files and no runs.
+Exit codes: 0 ok, 1 the run failed, 2 usage or configuration, 3 does not fit, 4 cluster
+unreachable, 5 cancelled, 130 detached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class RedcoFlowError(Exception):
+    """An error with a message for the user: what, where, what to do."""
+
+    exit_code: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake in a user's file or on the command line.
+
+    Args:
+        source: the file's path, or "command line".
+        line: 1-based; 0 where there is none.
+        column: 1-based; 0 where there is none.
+        message: what was given, what is allowed, what to do.
+    """
+
+    source: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        return f"{place}: {self.message}"
+
+
+class ConfigError(RedcoFlowError):
+    """Mistakes in what the user wrote: all of them, found before anything is submitted."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(sorted(set(problems)))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class UsageError(RedcoFlowError):
+    """A verb was asked for something that does not exist or cannot be done now."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class WorkspaceError(RedcoFlowError):
+    """The workspace cannot be read or written; the message names the path."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class ArtifactError(RedcoFlowError):
+    """An artifact is missing or its bytes are not what its manifest says."""
+
+
+class StageFailed(RedcoFlowError):
+    """A stage's job ended without a result; the message has job id, log path and last lines."""
+
+
+class DoesNotFit(RedcoFlowError):
+    """The job needs more than the profile's machines have."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class ClusterUnreachable(RedcoFlowError):
+    """The cluster's commands or hosts do not answer."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class RunCancelled(RedcoFlowError):
+    """Somebody asked for the run to stop."""
+
+    exit_code: ClassVar[int] = 5

@@ -1,0 +1,115 @@
+"""Small JSON records: written by atomic rename, read back strictly, digested canonically.
+
+A reader sees the old record or the new one, never half of one. Standard library only, so
+that login nodes, supervisors and the engine can all use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_CHUNK_BYTES = 1 << 20
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode `value` as UTF-8 JSON with sorted keys and no spaces: equal values, equal bytes.
+
+    Raises:
+        ValueError: NaN or infinity, which JSON cannot carry.
+        TypeError: a value that is not JSON.
+    """
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode()
+
+
+def digest_json(value: Any) -> str:
+    """Return the SHA-256 of `canonical_json(value)`, 64 hex digits."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, 64 hex digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` atomically and durably; its directory must exist.
+
+    Raises:
+        OSError: the disk is full or read-only; the old content is untouched.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by `value` as indented JSON, atomically and durably.
+
+    Raises:
+        OSError: the disk is full or read-only; the old record is untouched.
+        ValueError, TypeError: `value` is not JSON; nothing is written.
+    """
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON record.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not JSON; the message names the path.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a JSON record: {error}") from error
+
+
+def read_json_if_present(path: Path) -> Any | None:
+    """Read one JSON record, or None where there is no such file."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def append_json_line(path: Path, value: Any) -> None:
+    """Append `value` as one line in a single write, so that lines of several writers never mix."""
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
+
+
+def read_json_lines(path: Path) -> Iterator[Any]:
+    """Yield each whole line's value; a torn last line (a writer was killed) ends the file."""
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield json.loads(line)
