@@ -7,6 +7,7 @@ that login nodes, supervisors and the engine can all use it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -49,7 +50,7 @@ def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` atomically and durably; its directory must exist.
 
     Raises:
-        OSError: the disk is full or read-only; the old content is untouched.
+        OSError: the disk is full or read-only; names the path; the old content is untouched.
     """
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -59,9 +60,11 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a full disk is reported without one
         raise
 
 
@@ -97,11 +100,20 @@ def read_json_if_present(path: Path) -> Any | None:
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Append `value` as one line in a single write, so that lines of several writers never mix."""
-    line = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    """Append `value` as one line in a single write, so that lines of several writers never mix.
+
+    Raises:
+        OSError: the disk is full or read-only; names the path.
+    """
+    line = (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(handle, line.encode())
+        # A nearly full disk takes part of the line and reports no error.
+        if os.write(handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(handle)
 

@@ -1,0 +1,297 @@
+"""Artifacts: immutable, digested results, each a directory with its manifest beside its files.
+
+An artifact's id is the digest of its kind and its files, so equal content is one artifact and
+publishing twice changes nothing. Knows no stages: who produced what is only carried along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from redco_flow.errors import ArtifactError, UsageError
+from redco_flow.records import digest_file
+from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.publishing import (
+    FileEntry,
+    Manifest,
+    clean_after_dead_publishers,
+    content_id,
+    discard,
+    put_in_place,
+    stage_files,
+    write_manifest,
+)
+from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
+
+_ID = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(r"[0-9a-f]{1,64}")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One published artifact.
+
+    Args:
+        id: 64 hex digits.
+        kind: dataset, checkpoint, predictions, metrics, ….
+        path: the directory of its files.
+        manifest: what stands in manifest.json.
+    """
+
+    id: str
+    kind: str
+    path: Path
+    manifest: Manifest
+
+    @property
+    def directory(self) -> Path:
+        """The artifact's own directory, with manifest.json and files/."""
+        return self.path.parent
+
+    @property
+    def short_id(self) -> str:
+        """The id's first 12 digits, enough to name it."""
+        return self.id[:12]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all its files."""
+        return sum(entry["bytes"] for entry in self.manifest["files"])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What its producer said about it."""
+        return self.manifest.get("metadata", {})
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """The artifacts that it was made from: name to id."""
+        return self.manifest.get("parents", {})
+
+    @property
+    def produced_by(self) -> dict[str, Any]:
+        """Stage, run, attempt, fingerprint, code, config_digest, host, time, versions."""
+        return self.manifest.get("produced_by", {})
+
+
+class ArtifactStore:
+    """The artifacts of one workspace."""
+
+    def __init__(self, workspace: Workspace, *, clock: Clock = utc_now) -> None:
+        self._workspace = workspace
+        self._root = workspace.artifacts
+        self._clock = clock
+
+    def publish(
+        self,
+        kind: str,
+        source: Path,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        parents: Mapping[str, str] | None = None,
+        produced_by: Mapping[str, Any] | None = None,
+        digests: Mapping[str, str] | None = None,
+    ) -> Artifact:
+        """Make `source` an artifact: whole, read-only and durable, or not at all.
+
+        Files whose digest is given are committed by their producer and never written again:
+        they are hard-linked where the file system can, and so become read-only in `source`
+        too. All others are copied, and digested as they are copied.
+
+        Args:
+            kind: a name.
+            source: a file, or a directory of regular files; empty directories are not kept.
+            metadata: anything JSON that describes it; no part of its id.
+            parents: name to id of the artifacts that it was made from.
+            produced_by: who made it.
+            digests: SHA-256 of files by path relative to `source` (or by a file's name).
+
+        Returns:
+            The artifact; the one already there, unchanged, if its content is the same.
+
+        Raises:
+            ArtifactError: nothing to publish, a file that is not regular, an unwritable or
+                full disk (names the path).
+        """
+        check_name(kind, "artifact kind")
+        directory = self._root / kind
+        clean_after_dead_publishers(directory)
+        temporary = None
+        try:
+            temporary, entries = stage_files(directory, Path(source), digests or {})
+            artifact_id = content_id(kind, entries)
+            present = self._load(directory / artifact_id[:SHORT_DIGITS])
+            if present and present.id == artifact_id and _is_whole(present):
+                return present
+            manifest: Manifest = {
+                "id": artifact_id,
+                "kind": kind,
+                "sequence": self._workspace.next_sequence(),
+                "created_at": self._clock(),
+                "files": entries,
+                "metadata": dict(metadata or {}),
+                "parents": dict(parents or {}),
+                "produced_by": dict(produced_by or {}),
+            }
+            write_manifest(temporary, manifest)
+            return self._register(temporary, artifact_id, directory)
+        except OSError as error:
+            raise ArtifactError(
+                f"{kind} {source} cannot be published into {directory}: {error.strerror or error} "
+                f"({error.filename or directory}). Nothing was published; free space or make it "
+                f"writable, then resume the run."
+            ) from error
+        finally:
+            if temporary is not None:
+                discard(temporary)
+
+    def get(self, id_or_prefix: str) -> Artifact:
+        """Return the artifact with this id, or the only one whose id begins so.
+
+        Raises:
+            ArtifactError: a whole id that is not here.
+            UsageError: a prefix that fits none or several; lists the candidates.
+        """
+        text = id_or_prefix.strip().lower()
+        found = list(self._fitting(text)) if _PREFIX.fullmatch(text) else []
+        if len(found) == 1:
+            return found[0]
+        if found:
+            listed = ", ".join(f"{one.id[:SHORT_DIGITS]} ({one.kind})" for one in found[:10])
+            raise UsageError(f"{text!r} fits {len(found)} artifacts: {listed}. Add digits.")
+        message = (
+            f"no artifact {id_or_prefix!r} in {self._root}; `redco-flow artifacts` lists them."
+        )
+        raise ArtifactError(message) if _ID.fullmatch(text) else UsageError(message)
+
+    def find(self, artifact_id: str) -> Artifact | None:
+        """Return the artifact with this whole id, or None; its files may be damaged."""
+        if not _ID.fullmatch(artifact_id):
+            return None
+        found = self._in_directories(artifact_id[:SHORT_DIGITS])
+        return next((one for one in found if one.id == artifact_id), None)
+
+    def is_prefix(self, text: str) -> bool:
+        """Say whether some artifact's id begins with `text`, of 4 digits at least."""
+        text = text.strip().lower()
+        # Shorter ones are words to a person: f1 is a metric.
+        return (
+            len(text) > 3
+            and bool(_PREFIX.fullmatch(text))
+            and any(True for _ in self._fitting(text))
+        )
+
+    def is_intact(self, artifact_id: str) -> bool:
+        """Say whether the artifact is here with every file at its size; reads no file."""
+        found = self.find(artifact_id)
+        return found is not None and _is_whole(found)
+
+    def verify(self, artifact_id: str) -> list[str]:
+        """Read every byte and return what is wrong, one sentence each; empty when all is well.
+
+        Raises:
+            ArtifactError, UsageError: as `get`.
+        """
+        artifact = self.get(artifact_id)
+        entries = artifact.manifest["files"]
+        problems = [problem for entry in entries if (problem := _wrong(artifact.path, entry))]
+        if content_id(artifact.kind, entries) != artifact.id:
+            problems.append(f"{artifact.directory / 'manifest.json'}: does not have its own id")
+        known = {entry["path"] for entry in entries}
+        for path in sorted(artifact.path.rglob("*")):
+            if path.is_file() and path.relative_to(artifact.path).as_posix() not in known:
+                problems.append(f"{path}: not in the manifest")
+        return problems
+
+    def list(self, kind: str | None = None) -> list[Artifact]:
+        """Return all artifacts, or those of one kind, oldest first by sequence number."""
+        found = self._in_directories("", kind)
+        return sorted(found, key=lambda one: (one.manifest.get("sequence", 0), one.id))
+
+    def latest(self, kind: str) -> Artifact | None:
+        """Return the artifact of this kind that was published last, or None."""
+        return max(
+            self._in_directories("", kind),
+            key=lambda one: (one.manifest.get("sequence", 0), one.id),
+            default=None,
+        )
+
+    def _register(self, temporary: Path, artifact_id: str, directory: Path) -> Artifact:
+        """Give the finished directory its name, unless an equal artifact has it by now."""
+        final = directory / artifact_id[:SHORT_DIGITS]
+        with exclusive(self._root / ".lock"):
+            present = self._load(final)
+            if present and present.id != artifact_id:
+                raise ArtifactError(f"{final} holds another artifact, {present.id}; move it away.")
+            if present is None or not _is_whole(present):
+                put_in_place(temporary, final)
+        registered = self._load(final)
+        assert registered is not None
+        return registered
+
+    def _fitting(self, prefix: str) -> Iterator[Artifact]:
+        for one in self._in_directories(prefix[:SHORT_DIGITS]):
+            if one.id.startswith(prefix):
+                yield one
+
+    def _in_directories(self, prefix: str, kind: str | None = None) -> Iterator[Artifact]:
+        """Artifacts whose directory's name begins with `prefix`."""
+        for parent in self._kinds() if kind is None else (self._root / kind,):
+            if len(prefix) == SHORT_DIGITS:
+                names = [prefix]
+            else:
+                names = [name for name in _names(parent) if name.startswith(prefix)]
+            for name in names:
+                if artifact := self._load(parent / name):
+                    yield artifact
+
+    def _kinds(self) -> tuple[Path, ...]:
+        return tuple(self._root / name for name in sorted(_names(self._root)))
+
+    @staticmethod
+    def _load(directory: Path) -> Artifact | None:
+        """Read one manifest; None where there is none, or one that cannot be trusted."""
+        try:
+            with open(f"{directory}/manifest.json", "rb") as file:
+                manifest = cast("Manifest", json.loads(file.read()))
+            return Artifact(manifest["id"], manifest["kind"], directory / "files", manifest)
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _names(directory: Path) -> list[str]:
+    """Names without a leading dot, which marks what is being made."""
+    try:
+        return [name for name in os.listdir(directory) if name[0] != "."]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_whole(artifact: Artifact) -> bool:
+    for entry in artifact.manifest["files"]:
+        try:
+            if os.stat(artifact.path / entry["path"]).st_size != entry["bytes"]:
+                return False
+        except OSError:
+            return False
+    return True
+
+
+def _wrong(root: Path, entry: FileEntry) -> str | None:
+    """What is wrong with one file of an artifact."""
+    path = root / entry["path"]
+    if not path.is_file():
+        return f"{path}: missing"
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        return f"{path}: {size} bytes, the manifest says {entry['bytes']}"
+    if digest_file(path) != entry["sha256"]:
+        return f"{path}: its bytes are not what was published (SHA-256 differs)"
+    return None

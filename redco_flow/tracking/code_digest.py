@@ -1,0 +1,226 @@
+"""The code that a result depends on: digests of the source files that modules import.
+
+Follows import statements through the source, within the given modules' own packages, without
+importing any of it; what other packages contain is told by their versions. Imports made at run
+time by name are invisible here: a stage names those in `code_modules`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from redco_flow.errors import UsageError
+from redco_flow.tracking.git_state import code_record as code_record
+from redco_flow.tracking.git_state import git_state as git_state
+from redco_flow.tracking.import_statements import Imports, read_imports
+
+_OURS = "redco_flow"
+# They decide how and where a stage runs and how its result is kept, never what it is. The root
+# package itself holds only the version and names.
+_NO_PART_OF_RESULTS = frozenset(
+    f"{_OURS}.{name}"
+    for name in (
+        "cli",
+        "errors",
+        "launch",
+        "orchestrate",
+        "records",
+        "report",
+        "spec",
+        "tracking",
+        "worker",
+    )
+)
+_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+
+
+def module_digests(modules: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of every source file the modules import, by dotted name, sorted.
+
+    Followed are imports of redco_flow, of the modules' own top-level packages, and of modules
+    that lie beside those (unless installed). `from package import name` takes the submodule,
+    if there is one, and every `__init__.py` on the way.
+
+    Raises:
+        UsageError: a given module does not exist, or a source file is not Python.
+    """
+    closure = _Closure()
+    for module in modules:
+        closure.add_root(module)
+    closure.follow()
+    return dict(sorted(closure.digests.items()))
+
+
+@dataclass
+class _Closure:
+    """Modules reached so far."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    imports: dict[str, Imports] = field(default_factory=dict)
+    files: dict[str, Path | None] = field(default_factory=dict)
+    pending: list[str] = field(default_factory=list)
+    top_level: dict[str, Path | None] = field(default_factory=dict)  # name → file or folder
+    beside: list[Path] = field(default_factory=list)  # folders whose modules are the user's own
+
+    def add_root(self, module: str) -> None:
+        """Begin at this module; its top-level package is followed from now on."""
+        root = module.partition(".")[0]
+        if root not in self.top_level:
+            place = self.top_level[root] = _top_level(root)
+            if place is not None and not _is_installed(place):
+                self.beside.append(place.parent)
+        if _file(self.top_level[root], module) is None:
+            raise UsageError(
+                f"module {module!r} cannot be found; looked along PYTHONPATH and in the current "
+                f"directory. Check the spelling, or install its package."
+            )
+        self.pending.append(module)
+
+    def follow(self) -> None:
+        """Visit everything reachable."""
+        while self.pending:
+            module = self.pending.pop()
+            for package in _packages(module):
+                self._visit(package)
+            self._visit(module)
+
+    def _visit(self, module: str) -> None:
+        if module in self.imports or _is_left_out(module):
+            return
+        imports = self.imports[module] = self._read(module)
+        for imported in imports.taken:
+            self.pending.extend(self._modules(imported.module, imported.name))
+
+    def _read(self, module: str) -> Imports:
+        """Digest one file and return what it imports."""
+        file = self._find(module)
+        if file is None:
+            return Imports()
+        source = file.read_bytes()
+        if module != _OURS:
+            self.digests[module] = hashlib.sha256(source).hexdigest()
+        if file.suffix != ".py":
+            return Imports()
+        try:
+            return read_imports(source, module, is_package=file.name == "__init__.py")
+        except (SyntaxError, ValueError) as error:
+            raise UsageError(f"{file}: is not Python: {error}.") from error
+
+    def _modules(self, module: str, name: str | None) -> Iterator[str]:
+        """The modules that one imported name brings in, if they are followed."""
+        if not self._is_followed(module):
+            return
+        yield module
+        self._visit_for_names(module)
+        lazy = self.imports[module].lazy if module in self.imports else {}
+        if name is None:
+            # `import package` may use any name that the package imports on first use.
+            yield from lazy.values()
+        elif name == "*":
+            yield from self._submodules(module)
+        elif name in lazy:
+            yield lazy[name]
+        elif self._is_followed(f"{module}.{name}"):
+            yield f"{module}.{name}"
+
+    def _visit_for_names(self, module: str) -> None:
+        """Read a package before its names are asked for; plain modules can wait."""
+        file = self._find(module)
+        if file is not None and file.name == "__init__.py":
+            self._visit(module)
+
+    def _submodules(self, package: str) -> Iterator[str]:
+        """All direct submodules: `from package import *` may name any of them."""
+        file = self._find(package)
+        if file is None or file.name != "__init__.py":
+            return
+        for path in sorted(file.parent.iterdir()):
+            name = f"{package}.{path.name.partition('.')[0]}"
+            if path.stem != "__init__" and self._is_followed(name):
+                yield name
+
+    def _is_followed(self, module: str) -> bool:
+        return not _is_left_out(module) and (
+            self._find(module) is not None or self._is_namespace(module)
+        )
+
+    def _is_namespace(self, module: str) -> bool:
+        place = self._place(module.partition(".")[0])
+        return place is not None and place.joinpath(*module.split(".")[1:]).is_dir()
+
+    def _find(self, module: str) -> Path | None:
+        if module not in self.files:
+            self.files[module] = _file(self._place(module.partition(".")[0]), module)
+        return self.files[module]
+
+    def _place(self, root: str) -> Path | None:
+        """Where a top-level module lies, if its code is followed."""
+        if root not in self.top_level:
+            self.top_level[root] = _top_level(root) if root == _OURS else self._beside(root)
+        return self.top_level[root]
+
+    def _beside(self, root: str) -> Path | None:
+        for folder in self.beside:
+            if (folder / root).is_dir():
+                return folder / root
+            if (folder / f"{root}.py").is_file():
+                return folder / f"{root}.py"
+        return None
+
+
+def _packages(module: str) -> Iterator[str]:
+    """The packages around a module, outermost first: their `__init__.py` runs before it."""
+    words = module.split(".")
+    for count in range(1, len(words)):
+        yield ".".join(words[:count])
+
+
+def _is_left_out(module: str) -> bool:
+    return ".".join(module.split(".")[:2]) in _NO_PART_OF_RESULTS
+
+
+def _top_level(root: str) -> Path | None:
+    """The file or folder of a top-level module, found without importing it."""
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ValueError, ImportError):
+        return None
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).absolute()
+    return Path(spec.origin).absolute() if spec.has_location and spec.origin else None
+
+
+def _file(place: Path | None, module: str) -> Path | None:
+    """A module's file below its top-level package's folder; None for a namespace or nothing."""
+    if place is None:
+        return None
+    words = module.split(".")[1:]
+    if place.is_file():
+        return None if words else place
+    path = place.joinpath(*words)
+    init = path / "__init__.py"
+    if init.is_file():
+        return init
+    if not words:
+        return None
+    for suffix in _SUFFIXES:
+        file = path.with_name(path.name + suffix)
+        if file.is_file():
+            return file
+    return None
+
+
+def _is_installed(place: Path) -> bool:
+    """Whether a module lies among installed packages, whose neighbours are nobody's own."""
+    paths = sysconfig.get_paths()
+    folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    named = {"site-packages", "dist-packages"}
+    return place.parent in folders or bool(named & set(place.parts))

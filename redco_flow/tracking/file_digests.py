@@ -1,0 +1,83 @@
+"""SHA-256 of data files, remembered as long as a file is surely unchanged.
+
+A file counts as unchanged while path, size, times of change and inode are. The memory is a
+cache: it can be deleted at any time, and a damaged one is forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import WorkspaceError
+from redco_flow.records import digest_file, read_json_if_present, write_json
+from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.workspace import Workspace
+
+# A file changed twice within one tick of its file system's clock (2 s on some) looks unchanged.
+_SETTLED_NANOSECONDS = 2_000_000_000
+
+
+def digest_files(
+    workspace: Workspace, paths: Iterable[Path], *, now: Callable[[], int] = time.time_ns
+) -> dict[Path, str]:
+    """Return each file's SHA-256, 64 hex digits; reads only files that are new or changed.
+
+    Args:
+        workspace: whose cache/ remembers.
+        paths: the files.
+        now: nanoseconds since 1970, by the file system's clock.
+
+    Raises:
+        WorkspaceError: a file is missing, unreadable, or changes while it is read.
+        OSError: the cache cannot be written; names the path.
+    """
+    cache_path = workspace.cache / "digests.json"
+    known = _load(cache_path)
+    fresh: dict[str, list[Any]] = {}
+    found: dict[Path, str] = {}
+    for path in paths:
+        key = str(path.absolute())
+        try:
+            found[path], entry = _digest(path, known.get(key), now)
+        except OSError as error:
+            raise WorkspaceError(f"{path}: cannot be read: {error.strerror}.") from error
+        if entry is not None:
+            fresh[key] = entry
+    if fresh:
+        cache_path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(cache_path.with_name(".digests.lock")):
+            write_json(cache_path, {**_load(cache_path), **fresh})
+    return found
+
+
+def _digest(
+    path: Path, known: list[Any] | None, now: Callable[[], int]
+) -> tuple[str, list[Any] | None]:
+    """The digest, and what to remember if that is new and the file has settled."""
+    before = _identity(path)
+    if known is not None and known[:-1] == before:
+        return str(known[-1]), None
+    digest = digest_file(path)
+    if _identity(path) != before:
+        raise WorkspaceError(f"{path}: changes while it is read; wait until it is written.")
+    settled = now() - max(before[1], before[2]) > _SETTLED_NANOSECONDS
+    return digest, [*before, digest] if settled else None
+
+
+def _identity(path: Path) -> list[int]:
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _load(cache_path: Path) -> dict[str, list[Any]]:
+    try:
+        record = read_json_if_present(cache_path)
+    except ValueError:  # a damaged cache is an empty one
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    return {key: value for key, value in record.items() if isinstance(value, list) and value}

@@ -1,0 +1,32 @@
+"""A short critical section between processes, by `flock` on a file beside what it guards.
+
+The kernel drops the lock when its holder dies, so nothing is ever left locked. Knows no run
+and no artifact; what must be held for long is a lease (`lease.py`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[int]:
+    """Hold the lock on `path` (made if missing) inside the `with`; yield its open descriptor.
+
+    Raises:
+        OSError: `path` cannot be written, or its file system has no locks; names the path.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+        yield descriptor
+    finally:
+        os.close(descriptor)

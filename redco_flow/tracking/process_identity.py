@@ -1,0 +1,127 @@
+"""Which process, exactly: a pid alone is reused, a pid with its start time and boot is not.
+
+The start time is counted from boot, so a jump of the wall clock changes nothing. Reads /proc
+and signals nobody; psutil stands in only where there is no /proc.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+_BOOT_ID = _PROC / "sys/kernel/random/boot_id"
+_ENDED_STATES = frozenset("ZX")  # a zombie has ended; only its exit status is still there
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process, on one host, since one start.
+
+    Args:
+        pid: the process id.
+        start_time: clock ticks from boot to its start.
+        boot_id: the kernel's id of this boot.
+        host: the host's name, for people and to tell a reboot from another machine.
+    """
+
+    pid: int
+    start_time: int
+    boot_id: str
+    host: str
+
+    @classmethod
+    def current(cls) -> ProcessIdentity:
+        """Return the calling process's identity."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Return the identity of a process of this host.
+
+        Raises:
+            ProcessLookupError: no such process, or it has ended.
+        """
+        start_time = _start_time(pid)
+        if start_time is None:
+            raise ProcessLookupError(f"no process {pid} on {_host()}")
+        return cls(pid, start_time, _boot_id(), _host())
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> ProcessIdentity:
+        """Rebuild an identity from `to_json`'s record; further keys are ignored.
+
+        Raises:
+            ValueError: a field is missing or has another type.
+        """
+        try:
+            return cls(
+                int(record["pid"]),
+                int(record["start_time"]),
+                str(record["boot_id"]),
+                str(record["host"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a process identity: {record!r} ({error})") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the identity as a JSON record."""
+        return {
+            "pid": self.pid,
+            "start_time": self.start_time,
+            "boot_id": self.boot_id,
+            "host": self.host,
+        }
+
+    def is_alive(self) -> bool:
+        """Say whether this very process still runs.
+
+        A process of another host cannot be seen from here and counts as alive.
+        """
+        if self.boot_id == _boot_id() and _start_time(self.pid) == self.start_time:
+            return True
+        return self.host != _host()
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _host() -> str:
+    return os.uname().nodename
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except FileNotFoundError:
+        import psutil
+
+        return f"boot-{int(psutil.boot_time())}"
+
+
+def _start_time(pid: int) -> int | None:
+    """The process's start in ticks since boot; None where it does not run."""
+    if not _BOOT_ID.exists():
+        return _start_time_without_proc(pid)
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command, field 2, stands in parentheses and may itself hold spaces and parentheses.
+    state, *fields = stat[stat.rindex(")") + 1 :].split()
+    return None if state in _ENDED_STATES else int(fields[18])
+
+
+def _start_time_without_proc(pid: int) -> int | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return int(process.create_time() * 100)
+    except psutil.NoSuchProcess:
+        return None

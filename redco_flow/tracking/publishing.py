@@ -1,0 +1,210 @@
+"""The steps of publishing: files into a hidden directory, then one rename.
+
+Until the rename nothing is visible; after it everything is. A hidden directory carries its
+publisher's identity in its name, so that the next publisher removes what a dead one left.
+Knows no ids but the digest of content; `artifacts.py` decides what is published when.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from redco_flow.errors import ArtifactError
+from redco_flow.records import digest_json, write_json
+from redco_flow.tracking.process_identity import ProcessIdentity
+
+_MARK = ".publishing"
+_READ_ONLY = 0o444
+_CHUNK_BYTES = 1 << 20
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+class FileEntry(TypedDict):
+    """One file of an artifact: its path under files/, its size, its SHA-256."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict, total=False):
+    """manifest.json. `id` covers kind and files; the rest tells the first time it was made."""
+
+    id: str
+    kind: str
+    sequence: int
+    created_at: str
+    files: list[FileEntry]
+    metadata: dict[str, Any]
+    parents: dict[str, str]
+    produced_by: dict[str, Any]
+
+
+def content_id(kind: str, entries: list[FileEntry]) -> str:
+    """Return the id of this content: what it is and every file's path, size and digest."""
+    return digest_json({"kind": kind, "files": entries})
+
+
+def stage_files(
+    directory: Path, source: Path, digests: Mapping[str, str]
+) -> tuple[Path, list[FileEntry]]:
+    """Bring `source`'s files, read-only and durable, under a new hidden directory's files/.
+
+    Returns:
+        The hidden directory, and the files sorted by path.
+
+    Raises:
+        ArtifactError: no files, a file that is not regular, a digest for a file not there.
+        OSError: names the path; the hidden directory is gone.
+    """
+    files = dict(_regular_files(source))
+    if not files:
+        raise ArtifactError(f"{source}: has no files to publish.")
+    if unknown := sorted(set(digests) - set(files)):
+        raise ArtifactError(f"{source}: digests are given for files not there: {unknown}.")
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = _hidden(directory)
+    temporary.mkdir()
+    try:
+        entries = [
+            _bring(path, temporary / "files" / name, name, digests.get(name))
+            for name, path in sorted(files.items())
+        ]
+        _sync_directories(temporary)
+    except BaseException:
+        discard(temporary)
+        raise
+    return temporary, entries
+
+
+def write_manifest(temporary: Path, manifest: Manifest) -> None:
+    """Write manifest.json beside files/, read-only."""
+    path = temporary / "manifest.json"
+    write_json(path, manifest)
+    path.chmod(_READ_ONLY)
+    _sync(temporary)
+
+
+def put_in_place(temporary: Path, final: Path) -> None:
+    """Give the finished directory its name; a damaged one that has it is removed."""
+    if final.exists():
+        damaged = _hidden(final.parent)
+        final.rename(damaged)
+        temporary.rename(final)
+        discard(damaged)
+    else:
+        temporary.rename(final)
+    _sync(final.parent)
+
+
+def discard(temporary: Path) -> None:
+    """Remove a hidden directory; one that was given its name is no longer there."""
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def clean_after_dead_publishers(directory: Path) -> None:
+    """Remove the hidden directories of publishers that run no more."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(_MARK)]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        publisher = _publisher(name)
+        if publisher is not None and not publisher.is_alive():
+            discard(directory / name)
+
+
+def _hidden(directory: Path) -> Path:
+    """A new name; `~` stands in no host name, boot id or number."""
+    me = ProcessIdentity.current()
+    words = (_MARK, me.host, me.boot_id, str(me.pid), str(me.start_time), secrets.token_hex(4))
+    return directory / "~".join(words)
+
+
+def _publisher(name: str) -> ProcessIdentity | None:
+    words = name.split("~")
+    if len(words) != 6 or not (words[3].isdigit() and words[4].isdigit()):
+        return None
+    return ProcessIdentity(
+        host=words[1], boot_id=words[2], pid=int(words[3]), start_time=int(words[4])
+    )
+
+
+def _regular_files(source: Path) -> Iterator[tuple[str, Path]]:
+    """Each file's path relative to `source`, with `/`, and where it is."""
+    if source.is_file() and not source.is_symlink():
+        yield source.name, source
+        return
+    if not source.is_dir() or source.is_symlink():
+        raise ArtifactError(f"{source}: neither a file nor a directory; it cannot be published.")
+    for folder, folders, names in os.walk(source):
+        for name in (*folders, *names):
+            path = Path(folder, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode):
+                yield path.relative_to(source).as_posix(), path
+            elif not stat.S_ISDIR(mode):
+                raise ArtifactError(
+                    f"{path}: a link or a special file cannot be published; write a real file."
+                )
+
+
+def _bring(path: Path, target: Path, name: str, digest: str | None) -> FileEntry:
+    """Link or copy one file; read-only, durable."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if digest is None or not _link(path, target):
+        copied = _copy(path, target)
+        if digest not in (None, copied):
+            raise ArtifactError(f"{path}: its SHA-256 is {copied}, its producer said {digest}.")
+        digest = copied
+    target.chmod(_READ_ONLY)
+    _sync(target)
+    return {"path": name, "bytes": target.stat().st_size, "sha256": digest}
+
+
+def _link(path: Path, target: Path) -> bool:
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _CANNOT_LINK:
+            return False
+        raise
+    return True
+
+
+def _copy(path: Path, target: Path) -> str:
+    """Copy a file and return the SHA-256 of what was copied."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as reader, target.open("xb") as writer:
+            while chunk := reader.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                writer.write(chunk)
+    except OSError as error:
+        error.filename = error.filename or str(target)
+        raise
+    return digest.hexdigest()
+
+
+def _sync_directories(root: Path) -> None:
+    for folder, _, _ in os.walk(root):
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,135 @@
+"""Published stage results: what a fingerprint gave, so that nothing is computed twice.
+
+A result is written after its artifacts and stands only as long as they do. Knows nothing of
+how a fingerprint is made (`fingerprint.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from redco_flow.records import read_json, read_json_if_present, write_json
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.workspace import Workspace, check_name
+
+_LATEST = "latest"  # results/latest/<pipeline>/<stage>.json: a view, rebuilt when missing
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """One stage's result and everything that made it.
+
+    Args:
+        fingerprint: 64 hex digits, of the ingredients.
+        pipeline: the pipeline's name.
+        stage: the stage's name.
+        kind: the stage's kind.
+        ingredients: what determines it (`fingerprint.Ingredients`).
+        outputs: output name to artifact id.
+        metrics: the stage's metrics, if it has any.
+        run: the run that computed it.
+        attempt: the attempt that did.
+        seconds: how long that took.
+        created_at: when, for people.
+        code: commit, dirty, patch_digest.
+        origins: where each of the stage's settings came from, `{"source", "line", "column"}`.
+        host: where it ran.
+        versions: package to version.
+        sequence: its place in the workspace's order; given by `publish_result`.
+    """
+
+    fingerprint: str
+    pipeline: str
+    stage: str
+    kind: str
+    ingredients: dict[str, Any]
+    outputs: dict[str, str]
+    metrics: dict[str, float] | None = None
+    run: str = ""
+    attempt: int = 0
+    seconds: float = 0.0
+    created_at: str = field(default_factory=utc_now)
+    code: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Any] = field(default_factory=dict)
+    host: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    sequence: int = 0
+
+
+def publish_result(workspace: Workspace, result: StageResult) -> StageResult:
+    """Publish a result, after its artifacts; a standing one with its fingerprint is kept.
+
+    Returns:
+        The result that stands.
+
+    Raises:
+        OSError: the disk is full or read-only; names the path.
+        UsageError: pipeline or stage is not a name.
+    """
+    if (standing := find_result(workspace, result.fingerprint)) is not None:
+        return standing
+    result = replace(result, sequence=workspace.next_sequence())
+    pointer = _pointer(workspace, result.pipeline, result.stage)
+    write_json(_path(workspace, result.fingerprint), asdict(result))
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    latest = _read(_path(workspace, (read_json_if_present(pointer) or {}).get("fingerprint", "")))
+    if latest is None or latest.sequence < result.sequence:
+        write_json(pointer, {"fingerprint": result.fingerprint})
+    return result
+
+
+def find_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
+    """Return the result with this fingerprint, if every artifact of it is still intact."""
+    result = read_result(workspace, fingerprint)
+    if result is None:
+        return None
+    store = ArtifactStore(workspace)
+    intact = all(store.is_intact(artifact_id) for artifact_id in result.outputs.values())
+    return result if intact else None
+
+
+def read_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
+    """Return the result with this fingerprint whether its artifacts stand or not."""
+    return _read(_path(workspace, fingerprint))
+
+
+def latest_result(workspace: Workspace, pipeline: str, stage: str) -> StageResult | None:
+    """Return the result of this stage that was published last, or None."""
+    pointer = read_json_if_present(_pointer(workspace, pipeline, stage)) or {}
+    result = _read(_path(workspace, pointer.get("fingerprint", "")))
+    if result is not None:
+        return result
+    found = (
+        one for one in list_results(workspace) if (one.pipeline, one.stage) == (pipeline, stage)
+    )
+    return max(found, key=lambda one: one.sequence, default=None)
+
+
+def list_results(workspace: Workspace) -> Iterator[StageResult]:
+    """Yield all results, in no order."""
+    for path in workspace.results.glob("*.json"):
+        if (result := _read(path)) is not None:
+            yield result
+
+
+def _path(workspace: Workspace, fingerprint: str) -> Path:
+    return workspace.results / f"{fingerprint}.json"
+
+
+def _pointer(workspace: Workspace, pipeline: str, stage: str) -> Path:
+    folder = workspace.results / _LATEST / check_name(pipeline, "pipeline name")
+    return folder / f"{check_name(stage, 'stage name')}.json"
+
+
+def _read(path: Path) -> StageResult | None:
+    """Read one result; None where there is none, or one that cannot be trusted."""
+    try:
+        record = read_json(path)
+        known = {one.name for one in fields(StageResult)}
+        return StageResult(**{key: value for key, value in record.items() if key in known})
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,303 @@
+"""One execution of a pipeline as a directory of small files; finding and listing them.
+
+run.json never changes; state.json is written by the process that holds the lease; cancel.json
+by anybody. Knows the files' places, not what the orchestrator does with them.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from redco_flow.errors import UsageError, WorkspaceError
+from redco_flow.records import read_json, read_json_if_present, write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.tracking.workspace import Workspace, check_name
+
+RUN_STATES = ("pending", "running", "completed", "failed", "cancelled")
+_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that are easily misread
+_MAX_CANDIDATES = 10
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """`<workspace>/runs/<name>-<shortid>/`."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    @classmethod
+    def create(
+        cls,
+        workspace: Workspace,
+        name: str,
+        *,
+        argv: Sequence[str] = (),
+        pipeline_path: str = "",
+        overrides: Sequence[str] = (),
+        profile: str = "local",
+        code: Mapping[str, Any] | None = None,
+        clock: Clock = utc_now,
+    ) -> RunDirectory:
+        """Make a run's directory with run.json and a pending state; whole or not at all.
+
+        Args:
+            workspace: opened by `Workspace.open`.
+            name: the pipeline's name.
+            argv: the command line as typed.
+            pipeline_path: the file as given.
+            overrides: `key=value` as given.
+            profile: the profile's name.
+            code: commit, dirty, patch_digest (`code_digest.code_record`).
+            clock: the time of day, for people.
+
+        Raises:
+            UsageError: `name` is not a name.
+            OSError: the disk is full or read-only; names the path.
+        """
+        check_name(name, "pipeline name")
+        record = {
+            "name": name,
+            "sequence": workspace.next_sequence(),
+            "created_at": clock(),
+            "argv": list(argv),
+            "pipeline_path": pipeline_path,
+            "overrides": list(overrides),
+            "profile": profile,
+            "user": getpass.getuser(),
+            "host": os.uname().nodename,
+            "code": dict(code or {}),
+        }
+        while True:
+            run_id = f"{name}-{''.join(secrets.choice(_LETTERS) for _ in range(6))}"
+            path = _appear(workspace.runs / run_id, {"id": run_id, **record})
+            if path is not None:
+                return cls(path)
+
+    @property
+    def id(self) -> str:
+        """`<name>-<shortid>`."""
+        return self.path.name
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """run.json, which never changes; read once."""
+        try:
+            return cast("dict[str, Any]", read_json(self.path / "run.json"))
+        except (ValueError, OSError) as error:
+            raise WorkspaceError(
+                f"run {self.path} is damaged ({error}); delete the directory or restore it."
+            ) from error
+
+    @property
+    def sequence(self) -> int:
+        """The run's place in the workspace's order of events."""
+        return int(self.record.get("sequence", 0))
+
+    @property
+    def resolved_path(self) -> Path:
+        """What will run, whole, defaults included."""
+        return self.path / "resolved.yaml"
+
+    @property
+    def origins_path(self) -> Path:
+        """Where each leaf of resolved.yaml came from."""
+        return self.path / "origins.json"
+
+    @property
+    def plan_path(self) -> Path:
+        """Each stage's fingerprint, action and reason."""
+        return self.path / "plan.json"
+
+    @property
+    def patch_path(self) -> Path:
+        """The code's difference from its commit, where there is one."""
+        return self.path / "code.patch"
+
+    @property
+    def lease_path(self) -> Path:
+        """Who drives the run."""
+        return self.path / "lease.json"
+
+    @property
+    def journal_path(self) -> Path:
+        """What happened, in order."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def state_path(self) -> Path:
+        """How far the run is."""
+        return self.path / "state.json"
+
+    @property
+    def cancel_path(self) -> Path:
+        """A request to stop."""
+        return self.path / "cancel.json"
+
+    @property
+    def log_path(self) -> Path:
+        """The orchestrator's output."""
+        return self.path / "orchestrator.log"
+
+    @property
+    def report_path(self) -> Path:
+        """The run's static page."""
+        return self.path / "report.html"
+
+    def read_state(self) -> dict[str, Any]:
+        """Return state.json; a run without one is pending."""
+        return read_json_if_present(self.state_path) or _pending_state()
+
+    def write_state(self, state: Mapping[str, Any]) -> None:
+        """Replace state.json; only the lease's holder may.
+
+        Raises:
+            ValueError: `state["state"]` is none of RUN_STATES.
+            OSError: the disk is full or read-only; the old state is untouched.
+        """
+        if state.get("state") not in RUN_STATES:
+            raise ValueError(f"run state {state.get('state')!r} is none of {RUN_STATES}")
+        write_json(self.state_path, state)
+
+    def read_plan(self) -> dict[str, Any]:
+        """Return plan.json; empty where the run was not planned yet."""
+        return read_json_if_present(self.plan_path) or {}
+
+    def read_origins(self) -> dict[str, Any]:
+        """Return origins.json; empty where there is none."""
+        return read_json_if_present(self.origins_path) or {}
+
+    def attempt(self, stage: str, number: int) -> AttemptDirectory:
+        """Return one attempt's directory, which need not exist."""
+        return AttemptDirectory(self._attempts(stage) / str(number))
+
+    def attempts(self, stage: str) -> list[AttemptDirectory]:
+        """Return a stage's attempts, first to last."""
+        try:
+            numbers = sorted(int(name) for name in os.listdir(self._attempts(stage)))
+        except FileNotFoundError:
+            return []
+        return [self.attempt(stage, number) for number in numbers]
+
+    def latest_attempt(self, stage: str) -> AttemptDirectory | None:
+        """Return a stage's last attempt, or None before the first."""
+        attempts = self.attempts(stage)
+        return attempts[-1] if attempts else None
+
+    def new_attempt(self, stage: str) -> AttemptDirectory:
+        """Make the directory of a stage's next attempt, with its logs/.
+
+        Raises:
+            UsageError: `stage` is not a name.
+        """
+        check_name(stage, "stage name")
+        self._attempts(stage).mkdir(parents=True, exist_ok=True)
+        latest = self.latest_attempt(stage)
+        attempt = self.attempt(stage, latest.number + 1 if latest else 1)
+        attempt.path.mkdir()
+        attempt.logs.mkdir()
+        return attempt
+
+    def request_cancel(self, reason: str = "", *, clock: Clock = utc_now) -> None:
+        """Ask whoever drives the run to stop it; any process may, more than once."""
+        record = {"time": clock(), "by": f"{getpass.getuser()}@{os.uname().nodename}"}
+        write_json(self.cancel_path, {**record, "reason": reason})
+
+    def cancel_requested(self) -> bool:
+        """Say whether somebody asked for the run to stop."""
+        return self.cancel_path.exists()
+
+    def clear_cancel(self) -> None:
+        """Forget the request: the run is resumed."""
+        self.cancel_path.unlink(missing_ok=True)
+
+    def _attempts(self, stage: str) -> Path:
+        return self.path / "stages" / stage / "attempts"
+
+
+def list_runs(workspace: Workspace) -> list[RunDirectory]:
+    """Return all runs, newest first by sequence number; reads each run.json and nothing else."""
+    runs = [RunDirectory(workspace.runs / name) for name in _run_ids(workspace)]
+    return sorted(runs, key=lambda run: (run.sequence, run.id), reverse=True)
+
+
+def find_run(workspace: Workspace, text: str) -> RunDirectory:
+    """Return the run that `text` names: an id, its beginning, a short id, `@last` or a path.
+
+    Raises:
+        UsageError: none or several fit; lists the candidates.
+    """
+    ids = _run_ids(workspace)
+    if text in ids:
+        return RunDirectory(workspace.runs / text)
+    if os.sep in text and (Path(text) / "run.json").is_file():
+        return RunDirectory(Path(text).absolute())
+    if not ids:
+        raise UsageError(
+            f"no runs in {workspace.root}; start one with `redco-flow run PIPELINE`, or name "
+            f"another workspace."
+        )
+    if text == "@last":
+        return list_runs(workspace)[0]
+    fitting = [
+        run for run in ids if run.startswith(text) or run.rpartition("-")[2].startswith(text)
+    ]
+    if text and len(fitting) == 1:
+        return RunDirectory(workspace.runs / fitting[0])
+    if text and fitting:
+        raise UsageError(f"{text!r} fits {len(fitting)} runs: {_some(fitting)}. Add letters.")
+    raise UsageError(f"no run {text!r} in {workspace.root}; there are @last, {_nearest(text, ids)}")
+
+
+def _run_ids(workspace: Workspace) -> list[str]:
+    """Directory names; a name with a leading dot is a run still being made."""
+    try:
+        with os.scandir(workspace.runs) as entries:
+            return sorted(
+                entry.name for entry in entries if entry.name[0] != "." and entry.is_dir()
+            )
+    except FileNotFoundError:
+        return []
+
+
+def _appear(path: Path, record: dict[str, Any]) -> Path | None:
+    """Make the directory under its name in one rename; None if the name is taken."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        temporary.chmod(0o755)
+        write_json(temporary / "run.json", record)
+        write_json(temporary / "state.json", _pending_state())
+        temporary.rename(path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return None
+        raise
+    return path
+
+
+def _pending_state() -> dict[str, Any]:
+    return {"state": "pending", "exit_code": None, "message": "", "stages": {}}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_CANDIDATES
+    return ", ".join(names[:_MAX_CANDIDATES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _nearest(text: str, ids: Sequence[str]) -> str:
+    import difflib
+
+    return _some(difflib.get_close_matches(text, ids, n=3, cutoff=0.3) or ids)

@@ -1,0 +1,396 @@
+import hashlib
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from redco_flow.errors import ArtifactError, UsageError
+from redco_flow.records import digest_json
+from redco_flow.tracking.artifacts import ArtifactStore
+
+
+@pytest.fixture
+def store(workspace) -> ArtifactStore:
+    return ArtifactStore(workspace)
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    source = tmp_path / "checkpoint"
+    (source / "state" / "d").mkdir(parents=True)
+    (source / "state" / "d" / "0").write_bytes(b"weights")
+    (source / "commit.json").write_text("{}")
+    return source
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_an_artifact_is_named_by_the_digest_of_its_kind_and_files(store, checkpoint):
+    artifact = store.publish("checkpoint", checkpoint)
+
+    expected = [
+        {"path": "commit.json", "bytes": 2, "sha256": _sha256(b"{}")},
+        {"path": "state/d/0", "bytes": 7, "sha256": _sha256(b"weights")},
+    ]
+    assert artifact.manifest["files"] == expected
+    assert artifact.id == digest_json({"kind": "checkpoint", "files": expected})
+    assert artifact.directory.name == artifact.id[:16]
+    assert artifact.directory.parent.name == "checkpoint"
+    assert (artifact.path / "state" / "d" / "0").read_bytes() == b"weights"
+    assert json.loads((artifact.directory / "manifest.json").read_text()) == artifact.manifest
+    assert artifact.num_bytes == 9
+
+
+def test_one_file_is_an_artifact_too(store, tmp_path):
+    (tmp_path / "predictions.jsonl").write_text("{}\n")
+
+    artifact = store.publish("predictions", tmp_path / "predictions.jsonl")
+
+    assert (artifact.path / "predictions.jsonl").read_text() == "{}\n"
+
+
+def test_the_same_files_of_another_kind_are_another_artifact(store, checkpoint):
+    assert store.publish("a", checkpoint).id != store.publish("b", checkpoint).id
+
+
+def test_what_is_said_about_it_is_kept_and_is_no_part_of_its_id(store, checkpoint, tmp_path):
+    (tmp_path / "same").mkdir()
+    artifact = store.publish(
+        "checkpoint",
+        checkpoint,
+        metadata={"step": 7},
+        parents={"dataset": "d" * 64},
+        produced_by={"stage": "train", "run": "demo-abcdef"},
+    )
+
+    assert artifact.metadata == {"step": 7}
+    assert artifact.parents == {"dataset": "d" * 64}
+    assert artifact.produced_by["stage"] == "train"
+    assert store.publish("checkpoint", checkpoint, metadata={"step": 8}).id == artifact.id
+
+
+def test_publishing_twice_registers_once(store, checkpoint):
+    """Fault 4: the publisher was killed after it published and before it wrote its result."""
+    first = store.publish("checkpoint", checkpoint, metadata={"step": 7})
+
+    second = store.publish("checkpoint", checkpoint, metadata={"step": 7})
+
+    assert second == first
+    assert store.list() == [first]
+    assert sorted(os.listdir(first.directory.parent)) == [first.id[:16]]
+
+
+def test_several_processes_that_publish_the_same_content_register_it_once(
+    store, workspace, checkpoint, start_python
+):
+    """Fault 4."""
+    script = """
+        import sys
+        from pathlib import Path
+        from redco_flow.tracking.artifacts import ArtifactStore
+        from redco_flow.tracking.workspace import Workspace
+        print("ready", flush=True)
+        sys.stdin.readline()
+        store = ArtifactStore(Workspace(Path(sys.argv[1])))
+        for _ in range(10):
+            print(store.publish("checkpoint", Path(sys.argv[2])).id)
+    """
+    processes = [start_python(script, workspace.root, checkpoint) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    outputs = [process.communicate(timeout=60) for process in processes]
+
+    (only,) = store.list()
+    assert [output.split() for output, _ in outputs] == [[only.id] * 10] * 3, outputs
+    assert os.listdir(only.directory.parent) == [only.id[:16]]
+
+
+def test_a_published_artifacts_files_are_read_only(store, checkpoint):
+    artifact = store.publish("checkpoint", checkpoint)
+
+    for path in artifact.directory.rglob("*"):
+        if path.is_file():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o444, path
+
+
+def test_a_file_that_may_still_be_written_is_copied(store, tmp_path):
+    source = tmp_path / "predictions.jsonl"
+    source.write_text("first\n")
+    artifact = store.publish("predictions", source)
+
+    source.write_text("other\n")
+
+    assert (artifact.path / source.name).read_text() == "first\n"
+    assert store.verify(artifact.id) == []
+
+
+def test_a_file_whose_digest_its_producer_gives_is_linked_not_copied(store, checkpoint):
+    digests = {"state/d/0": _sha256(b"weights")}
+
+    artifact = store.publish("checkpoint", checkpoint, digests=digests)
+
+    assert (artifact.path / "state/d/0").samefile(checkpoint / "state/d/0")
+    assert not (artifact.path / "commit.json").samefile(checkpoint / "commit.json")
+    assert store.publish("checkpoint", checkpoint).id == artifact.id
+
+
+def test_a_digest_for_a_file_that_is_not_there_is_refused(store, checkpoint):
+    with pytest.raises(ArtifactError, match="state/d/1"):
+        store.publish("checkpoint", checkpoint, digests={"state/d/1": "0" * 64})
+
+
+@pytest.mark.parametrize("kind", ["", "../x", "a/b", ".hidden"])
+def test_a_kind_that_leaves_its_directory_is_refused(store, checkpoint, kind):
+    """Fault 29."""
+    with pytest.raises(UsageError, match="not a name"):
+        store.publish(kind, checkpoint)
+
+
+def test_links_and_special_files_are_not_published(store, checkpoint):
+    """Fault 29."""
+    (checkpoint / "link").symlink_to("/etc/passwd")
+    with pytest.raises(ArtifactError, match="link: a link or a special file"):
+        store.publish("checkpoint", checkpoint)
+
+    (checkpoint / "link").unlink()
+    os.mkfifo(checkpoint / "pipe")
+    with pytest.raises(ArtifactError, match="pipe: a link or a special file"):
+        store.publish("checkpoint", checkpoint)
+
+    assert store.list() == []
+
+
+def test_nothing_is_not_published(store, tmp_path):
+    (tmp_path / "empty" / "folder").mkdir(parents=True)
+
+    with pytest.raises(ArtifactError, match="no files"):
+        store.publish("checkpoint", tmp_path / "empty")
+    with pytest.raises(ArtifactError, match="neither a file nor a directory"):
+        store.publish("checkpoint", tmp_path / "missing")
+
+
+def test_an_artifact_is_found_by_its_ids_beginning(store, checkpoint):
+    artifact = store.publish("checkpoint", checkpoint)
+
+    for length in (1, 8, 16, 20, 64):
+        assert store.get(artifact.id[:length]) == artifact
+    with pytest.raises(UsageError, match="no artifact"):
+        store.get(artifact.id[:20] + "g")
+    with pytest.raises(ArtifactError, match="no artifact"):
+        store.get("0" * 64)
+
+
+def test_an_ambiguous_beginning_lists_the_candidates(store, tmp_path):
+    by_digit: dict[str, list[str]] = {}
+    for number in range(17):  # 17 ids begin with one of 16 digits
+        (tmp_path / "file").write_text(str(number))
+        one = store.publish("metrics", tmp_path / "file")
+        by_digit.setdefault(one.id[0], []).append(one.id)
+    digit, ids = next((digit, ids) for digit, ids in by_digit.items() if len(ids) > 1)
+
+    with pytest.raises(UsageError) as refusal:
+        store.get(digit)
+
+    assert all(one[:16] in str(refusal.value) for one in ids)
+
+
+@pytest.mark.parametrize("damage", ["delete", "truncate", "delete the manifest", "delete all"])
+def test_a_damaged_artifact_is_not_intact_and_is_replaced_when_published_again(
+    store, checkpoint, damage
+):
+    """Fault 40, and 23 for a published checkpoint."""
+    artifact = store.publish("checkpoint", checkpoint)
+    assert store.is_intact(artifact.id)
+    weights = artifact.path / "state/d/0"
+    if damage == "delete":
+        weights.unlink()
+    elif damage == "truncate":
+        os.truncate(weights, 3)
+    elif damage == "delete the manifest":
+        (artifact.directory / "manifest.json").unlink()
+    else:
+        artifact.directory.rename(artifact.directory.with_name("moved away"))
+    assert not store.is_intact(artifact.id)
+
+    again = store.publish("checkpoint", checkpoint)
+
+    assert again.id == artifact.id
+    assert store.is_intact(artifact.id)
+    assert store.verify(artifact.id) == []
+
+
+def test_verification_finds_a_flipped_bit_a_missing_a_short_and_an_added_file(store, checkpoint):
+    """Faults 22 and 23 for a published checkpoint."""
+    (checkpoint / "third").write_text("abc")
+    artifact = store.publish("checkpoint", checkpoint)
+    assert store.verify(artifact.id[:8]) == []
+
+    weights = artifact.path / "state/d/0"
+    weights.chmod(0o644)
+    weights.write_bytes(b"weightt")
+    (artifact.path / "commit.json").unlink()
+    os.truncate(artifact.path / "third", 1)
+    (artifact.path / "added").write_text("")
+
+    problems = "\n".join(store.verify(artifact.id))
+    assert f"{weights}: its bytes are not what was published" in problems
+    assert f"{artifact.path / 'commit.json'}: missing" in problems
+    assert f"{artifact.path / 'third'}: 1 bytes, the manifest says 3" in problems
+    assert f"{artifact.path / 'added'}: not in the manifest" in problems
+
+
+def test_artifacts_are_listed_and_latest_by_sequence_number(workspace, tmp_path):
+    """Fault 35: the clock goes back an hour between two publications."""
+    times = iter(["2026-01-01T12:00:00+00:00", "2026-01-01T11:00:00+00:00"])
+    store = ArtifactStore(workspace, clock=lambda: next(times))
+    (tmp_path / "a").write_text("first")
+    (tmp_path / "b").write_text("second")
+
+    first = store.publish("metrics", tmp_path / "a")
+    second = store.publish("metrics", tmp_path / "b")
+
+    assert store.list() == [first, second]
+    assert store.list("metrics") == [first, second]
+    assert store.list("dataset") == []
+    assert store.latest("metrics") == second
+    assert store.latest("dataset") is None
+
+
+PUBLISH = """
+import sys
+from pathlib import Path
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.workspace import Workspace
+print("ready", flush=True)
+ArtifactStore(Workspace(Path(sys.argv[1]))).publish("checkpoint", Path(sys.argv[2]))
+"""
+
+
+def _publishing(folder: Path) -> list[Path]:
+    return list(folder.glob(".publishing~*"))
+
+
+def test_what_a_killed_publisher_left_is_invisible_and_cleaned_by_the_next(
+    store, workspace, checkpoint, start_python, tmp_path
+):
+    """Faults 4 and 13."""
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(400 << 20)  # enough to be caught in the middle
+    publisher = start_python(PUBLISH, workspace.root, large)
+    folder = workspace.artifacts / "checkpoint"
+    deadline = time.monotonic() + 60
+    while not _publishing(folder) and time.monotonic() < deadline:
+        assert publisher.poll() is None, publisher.stderr.read()
+    os.kill(publisher.pid, signal.SIGKILL)
+    publisher.wait()
+    assert len(_publishing(folder)) == 1
+    assert store.list() == []
+
+    artifact = store.publish("checkpoint", checkpoint)
+
+    assert _publishing(folder) == []
+    assert store.list() == [artifact]
+
+
+def test_what_a_living_publisher_makes_is_left_alone(
+    store, workspace, checkpoint, start_python, tmp_path
+):
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(400 << 20)
+    publisher = start_python(PUBLISH, workspace.root, large)
+    folder = workspace.artifacts / "checkpoint"
+    deadline = time.monotonic() + 60
+    while not _publishing(folder) and time.monotonic() < deadline:
+        assert publisher.poll() is None, publisher.stderr.read()
+    os.kill(publisher.pid, signal.SIGSTOP)
+
+    store.publish("checkpoint", checkpoint)
+    assert len(_publishing(folder)) == 1
+
+    os.kill(publisher.pid, signal.SIGKILL)
+
+
+def test_a_full_disk_names_the_path_and_leaves_earlier_artifacts_intact(on_small_disk, tmp_path):
+    """Fault 20."""
+    with (tmp_path / "large-source").open("wb") as file:
+        file.truncate(2 << 20)
+
+    output = on_small_disk("""
+        import os, sys
+        from pathlib import Path
+        from redco_flow.errors import ArtifactError
+        from redco_flow.tracking.artifacts import ArtifactStore
+        from redco_flow.tracking.workspace import Workspace
+        root = Path(sys.argv[1])
+        workspace = Workspace.open(root / "workspace")
+        store = ArtifactStore(workspace)
+        small = root.parent / "small-source"
+        small.write_bytes(b"x" * 1000)
+        large = root.parent / "large-source"
+        earlier = store.publish("checkpoint", small)
+        try:
+            store.publish("checkpoint", large)
+        except ArtifactError as error:
+            print(str(workspace.artifacts / "checkpoint") in str(error))
+            print("No space left" in str(error) or "too large" in str(error))
+        print(store.list() == [earlier] and store.verify(earlier.id) == [])
+        print(os.listdir(earlier.directory.parent) == [earlier.id[:16]])
+    """)
+
+    assert output.split() == ["True"] * 4
+
+
+def _bulk(workspace, count: int) -> None:
+    """Artifacts as `publish` leaves them, written without its syncs."""
+    for number in range(count):
+        entries = [
+            {"path": f"state/d/{part}", "bytes": 0, "sha256": _sha256(f"{number}/{part}".encode())}
+            for part in range(10)
+        ]
+        artifact_id = digest_json({"kind": "checkpoint", "files": entries})
+        directory = workspace.artifacts / "checkpoint" / artifact_id[:16]
+        directory.mkdir(parents=True)
+        manifest = {
+            "id": artifact_id,
+            "kind": "checkpoint",
+            "sequence": number + 1,
+            "created_at": "2026-01-01T12:00:00.000+00:00",
+            "files": entries,
+            "metadata": {"step": number, "metrics": {"rouge2": 0.1}},
+            "parents": {"dataset": "d" * 64},
+            "produced_by": {"stage": "train", "run": "demo-abcdef", "fingerprint": "f" * 64},
+        }
+        (directory / "manifest.json").write_text(json.dumps(manifest, indent=2))
+
+
+@pytest.mark.slow
+def test_five_thousand_artifacts_are_listed_in_a_second(big_workspace):
+    """Fault 38."""
+    _bulk(big_workspace, 5000)
+    store = ArtifactStore(big_workspace)
+
+    listing, latest = [], []
+    for _ in range(3):  # the best of three: other processes share the machine
+        start = time.perf_counter()
+        found = store.list()
+        listing.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        last = store.latest("checkpoint")
+        latest.append(time.perf_counter() - start)
+
+    assert [one.metadata["step"] for one in found] == list(range(5000))
+    assert last == found[-1]
+    assert min(listing) < 1.0
+    assert min(latest) < 1.0
