@@ -1,0 +1,124 @@
+"""call.json: what a worker is told to do.
+
+Knows the record's shape. Refuses to know stage kinds and configs: they are JSON here. Written
+by the orchestrator before anything is submitted, read by the worker on whatever host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import UsageError
+from redco_flow.records import digest_json, read_json, write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class InputReference:
+    """One artifact that the stage takes in, and the stage and output it came from."""
+
+    id: str
+    path: str
+    kind: str
+    stage: str
+    output: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One stage to run once.
+
+    Args:
+        run, pipeline, stage, kind, attempt: names for the records.
+        config: the stage's whole Config as JSON.
+        inputs: artifacts by input slot.
+        fingerprint: what determines the result; `ingredients` is what it is made of.
+        workspace: an absolute path.
+        origins: where each config leaf came from.
+        code: the repository's commit and whether it is dirty, without the patch.
+        num_cpu_devices: how many devices JAX makes of the CPU; None leaves it to JAX.
+        environment: the names, never the values, of the variables that the profile sets.
+    """
+
+    run: str
+    pipeline: str
+    stage: str
+    kind: str
+    attempt: int
+    config: dict[str, Any]
+    inputs: dict[str, list[InputReference]]
+    fingerprint: str
+    ingredients: dict[str, Any]
+    workspace: str
+    origins: dict[str, Any] = field(default_factory=dict)
+    code: dict[str, Any] = field(default_factory=dict)
+    num_cpu_devices: int | None = None
+    environment: list[str] = field(default_factory=list)
+    protocol: int = PROTOCOL
+
+    @property
+    def config_digest(self) -> str:
+        """Return the SHA-256 of the config."""
+        return digest_json(self.config)
+
+
+def write_call(attempt: AttemptDirectory, call: Call) -> None:
+    """Write call.json; nothing is left behind if it cannot be written.
+
+    Raises:
+        UsageError: something in the call is not JSON; names each place and type.
+    """
+    record = asdict(call)
+    faults = list(_what_is_not_json(record, ""))
+    if faults:
+        raise UsageError(
+            f"stage '{call.stage}' cannot be submitted: {'; '.join(faults)}. A stage's config "
+            f"holds texts, finite numbers, booleans, null, lists and mappings with text keys."
+        )
+    write_json(attempt.call_path, record)
+
+
+def read_call(path: Path) -> Call:
+    """Read call.json.
+
+    Raises:
+        UsageError: there is none, or it is not a call of this version of redco-flow.
+    """
+    try:
+        record = read_json(path)
+        if record["protocol"] != PROTOCOL:
+            raise UsageError(
+                f"{path}: written for protocol {record['protocol']}, this worker speaks "
+                f"{PROTOCOL}: install the same redco-flow where runs start and where they run."
+            )
+        inputs = {
+            slot: [InputReference(**reference) for reference in references]
+            for slot, references in record["inputs"].items()
+        }
+        return Call(**(record | {"inputs": inputs}))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no call; was the attempt written whole?") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        known = ", ".join(item.name for item in fields(Call))
+        raise UsageError(f"{path}: not a call: {error!r}; its keys are {known}.") from error
+
+
+def _what_is_not_json(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"{place or 'call'}: key {key!r} is a {type(key).__name__}"
+            yield from _what_is_not_json(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _what_is_not_json(item, f"{place}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{place} is {value}"
+    elif not isinstance(value, str | int | float | bool | None):
+        yield f"{place} is a {type(value).__name__}"

@@ -1,0 +1,125 @@
+"""Executors by name: submitit's interface, for stage calls instead of pickled functions.
+
+An executor is one module, `redco_flow.launch.<name>` or any dotted one, with two functions:
+`make(profile, environment) -> CallExecutor` and `reattach(record) -> CallJob`. Knows no executor
+in particular; imports one when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, cast
+
+from submitit.core import plugins
+from submitit.core.core import DelayedJob, Executor, Job
+from submitit.core.utils import DelayedSubmission
+
+from redco_flow.errors import UsageError
+from redco_flow.launch.job import CallJob, JobStatus, StageCall
+from redco_flow.tracking.attempt import AttemptDirectory
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+__all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
+
+
+class CallExecutor(Executor):
+    """A submitit executor that takes stage calls; `submit(function)` is refused."""
+
+    def submit_call(self, attempt: AttemptDirectory) -> CallJob:
+        """Submit the call in the attempt's call.json; inside `batch()`, at its end.
+
+        Raises:
+            UsageError: there is no call.json, or the attempt was submitted before.
+            StageFailed: the job could not be started; says why.
+        """
+        submission = StageCall(attempt)
+        if self._delayed_batch is not None:
+            job: DelayedJob[dict[str, Any]] = DelayedJob(self)
+            self._delayed_batch.append((job, submission))
+            return cast("CallJob", job)  # it becomes one when the batch is submitted
+        return cast("CallJob", self._internal_process_submissions([submission])[0])
+
+    def _internal_process_submissions(
+        self, delayed_submissions: list[DelayedSubmission]
+    ) -> list[Job[Any]]:
+        calls = []
+        for submission in delayed_submissions:
+            if not isinstance(submission, StageCall):
+                raise UsageError(
+                    f"{submission.function!r} cannot be submitted: the {self.name()} executor "
+                    f"runs stage calls (submit_call) and pickles no functions."
+                )
+            check_submittable(submission.attempt)
+            calls.append(submission)
+        return [self._submit(call.attempt) for call in calls]
+
+    @abstractmethod
+    def _submit(self, attempt: AttemptDirectory) -> CallJob:
+        """Start the job."""
+
+
+def make_executor(profile: Any, environment: Mapping[str, str]) -> CallExecutor:
+    """Return the executor that the profile names, known to submitit under its own name too.
+
+    Args:
+        profile: has `executor`, `environment` and what that executor reads from it.
+        environment: the variables that jobs inherit; the profile's are added.
+
+    Raises:
+        UsageError: there is no such executor.
+    """
+    executor: CallExecutor = _module(profile.executor).make(profile, environment)
+    known = cast("dict[str, type[Executor]]", plugins.get_executors())
+    known[executor.name()] = type(executor)
+    return executor
+
+
+def reattach(record: Mapping[str, Any]) -> CallJob:
+    """Return the job of a job.json, from any process.
+
+    Raises:
+        UsageError: the record is not one, or its executor is not installed here.
+    """
+    try:
+        job: CallJob = _module(str(record["executor"])).reattach(record)
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"not a job record: {dict(record)!r} ({error!r}).") from error
+    return job
+
+
+def check_submittable(attempt: AttemptDirectory) -> None:
+    """Raise unless the attempt has a call and no job yet.
+
+    Raises:
+        UsageError: says which.
+    """
+    if not attempt.call_path.is_file():
+        raise UsageError(f"{attempt.call_path}: there is no call to submit.")
+    job = attempt.read_job()
+    if job is not None:
+        raise UsageError(
+            f"{attempt.path} was submitted before, as job {job.get('job_id')}; follow that one, "
+            f"or make a new attempt."
+        )
+
+
+def _module(name: str) -> ModuleType:
+    dotted = name if "." in name else f"redco_flow.launch.{name}"
+    module = None
+    if _NAME.fullmatch(name):
+        try:
+            module = importlib.import_module(dotted)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
+                raise
+    if module is None or not (hasattr(module, "make") and hasattr(module, "reattach")):
+        raise UsageError(
+            f"there is no executor {name!r}; known: local; or the dotted name of a module with "
+            f"make(profile, environment) and reattach(record)."
+        )
+    return module

@@ -1,0 +1,112 @@
+"""Tie processes together: die with the parent, adopt orphans, leave no descendant behind.
+
+Linux only. Knows processes, not jobs. Everything here is for a single-threaded caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+ATTEMPT_VARIABLE = "REDCO_FLOW_ATTEMPT"  # in the environment of every process of a job
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill the calling process when `parent`, which started it, dies.
+
+    To be called in the child between fork and exec. The parent must not start children from
+    short-lived threads: the signal comes when the starting *thread* ends.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none escapes."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants() -> list[int]:
+    """SIGKILL and reap every descendant of the calling process, which has adopted orphans.
+
+    Returns:
+        Those that did not die in time; normally none.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    while _reap_ended_children():
+        alive = _descendants(os.getpid())
+        if time.monotonic() > deadline:
+            return alive
+        for pid in alive:
+            _kill(pid)
+        time.sleep(0.001)  # nothing tells when the last of a whole tree is gone
+    return []
+
+
+def kill_processes_of(attempt: Path) -> list[int]:
+    """SIGKILL this host's processes that a job of `attempt` left behind; return their ids.
+
+    They are known by their environment, so a reused process id is never hit.
+    """
+    mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
+    killed = []
+    for pid in _all_processes():
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and mark in Path(f"/proc/{pid}/environ").read_bytes().split(
+                b"\0"
+            ):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+    return killed
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def _reap_ended_children() -> bool:
+    """Reap what has ended; say whether there are children left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid in _all_processes():
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            parent = int(stat[stat.rindex(")") + 1 :].split()[1])
+            children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    unseen = [root]
+    while unseen:
+        below = children.get(unseen.pop(), [])
+        found += below
+        unseen += below
+    return found
+
+
+def _all_processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _kill(pid: int) -> None:
+    # It may be gone, or belong to another user (setuid): the caller's deadline covers both.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)

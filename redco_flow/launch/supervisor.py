@@ -1,0 +1,292 @@
+"""Stand beside one worker: start it, keep its log, stop it, and say how it ended.
+
+`python -m redco_flow.launch.supervisor ATTEMPT_DIRECTORY`, started detached by the local
+executor. Owns job.json, logs/ and exit.json of the attempt. Imports little, so that it starts at
+once and never fails for the worker's reasons; knows nothing of stages. Time here is monotonic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redco_flow.launch import disk_reserve
+from redco_flow.launch.ending import Ending, exit_record, failure_record
+from redco_flow.launch.log_writer import LogWriter
+from redco_flow.launch.memory_pressure import OomCounters
+from redco_flow.launch.process_tree import adopt_orphans, die_with_parent, kill_descendants
+from redco_flow.records import write_json
+from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.process_identity import ProcessIdentity
+
+_CHUNK_BYTES = 1 << 16
+_SECONDS_FOR_STACKS = 1.0
+_SECONDS_TO_DRAIN = 2.0
+_READY = b"ready"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a worker may be silent, and how long it has to save when asked to stop."""
+
+    stall_seconds: float
+    grace_seconds: float
+
+
+@dataclass
+class Supervisor:
+    """The life of one worker; used once."""
+
+    attempt: AttemptDirectory
+    limits: Limits
+    log: LogWriter
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _actions: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    _stop_requests: int = 0
+    _stop_cause: str | None = None
+    _stop_reason: str = ""
+    _worker: int = 0
+    _wait_status: int | None = None
+    _peak_memory_bytes: int = 0
+    _progress: tuple[int, int] = (0, 0)
+    _progress_at: float = 0.0
+
+    def listen(self) -> None:
+        """Take signals from here on: TERM asks for a stop, a second one for a stop at once."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._drain(wake_read))
+
+    def run(self, command: list[str]) -> Ending:
+        """Run the worker to its end and leave no process behind."""
+        output = self._start(command)
+        counters = OomCounters.of_process(self._worker)
+        while self._wait_status is None:
+            self._wait_for_events()
+            self._reap()
+            self._act()
+        # Orphans come first: one that holds the pipe would keep the log open for ever.
+        left = kill_descendants()
+        if left:
+            self.log.note(f"processes {left} do not die; they are stuck in the kernel.")
+        self._read_rest(output)
+        return Ending(
+            wait_status=self._wait_status,
+            stop_cause=self._stop_cause,
+            stop_reason=self._stop_reason,
+            was_oom_killed=counters.has_grown(),
+            peak_memory_bytes=self._peak_memory_bytes,
+            last_output=self.log.tail,
+        )
+
+    def _start(self, command: list[str]) -> int:
+        output, worker_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(output, False)
+        supervisor = os.getpid()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=worker_end,
+            stderr=worker_end,
+            process_group=0,
+            preexec_fn=lambda: die_with_parent(supervisor),  # safe: this process has one thread
+        )
+        os.close(worker_end)
+        self._worker = process.pid
+        process.returncode = 0  # `_reap` waits for it, together with adopted orphans
+        self._selector.register(output, selectors.EVENT_READ, lambda: self._read(output))
+        self._progress_at = time.monotonic()
+        self._later(0.0, self._check_progress)
+        return output
+
+    # Events
+
+    def _wait_for_events(self) -> None:
+        next_action = min((when for when, _ in self._actions), default=time.monotonic() + 60)
+        timeout = max(0.0, next_action - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._worker:
+                    self._wait_status = status
+                    self._peak_memory_bytes = usage.ru_maxrss * 1024
+
+    def _read(self, output: int) -> bytes | None:
+        """Move one chunk to the log; b"" at the end, None when there is nothing just now."""
+        try:
+            chunk = os.read(output, _CHUNK_BYTES)
+        except BlockingIOError:
+            return None
+        self.log.write(chunk)
+        if not chunk and output in self._selector.get_map():
+            self._selector.unregister(output)
+        return chunk
+
+    def _read_rest(self, output: int) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_DRAIN
+        while self._read(output) and time.monotonic() < deadline:
+            pass
+
+    @staticmethod
+    def _drain(wake: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, _CHUNK_BYTES)
+
+    def _on_terminate(self, *_: object) -> None:
+        self._stop_requests += 1
+        if self._stop_requests == 1:
+            self._later(0.0, self._cancel)
+        else:
+            self._later(0.0, self._kill)
+
+    # Actions, each at its time
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._actions.append((time.monotonic() + seconds, action))
+
+    def _act(self) -> None:
+        now = time.monotonic()
+        due = [entry for entry in self._actions if entry[0] <= now]
+        for entry in due:
+            self._actions.remove(entry)
+            if self._wait_status is None:
+                entry[1]()
+
+    def _check_progress(self) -> None:
+        """Look whether progress.json changed; stop the worker that has been silent too long."""
+        if self._stop_cause is not None:
+            return
+        seen = _change_mark(self.attempt.progress_path)
+        now = time.monotonic()
+        if seen != self._progress:
+            self._progress, self._progress_at = seen, now
+        if now - self._progress_at >= self.limits.stall_seconds:
+            self._stop_stalled()
+        else:
+            self._later(min(5.0, self.limits.stall_seconds / 10), self._check_progress)
+
+    def _stop_stalled(self) -> None:
+        self._stop_cause = "stalled"
+        self._stop_reason = (
+            f"no progress for {self.limits.stall_seconds / 60:.3g} minutes "
+            f"(stall_timeout_minutes in the profile); the stacks of all threads stand in "
+            f"{self.log.path}."
+        )
+        self.log.note(f"{self._stop_reason} Stopping the worker.")
+        self._signal(signal.SIGUSR1)
+        self._signal(signal.SIGCONT)  # a stopped process takes no other signal
+        self._later(_SECONDS_FOR_STACKS, self._terminate)
+
+    def _cancel(self) -> None:
+        if self._stop_cause is None:
+            self._stop_cause = "cancelled"
+            self._stop_reason = "it was cancelled."
+            self._terminate()
+
+    def _terminate(self) -> None:
+        self.log.note(f"asking the worker to stop; it has {self.limits.grace_seconds:g} s to save.")
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+        self._later(self.limits.grace_seconds, self._kill)
+
+    def _kill(self) -> None:
+        self._stop_reason += " The worker did not stop in time and was killed."
+        self.log.note("killing the worker and all that it started.")
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Not yet waited for, so this id cannot belong to anybody else.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._worker, number)
+
+
+def main(arguments: list[str]) -> int:
+    """Detach, say that the job exists, run it, say how it ended."""
+    options = _parse(arguments)
+    if os.fork() != 0:  # the submitter need not wait for us, nor see a zombie
+        return 0
+    attempt = AttemptDirectory(options.attempt)
+    limits = Limits(options.stall_seconds, options.grace_seconds)
+    log = LogWriter(attempt.log_path(0), secret_values(os.environ))
+    supervisor = Supervisor(attempt, limits, log)
+    supervisor.listen()
+    adopt_orphans()
+    disk_reserve.take(attempt.path)
+    write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
+    os.write(options.ready_fd, _READY)
+    os.close(options.ready_fd)
+    command = [sys.executable, "-P", "-m", "redco_flow.worker", str(attempt.call_path)]
+    try:
+        ending = supervisor.run(command)
+        record = exit_record(ending, attempt, utc_now())
+    except Exception as error:  # noqa: BLE001 (whatever it is, the job must not be left unknown)
+        traceback.print_exc()
+        kill_descendants()
+        record = failure_record(error, utc_now())
+    log.close()
+    if log.problem:
+        record["message"] = f"{record['message']} {log.problem}"
+    _remove_temporary_files(attempt.path)
+    write_json(attempt.exit_path, record)
+    return 0
+
+
+def job_record(attempt: AttemptDirectory, supervisor: ProcessIdentity) -> dict[str, object]:
+    """Return what job.json holds: enough to find the job again from any process."""
+    return {
+        "executor": "local",
+        "job_id": f"{supervisor.pid}-{supervisor.start_time}",
+        "attempt": str(attempt.path),
+        "supervisor": supervisor.to_json(),
+        "submitted_at": utc_now(),
+    }
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="redco_flow.launch.supervisor")
+    parser.add_argument("attempt", type=Path)
+    parser.add_argument("--stall-seconds", type=float, required=True)
+    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    return parser.parse_args(arguments)
+
+
+def _change_mark(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, 0)
+    return (stat.st_mtime_ns, stat.st_ino)
+
+
+def _remove_temporary_files(directory: Path) -> None:
+    """Remove what a killed worker was writing when it died, and the disk reserves."""
+    for path in directory.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""How a worker's process begins and how it ends, whatever happens in between.
+
+Ends by `os._exit`: threads, exit hooks and other ranks' barriers could hang for ever. Knows the
+attempt's error.json; knows nothing of stages.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from redco_flow.launch import disk_reserve
+from redco_flow.launch.redaction import redact_text
+from redco_flow.records import write_json
+from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import AttemptDirectory
+
+_NUM_RESERVED = 8
+
+
+class ReservedFiles:
+    """Open files to give up when the process has none left to say so with."""
+
+    def __init__(self) -> None:
+        self._descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(_NUM_RESERVED)]
+
+    def release(self) -> None:
+        """Give them back."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def prepare(on_terminate: Callable[[], None]) -> None:
+    """Make output arrive line by line, stacks appear on SIGUSR1, and SIGTERM ask.
+
+    Args:
+        on_terminate: called in the main thread, between any two instructions; it may raise.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    signal.signal(signal.SIGTERM, lambda *_: on_terminate())
+
+
+def say(text: str) -> None:
+    """Write one line of our own to the log."""
+    sys.stderr.write(f"redco-flow: {text}\n")
+
+
+def report_error(attempt: AttemptDirectory, error: BaseException) -> None:
+    """Write error.json, and the traceback to the log."""
+    secrets = secret_values(os.environ)
+    text = "".join(traceback.format_exception(error))
+    message = _message(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        places = disk_reserve.full_disks(attempt.path, Path.cwd())
+        message = f"{message} (full: {', '.join(map(str, places)) or 'no disk by now'})"
+    record = {
+        "type": type(error).__name__,
+        "message": redact_text(message, secrets),
+        "traceback": redact_text(text, secrets),
+    }
+    disk_reserve.give_back(attempt.path, disk_reserve.ERROR)
+    try:
+        write_json(attempt.error_path, record)
+    except OSError as problem:
+        say(f"{attempt.error_path} cannot be written: {problem}")
+    sys.stderr.write(text)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception as problem:  # noqa: BLE001 (an error's own text may be broken)
+        return f"its text cannot be shown: {type(problem).__name__}"
+
+
+def end(exit_code: int) -> NoReturn:
+    """End now, after what was printed is out."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # the log is gone; the records say everything
+            continue
+    os._exit(exit_code)

@@ -1,0 +1,221 @@
+"""What a stage is given, and what it gives back.
+
+Knows the attempt's two live files (progress.json, metrics.jsonl) and the request to stop.
+Refuses to know where the stage runs, who started it, and how its outputs are published.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import ArtifactError, WorkspaceError
+from redco_flow.records import append_json_line
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+class Stopped(BaseException):
+    """The stage was asked to stop and did so early; what it saved is in its work directory.
+
+    Not an `Exception`, so that a library's `except Exception` cannot swallow the request.
+    """
+
+
+@dataclass(frozen=True)
+class InputArtifact:
+    """One artifact that a stage takes in.
+
+    Args:
+        id: SHA-256 of its content.
+        kind: dataset, checkpoint, predictions or metrics.
+        path: the directory with its files; read only.
+        manifest: its manifest.json: files, metadata, parents, produced_by.
+    """
+
+    id: str
+    kind: str
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the stage that made it wrote about it."""
+        metadata: Mapping[str, Any] = self.manifest.get("metadata", {})
+        return metadata
+
+
+@dataclass(frozen=True)
+class Output:
+    """One artifact to publish.
+
+    Args:
+        kind: dataset, checkpoint, predictions or metrics.
+        path: a file or a directory; its files are linked or copied, never moved.
+        metadata: JSON to stand in the artifact's manifest; not part of its identity.
+        digests: SHA-256 by relative path where they are known already, to spare a second read.
+    """
+
+    kind: str
+    path: Path
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    digests: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class StageOutputs:
+    """What `run` returns: outputs by name ("dataset", "checkpoint/last", ...), finite metrics."""
+
+    outputs: Mapping[str, Output]
+    metrics: Mapping[str, float] | None = None
+
+
+class StopFlag:
+    """A request to stop: plain attributes, so that a signal handler may set it at any moment."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.is_watched = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The record in progress.json: None where the stage has not said."""
+
+    phase: str | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+
+
+@dataclass
+class StageContext:
+    """A stage's surroundings.
+
+    Args:
+        run: the run's id.
+        stage: the stage's name in the pipeline.
+        fingerprint: what determines the stage's result.
+        inputs: artifacts by input slot.
+        work_dir: the stage's own directory, kept over attempts and runs of this fingerprint.
+        attempt_dir: where this attempt's progress and metrics are written.
+        provenance: what will stand in the outputs' `produced_by`.
+        stop: set by whoever runs the stage.
+    """
+
+    run: str
+    stage: str
+    fingerprint: str
+    inputs: Mapping[str, tuple[InputArtifact, ...]]
+    work_dir: Path
+    attempt_dir: AttemptDirectory
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    stop: StopFlag = field(default_factory=StopFlag)
+    _progress: Progress = field(default=Progress(), init=False, repr=False)
+    _written_at: float = field(default=-math.inf, init=False, repr=False)
+    _is_pending: bool = field(default=False, init=False, repr=False)
+
+    def input(self, slot: str) -> InputArtifact:
+        """Return the one artifact in `slot`.
+
+        Raises:
+            ArtifactError: the slot is unknown, empty, or holds several.
+        """
+        artifacts = self.inputs.get(slot, ())
+        if len(artifacts) != 1:
+            raise ArtifactError(
+                f"stage '{self.stage}': input '{slot}' holds {len(artifacts)} artifacts, not one; "
+                f"inputs: { {name: len(held) for name, held in self.inputs.items()} }."
+            )
+        return artifacts[0]
+
+    def report(
+        self,
+        *,
+        phase: str | None = None,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: float | None = None,
+        loss: float | None = None,
+        tokens_per_second: float | None = None,
+        seconds_left: float | None = None,
+    ) -> None:
+        """Say how far the stage is; also its heartbeat, so say something every few minutes.
+
+        What is not given keeps its last value within a phase. Cheap: written at most twice a
+        second, at once when the phase changes; `flush` writes what was held back.
+        """
+        said = Progress(phase, step, total_steps, epoch, loss, tokens_per_second, seconds_left)
+        given = {name: _plain(v) for name, v in dataclasses.asdict(said).items() if v is not None}
+        is_new_phase = phase is not None and phase != self._progress.phase
+        base = Progress() if is_new_phase else self._progress
+        self._progress = dataclasses.replace(base, **given)
+        self._is_pending = True
+        if is_new_phase or time.monotonic() - self._written_at >= _SECONDS_BETWEEN_REPORTS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the last report if it was held back."""
+        if not self._is_pending:
+            return
+        record = dataclasses.asdict(self._progress) | {"time": utc_now()}
+        path = self.attempt_dir.progress_path
+        # Not durable on purpose: an fsync twice a second would cost the training loop percents.
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            raise WorkspaceError(f"{path}: cannot write progress: {error.strerror}.") from error
+        self._written_at = time.monotonic()
+        self._is_pending = False
+
+    def log_metrics(self, record: Mapping[str, Any]) -> None:
+        """Append one record to metrics.jsonl; `time` is added, NaN and infinity become null."""
+        path = self.attempt_dir.metrics_path
+        try:
+            append_json_line(path, _plain({"time": utc_now(), **record}))
+        except OSError as error:
+            raise WorkspaceError(f"{path}: cannot write metrics: {error.strerror}.") from error
+
+    def stop_requested(self) -> bool:
+        """Tell whether to save and raise `Stopped` soon.
+
+        A stage that never asks is interrupted instead, by a `Stopped` raised wherever it is.
+        """
+        self.stop.is_watched = True
+        return self.stop.requested
+
+    def raise_if_stopped(self) -> None:
+        """Raise `Stopped` if the stage is to stop: for stages with nothing to save.
+
+        Raises:
+            Stopped: a stop was requested.
+        """
+        if self.stop_requested():
+            raise Stopped(f"stage '{self.stage}' stopped as requested.")
+
+
+def _plain(value: Any) -> Any:
+    """Turn array scalars into numbers and what JSON has no number for into None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

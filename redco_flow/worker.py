@@ -1,0 +1,293 @@
+"""Run one stage call: what every executor starts, on every host.
+
+`python -m redco_flow.worker CALL_JSON`. Owns result.json, error.json, progress.json and
+metrics.jsonl of the attempt and, in the end, results/<fingerprint>.json. Knows nothing of who
+started it. Imports no JAX itself: the environment is set before the stage does.
+
+Exit codes: 0 with result.json; 1 with error.json; 75 stopped as asked, with error.json too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.call import Call, InputReference, read_call
+from redco_flow.launch.ending import STOPPED_EXIT_CODE
+from redco_flow.launch.jax_environment import jax_variables
+from redco_flow.launch.work_lock import acquire
+from redco_flow.launch.worker_process import ReservedFiles, end, prepare, report_error, say
+from redco_flow.records import canonical_json, write_json
+from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs, StopFlag, Stopped
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.code_digest import module_digests
+from redco_flow.tracking.fingerprint import fingerprint
+from redco_flow.tracking.results import StageResult, find_result, publish_result
+from redco_flow.tracking.workspace import Workspace
+
+
+class CallRejected(RedcoFlowError):
+    """The call cannot be run here; nothing of the stage has run."""
+
+
+class BadOutputs(RedcoFlowError):
+    """The stage returned something that cannot be published; nothing of it was."""
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run the call and end the process at once, whatever threads are still there."""
+    reserved = ReservedFiles()
+    stop = StopFlag()
+
+    def on_terminate() -> None:
+        is_first, stop.requested = not stop.requested, True
+        if is_first and not stop.is_watched:
+            raise Stopped("it had nothing to save.")
+
+    path = Path(arguments[0]).absolute()
+    attempt = AttemptDirectory(path.parent)
+    try:
+        prepare(on_terminate)
+        run_call(path, attempt, stop)
+    except BaseException as error:  # noqa: BLE001 (the last frame: nobody is above to see it)
+        stop.is_watched = True
+        reserved.release()
+        try:
+            report_error(attempt, error)
+        finally:
+            end(STOPPED_EXIT_CODE if isinstance(error, Stopped) else 1)
+    end(0)
+
+
+def run_call(path: Path, attempt: AttemptDirectory, stop: StopFlag) -> None:
+    """Run the call at `path`, or take a result that is there already; write result.json.
+
+    Raises:
+        CallRejected: it cannot be run here.
+        BadOutputs: what the stage returned cannot be published.
+        Stopped: `stop` was requested.
+    """
+    started_at = time.monotonic()
+    call = read_call(path)
+    say(
+        f"stage '{call.stage}' of run {call.run}, attempt {call.attempt}, "
+        f"process {os.getpid()} on {os.uname().nodename}"
+    )
+    workspace = Workspace(Path(call.workspace))
+    os.environ.update(
+        jax_variables(
+            os.environ,
+            num_cpu_devices=call.num_cpu_devices,
+            compile_cache=workspace.cache / "jax",
+        )
+    )
+    _check_fingerprint(call)
+    context = _make_context(call, attempt, workspace, stop)
+    _take_lock(context, call)
+    result = find_result(workspace, call.fingerprint)
+    if result is None:
+        _check_code(call)
+        outputs = _run_stage(call, context)
+        # From here on a stop only waits: what is left is short and must not be cut in two.
+        stop.is_watched = True
+        result = _publish(workspace, call, context, outputs, time.monotonic() - started_at)
+    else:
+        say(f"run {result.run} published this result already; reusing it.")
+    write_json(
+        attempt.result_path,
+        {
+            "fingerprint": result.fingerprint,
+            "outputs": result.outputs,
+            "metrics": result.metrics,
+            "seconds": result.seconds,
+        },
+    )
+
+
+def _check_fingerprint(call: Call) -> None:
+    if fingerprint(call.ingredients) != call.fingerprint:
+        raise CallRejected(
+            f"stage '{call.stage}': the call's ingredients do not have its fingerprint "
+            f"{call.fingerprint[:16]}: call.json was changed, or written by another redco-flow. "
+            f"Nothing ran."
+        )
+
+
+def _check_code(call: Call) -> None:
+    expected: Mapping[str, str] = call.ingredients.get("code", {})
+    found = module_digests(expected)
+    changed = [name for name, digest in expected.items() if found.get(name) != digest]
+    if changed:
+        raise CallRejected(
+            f"stage '{call.stage}': the code on {os.uname().nodename} is not what was planned: "
+            f"{', '.join(changed)} differ. Nothing ran. Bring the same code here, or run again "
+            f"to plan with this one."
+        )
+
+
+def _make_context(
+    call: Call, attempt: AttemptDirectory, workspace: Workspace, stop: StopFlag
+) -> StageContext:
+    from redco_flow.launch.package_versions import package_versions  # 30 ms after the first line
+
+    store = ArtifactStore(workspace)
+    inputs = {}
+    for slot, references in call.inputs.items():
+        found = [_intact(store, reference) for reference in references]
+        inputs[slot] = tuple(InputArtifact(a.id, a.kind, a.path, a.manifest) for a in found)
+    work_dir = workspace.work_directory(call.fingerprint)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    return StageContext(
+        run=call.run,
+        stage=call.stage,
+        fingerprint=call.fingerprint,
+        inputs=inputs,
+        work_dir=work_dir,
+        attempt_dir=attempt,
+        provenance={
+            "stage": call.stage,
+            "run": call.run,
+            "attempt": call.attempt,
+            "fingerprint": call.fingerprint,
+            "code": call.code,
+            "config_digest": call.config_digest,
+            "host": os.uname().nodename,
+            "time": utc_now(),
+            "versions": package_versions(),
+        },
+        stop=stop,
+    )
+
+
+def _intact(store: ArtifactStore, reference: InputReference) -> Artifact:
+    if not store.is_intact(reference.id):
+        raise CallRejected(
+            f"input {reference.kind} {reference.id} (output '{reference.output}' of stage "
+            f"'{reference.stage}') is not whole in {reference.path}: it was deleted or changed. "
+            f"Nothing ran; run the pipeline again to make it anew."
+        )
+    return store.get(reference.id)
+
+
+def _take_lock(context: StageContext, call: Call) -> None:
+    """Hold the work directory to the end of the process; wait for whoever holds it."""
+    said: set[str] = set()
+
+    def while_waiting(holder: str) -> None:
+        if holder not in said:
+            say(f"{holder} is at work on the same stage; waiting for it.")
+            said.add(holder)
+        context.report(phase=f"waiting for {holder}")
+        context.raise_if_stopped()
+
+    holder = {
+        "run": call.run,
+        "stage": call.stage,
+        "attempt": call.attempt,
+        "pid": os.getpid(),
+        "host": os.uname().nodename,
+        "since": utc_now(),
+    }
+    acquire(context.work_dir / "lock", holder, while_waiting)
+    context.stop.is_watched = False
+
+
+def _run_stage(call: Call, context: StageContext) -> StageOutputs:
+    from redco_flow.spec.stage_kind import find_stage_kind
+
+    kind = find_stage_kind(call.kind)
+    config = kind.config_type.from_json(call.config)
+    context.report(phase="starting")
+    run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.module).run
+    outputs = run(context, config)
+    context.flush()
+    names = kind.output_names(config) if kind.output_names else list(kind.outputs)
+    _check_outputs(call, outputs, names)
+    return outputs
+
+
+def _check_outputs(call: Call, outputs: StageOutputs, names: list[str]) -> None:
+    """Refuse before anything is published what could not be published whole."""
+    where = f"stage '{call.stage}' (kind {call.kind})"
+    if not isinstance(outputs, StageOutputs):
+        raise BadOutputs(f"{where} returned a {type(outputs).__name__}, not StageOutputs.")
+    if set(outputs.outputs) != set(names):
+        raise BadOutputs(
+            f"{where} returned the outputs {sorted(outputs.outputs)}; it declares {sorted(names)}."
+        )
+    for name, output in outputs.outputs.items():
+        if name != output.kind and not name.startswith(f"{output.kind}/"):
+            raise BadOutputs(f"{where}: output '{name}' is of kind '{output.kind}'.")
+        if not output.path.exists():
+            raise BadOutputs(f"{where}: output '{name}' is not there: {output.path}.")
+        _check_json(f"{where}: metadata of output '{name}'", output.metadata)
+    for metric, value in (outputs.metrics or {}).items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadOutputs(f"{where}: metric '{metric}' is {value!r}, not a finite number.")
+
+
+def _check_json(where: str, value: Any) -> None:
+    try:
+        canonical_json(dict(value))
+    except (TypeError, ValueError) as error:
+        raise BadOutputs(f"{where} is not JSON: {error}.") from error
+
+
+def _publish(
+    workspace: Workspace,
+    call: Call,
+    context: StageContext,
+    outputs: StageOutputs,
+    seconds: float,
+) -> StageResult:
+    for left_over in workspace.results.glob(f".{call.fingerprint}.json.*.tmp"):
+        left_over.unlink()  # its writer was killed: the lock is ours
+    store = ArtifactStore(workspace)
+    parents = {
+        slot if len(artifacts) == 1 else f"{slot}/{index}": artifact.id
+        for slot, artifacts in context.inputs.items()
+        for index, artifact in enumerate(artifacts)
+    }
+    published = {
+        name: store.publish(
+            output.kind,
+            output.path,
+            metadata=output.metadata,
+            parents=parents,
+            produced_by=context.provenance,
+            digests=output.digests,
+        ).id
+        for name, output in outputs.outputs.items()
+    }
+    return publish_result(
+        workspace,
+        StageResult(
+            fingerprint=call.fingerprint,
+            pipeline=call.pipeline,
+            stage=call.stage,
+            kind=call.kind,
+            ingredients=call.ingredients,
+            outputs=published,
+            metrics=None if outputs.metrics is None else dict(outputs.metrics),
+            run=call.run,
+            attempt=call.attempt,
+            seconds=round(seconds, 3),
+            code=call.code,
+            origins=call.origins,
+            host=os.uname().nodename,
+            versions=context.provenance["versions"],
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,41 @@
+"""Real jobs of a tiny stage, none of which outlives its test."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+KINDS = Path(__file__).parent / "kinds"
+sys.path.append(str(KINDS))  # jobs search where the submitting process does
+
+from tiny_stages.calls import make_attempt  # noqa: E402
+
+from redco_flow.launch.local import LocalExecutor  # noqa: E402
+from redco_flow.launch.process_tree import kill_processes_of  # noqa: E402
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def submit(workspace):
+    """Submit an action of the tiny stage; whatever still runs at the end is killed."""
+    attempts = []
+
+    def submit(action="write", *, environment=None, stall_seconds=600, grace_seconds=5, **call):
+        attempt = make_attempt(workspace, action, **call)
+        attempts.append(attempt)
+        executor = LocalExecutor(
+            workspace,
+            environment=os.environ | (environment or {}),
+            stall_seconds=stall_seconds,
+            grace_seconds=grace_seconds,
+        )
+        return executor.submit_call(attempt)
+
+    yield submit
+    for attempt in attempts:
+        kill_processes_of(attempt.path)

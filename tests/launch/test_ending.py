@@ -1,0 +1,71 @@
+import signal
+
+import pytest
+
+from redco_flow.launch.ending import Ending, explain, judge
+from redco_flow.records import write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+
+EXIT_1 = 1 << 8
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    return AttemptDirectory(tmp_path)
+
+
+def test_code_zero_without_a_result_is_a_failure(attempt):
+    cause, message = judge(Ending(0), attempt)
+
+    assert (cause, message[:40]) == ("failed", "the worker ended with code 0 but wrote n")
+
+
+def test_a_result_written_in_the_grace_counts_although_a_stop_was_asked(attempt):
+    write_json(attempt.result_path, {})
+
+    assert judge(Ending(0, stop_cause="cancelled"), attempt)[0] == "completed"
+
+
+def test_a_failure_without_an_error_record_points_at_the_log(attempt):
+    cause, message = judge(Ending(EXIT_1), attempt)
+
+    assert cause == "failed"
+    assert "code 1" in message
+    assert "log" in message
+
+
+@pytest.mark.parametrize(
+    ("number", "oom", "tail", "cause", "said"),
+    [
+        (signal.SIGKILL, False, b"", "failed", "SIGKILL (signal 9), not by redco-flow"),
+        (signal.SIGKILL, True, b"", "out_of_memory", "out-of-memory killer; its peak memory"),
+        (signal.SIGABRT, False, b"what(): std::bad_alloc", "out_of_memory", "num_model_shards"),
+        (signal.SIGSEGV, False, b"", "failed", "SIGSEGV (signal 11)"),
+        (40, False, b"", "failed", "signal 40"),
+    ],
+)
+def test_a_signal_is_named_with_its_likely_cause(attempt, number, oom, tail, cause, said):
+    ending = Ending(int(number), was_oom_killed=oom, last_output=tail)
+
+    found, message = judge(ending, attempt)
+
+    assert found == cause
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message", "cause", "advice"),
+    [
+        ("MemoryError", "", "out_of_memory", "num_model_shards"),
+        ("_ArrayMemoryError", "Unable to allocate", "out_of_memory", "num_model_shards"),
+        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of", "out_of_memory", "num_model_shards"),
+        ("OSError", "[Errno 24] Too many open files: 'x'", "failed", "ulimit -n"),
+        ("OSError", "[Errno 28] No space left on device: '/x'", "failed", "Free space"),
+        ("ValueError", "the loss went away", "failed", ""),
+    ],
+)
+def test_an_error_comes_with_advice_where_there_is_some(error_type, message, cause, advice):
+    found, given = explain(error_type, message)
+
+    assert found == cause
+    assert advice in given

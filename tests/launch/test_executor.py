@@ -1,0 +1,135 @@
+"""The face that submitit's users know."""
+
+import asyncio
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import submitit
+from submitit.core.utils import FailedJobError, UncompletedJobError
+from tiny_stages.calls import make_attempt, new_attempt, wait_until
+
+from redco_flow.errors import UsageError
+from redco_flow.launch.executor import make_executor, reattach
+from redco_flow.launch.local import LocalExecutor
+
+PROFILE = SimpleNamespace(
+    executor="local", environment={}, stall_timeout_minutes=30, grace_seconds=5
+)
+
+
+@pytest.fixture
+def profile(workspace):
+    return SimpleNamespace(**(vars(PROFILE) | {"workspace": str(workspace)}))
+
+
+def test_a_profile_names_its_executor_and_submitit_knows_it_too(profile, workspace, tmp_path):
+    executor = make_executor(profile, {"PATH": "/usr/bin:/bin"})
+
+    auto = submitit.AutoExecutor(tmp_path, cluster="redco-local")
+
+    assert isinstance(executor, LocalExecutor)
+    assert executor.folder == workspace
+    assert executor.parameters == {"stall_seconds": 1800, "grace_seconds": 5}
+    assert isinstance(auto._executor, LocalExecutor)
+
+
+@pytest.mark.parametrize("name", ["slrum", "../local", "errors", "redco_flow.errors", "os.path"])
+def test_an_unknown_executor_is_refused_with_the_known_ones(profile, name):
+    profile.executor = name
+
+    with pytest.raises(UsageError, match="known: local"):
+        make_executor(profile, {})
+
+
+@pytest.mark.parametrize("record", [{}, {"executor": "local"}, {"executor": "local", "job_id": 1}])
+def test_what_is_no_job_record_is_refused(record):
+    with pytest.raises(UsageError, match="not a job record"):
+        reattach(record)
+
+
+def test_a_function_is_refused_at_submission_and_leaves_no_file(workspace, tmp_path):
+    """Fault 36."""
+    executor = LocalExecutor(workspace)
+
+    with pytest.raises(UsageError, match="pickles no functions"):
+        executor.submit(print, 1)
+    with pytest.raises(UsageError, match="pickles no functions"):
+        executor.map_array(print, [1, 2])
+
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_an_attempt_without_a_call_is_refused_and_left_as_it_was(workspace):
+    attempt = new_attempt(workspace)
+
+    with pytest.raises(UsageError, match="no call to submit"):
+        LocalExecutor(workspace).submit_call(attempt)
+
+    assert list(attempt.path.iterdir()) == []
+
+
+def test_an_attempt_is_submitted_once(submit, workspace):
+    job = submit("write")
+
+    with pytest.raises(UsageError, match=f"submitted before, as job {job.job_id}"):
+        LocalExecutor(workspace).submit_call(job.attempt)
+
+
+def test_a_batch_is_submitted_when_its_block_ends(workspace):
+    executor = LocalExecutor(workspace)
+    attempts = [make_attempt(workspace, number=number) for number in (1, 2)]
+
+    with executor.batch():
+        jobs = [executor.submit_call(attempt) for attempt in attempts]
+        assert not attempts[0].job_path.exists()
+
+    results = [job.result() for job in jobs]
+    assert results[0]["outputs"] == results[1]["outputs"]
+
+
+def test_a_job_has_submitits_paths_and_words(submit):
+    job = submit("raise_beside_a_running_thread")
+
+    error = job.exception()
+
+    assert job.num_tasks == 1
+    assert job.task(0) is job
+    assert job.paths.folder == job.attempt.path
+    assert job.paths.stdout == job.paths.stderr == job.attempt.log_path(0)
+    assert job.submission().attempt == job.attempt
+    assert job.get_info() == {"jobState": "FAILED"}
+    assert isinstance(error, FailedJobError)
+    assert "ValueError: the loss went away" in str(error)
+    assert job.job_id in str(error)
+    assert str(job.paths.stdout) in str(error)
+    assert "_" not in job.job_id  # submitit reads that as a job array's index
+    assert job.stderr() == job.stdout()
+
+
+def test_a_cancelled_job_is_uncompleted_in_submitits_words(submit):
+    job = submit("hang")
+
+    job.cancel()
+
+    assert type(job.exception()).__mro__.index(UncompletedJobError) > 0
+    assert not isinstance(job.exception(), FailedJobError)
+
+
+def test_a_job_travels_by_pickle_and_can_be_awaited(submit):
+    job = pickle.loads(pickle.dumps(submit("write")))
+
+    result = asyncio.run(job.awaitable().result(poll_interval=0.05))
+
+    assert result["outputs"].keys() == {"dataset"}
+    assert job.record() == reattach(job.record()).record()
+
+
+def test_a_job_may_be_cancelled_when_its_last_handle_goes(submit):
+    job = submit("hang").cancel_at_deletion()
+    attempt = job.attempt
+
+    del job
+
+    wait_until(attempt.exit_path.exists)
+    assert attempt.read_exit()["cause"] == "cancelled"

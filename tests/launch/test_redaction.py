@@ -1,0 +1,59 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redco_flow.launch.redaction import Redactor, redact_text
+
+SECRET = b"hf_aBcDeFgHiJkL"
+
+
+def pump(redactor, chunks):
+    return b"".join([*map(redactor.feed, chunks), redactor.flush()])
+
+
+def test_a_secret_is_blotted_out_wherever_the_chunks_are_cut():
+    """Fault 31."""
+    text = b"before " + SECRET + b" after"
+
+    for cut in range(len(text) + 1):
+        shown = pump(Redactor([SECRET]), [text[:cut], text[cut:]])
+        assert shown == b"before [redacted] after"
+
+
+@given(
+    st.lists(st.sampled_from([b"ab", b"aab", b"abab", b"bba", b"a"]), min_size=1),
+    st.lists(st.binary(max_size=6).map(lambda b: bytes(b"ab"[x % 2] for x in b)), max_size=8),
+)
+def test_no_cut_of_the_stream_shows_more_than_the_whole_stream_would(secrets, chunks):
+    whole = pump(Redactor(secrets), [b"".join(chunks)])
+
+    assert pump(Redactor(secrets), chunks) == whole
+    assert not any(secret in part for secret in secrets for part in whole.split(b"[redacted]"))
+
+
+def test_what_cannot_become_a_secret_is_shown_at_once():
+    redactor = Redactor([SECRET])
+
+    assert redactor.feed(b"step 1\n") == b"step 1\n"
+    assert redactor.feed(b"step 2 hf_a") == b"step 2 "
+
+
+def test_overlapping_secrets_leave_no_end_behind():
+    shown = pump(Redactor([b"abcdefgh", b"efghijkl"]), [b"xabcdef", b"ghijklx"])
+
+    assert shown == b"x[redacted]x"
+
+
+def test_a_secret_inside_json_and_one_line_of_a_key_are_blotted_out():
+    key = b"-----BEGIN KEY-----\nMIIEvQIBADAN\nBgkqhkiG9w0B\n-----END KEY-----"
+
+    as_json = redact_text(json.dumps({"key": key.decode()}), [key])
+    one_line = redact_text("second line: BgkqhkiG9w0B.", [key])
+
+    assert as_json == '{"key": "[redacted]"}'
+    assert one_line == "second line: [redacted]."
+
+
+def test_bytes_that_are_no_text_pass_through():
+    assert pump(Redactor([SECRET]), [b"\xff\xfe\x00", b"\x80"]) == b"\xff\xfe\x00\x80"

@@ -1,0 +1,321 @@
+"""What a worker does with a call, without a supervisor, as any executor would start it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KINDS = Path(__file__).parent / "launch" / "kinds"
+sys.path.append(str(KINDS))
+
+from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
+
+from redco_flow.records import read_json  # noqa: E402
+from redco_flow.tracking.artifacts import ArtifactStore  # noqa: E402
+from redco_flow.tracking.results import find_result, read_result  # noqa: E402
+from redco_flow.tracking.workspace import Workspace  # noqa: E402
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def start():
+    """Start a worker; none outlives its test."""
+    processes = []
+
+    def start(attempt, **environment):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "redco_flow.worker", attempt.call_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": str(KINDS)} | environment,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(start):
+    def run(attempt, **environment):
+        process = start(attempt, **environment)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
+
+    return run
+
+
+def test_a_result_is_published_with_its_origin_and_then_told(run, workspace):
+    attempt = make_attempt(workspace, config={"text": "one"}, origins={"text": {"line": 3}})
+
+    code, output = run(attempt)
+
+    assert code == 0, output
+    told = attempt.read_result()
+    result = find_result(Workspace(workspace), told["fingerprint"])
+    artifact = ArtifactStore(Workspace(workspace)).get(told["outputs"]["dataset"])
+    assert result.outputs == told["outputs"]
+    assert (result.run, result.attempt, result.stage) == ("tiny-abcd", 1, "act")
+    assert result.origins == {"text": {"line": 3}}
+    assert result.versions["python"].startswith("3.")
+    assert (artifact.path / "text.txt").read_text() == "one"
+    assert artifact.produced_by["fingerprint"] == told["fingerprint"]
+    assert artifact.produced_by["config_digest"]
+    assert output.startswith("redco-flow: stage 'act' of run tiny-abcd, attempt 1")
+
+
+def test_inputs_arrive_as_artifacts_and_become_the_outputs_parents(run, workspace, tmp_path):
+    first = make_attempt(workspace)
+    run(first)
+    store = ArtifactStore(Workspace(workspace))
+    made = store.get(first.read_result()["outputs"]["dataset"])
+
+    second = make_attempt(
+        workspace,
+        "note_inputs",
+        number=2,
+        config={"folder": str(tmp_path), "text": "other"},
+        inputs=[made],
+    )
+    code, output = run(second)
+
+    assert code == 0, output
+    assert read_json(tmp_path / "inputs.json") == {"id": made.id, "files": ["text.txt"]}
+    output_id = second.read_result()["outputs"]["dataset"]
+    assert store.get(output_id).parents == {"dataset": made.id}
+
+
+def test_a_missing_input_is_refused_before_the_stage_runs(run, workspace, tmp_path):
+    """Fault 40."""
+    first = make_attempt(workspace)
+    run(first)
+    store = ArtifactStore(Workspace(workspace))
+    made = store.get(first.read_result()["outputs"]["dataset"])
+    second = make_attempt(
+        workspace, "count_starts", number=2, config={"folder": str(tmp_path)}, inputs=[made]
+    )
+    (made.path / "text.txt").unlink()
+
+    code, _ = run(second)
+
+    assert code == 1
+    assert "deleted or changed" in second.read_error()["message"]
+    assert made.id in second.read_error()["message"]
+    assert not (tmp_path / "starts").exists()
+
+
+def test_what_a_killed_worker_left_half_published_is_cleaned(run, workspace):
+    """Fault 13."""
+    attempt = make_attempt(workspace)
+    fingerprint = attempt.read_call()["fingerprint"]
+    left_over = workspace / "results" / f".{fingerprint}.json.abc.tmp"
+    left_over.write_text("{")
+
+    code, _ = run(attempt)
+
+    assert code == 0
+    assert not left_over.exists()
+
+
+def test_a_result_that_is_there_is_told_without_running_again(run, workspace, tmp_path):
+    config = {"folder": str(tmp_path)}
+    (tmp_path / "go").touch()
+    run(make_attempt(workspace, "wait_for_go", config=config))
+    again = make_attempt(workspace, "wait_for_go", run="tiny-efgh", config=config)
+
+    code, output = run(again)
+
+    assert code == 0
+    assert "run tiny-abcd published this result already" in output
+    assert again.read_result()["outputs"].keys() == {"dataset"}
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_two_workers_on_one_fingerprint_compute_once_and_the_second_waits(
+    start, workspace, tmp_path
+):
+    config = {"folder": str(tmp_path)}
+    first = make_attempt(workspace, "wait_for_go", config=config)
+    second = make_attempt(workspace, "wait_for_go", run="tiny-efgh", config=config)
+    holder = start(first)
+    wait_until((tmp_path / "starts").exists)
+
+    waiting = start(second)
+    words = wait_until(lambda: (second.read_progress() or {}).get("phase"))
+    (tmp_path / "go").touch()
+
+    assert waiting.wait(timeout=60) == holder.wait(timeout=60) == 0
+    assert "waiting for run tiny-abcd (stage act, attempt 1), process" in words
+    assert f"process {holder.pid} on {os.uname().nodename}" in words
+    assert (tmp_path / "starts").read_text() == "x"
+    assert first.read_result()["outputs"] == second.read_result()["outputs"]
+
+
+def test_a_waiting_worker_goes_on_when_the_holder_is_killed(start, workspace, tmp_path):
+    config = {"folder": str(tmp_path)}
+    holder = start(make_attempt(workspace, "wait_for_go", config=config))
+    wait_until((tmp_path / "starts").exists)
+    second = make_attempt(workspace, "wait_for_go", run="tiny-efgh", config=config)
+    waiting = start(second)
+    wait_until(second.progress_path.exists)
+
+    holder.kill()
+    wait_until(lambda: (tmp_path / "starts").read_text() == "xx")
+    (tmp_path / "go").touch()
+
+    assert waiting.wait(timeout=60) == 0
+
+
+def test_a_waiting_worker_can_be_stopped(start, workspace, tmp_path):
+    config = {"folder": str(tmp_path)}
+    start(make_attempt(workspace, "wait_for_go", config=config))
+    wait_until((tmp_path / "starts").exists)
+    second = make_attempt(workspace, "wait_for_go", run="tiny-efgh", config=config)
+    waiting = start(second)
+    wait_until(second.progress_path.exists)
+
+    waiting.terminate()
+
+    assert waiting.wait(timeout=10) == 75
+    assert second.read_error()["type"] == "Stopped"
+
+
+def test_a_failure_ends_the_process_although_a_thread_runs_on(run, workspace):
+    attempt = make_attempt(workspace, "raise_beside_a_running_thread")
+
+    code, output = run(attempt)
+
+    assert code == 1
+    error = attempt.read_error()
+    assert (error["type"], error["message"]) == ("ValueError", "the loss went away")
+    assert "in raise_beside_a_running_thread" in error["traceback"]
+    assert "ValueError: the loss went away" in output
+    assert not attempt.result_path.exists()
+
+
+def test_an_error_whose_text_is_broken_still_ends_the_process(run, workspace):
+    attempt = make_attempt(workspace, "raise_unprintable")
+
+    code, _ = run(attempt)
+
+    assert code == 1
+    assert attempt.read_error()["type"] == "UnprintableError"
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("return_odd_metadata", "metadata of output 'dataset' is not JSON"),
+        ("return_nan", "metric 'rouge2' is nan"),
+        ("return_extra_output", r"returned the outputs ['dataset', 'more']; it declares"),
+        ("return_nothing", "returned a NoneType, not StageOutputs"),
+        ("return_other_kind", "output 'dataset' is of kind 'checkpoint'"),
+        ("return_missing_file", "output 'dataset' is not there"),
+    ],
+)
+def test_what_cannot_be_published_whole_is_not_published_at_all(run, workspace, action, said):
+    """Fault 36."""
+    attempt = make_attempt(workspace, action)
+
+    code, _ = run(attempt)
+
+    assert code == 1
+    assert attempt.read_error()["type"] == "BadOutputs"
+    assert said in attempt.read_error()["message"]
+    assert ArtifactStore(Workspace(workspace)).list() == []
+    assert list(Workspace(workspace).results.iterdir()) == []
+
+
+def test_a_stage_that_watches_for_a_stop_saves_and_ends_with_code_75(start, workspace, tmp_path):
+    attempt = make_attempt(workspace, "save_when_stopped", config={"folder": str(tmp_path)})
+    process = start(attempt)
+    wait_until(lambda: (attempt.read_progress() or {}).get("phase") == "training")
+
+    process.terminate()
+
+    assert process.wait(timeout=20) == 75
+    assert (tmp_path / "saved").exists()
+    assert attempt.read_error()["type"] == "Stopped"
+
+
+def test_a_stage_that_never_looks_is_interrupted_at_once(start, workspace):
+    attempt = make_attempt(workspace, "hang")
+    process = start(attempt)
+    wait_until(lambda: (attempt.read_progress() or {}).get("phase") == "hanging")
+
+    process.terminate()
+
+    assert process.wait(timeout=20) == 75
+    assert attempt.read_error()["type"] == "Stopped"
+
+
+def test_stacks_are_shown_on_request_and_the_stage_runs_on(start, workspace, tmp_path):
+    attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(tmp_path)})
+    process = start(attempt)
+    wait_until((tmp_path / "starts").exists)
+
+    process.send_signal(signal.SIGUSR1)
+    lines = iter(process.stdout.readline, "")
+    assert any("in wait_for_go" in line for line in lines)
+    (tmp_path / "go").touch()
+
+    assert process.wait(timeout=20) == 0
+
+
+def test_jax_finds_the_calls_devices_and_is_not_imported_by_the_worker(run, workspace, tmp_path):
+    attempt = make_attempt(
+        workspace, "show_environment", config={"folder": str(tmp_path)}, num_cpu_devices=3
+    )
+
+    run(attempt, XLA_FLAGS="--xla_force_host_platform_device_count=8 --xla_dump_to=")
+
+    assert read_json(tmp_path / "environment.json") == {
+        "XLA_FLAGS": "--xla_dump_to=",
+        "JAX_NUM_CPU_DEVICES": "3",
+        "jax_is_imported": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ingredients": {"code": {"tiny_stages.act": "0" * 64}}}, "tiny_stages.act differ"),
+        ({"ingredients": {"code": {"tiny_stages.gone": "0" * 64}}}, "tiny_stages.gone"),
+        ({"fingerprint": "f" * 64}, "do not have its fingerprint"),
+        ({"kind": "tiny_stages.gone"}, "no stage kind 'tiny_stages.gone'"),
+        ({"config": {"colour": "red"}}, "colour"),
+        ({"kind": "$(touch X)"}, "there is no stage kind"),
+    ],
+)
+def test_a_call_that_does_not_fit_this_host_runs_nothing(run, workspace, tmp_path, changes, said):
+    """Fault 34."""
+    config = {"action": "count_starts", "folder": str(tmp_path)} | changes.get("config", {})
+    attempt = make_attempt(workspace, **(changes | {"config": config}))
+
+    code, _ = run(attempt)
+
+    assert code == 1
+    assert said in attempt.read_error()["message"]
+    assert not (tmp_path / "starts").exists()
+    assert not read_result(Workspace(workspace), attempt.read_call()["fingerprint"])
+
+
+def test_an_unreadable_call_is_an_error_record_not_a_traceback_alone(run, workspace):
+    attempt = make_attempt(workspace)
+    attempt.call_path.write_text("{")
+
+    code, _ = run(attempt)
+
+    assert code == 1
+    assert "call.json: not a call" in attempt.read_error()["message"]
