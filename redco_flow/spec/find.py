@@ -1,0 +1,84 @@
+"""Find a pipeline, profile or flow by what the user typed.
+
+Looked for in this order: the given path, `./<folder>/`, the copy bundled in the wheel, the
+checkout that this package was imported from. Only the process that the user started reads any
+of these files; compute nodes never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from redco_flow.errors import UsageError
+from redco_flow.spec.secrets import hide_secrets
+from redco_flow.spec.wording import listed, nearest
+
+Folder = Literal["pipelines", "cluster_profiles", "flows"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SUFFIXES = {
+    "pipelines": (".yaml", ".yml"),
+    "cluster_profiles": (".yaml", ".yml"),
+    "flows": (".py",),
+}
+
+
+def find_file(folder: Folder, given: str | Path) -> Path:
+    """Return the file that `given` means: a path, or a name with or without its suffix.
+
+    Raises:
+        UsageError: there is none; the message lists where it was looked for and what is there.
+    """
+    candidates = [Path(given).expanduser()]
+    name = Path(given)
+    if name.parts[:1] == (folder,):
+        name = name.relative_to(folder)
+    if not name.is_absolute() and ".." not in name.parts:
+        candidates += [place / name for place in _places(folder)]
+    for candidate in candidates:
+        for path in _with_suffixes(candidate, folder):
+            if _is_file(path):
+                return path
+    known = available(folder)
+    where = ", ".join(str(place) for place in _places(folder))
+    raise UsageError(
+        f"{hide_secrets(repr(str(given)))}: no such file, and none of that name in {where}"
+        f"{nearest(name.stem, known)} Known: {listed(known)}."
+    )
+
+
+def available(folder: Folder) -> list[str]:
+    """Return the names of the files of a folder's places, without suffix, sorted."""
+    return sorted(
+        {
+            path.stem
+            for place in _places(folder)
+            if place.is_dir()
+            for path in place.iterdir()
+            if path.suffix in _SUFFIXES[folder] and not path.name.startswith("_")
+        }
+    )
+
+
+def _places(folder: Folder) -> Iterator[Path]:
+    yield Path(folder)
+    yield _PACKAGE / "bundled" / folder
+    # A checkout has its project file beside the package; an installed copy does not.
+    if (_PACKAGE.parent / "pyproject.toml").is_file():
+        yield _PACKAGE.parent / folder
+
+
+def _with_suffixes(path: Path, folder: Folder) -> Iterator[Path]:
+    yield path
+    if path.name and path.suffix not in _SUFFIXES[folder]:
+        for suffix in _SUFFIXES[folder]:
+            yield path.with_name(path.name + suffix)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL in it
+        return False

@@ -1,0 +1,263 @@
+"""Load a pipeline: layers, overrides, references, and every mistake at once.
+
+Defaults, then the profile's, then the file, then the command line. Reads one file and starts
+nothing; what it returns is all that planning, fingerprints and workers need to know.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from redco_flow.errors import Problem
+from redco_flow.spec.document import Document, Origin, leaves
+from redco_flow.spec.interpolation import Surroundings, escape, interpolate
+from redco_flow.spec.mistakes import problems_of
+from redco_flow.spec.order import cycles_of, order_of
+from redco_flow.spec.pipeline import PipelineSection, Resources
+from redco_flow.spec.pipeline_overrides import with_overrides
+from redco_flow.spec.problems import raise_if_any
+from redco_flow.spec.profile import Profile, load_profile
+from redco_flow.spec.references import InputRef, References
+from redco_flow.spec.secret_check import secret_problems
+from redco_flow.spec.settings import settings_of
+from redco_flow.spec.stage_body import (
+    StageBody,
+    read_stages,
+    recipe_problem,
+    surroundings_problems,
+    validate_stage,
+)
+from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.strict_yaml import parse_file
+from redco_flow.spec.wording import dotted
+
+__all__ = [
+    "InputRef",
+    "Origin",
+    "ResolvedPipeline",
+    "ResolvedStage",
+    "load_pipeline",
+    "load_profile",
+]
+
+Inputs = dict[str, tuple[InputRef, ...]]
+
+
+@dataclass(frozen=True)
+class ResolvedStage:
+    """One stage, ready to be fingerprinted and run.
+
+    Args:
+        settings: what of the Config enters the fingerprint.
+        inputs: what each input slot takes, in the pipeline's order.
+    """
+
+    name: str
+    kind: str
+    config: StageConfig
+    settings: dict[str, Any]
+    resources: Resources
+    inputs: Inputs
+
+
+@dataclass(frozen=True)
+class ResolvedPipeline:
+    """A pipeline without mistakes.
+
+    Args:
+        path: the file, as given.
+        stages: in an order in which they can run.
+        origins: of every leaf: `stages.train.learning_rate`, `data.source_key`; a stage's copy of
+            a section (`stages.train.data.source_key`) has the origin of the section.
+        document: the whole pipeline, defaults included; loading it again gives the same.
+    """
+
+    name: str
+    path: Path
+    description: str
+    stages: dict[str, ResolvedStage]
+    origins: dict[str, Origin]
+    document: dict[str, Any]
+
+    def stage_origins(self, stage: str) -> dict[str, Origin]:
+        """Return the origins of a stage's leaves, by key of its Config or input slot."""
+        prefix = f"stages.{stage}."
+        return {
+            key.removeprefix(prefix): origin
+            for key, origin in self.origins.items()
+            if key.startswith(prefix)
+        }
+
+
+def load_pipeline(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    profile: Profile | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> ResolvedPipeline:
+    """Read a pipeline with the command line's overrides over it and the profile's defaults under.
+
+    Args:
+        overrides: `key=value` and `~key`; those that begin with `profile.` are the profile's.
+
+    Raises:
+        ConfigError: every mistake in the file, the overrides and the profile's defaults.
+    """
+    path = Path(path)
+    document, problems = _layers(path, profile)
+    document, more = with_overrides(document, overrides)
+    problems += more
+    surroundings = Surroundings(
+        environ,
+        profile=profile.model_dump(mode="json", exclude={"defaults"}) if profile else None,
+        output_reference=References(read_stages(document), {}).output_reference,
+    )
+    document, bad_references = interpolate(document, surroundings)
+    refused = bad_references + list(secret_problems(document))
+    places = {(p.source, p.line, p.column) for p in refused if p.line}
+    loading = _Loading(path, document, Path(profile.workspace) if profile else None)
+    # What is refused for itself is not also of a wrong type.
+    problems += [p for p in loading.problems if (p.source, p.line, p.column) not in places]
+    raise_if_any(problems + refused)
+    return loading.resolved()
+
+
+def _layers(path: Path, profile: Profile | None) -> tuple[Document, list[Problem]]:
+    """Return the file over the profile's defaults; nothing else is said of an unreadable file."""
+    document, problems = parse_file(path)
+    if document.values is None:
+        raise_if_any(problems)
+        document = Document({}, document.origins)
+    if not isinstance(document.values, dict):
+        message = "a pipeline must be a mapping of keys to values: name, data, stages, …"
+        raise_if_any([*problems, document.origin(()).problem(message)])
+    if profile is not None:
+        document = profile.defaults_under(document).merged(document)
+    return document, problems
+
+
+class _Loading:
+    """What is known of one pipeline while its mistakes are collected."""
+
+    def __init__(self, path: Path, document: Document, workspace: Path | None) -> None:
+        self.path = path
+        self.document = document
+        self.problems: list[Problem] = []
+        self.pipeline = self._validated_pipeline()
+        self.stages = read_stages(document)
+        self.bodies = self.stages.bodies
+        self.problems += self.stages.problems
+        self.configs: dict[str, StageConfig] = {}
+        for name, body in self.bodies.items():
+            config, problems = validate_stage(body)
+            self.problems += problems
+            if config is not None:
+                self.configs[name] = config
+                self.problems += surroundings_problems(body, config, workspace)
+        self.inputs = {name: self._inputs_of(body) for name, body in self.bodies.items()}
+        self.order = self._order()
+
+    def resolved(self) -> ResolvedPipeline:
+        """Return the pipeline; there were no problems."""
+        assert self.pipeline is not None
+        stages = {name: self._resolved_stage(name) for name in self.order}
+        return ResolvedPipeline(
+            name=self.pipeline.name,
+            path=self.path,
+            description=self.pipeline.description,
+            stages=stages,
+            origins=self._origins(),
+            document=escape(self._document()),
+        )
+
+    def _validated_pipeline(self) -> PipelineSection | None:
+        try:
+            pipeline = PipelineSection.from_json(self.document.values)
+        except ValidationError as error:
+            self.problems += problems_of(error, self.document, PipelineSection)
+            return None
+        if pipeline.recipe is not None and (problem := recipe_problem(pipeline.recipe)):
+            self.problems.append(self.document.origin(("recipe",)).problem(f"'recipe': {problem}"))
+        return pipeline
+
+    def _inputs_of(self, body: StageBody) -> Inputs:
+        inputs: Inputs = {}
+        for slot in body.kind.inputs:
+            try:
+                inputs[slot] = References(self.stages, self.configs).resolve(body.name, slot)
+            except ValueError as error:
+                self.problems.append(body.own.origin((slot,)).problem(str(error)))
+        return inputs
+
+    def _order(self) -> list[str]:
+        names = list(self.bodies)
+        upstream = {
+            name: {ref.stage for refs in inputs.values() for ref in refs}
+            for name, inputs in self.inputs.items()
+        }
+        for cycle in cycles_of(names, upstream):
+            circle = " needs ".join(f"'{name}'" for name in [*cycle, cycle[0]])
+            slots = self.inputs[cycle[0]].items()
+            slot = next(s for s, refs in slots if any(ref.stage in cycle for ref in refs))
+            place = self.bodies[cycle[0]].own.origin((slot,))
+            self.problems.append(place.problem(f"stages form a circle: {circle}"))
+        return order_of(names, upstream)
+
+    def _resolved_stage(self, name: str) -> ResolvedStage:
+        config = self.configs[name]
+        return ResolvedStage(
+            name=name,
+            kind=self.bodies[name].kind.name,
+            config=config,
+            settings=settings_of(config),
+            resources=config.resources,
+            inputs=self.inputs[name],
+        )
+
+    def _document(self) -> dict[str, Any]:
+        """The whole pipeline as plain values; a stage repeats of sections only what it changes."""
+        assert self.pipeline is not None
+        document = self.pipeline.model_dump(mode="json", exclude={"stages"})
+        document["stages"] = {
+            name: self._stage_document(body) for name, body in self.bodies.items()
+        }
+        return document
+
+    def _stage_document(self, body: StageBody) -> dict[str, Any]:
+        config = self.configs[body.name].model_dump(mode="json")
+        values: dict[str, Any] = {"kind": body.kind.name}
+        for slot, refs in self.inputs[body.name].items():
+            texts = [ref.text() for ref in refs]
+            values[slot] = texts if body.kind.inputs[slot].many else texts[0]
+        for key, value in config.items():
+            if key not in body.kind.sections:
+                values[key] = value
+            elif key in body.own.values:
+                values[key] = _chosen(value, body.own.values[key])
+        return values
+
+    def _origins(self) -> dict[str, Origin]:
+        assert self.pipeline is not None
+        sections = self.pipeline.model_dump(mode="json", exclude={"stages"})
+        origins = {dotted(leaf): self.document.leaf_origin(leaf) for leaf in leaves(sections)}
+        for name, body in self.bodies.items():
+            prefix = f"stages.{name}"
+            for key in ("kind", *body.kind.inputs):
+                origins[f"{prefix}.{key}"] = body.own.leaf_origin((key,))
+            for leaf in leaves(self.configs[name].model_dump(mode="json")):
+                origins[f"{prefix}.{dotted(leaf)}"] = body.config.leaf_origin(leaf)
+        return origins
+
+
+def _chosen(value: Any, written: Any) -> Any:
+    """Return of a section's values those that a stage writes itself."""
+    if isinstance(value, dict) and isinstance(written, dict):
+        return {key: _chosen(value[key], part) for key, part in written.items() if key in value}
+    return value

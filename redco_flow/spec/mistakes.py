@@ -1,0 +1,184 @@
+"""Turn Pydantic's errors into problems with file, line and column, in a user's words.
+
+An unknown key is shown at the key, a missing one at its section, a wrong value at its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from redco_flow.errors import Problem
+from redco_flow.spec.document import Document, Path, is_inside
+from redco_flow.spec.fields import known_keys
+from redco_flow.spec.model import NAME_PATTERN
+from redco_flow.spec.secrets import looks_secret_name
+from redco_flow.spec.wording import dotted, listed, nearest, shown
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "none_required": "null",
+    "path_type": "a path",
+}
+_COMPARED = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+    "multiple_of": ("multiple_of", "a multiple of"),
+}
+
+_NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', of which the first is a letter or digit"
+
+FullPath = Callable[[Path], Path]
+"""Maps a path of the validated document to its path in the pipeline."""
+
+
+def problems_of(
+    error: ValidationError,
+    document: Document,
+    model: type[BaseModel],
+    *,
+    root: str = "the pipeline",
+    full_path: FullPath = lambda path: path,
+    extra_keys: Mapping[Path, set[str]] | None = None,
+) -> list[Problem]:
+    """Return one problem for each place that Pydantic found fault with.
+
+    Args:
+        error: from validating `document.values` by `model`.
+        root: what messages call the document itself.
+        full_path: the path in the pipeline of a path in the document.
+        extra_keys: keys that are allowed besides the model's fields, by path.
+    """
+    by_place: dict[Path, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False, include_context=True):
+        by_place.setdefault(_written_path(document, detail), []).append(detail)
+    problems = []
+    for path, details in by_place.items():
+        full = full_path(path)
+        kind = details[0]["type"]
+        if kind == "extra_forbidden":
+            known = (known_keys(model, path[:-1]) or set()) | (extra_keys or {}).get(
+                path[:-1], set()
+            )
+            problem = document.origin(path).problem(
+                unknown_key(subject(full[:-1], root), str(path[-1]), known)
+            )
+        elif kind == "missing":
+            message = f"{subject(full[:-1], root)} needs the key '{path[-1]}'"
+            if full != (*full_path(path[:-1]), path[-1]):
+                message += "; give it at the top level or in the stage"
+            problem = document.origin(path[:-1]).problem(message)
+        else:
+            problem = document.origin(path).problem(_wrong_value(full, details))
+        problems.append(problem)
+    return problems
+
+
+def unknown_key(owner: str, key: str, known: set[str]) -> str:
+    """Return the message for a key that `owner` does not have."""
+    return (
+        f"{owner} has no key {shown(key)}{nearest(key, known)} Known keys: {listed(sorted(known))}."
+    )
+
+
+def subject(path: Path, root: str = "the pipeline") -> str:
+    """Return what messages call the section at `path`."""
+    if not path:
+        return root
+    if len(path) == 2 and path[0] == "stages":
+        return f"stage '{path[1]}'"
+    return f"'{dotted(path)}'"
+
+
+def _written_path(document: Document, detail: ErrorDetails) -> Path:
+    """Return the path of an error, without the marks that Pydantic adds for unions and keys."""
+    value = document.values
+    path: Path = ()
+    location = detail["loc"]
+    for part in location:
+        if not is_inside(value, part):
+            break
+        path, value = (*path, part), value[part]
+    if detail["type"] == "missing":
+        return (*path, location[-1])
+    return path
+
+
+def _wrong_value(path: Path, details: list[ErrorDetails]) -> str:
+    name = f"'{dotted(path)}'" if path else "the file"
+    detail = details[0]
+    if len(details) == 1 and detail["type"] in ("value_error", "assertion_error"):
+        message = detail["msg"].removeprefix("Value error, ")
+        if message.startswith(name):
+            return message
+        return f"{name} {message}" if message.startswith("must ") else f"{name}: {message}"
+    if detail["loc"] and detail["loc"][-1] == "[key]":
+        pattern = detail.get("ctx", {}).get("pattern")
+        rule = _NAME_RULE if pattern == NAME_PATTERN else f"must match {pattern}"
+        return f"{name}: {shown(path[-1])} is no name ({rule})"
+    if detail["type"] in ("too_short", "string_too_short"):
+        return f"{name} must not be empty"
+    wanted = " or ".join(dict.fromkeys(_wanted(one) for one in details))
+    given = detail["input"]
+    if any(isinstance(part, str) and looks_secret_name(part) for part in path):
+        return f"{name} must be {wanted}"
+    return f"{name} must be {wanted}, not {_shown_value(given)}{_hint(detail, given)}"
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind in _WANTED:
+        return _WANTED[kind]
+    if kind in _COMPARED:
+        name, words = _COMPARED[kind]
+        return f"{words} {context[name]}"
+    if kind in ("literal_error", "enum"):
+        return f"one of {context['expected']}"
+    if kind == "string_pattern_mismatch" and context["pattern"] == NAME_PATTERN:
+        return f"a name ({_NAME_RULE})"
+    if kind in ("too_long", "string_too_long"):
+        return f"at most {context['max_length']} long"
+    return detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _shown_value(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    return shown(value)
+
+
+def _hint(detail: ErrorDetails, given: Any) -> str:
+    kind = detail["type"]
+    if kind == "string_type" and isinstance(given, int | float):
+        return "; put it in quotes"
+    if kind == "bool_type" and isinstance(given, str):
+        lowered = given.lower()
+        if lowered in ("yes", "on", "y", "no", "off", "n"):
+            return f"; write {'true' if lowered in ('yes', 'on', 'y') else 'false'}"
+    if kind in ("int_type", "int_from_float") and isinstance(given, float) and given.is_integer():
+        return f"; write {int(given)}"
+    if isinstance(given, str) and "_" in given and given.replace("_", "").isdigit():
+        return f"; write {given.replace('_', '')}"
+    return ""

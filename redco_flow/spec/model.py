@@ -1,0 +1,100 @@
+"""The strict base of every configuration model, and the field types that they share.
+
+Strict means: unknown keys are errors, nothing is coerced ("4" is no number, `no` is no boolean),
+and a value never changes after it was read. Knows no files and no positions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
+
+class StrictModel(BaseModel):
+    """A frozen model that refuses unknown keys and coerces nothing.
+
+    Write sequences as `list[...]`: a `tuple[...]` field takes JSON through `from_json` only.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        protected_namespaces=(),
+    )
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Validate plain JSON values (the inverse of `model_dump(mode="json")`).
+
+        Raises:
+            pydantic.ValidationError: every mistake, with its place.
+        """
+        return cls.model_validate_json(json.dumps(values))
+
+
+class Placement:
+    """Marks a field that says where or how fast, never what: it stays out of `settings`.
+
+    A changed number of workers, shards or hosts must not make a stage run again:
+    `num_workers: Annotated[PositiveInt, Placement()] = 1`.
+    """
+
+
+class ContentOf:
+    """Marks a path whose file is digested: `settings` keep its file name, not its directory."""
+
+
+class InWorkspace:
+    """Marks a relative path below the workspace that a stage writes to."""
+
+
+def _absolute(text: str) -> str:
+    return str(Path(text).expanduser().absolute())
+
+
+def _below(text: str) -> str:
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or text.startswith("~") or not path.parts:
+        raise ValueError("must be a relative path that stays inside the workspace, without '..'")
+    return text
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""A name of a pipeline, a stage or a tag: it becomes a directory's name."""
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Scalar = bool | int | float | str | None
+
+EnvironmentValue = Annotated[str, BeforeValidator(_number_as_text)]
+"""An environment variable's value; `OMP_NUM_THREADS: 4` needs no quotes."""
+
+DataFile = Annotated[Text, AfterValidator(_absolute), ContentOf()]
+"""A file that is read, made absolute against the current directory."""
+
+OutputPath = Annotated[Text, AfterValidator(_below), InWorkspace()]
+"""A path that is written, relative to the workspace; it may not lead out of it."""

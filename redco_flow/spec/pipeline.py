@@ -1,0 +1,120 @@
+"""What a pipeline file may say: its top-level sections and what a stage asks of a machine.
+
+The bodies of stages are typed by their kinds (`stage_kind.py`); here they are plain mappings.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from redco_flow.spec.model import (
+    DataFile,
+    Fraction,
+    Name,
+    NonNegativeInt,
+    Placement,
+    PositiveFloat,
+    PositiveInt,
+    Scalar,
+    StrictModel,
+    Text,
+)
+
+SECTION_NAMES = ("recipe", "model", "data")
+"""The top-level keys that a stage kind may take over as fields of its Config."""
+
+
+class ModelSection(StrictModel):
+    """Which model, from where, in which precision.
+
+    Args:
+        name_or_path: hub id, or a directory with config.json (and model.safetensors, tokenizer).
+        family: the model family, where config.json does not say it.
+        config: changes to the model's configuration; all of it when there is no name_or_path.
+        dtype: the precision of the computation; parameters stay float32.
+        from_scratch: take the architecture only, initialise the parameters anew.
+    """
+
+    name_or_path: Text | None = None
+    family: Literal["t5"] | None = None
+    config: dict[str, Scalar] = Field(default_factory=dict)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    from_scratch: bool = False
+
+
+class TokenizerTraining(StrictModel):
+    """A tokenizer trained on the training split."""
+
+    vocab_size: PositiveInt = 4096
+    type: Literal["unigram", "bpe"] = "unigram"
+
+
+class TokenizerSection(StrictModel):
+    """Exactly one of: a tokenizer by name or directory, or one trained on the data."""
+
+    name_or_path: Text | None = None
+    train: TokenizerTraining | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> TokenizerSection:
+        if (self.name_or_path is None) == (self.train is None):
+            raise ValueError("give either 'name_or_path' or 'train', not both and not neither")
+        return self
+
+
+class DataSection(StrictModel):
+    """Which rows, which of their fields, and which split each row belongs to.
+
+    Args:
+        dataset: hub id, file, directory, or `python:module` with files() and rows(files).
+        train, validation, test: csv, jsonl, parquet or arrow files.
+        group_by_source: evaluation splits get one row per source, all its targets as references.
+        validation_fraction, test_fraction: share of the sources held out (by a hash of the
+            source) where no such split is given.
+        on_bad_row: stop at a bad row with its file and line, or skip and count it.
+        tokenizer: None means the model's own.
+    """
+
+    dataset: Text | None = None
+    subset: Text | None = None
+    revision: Text | None = None
+    train: DataFile | None = None
+    validation: DataFile | None = None
+    test: DataFile | None = None
+    source_key: Text = "source"
+    target_key: Text = "target"
+    source_prefix: str = ""
+    group_by_source: bool = False
+    validation_fraction: Fraction = 0.05
+    test_fraction: Fraction = 0.0
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_examples: PositiveInt | None = None
+    tokenizer: TokenizerSection | None = None
+
+
+class Resources(StrictModel):
+    """What one stage asks of the machines; never part of a fingerprint.
+
+    Args:
+        cpus_per_host, memory_gib, walltime_minutes: None means what the profile's machine has.
+    """
+
+    num_hosts: Annotated[PositiveInt, Placement()] = 1
+    gpus_per_host: Annotated[NonNegativeInt, Placement()] = 0
+    cpus_per_host: Annotated[PositiveInt | None, Placement()] = None
+    memory_gib: Annotated[PositiveFloat | None, Placement()] = None
+    walltime_minutes: Annotated[PositiveInt | None, Placement()] = None
+
+
+class PipelineSection(StrictModel):
+    """The whole file, with the stages' bodies still untyped."""
+
+    name: Name
+    description: str = ""
+    recipe: Text | None = None
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    tags: list[Name] = Field(default_factory=list)
+    stages: dict[Name, dict[str, Any] | None] = Field(min_length=1)

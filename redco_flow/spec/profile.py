@@ -1,0 +1,148 @@
+"""A profile: where and how stages run. Never part of a fingerprint; contains no secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, ValidationError
+
+from redco_flow.errors import ConfigError, Problem
+from redco_flow.spec.document import Document, Origin, written_at
+from redco_flow.spec.fields import field_paths, is_open
+from redco_flow.spec.find import find_file
+from redco_flow.spec.interpolation import Surroundings, interpolate
+from redco_flow.spec.mistakes import problems_of
+from redco_flow.spec.model import (
+    EnvironmentValue,
+    Name,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StrictModel,
+    Text,
+)
+from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
+from redco_flow.spec.problems import raise_if_any
+from redco_flow.spec.secret_check import secret_problems
+from redco_flow.spec.strict_yaml import parse_file
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _expanded(text: str) -> str:
+    return str(Path(text).expanduser())
+
+
+class Profile(StrictModel):
+    """Where and how to run.
+
+    Args:
+        name: the file's name where the file does not say it.
+        executor: who starts the jobs: a module of `redco_flow.launch`.
+        workspace: where runs and artifacts lie; relative to the current directory.
+        num_cpu_devices: how many devices JAX makes of the CPU where there is no accelerator.
+        environment: variables that every stage's process gets.
+        stall_timeout_minutes: a stage without progress for so long is stopped.
+        grace_seconds: time between the request to stop and the kill.
+        max_parallel_stages: independent stages that run at once.
+        prefect_api_url: None starts, or finds, a local server.
+        defaults: keys of a pipeline, laid under every pipeline file; under `stages`, only what
+            belongs to stages that the file has.
+    """
+
+    name: Name = "local"
+    executor: Text = "local"
+    workspace: Annotated[Text, AfterValidator(_expanded)] = "redco-workspace"
+    num_cpu_devices: PositiveInt = 1
+    environment: dict[VariableName, EnvironmentValue] = Field(default_factory=dict)
+    stall_timeout_minutes: PositiveFloat = 30.0
+    grace_seconds: NonNegativeFloat = 30.0
+    max_parallel_stages: PositiveInt = 2
+    prefect_api_url: Text | None = None
+    defaults: dict[str, Any] = Field(default_factory=dict)
+
+    _written_defaults: Document | None = PrivateAttr(default=None)
+
+    def defaults_under(self, document: Document) -> Document:
+        """Return the defaults as the layer below a pipeline's document."""
+        layer = self._written_defaults or written_at(self.defaults, Origin(f"profile {self.name}"))
+        written = document.get(("stages",))
+        for stage in layer.get(("stages",)) or ():
+            if not isinstance(written, dict) or stage not in written:
+                layer = layer.without(("stages", stage))
+        return layer
+
+
+def load_profile(
+    given: str | Path = "local",
+    overrides: Sequence[str] = (),
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> Profile:
+    """Read a profile.
+
+    Args:
+        given: a path, or the name of a file in cluster_profiles.
+        overrides: `profile.key=value`; those without `profile.` are the pipeline's.
+
+    Raises:
+        UsageError: there is no such profile.
+        ConfigError: every mistake in it.
+    """
+    path = find_file("cluster_profiles", given)
+    document, problems = parse_file(path)
+    if document.values is None:
+        raise_if_any(problems)
+        document = Document({}, document.origins)
+    if not isinstance(document.values, dict):
+        raise ConfigError([document.origin(()).problem("a profile must be a mapping of keys")])
+    document, more = _with_overrides(document, for_profile(overrides))
+    problems += more + list(secret_problems(document))
+    # The pipeline's own references stand for what the pipeline says, not for what stands here.
+    defaults = document.section(("defaults",))
+    document, more = interpolate(document.without(("defaults",)), Surroundings(environ))
+    document = document.with_part(("name",), _name_of(document, path))
+    problems += more + list(secret_problems(document))
+    if defaults.values is not None:
+        document = document.with_part(("defaults",), defaults)
+    profile, more = _validated(document)
+    raise_if_any(problems + more)
+    assert profile is not None
+    if defaults.values is not None:
+        profile._written_defaults = defaults
+    return profile
+
+
+def _validated(document: Document) -> tuple[Profile | None, list[Problem]]:
+    try:
+        return Profile.from_json(document.values), []
+    except ValidationError as error:
+        return None, problems_of(error, document, Profile, root="the profile")
+
+
+def _name_of(document: Document, path: Path) -> Document:
+    if "name" in document.values:
+        return document.section(("name",))
+    return written_at(path.stem, Origin(str(path)))
+
+
+def _with_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
+    space = KeySpace()
+    for path, info in field_paths(Profile):
+        space.settings.add(path)
+        if is_open(info.annotation):
+            space.open_paths.add(path)
+    problems: list[Problem] = []
+    for text in overrides:
+        override, more = read_override(text)
+        problems += more
+        if override is None:
+            continue
+        try:
+            document = apply_override(document, override, space.find(override.key))
+        except ValueError as error:
+            problems.append(Origin("command line").problem(f"profile.{override.key}: {error}"))
+    return document, problems

@@ -1,0 +1,181 @@
+"""Which stage's output each input takes: from the text a person writes, or from what is unique.
+
+`STAGE`, `STAGE/SELECTOR`, or `SELECTOR` alone where one stage only produces that kind; where
+nothing is written, that one stage.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from redco_flow.spec.stage_body import StageBody, Stages
+from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.spec.wording import listed, nearest, shown
+
+
+@dataclass(frozen=True)
+class InputRef:
+    """One output of a stage: `checkpoint/best/rouge2` of `train`."""
+
+    stage: str
+    output: str
+
+    def text(self) -> str:
+        """Return the reference as a person writes it: `train/best/rouge2`."""
+        _, slash, selector = self.output.partition("/")
+        return f"{self.stage}{slash}{selector}"
+
+
+@dataclass(frozen=True)
+class References:
+    """Resolves references among the stages of one pipeline.
+
+    Args:
+        configs: of the stages that are valid; without its Config a stage's outputs are not
+            known, and any selector is let pass.
+    """
+
+    stages: Stages
+    configs: Mapping[str, StageConfig]
+
+    @property
+    def bodies(self) -> Mapping[str, StageBody]:
+        """Return the stages whose kinds exist."""
+        return self.stages.bodies
+
+    def resolve(self, stage: str, slot_name: str) -> tuple[InputRef, ...]:
+        """Return what a stage's input slot takes; nothing where a broken stage may be meant.
+
+        Raises:
+            ValueError: nothing, several, or something impossible is meant.
+        """
+        body = self.bodies[stage]
+        slot = body.kind.inputs[slot_name]
+        given = body.references.get(slot_name)
+        if given is None:
+            return self._unwritten(body, slot_name, slot)
+        texts = given if slot.many and isinstance(given, list) else [given]
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            wanted = "a list of references" if slot.many else "one reference (STAGE/SELECTOR)"
+            raise ValueError(f"'{slot_name}' of stage '{stage}' must be {wanted}")
+        texts = [text for text in texts if not self._is_broken(text)]
+        found = tuple(self._written(body, slot_name, slot, text) for text in texts)
+        if len(set(found)) < len(found):
+            raise ValueError(f"'{slot_name}' of stage '{stage}' names the same output twice")
+        return found
+
+    def output_reference(self, stage: str, output: str) -> str:
+        """Return the reference that `${stages.STAGE.outputs.OUTPUT}` stands for.
+
+        Raises:
+            ValueError: there is no such stage, or it has no such output.
+        """
+        kind, slash, selector = output.partition("/")
+        if stage in self.stages.broken:
+            return f"{stage}{slash}{selector}"
+        if stage not in self.bodies:
+            raise ValueError(f"there is no stage '{stage}'{nearest(stage, self.bodies)}")
+        outputs = self.bodies[stage].kind.outputs
+        if kind not in outputs.values():
+            known = sorted(set(outputs) | set(outputs.values()))
+            raise ValueError(
+                f"stage '{stage}' has no output '{output}'{nearest(output, known)} "
+                f"Its outputs: {listed(known)}."
+            )
+        return f"{stage}{slash}{selector}"
+
+    def _unwritten(self, body: StageBody, slot_name: str, slot: InputSlot) -> tuple[InputRef, ...]:
+        if self.stages.broken:
+            return ()
+        producers = self._producers(slot.kind, body.name)
+        if slot.many:
+            producers = [p for p in producers if self.bodies[p].kind.name != body.kind.name]
+        if not producers:
+            raise ValueError(
+                f"stage '{body.name}' needs '{slot_name}' ({slot.kind}), and no other stage "
+                f"produces that; add a stage that does"
+            )
+        if len(producers) > 1 and not slot.many:
+            raise ValueError(self._ambiguous(body, slot_name, slot, producers))
+        return tuple(self._ref(body, slot_name, slot, producer, None) for producer in producers)
+
+    def _written(self, body: StageBody, slot_name: str, slot: InputSlot, text: str) -> InputRef:
+        named = [name for name in self.bodies if text == name or text.startswith(f"{name}/")]
+        if named:
+            producer = max(named, key=len)
+            selector = text[len(producer) + 1 :] or None
+            return self._ref(body, slot_name, slot, producer, selector)
+        producers = self._producers(slot.kind, body.name)
+        misspelt = difflib.get_close_matches(text.split("/")[0], self.bodies, n=1, cutoff=0.75)
+        if len(producers) == 1 and not misspelt:
+            return self._ref(body, slot_name, slot, producers[0], text)
+        hint = nearest(text.split("/")[0], self.bodies)
+        message = f"'{slot_name}' of stage '{body.name}': there is no stage {shown(text)}{hint} "
+        if len(producers) > 1:
+            message += (
+                f"Stages that produce {slot.kind}: {listed(producers)}; write STAGE/SELECTOR."
+            )
+        else:
+            message += f"Stages: {listed(self.bodies)}."
+        raise ValueError(message)
+
+    def _ref(
+        self,
+        body: StageBody,
+        slot_name: str,
+        slot: InputSlot,
+        producer: str,
+        selector: str | None,
+    ) -> InputRef:
+        """Return the reference if the producer has that output."""
+        where = f"'{slot_name}' of stage '{body.name}'"
+        if producer == body.name:
+            raise ValueError(f"{where} takes the stage's own output; name another stage")
+        declared = self.bodies[producer].kind.outputs
+        if slot.kind not in declared.values():
+            raise ValueError(
+                f"{where} takes {slot.kind}, but stage '{producer}' produces "
+                f"{listed(sorted(set(declared.values())))}; stages that produce {slot.kind}: "
+                f"{listed(self._producers(slot.kind, body.name))}"
+            )
+        chosen = slot.default_selector if selector is None else selector
+        output = f"{slot.kind}/{chosen}" if chosen else slot.kind
+        known = self._known_outputs(producer, slot)
+        if known is None or output in known:
+            return InputRef(producer, output)
+        if selector is None and slot.kind in known:
+            return InputRef(producer, slot.kind)
+        selectors = [name.partition("/")[2] for name in known if name.startswith(f"{slot.kind}/")]
+        raise ValueError(
+            f"{where}: stage '{producer}' has no output {shown(output)}"
+            f"{nearest(chosen, selectors)} Its outputs: {listed(known)}."
+        )
+
+    def _known_outputs(self, producer: str, slot: InputSlot) -> Sequence[str] | None:
+        """Return a stage's outputs; None where only the running stage will know them."""
+        kind = self.bodies[producer].kind
+        if kind.output_names is None:
+            return None if slot.default_selector else list(kind.outputs)
+        config = self.configs.get(producer)
+        return None if config is None else kind.output_names(config)
+
+    def _is_broken(self, text: str) -> bool:
+        return any(text == name or text.startswith(f"{name}/") for name in self.stages.broken)
+
+    def _producers(self, kind: str, consumer: str) -> list[str]:
+        return [
+            name
+            for name, body in self.bodies.items()
+            if name != consumer and kind in body.kind.outputs.values()
+        ]
+
+    def _ambiguous(
+        self, body: StageBody, slot_name: str, slot: InputSlot, producers: Sequence[str]
+    ) -> str:
+        return (
+            f"stage '{body.name}' needs one {slot.kind}, and several stages produce one: "
+            f"{listed(producers)}; choose with `{slot_name}: {producers[0]}` or "
+            f"`{slot_name}: {producers[0]}/SELECTOR`"
+        )

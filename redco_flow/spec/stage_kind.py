@@ -1,0 +1,144 @@
+"""What a stage kind is, and how it is found by the name that stands in YAML.
+
+A kind is one module: `redco_flow.stages.<name>` or any importable dotted module. Its top level
+must be light, for it is read on login nodes:
+
+    SECTIONS = ("recipe", "model", "data")      # top-level sections it takes, fields of Config
+    INPUTS = {"dataset": InputSlot(kind="dataset")}     # not fields of Config
+    OUTPUTS = {"checkpoint": "checkpoint"}      # output name -> artifact kind
+    class Config(StageConfig): ...
+    def run(context, config): ...               # StageContext, Config -> StageOutputs
+    def output_names(config): ...               # optional: ["checkpoint/last", ...], all of them
+    def code_modules(config): ...               # optional: modules that determine the result
+    def data_files(config): ...                 # optional: raw data files to digest
+    def data_identity(config): ...              # optional: identity of data that is no file
+
+Imports kinds by name only: nothing here depends on any particular stage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from redco_flow.spec.model import StrictModel
+from redco_flow.spec.modules import find_module, known_modules
+from redco_flow.spec.pipeline import SECTION_NAMES, Resources
+from redco_flow.spec.wording import listed, nearest
+
+STAGES_PACKAGE = "redco_flow.stages"
+
+
+class StageConfig(StrictModel):
+    """Base of every stage kind's Config; fields that only place the work carry `Placement`."""
+
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True)
+class InputSlot:
+    """An artifact that a stage takes in.
+
+    Args:
+        kind: the artifact's kind: dataset, checkpoint, predictions, metrics.
+        default_selector: which of the producer's artifacts where the pipeline says none:
+            "last" takes `checkpoint/last`, "" takes the output named like the kind.
+        many: the slot takes a list of references; absent means every producer.
+    """
+
+    kind: str
+    default_selector: str = ""
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """A stage kind as its module declares it."""
+
+    name: str
+    module: str
+    config_type: type[StageConfig]
+    inputs: Mapping[str, InputSlot]
+    outputs: Mapping[str, str]
+    sections: tuple[str, ...]
+    output_names: Callable[[Any], list[str]] | None
+    code_modules: Callable[[Any], list[str]]
+    data_files: Callable[[Any], list[Path]]
+    data_identity: Callable[[Any], dict[str, Any]]
+
+
+def find_stage_kind(name: str) -> StageKind:
+    """Import the kind called `name` and read its declarations.
+
+    Raises:
+        ValueError: there is no such module, it cannot be imported, or it is no stage kind.
+    """
+    module_name = find_module(STAGES_PACKAGE, name)
+    if module_name is None:
+        known = known_stage_kinds()
+        raise ValueError(
+            f"there is no stage kind '{name}'{nearest(name, known)} Known kinds: "
+            f"{listed(known)}; or the dotted name of an importable module."
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"stage kind '{name}': importing {module_name} failed: {type(error).__name__}: {error}"
+        ) from error
+    return _read_declarations(name, module)
+
+
+def known_stage_kinds() -> tuple[str, ...]:
+    """Return the names of the built-in stage kinds, sorted."""
+    return known_modules(STAGES_PACKAGE, defines="Config")
+
+
+def _read_declarations(name: str, module: ModuleType) -> StageKind:
+    where = f"stage kind '{name}' ({module.__name__})"
+    config_type = getattr(module, "Config", None)
+    if not (isinstance(config_type, type) and issubclass(config_type, StageConfig)):
+        raise ValueError(f"{where} has no class Config(StageConfig); it is not a stage kind.")
+    if not callable(getattr(module, "run", None)):
+        raise ValueError(f"{where} has no function run(context, config); it is not a stage kind.")
+    kind = StageKind(
+        name=name,
+        module=module.__name__,
+        config_type=config_type,
+        inputs=dict(getattr(module, "INPUTS", {})),
+        outputs=dict(getattr(module, "OUTPUTS", {})),
+        sections=tuple(getattr(module, "SECTIONS", ())),
+        output_names=getattr(module, "output_names", None),
+        code_modules=getattr(module, "code_modules", lambda config: [module.__name__]),
+        data_files=getattr(module, "data_files", lambda config: []),
+        data_identity=getattr(module, "data_identity", lambda config: {}),
+    )
+    problem = _declaration_problem(kind)
+    if problem:
+        raise ValueError(f"{where}: {problem}")
+    return kind
+
+
+def _declaration_problem(kind: StageKind) -> str | None:
+    """Say what is wrong with a kind's declarations, or None."""
+    fields = kind.config_type.model_fields
+    for section in kind.sections:
+        if section not in SECTION_NAMES:
+            return f"SECTIONS names '{section}'; allowed: {', '.join(SECTION_NAMES)}."
+        if section not in fields:
+            return f"SECTIONS names '{section}', which is no field of Config; add the field."
+    for slot in kind.inputs:
+        if slot in fields or slot in ("kind", *SECTION_NAMES):
+            return f"INPUTS names '{slot}', which is also a key of the stage; rename one of them."
+    for output, artifact in kind.outputs.items():
+        if output != artifact and not re.match(re.escape(artifact) + "/.", output):
+            return (
+                f"OUTPUTS: '{output}' must be named like its artifact kind, "
+                f"'{artifact}' or '{artifact}/SELECTOR'."
+            )
+    return None

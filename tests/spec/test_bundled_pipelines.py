@@ -1,0 +1,58 @@
+"""Every pipeline of the project loads, and agrees with the schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from redco_flow.spec.load import load_pipeline, load_profile
+from redco_flow.spec.schema import json_schema
+from redco_flow.spec.strict_yaml import parse_file
+from redco_flow.spec.write_yaml import write_yaml
+
+PROJECT = Path(__file__).resolve().parents[2]
+PIPELINES = sorted(PROJECT.glob("pipelines/*.yaml"))
+
+
+@pytest.fixture
+def data_overrides(tmp_path):
+    """Files for the splits that a pipeline wants from the command line."""
+    overrides = []
+    for split in ("train", "validation", "test"):
+        path = tmp_path / f"{split}.csv"
+        path.write_text("source,target\na,b\n")
+        overrides.append(f"data.{split}={path}")
+    return overrides
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_a_pipeline_of_the_project_loads_and_its_resolved_form_is_the_same(
+    path, data_overrides, tmp_path
+):
+    pipeline = load_pipeline(path, data_overrides, load_profile("local"), environ={})
+
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(write_yaml(pipeline.document))
+
+    again = load_pipeline(resolved, environ={})
+    assert again.document == pipeline.document
+    assert {n: s.settings for n, s in again.stages.items()} == {
+        n: s.settings for n, s in pipeline.stages.items()
+    }
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_a_pipeline_of_the_project_agrees_with_the_schema(path):
+    document, problems = parse_file(path)
+
+    assert problems == []
+    jsonschema.validate(document.values, json_schema())
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_a_pipeline_of_the_project_is_headed_by_its_command(path):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+
+    assert first.startswith("#")

@@ -1,0 +1,131 @@
+"""Profiles: their fields, their mistakes, and what they lay under a pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redco_flow.errors import ConfigError, UsageError
+from redco_flow.spec.load import Origin, load_profile
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    profile = load_profile("local")
+
+    assert profile.model_dump() == {
+        "name": "local",
+        "executor": "local",
+        "workspace": "redco-workspace",
+        "num_cpu_devices": 1,
+        "environment": {},
+        "stall_timeout_minutes": 30.0,
+        "grace_seconds": 30.0,
+        "max_parallel_stages": 2,
+        "prefect_api_url": None,
+        "defaults": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PROJECT.glob("cluster_profiles/*.yaml")), ids=lambda p: p.stem
+)
+def test_every_profile_of_the_project_loads(path):
+    assert load_profile(path, environ={}).name == path.stem
+
+
+def test_an_override_with_profile_goes_to_the_profile_and_no_other(write, load, chain):
+    path = write("workspace: here\n", "mine.yaml")
+    overrides = ["profile.num_cpu_devices=4", "learning_rate=1e-4", "profile.environment.A=1"]
+
+    profile = load_profile(path, overrides)
+    pipeline = load(chain, *overrides, profile=profile)
+
+    assert (profile.name, profile.num_cpu_devices, profile.workspace) == ("mine", 4, "here")
+    assert profile.environment == {"A": "1"}
+    assert pipeline.stages["train"].config.learning_rate == 1e-4
+
+
+def test_a_profile_takes_environment_variables(write):
+    path = write("workspace: ${env:SCRATCH,/tmp}/work\nenvironment: {OMP_NUM_THREADS: 4}\n")
+
+    assert load_profile(path, environ={"SCRATCH": "/big"}).workspace == "/big/work"
+    assert load_profile(path, environ={}).workspace == "/tmp/work"
+    assert load_profile(path, environ={}).environment == {"OMP_NUM_THREADS": "4"}
+
+
+def test_mistakes_in_a_profile_are_told_at_once(write):
+    path = write(
+        "executer: local\nnum_cpu_devices: 0\nenvironment:\n  HF_TOKEN: abc\n  A B: c\n", "p.yaml"
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        load_profile(path, ["profile.grace=3", "profile.stall_timeout_minutes=no"])
+
+    found = sorted(str(problem).replace(str(path), "p.yaml") for problem in caught.value.problems)
+    expected = [
+        "command line: 'stall_timeout_minutes' must be a number, not 'no'",
+        "command line: profile.grace: there is no setting 'grace'; did you mean 'grace_seconds'?",
+        "p.yaml:1:1: the profile has no key 'executer'; did you mean 'executor'?",
+        "p.yaml:2:1: 'num_cpu_devices' must be greater than 0, not 0",
+        "p.yaml:4:3: 'environment.HF_TOKEN' looks like a secret, which is never stored;",
+        "p.yaml:5:3: 'environment.A B': 'A B' is no name (must match ^[A-Za-z_][A-Za-z0-9_]*$)",
+    ]
+    assert len(found) == len(expected)
+    assert all(one.startswith(two) for one, two in zip(found, expected, strict=True)), found
+
+
+def test_a_profile_that_is_not_there_is_a_usage_error_with_the_nearest_name():
+    with pytest.raises(UsageError, match="did you mean 'local'"):
+        load_profile("locla")
+
+
+def test_a_profile_s_defaults_lie_under_the_file(write, load, chain):
+    path = write(
+        """\
+        defaults:
+          data: {source_key: below, target_key: below}
+          stages:
+            preprocess: {num_workers: 8}
+            unused: {kind: my_kinds.train}
+        """,
+        "cluster.yaml",
+    )
+
+    pipeline = load(chain, profile=load_profile(path))
+
+    assert list(pipeline.stages) == ["preprocess", "train", "predict", "evaluate"]
+    assert pipeline.stages["preprocess"].config.num_workers == 8
+    assert pipeline.stages["preprocess"].config.data.source_key == "document"
+    assert pipeline.stages["preprocess"].config.data.target_key == "below"
+    assert pipeline.origins["data.target_key"] == Origin(str(path), 2, 29)
+    assert pipeline.origins["stages.preprocess.num_workers"] == Origin(str(path), 4, 18)
+
+
+def test_a_mistake_in_a_profile_s_defaults_is_told_in_the_profile(write, problems, chain):
+    path = write("defaults:\n  data: {sauce_key: x}\n", "cluster.yaml")
+
+    (problem,) = problems(chain, profile=load_profile(path))
+
+    assert (problem.source, problem.line, problem.column) == (str(path), 2, 10)
+
+
+def test_references_in_defaults_are_the_pipeline_s(write, load, chain):
+    path = write("defaults: {description: '${name} on ${profile.executor}'}\n", "cluster.yaml")
+
+    assert load(chain, profile=load_profile(path)).description == "chain on local"
+
+
+def test_the_profile_alone_never_changes_settings(write, load, chain):
+    path = write("workspace: elsewhere\nnum_cpu_devices: 8\nenvironment: {A: b}\n", "cluster.yaml")
+
+    with_profile = load(chain, profile=load_profile(path)).stages
+    without = load(chain).stages
+
+    assert {n: s.settings for n, s in with_profile.items()} == {
+        n: s.settings for n, s in without.items()
+    }
