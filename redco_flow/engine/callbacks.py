@@ -1,0 +1,33 @@
+"""What `Trainer.fit` tells its caller while it runs.
+
+Every process gets every call, and only plain numbers: nothing here can save or change a state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class Callback:
+    """Override what you want to hear; each does nothing by default."""
+
+    def on_log(self, record: Record) -> None:
+        """Hear about training.
+
+        `step`, `total_steps`, `epoch` (fraction of epochs done), `loss` (mean since the last
+        record), `grad_norm` (of the last step, before clipping), `learning_rate` (that of the
+        last step, where the trainer knows the schedule), `tokens_per_second` (sum of weights
+        over time, without evaluations and compilation; absent until there was a second step).
+        """
+
+    def on_eval(self, record: Record) -> None:
+        """Hear about an evaluation: `step`, `epoch`, `seconds`, and its metrics."""
+
+    def on_checkpoint(self, record: Record) -> None:
+        """Hear that a checkpoint was committed: `step`, `epoch`, `metrics`.
+
+        Called with a log record, before the next save or at the end, whichever comes first; the
+        checkpoint is on the disk then.
+        """

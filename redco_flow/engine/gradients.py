@@ -1,0 +1,76 @@
+"""Gradients of a mean over a whole global batch, accumulated over micro-batches.
+
+Gradients of totals are summed and divided once by the sum of weights: never a mean of means.
+Refuses to know optimizers, losses' insides and devices.
+Dims in this file: M micro-batches, B rows of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Sums = tuple[jax.Array, jax.Array]
+# (params, micro-batch) -> (sum of totals, sum of weights)
+SumFn = Callable[[Any, Any], Sums]
+
+
+def mean_gradients(sum_fn: SumFn, params: Any, micro_batches: Any) -> tuple[Any, Sums]:
+    """Return the gradients of sum(totals) / sum(weights), and both sums.
+
+    Args:
+        sum_fn: differentiated with respect to its first result.
+        micro_batches: a tree of arrays (M, B, ...).
+
+    Returns:
+        Gradients, float32 or wider, sharded like the parameters; zero where all weights are.
+    """
+    gradients, (total, weight) = _accumulate(sum_fn, params, micro_batches)
+    divisor = safe_divisor(weight)
+    return jax.tree.map(lambda g: g / divisor.astype(g.dtype), gradients), (total, weight)
+
+
+def safe_divisor(weight: jax.Array) -> jax.Array:
+    """Return the weight, or 1 where there is none, so that nothing over nothing is zero."""
+    return jnp.where(weight > 0, weight, jnp.ones_like(weight))
+
+
+def global_norm(gradients: Any) -> jax.Array:
+    """Return the 2-norm of all gradients together, float32.
+
+    A sum of squares per array keeps every gradient where it is; raveling them first would gather
+    the sharded ones.
+    """
+    squares = [jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients)]
+    return jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
+
+
+def clip(gradients: Any, norm: jax.Array, max_norm: float) -> Any:
+    """Scale gradients of 2-norm `norm` down to `max_norm` where they are longer."""
+    scale = max_norm / jnp.maximum(norm, max_norm)
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+
+
+def _accumulate(sum_fn: SumFn, params: Any, micro_batches: Any) -> tuple[Any, Sums]:
+    differentiate = jax.value_and_grad(sum_fn, has_aux=True)
+
+    def add_one(carry: tuple[Any, Sums], micro_batch: Any) -> tuple[tuple[Any, Sums], None]:
+        (total, weight), gradients = differentiate(params, micro_batch)
+        return jax.tree.map(jnp.add, carry, (_widen(gradients), (total, weight))), None
+
+    (num_micro,) = {x.shape[0] for x in jax.tree.leaves(micro_batches)}
+    if num_micro == 1:
+        only = jax.tree.map(lambda x: x[0], micro_batches)
+        (total, weight), gradients = differentiate(params, only)
+        return _widen(gradients), (total, weight)
+    zero = jnp.zeros((), jnp.float32)
+    empty = (_widen(jax.tree.map(jnp.zeros_like, params)), (zero, zero))
+    carry, _ = jax.lax.scan(add_one, empty, micro_batches)
+    return carry
+
+
+def _widen(gradients: Any) -> Any:
+    return jax.tree.map(lambda g: g.astype(jnp.promote_types(g.dtype, jnp.float32)), gradients)

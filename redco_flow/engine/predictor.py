@@ -1,0 +1,136 @@
+"""Predict with a model on a mesh: every example once, in input order.
+
+Knows how examples become batches and batches become predictions again. Refuses to know what a
+prediction is, where parameters come from and where predictions go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from redco_flow.engine.batch_layout import check_multiple, check_positive
+from redco_flow.engine.data import Batch, CollateFn, EvalBatches, Examples
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.overlap import fetch_late, put_early
+from redco_flow.engine.sharding import ShardingRules
+from redco_flow.engine.train_step import example_keys
+
+# (params, batch, rngs [B]) -> a tree of arrays with leading dim B
+PredFn = Callable[[Any, dict[str, jax.Array], jax.Array], Any]
+# a tree of NumPy arrays, padding removed -> one prediction per row
+OutputFn = Callable[[Any], Sequence[Any]]
+# (examples done, examples in all)
+ProgressFn = Callable[[int, int], None]
+
+
+class Predictor:
+    """A prediction function on a mesh.
+
+    Args:
+        deployer: where to run.
+        collate_fn: examples -> dict of NumPy arrays whose leading dim is their number.
+        pred_fn: (params, batch, rngs) -> a tree of arrays with leading dim B. Each example's key
+            depends on the seed and its place in the input only.
+        output_fn: that tree as NumPy arrays, padding removed -> one prediction per row; by
+            default each row of the tree.
+        sharding_rules: derived from the first parameters by default.
+        batch_size: examples at once over all devices.
+        seed: of `rngs`; the deployer's by default.
+
+    Raises:
+        ValueError: the batch does not divide; the message lists the nearest sizes that do.
+    """
+
+    def __init__(
+        self,
+        deployer: Deployer,
+        *,
+        collate_fn: CollateFn,
+        pred_fn: PredFn,
+        output_fn: OutputFn | None = None,
+        sharding_rules: ShardingRules | None = None,
+        batch_size: int,
+        seed: int | None = None,
+    ) -> None:
+        check_positive("batch_size", batch_size)
+        shards = deployer.num_data_shards
+        check_multiple("batch_size", batch_size, shards, f"{shards} data shards")
+        self.deployer = deployer
+        self.batch_size = batch_size
+        self.seed = deployer.seed if seed is None else seed
+        self._collate_fn = collate_fn
+        self._output_fn = output_fn or _rows_of
+        self._rules = sharding_rules
+
+        def step(params: Any, seed: jax.Array, batch: Any, rows: jax.Array) -> Any:
+            return pred_fn(params, batch, example_keys(seed, 0, rows))
+
+        # Replicated results can be read by every process.
+        self._step = jax.jit(deployer.on_mesh(step), out_shardings=deployer.named_sharding())
+
+    def predict(
+        self, examples: Examples, params: Any, *, on_progress: ProgressFn | None = None
+    ) -> list[Any]:
+        """Return one prediction per example, in their order.
+
+        Args:
+            examples: any sequence; an empty one gives an empty list.
+            params: arrays; laid out by the rules if they are not yet.
+            on_progress: called after each batch with (examples done, examples in all).
+
+        Raises:
+            ValueError: pred_fn or output_fn gave another number of rows than the batch has.
+            DataError: rows cannot be read or collated.
+        """
+        if not len(examples):
+            return []
+        self._rules = self._rules or self.deployer.get_sharding_rules(params)
+        params = self.deployer.shard_params(params, self._rules)
+        predictions: list[Any] = []
+        for mask, found in fetch_late(self._dispatch(examples, params)):
+            self._check_leading_dim(found)
+            num_rows = int(np.count_nonzero(mask))
+            outputs = list(self._output_fn(jax.tree.map(lambda x, n=num_rows: x[:n], found)))
+            if len(outputs) != num_rows:
+                raise ValueError(f"output_fn gave {len(outputs)} predictions for {num_rows} rows.")
+            predictions += outputs
+            if on_progress is not None:
+                on_progress(len(predictions), len(examples))
+        return predictions
+
+    def _dispatch(self, examples: Examples, params: Any) -> Iterator[tuple[np.ndarray, Any]]:
+        process = self.deployer.data_process
+        plan = EvalBatches(
+            examples,
+            self._collate_fn,
+            batch_size=self.batch_size,
+            process_index=process.index,
+            num_processes=process.count,
+        )
+        seed = jax.device_put(np.uint32(self.seed), self.deployer.named_sharding())
+
+        def put(batch: Batch) -> tuple[np.ndarray, Any]:
+            rows = batch.rows.astype(np.int32)
+            _, mask = plan.plan.rows(batch.step)
+            return mask, self.deployer.put_rows((batch.arrays, rows))
+
+        with iter(plan) as batches:
+            for mask, (arrays, rows) in put_early(batches, put):
+                yield mask, self._step(params, seed, arrays, rows)
+
+    def _check_leading_dim(self, found: Any) -> None:
+        for leaf in jax.tree.leaves(found):
+            if np.shape(leaf)[:1] != (self.batch_size,):
+                raise ValueError(
+                    f"pred_fn gave an array of shape {np.shape(leaf)}; its leading dim must be "
+                    f"the batch's, {self.batch_size}."
+                )
+
+
+def _rows_of(found: Any) -> list[Any]:
+    count = len(jax.tree.leaves(found)[0])
+    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(count)]

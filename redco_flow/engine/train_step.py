@@ -1,0 +1,115 @@
+"""One optimizer step, and one evaluation step, as pure functions of arrays.
+
+The state is a plain dict: params, opt_state, step, seed. Knows how loss, gradients, clipping and
+the optimizer come together; refuses to know data, devices and when to stop.
+Dims in this file: M micro-batches, B rows of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from redco_flow.engine.gradients import Sums, clip, global_norm, mean_gradients
+from redco_flow.engine.loss import LossFn, per_example_loss
+
+State = dict[str, Any]
+Metrics = dict[str, jax.Array]
+Schedule = Callable[[Any], Any]
+
+
+class MicroBatches(TypedDict):
+    """A global batch as the steps take it.
+
+    Keys:
+        batch: what collate_fn made, (M, B, ...) each.
+        mask: float32 (M, B); 0 for rows that only pad.
+        rows: int32 (M, B); each row's number in the global batch.
+    """
+
+    batch: Any
+    mask: Any
+    rows: Any
+
+
+def initial_state(params: Any, optimizer: optax.GradientTransformation, seed: int) -> State:
+    """Return the state before the first step."""
+    return {
+        "params": params,
+        "opt_state": optimizer.init(params),
+        "step": jnp.zeros((), jnp.int32),
+        "seed": jnp.asarray(seed, jnp.uint32),
+    }
+
+
+def example_keys(seed: jax.Array, step: jax.Array | int, rows: jax.Array) -> jax.Array:
+    """Return one key per row: the same for (seed, step, row) on any mesh and after a resume."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, rows)
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    *,
+    lr_schedule: Schedule | None = None,
+    max_grad_norm: float | None = None,
+) -> Callable[[State, MicroBatches], tuple[State, Metrics]]:
+    """Return the function (state, batch) -> (next state, metrics).
+
+    The metrics are float32 scalars: the loss' sums `total` and `weight`, `grad_norm` before
+    clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step.
+    """
+
+    def train_step(state: State, batches: MicroBatches) -> tuple[State, Metrics]:
+        def sums(params: Any, micro_batch: MicroBatches) -> Sums:
+            return _masked_sums(loss_fn, params, micro_batch, state["seed"], state["step"])
+
+        gradients, (total, weight) = mean_gradients(sums, state["params"], batches)
+        norm = global_norm(gradients)
+        if max_grad_norm is not None:
+            gradients = clip(gradients, norm, max_grad_norm)
+        updates, opt_state = optimizer.update(gradients, state["opt_state"], state["params"])
+        metrics = {"total": total, "weight": weight, "grad_norm": norm}
+        if lr_schedule is not None:
+            metrics["learning_rate"] = jnp.asarray(lr_schedule(state["step"]), jnp.float32)
+        next_state = {
+            "params": optax.apply_updates(state["params"], updates),
+            "opt_state": opt_state,
+            "step": state["step"] + 1,
+            "seed": state["seed"],
+        }
+        return next_state, metrics
+
+    return train_step
+
+
+def make_eval_step(loss_fn: LossFn) -> Callable[[Any, jax.Array, MicroBatches], Metrics]:
+    """Return the function (params, seed, batch of one micro-batch) -> {"total", "weight"}."""
+
+    def eval_step(params: Any, seed: jax.Array, batches: MicroBatches) -> Metrics:
+        only: MicroBatches = jax.tree.map(lambda x: x[0], batches)
+        total, weight = _masked_sums(loss_fn, params, only, seed, 0, is_training=False)
+        return {"total": total, "weight": weight}
+
+    return eval_step
+
+
+def _masked_sums(
+    loss_fn: LossFn,
+    params: Any,
+    micro_batch: MicroBatches,
+    seed: jax.Array,
+    step: jax.Array | int,
+    *,
+    is_training: bool = True,
+) -> Sums:
+    """Return the sums of totals and weights over the rows that do not only pad."""
+    rngs = example_keys(seed, step, micro_batch["rows"])
+    batch, mask = micro_batch["batch"], micro_batch["mask"]
+    totals, weights = per_example_loss(loss_fn, params, batch, rngs, is_training=is_training)
+    return jnp.sum(totals * mask), jnp.sum(weights * mask)

@@ -1,0 +1,286 @@
+"""Train a model given as three functions.
+
+The Trainer owns the state and the compiled steps; `training_loop.py` says in which order things
+happen. Refuses to know YAML, run directories and clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from redco_flow.engine.batch_layout import BatchLayout, plan_batch
+from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.data import (
+    Batch,
+    BatchIterator,
+    CollateFn,
+    EvalBatches,
+    Examples,
+    TrainBatches,
+)
+from redco_flow.engine.data_order import BatchPlan
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.loss import LossFn
+from redco_flow.engine.overlap import fetch_late, put_early
+from redco_flow.engine.sharding import ShardingRules
+from redco_flow.engine.train_step import (
+    Metrics,
+    MicroBatches,
+    Schedule,
+    State,
+    initial_state,
+    make_eval_step,
+    make_train_step,
+)
+from redco_flow.engine.training_loop import FitResult, Plan, TrainingLoop
+
+if TYPE_CHECKING:
+    from redco_flow.engine.checkpoint import Checkpointer, Commit
+
+EvalFn = Callable[[Any, int], Mapping[str, float]]
+
+
+class Trainer:
+    """A model, its optimizer and its loss on a mesh.
+
+    Args:
+        deployer: where to run.
+        collate_fn: examples -> dict of NumPy arrays whose leading dim is their number.
+        loss_fn: (params, batch, rngs, is_training) -> (totals [B], weights [B]), whose sums give
+            the mean; or a scalar, taken as the loss of equally weighted examples. `rngs` holds
+            one key per example; `is_training` is a Python bool.
+        params: arrays; copied, and kept in float32 if they were narrower: compute in bfloat16 by
+            casting inside the model.
+        optimizer: any optax transformation. Accumulation and clipping are the Trainer's, so its
+            schedule counts optimizer steps.
+        sharding_rules: `deployer.get_sharding_rules(params)` by default.
+        global_batch_size: examples per optimizer step, whatever the devices.
+        per_device_batch_size: examples one data shard works on at once; the rest is accumulated.
+        lr_schedule: the optimizer's schedule, to log the rate that each step used.
+        seed: of data order and dropout; the deployer's by default.
+        max_grad_norm: clip the whole batch's gradient to this 2-norm.
+
+    Raises:
+        ValueError: the batch does not divide (the message lists the nearest sizes that do), or a
+            number is not positive.
+        ShardingError: the rules do not fit the parameters.
+    """
+
+    def __init__(
+        self,
+        deployer: Deployer,
+        *,
+        collate_fn: CollateFn,
+        loss_fn: LossFn,
+        params: Any,
+        optimizer: optax.GradientTransformation,
+        sharding_rules: ShardingRules | None = None,
+        global_batch_size: int,
+        per_device_batch_size: int | None = None,
+        lr_schedule: Schedule | None = None,
+        seed: int | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={max_grad_norm} must be positive, or None.")
+        self.deployer = deployer
+        self.seed = deployer.seed if seed is None else seed
+        self.layout = plan_batch(
+            global_batch_size,
+            per_device_batch_size,
+            deployer.num_data_shards,
+            deployer.data_process,
+        )
+        self.sharding_rules = sharding_rules or deployer.get_sharding_rules(params)
+        self._rows = deployer.put_rows(self.layout.split(self.layout.rows), dim=1)
+        self._collate_fn = collate_fn
+        self._shardings = self._state_sharding(params, optimizer)
+        self.state: State = self._place(params, optimizer)
+        step = make_train_step(
+            loss_fn, optimizer, lr_schedule=lr_schedule, max_grad_norm=max_grad_norm
+        )
+        everywhere = deployer.named_sharding()
+        self._train_step = jax.jit(
+            deployer.on_mesh(step), donate_argnums=0, out_shardings=(self._shardings, everywhere)
+        )
+        self._eval_step = jax.jit(
+            deployer.on_mesh(make_eval_step(loss_fn)), out_shardings=everywhere
+        )
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done; waits for the last one."""
+        return int(self.state["step"])
+
+    def fit(
+        self,
+        train_examples: Examples,
+        *,
+        num_epochs: int,
+        eval_examples: Examples | None = None,
+        eval_fn: EvalFn | None = None,
+        checkpointer: Checkpointer | None = None,
+        callbacks: Sequence[Callback] = (),
+        log_every_steps: int = 10,
+        eval_every_steps: int | None = None,
+        save_every_steps: int | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> FitResult:
+        """Train until `num_epochs` epochs are done, counted from the state's first step.
+
+        With a checkpointer it resumes from the newest checkpoint, in mid-epoch too, and saves at
+        every evaluation (with its metrics, in one commit) and at every epoch's end.
+
+        Args:
+            num_epochs: passes over the examples; each is ceil(examples / global_batch_size)
+                steps, and the last one may be a partial batch.
+            eval_examples: their loss becomes the metric `eval_loss`.
+            eval_fn: (params, step) -> further metrics; must not keep `params`.
+            checkpointer: where to save and resume; None: nowhere.
+            callbacks: told of log records, evaluations and checkpoints.
+            log_every_steps: steps between log records.
+            eval_every_steps: steps between evaluations; None: one per epoch. The last step is
+                always evaluated.
+            save_every_steps: steps between further checkpoints, without metrics.
+            should_stop: asked after each step; True saves and ends. An evaluation that is due
+                then comes first, so that a stop never changes what is computed.
+
+        Raises:
+            Stopped: should_stop said so; the state is saved.
+            NonFiniteLoss: the message names the step; nothing was saved after it.
+            DataError: the newest checkpoint belongs to other data, batch size or seed; or rows
+                cannot be read.
+            CheckpointError: no checkpoint can be restored, or one cannot be written.
+        """
+        plan = Plan(
+            BatchPlan(len(train_examples), self.layout.global_batch_size, self.seed),
+            num_epochs=num_epochs,
+            log_every_steps=log_every_steps,
+            eval_every_steps=eval_every_steps,
+            save_every_steps=save_every_steps,
+        )
+
+        def evaluate(step: int) -> dict[str, float]:
+            metrics = {}
+            if eval_examples is not None:
+                metrics["eval_loss"] = self.eval_loss(eval_examples)
+            for name, value in (eval_fn(self.state["params"], step) if eval_fn else {}).items():
+                metrics[name] = float(value)
+            return metrics
+
+        will_evaluate = eval_examples is not None or eval_fn is not None
+        loop = TrainingLoop(
+            self, plan, evaluate if will_evaluate else None, checkpointer, callbacks, should_stop
+        )
+        return loop.run(train_examples)
+
+    def eval_loss(self, examples: Examples) -> float:
+        """Return the mean loss over `examples`: each once, without dropout.
+
+        Raises:
+            DataError: there are no examples, or rows cannot be read.
+        """
+        layout = replace(self.layout, global_batch_size=self.layout.micro_batch_size, num_micro=1)
+        batches = iter(
+            EvalBatches(
+                examples,
+                self._collate_fn,
+                batch_size=layout.global_batch_size,
+                process_index=layout.process.index,
+                num_processes=layout.process.count,
+            )
+        )
+
+        params, seed = self.state["params"], self.state["seed"]
+        with batches:
+            results = (
+                (None, self._eval_step(params, seed, b))
+                for b in put_early(batches, partial(self._put, layout))
+            )
+            sums = [(found["total"], found["weight"]) for _, found in fetch_late(results)]
+        total, weight = np.sum(np.asarray(sums, np.float64), axis=0)
+        return float(total / weight) if weight else 0.0
+
+    def restore(self, checkpointer: Checkpointer, step: int | None = None) -> Commit:
+        """Replace the state by a checkpoint's (the newest by default); return its commit.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or has other parameters.
+        """
+        like = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self.state,
+            self._shardings,
+        )
+        self.state, commit = checkpointer.restore(step, like=like)
+        return commit
+
+    def advance(self, batch: MicroBatches) -> Metrics:
+        """Dispatch one optimizer step on a batch from `device_batches`; metrics come later."""
+        metrics: Metrics
+        self.state, metrics = self._train_step(self.state, batch)
+        return metrics
+
+    def read_batches(self, examples: Examples, start_step: int, stop_step: int) -> BatchIterator:
+        """Open this process' training batches [start_step, stop_step); to be closed."""
+        return iter(
+            TrainBatches(
+                examples,
+                self._collate_fn,
+                global_batch_size=self.layout.global_batch_size,
+                seed=self.seed,
+                start_step=start_step,
+                stop_step=stop_step,
+                process_index=self.layout.process.index,
+                num_processes=self.layout.process.count,
+            )
+        )
+
+    def device_batches(self, batches: Iterable[Batch]) -> Iterator[MicroBatches]:
+        """Yield training batches as the steps take them, put on the devices early."""
+        return put_early(batches, lambda batch: self._put(self.layout, batch, self._rows))
+
+    def _put(
+        self, layout: BatchLayout, batch: Batch, rows: jax.Array | None = None
+    ) -> MicroBatches:
+        """Put a batch; its rows are numbered by their place in the examples unless given."""
+        numbers = batch.rows.astype(np.int32) if rows is None else ()
+        host = layout.split((batch.arrays, batch.mask, numbers))
+        arrays, mask, numbered = self.deployer.put_rows(host, dim=1)
+        return {"batch": arrays, "mask": mask, "rows": numbered if rows is None else rows}
+
+    def _state_sharding(self, params: Any, optimizer: optax.GradientTransformation) -> Any:
+        wide = jax.eval_shape(partial(jax.tree.map, _widen), params)
+        opt_state = jax.eval_shape(optimizer.init, wide)
+        everywhere = self.deployer.named_sharding()
+        return {
+            "params": self.deployer.params_sharding(wide, self.sharding_rules),
+            "opt_state": self.deployer.optimizer_sharding(opt_state, wide, self.sharding_rules),
+            "step": everywhere,
+            "seed": everywhere,
+        }
+
+    def _place(self, params: Any, optimizer: optax.GradientTransformation) -> State:
+        @partial(jax.jit, out_shardings=self._shardings)
+        def start(params: Any) -> State:
+            # A copy in any case: the steps donate their state, which must not eat the caller's.
+            own = jax.tree.map(jnp.copy, jax.tree.map(_widen, params))
+            return initial_state(own, optimizer, self.seed)
+
+        state: State = start(jax.device_put(params, self._shardings["params"]))
+        return state
+
+
+def _widen(param: Any) -> Any:
+    """Bring a float parameter to at least float32; others stay."""
+    if jnp.issubdtype(param.dtype, jnp.floating):
+        return param.astype(jnp.promote_types(param.dtype, jnp.float32))
+    return param

@@ -1,0 +1,78 @@
+"""Two processes save and restore one sharded state together."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+rank, directory, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+from redco_flow.engine.agreement import is_first_process, wait_for_all
+from redco_flow.engine.checkpoint import Checkpointer
+
+mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+whole = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+def spread(array, *spec):
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+def state_at(step):
+    return {"params": {"w": spread(whole * step, "data", "model")}, "step": spread(np.int32(step))}
+
+with Checkpointer(directory, keep_last=2) as checkpointer:
+    for step in (1, 2, 3):
+        checkpointer.save(step, state_at(step), cursor={"step": step})
+    checkpointer.wait()
+    assert checkpointer.steps() == [2, 3], checkpointer.steps()
+    wait_for_all("listed")
+    if is_first_process():
+        (checkpointer.step_directory(3) / "tree.json").write_text("{}")
+    wait_for_all("damaged")
+    like = {"params": {"w": spread(whole, "model", None)}, "step": spread(np.int32(0))}
+    restored, commit = checkpointer.restore(like=like)
+    assert commit.step == int(restored["step"]) == 2
+    for shard in restored["params"]["w"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, 2 * whole[shard.index])
+    checkpointer.save(3, state_at(3), cursor={"step": 3})
+    restored, commit = checkpointer.restore(like=like)
+    assert commit.step == 3
+print("exact", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tmp_path):
+    """Engine case 22: every process makes the same calls; who writes what is not theirs to say."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "checkpoints"), port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+        assert output.rstrip().endswith("exact")

@@ -1,0 +1,114 @@
+"""Losses that add up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_flow import Deployer
+from redco_flow.engine.loss import cross_entropy, per_example_loss
+
+
+def numpy_cross_entropy(logits, labels, smoothing=0.0):
+    """Sum and count per example in float64, one label at a time."""
+    totals, counts = np.zeros(len(labels)), np.zeros(len(labels))
+    for b, t in np.ndindex(labels.shape):
+        if labels[b, t] < 0:
+            continue
+        row = logits[b, t].astype(np.float64)
+        log_p = row - row.max() - np.log(np.sum(np.exp(row - row.max())))
+        totals[b] -= (1 - smoothing) * log_p[labels[b, t]] + smoothing * log_p.mean()
+        counts[b] += 1
+    return totals, counts
+
+
+def some_logits(shape=(3, 5, 11)):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, shape[-1], shape[:-1])
+    labels[0, 2:] = -100
+    labels[2] = -100
+    return rng.normal(0, 4, shape).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_that_of_a_float64_loop(smoothing):
+    logits, labels = some_logits()
+
+    totals, weights = cross_entropy(logits, labels, label_smoothing=smoothing)
+
+    expected_totals, expected_weights = numpy_cross_entropy(logits, labels, smoothing)
+    np.testing.assert_allclose(totals, expected_totals, rtol=1e-6)
+    np.testing.assert_array_equal(weights, expected_weights)
+
+
+def test_ignored_labels_and_padding_give_neither_nan_nor_gradient():
+    """Engine case 43."""
+    logits, labels = some_logits()
+    logits[1, 0] = 1e30
+
+    totals, weights = cross_entropy(logits, labels)
+    gradient = jax.grad(lambda x: cross_entropy(x, labels)[0].sum())(logits)
+
+    assert np.isfinite(totals).all()
+    assert np.isfinite(gradient).all()
+    assert totals[2] == weights[2] == 0
+    assert (np.asarray(gradient)[labels < 0] == 0).all()
+    assert (np.asarray(gradient)[0, 0] != 0).any()
+
+
+def test_cross_entropy_of_bfloat16_logits_is_summed_in_float32():
+    logits = jnp.zeros((1, 4096, 8), jnp.bfloat16)
+
+    totals, weights = cross_entropy(logits, jnp.zeros((1, 4096), jnp.int32))
+
+    # bfloat16 has 8 bits: a sum of 4096 equal terms would be off by far more.
+    np.testing.assert_allclose(totals, [4096 * np.log(8)], rtol=1e-6)
+    assert weights == 4096
+
+
+def test_cross_entropy_over_a_sharded_vocabulary_never_gathers_the_logits():
+    deployer = Deployer(8)
+    logits, labels = some_logits((4, 6, 64))
+    sharded = jax.device_put(logits, deployer.named_sharding(None, None, "model"))
+
+    def loss(x):
+        return cross_entropy(x, labels)[0].sum()
+
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(sharded).compile()
+    value, _ = compiled(sharded)
+
+    np.testing.assert_allclose(value, numpy_cross_entropy(logits, labels)[0].sum(), rtol=1e-6)
+    assert "all-reduce" in compiled.as_text()
+    assert "all-gather" not in compiled.as_text()
+
+
+def batch_of(count):
+    return {"x": jnp.arange(count, dtype=jnp.float32)}
+
+
+def test_a_scalar_loss_is_the_loss_of_equally_weighted_examples():
+    def mean_square(params, batch, rngs, is_training):
+        return jnp.mean((batch["x"] - params) ** 2)
+
+    totals, weights = per_example_loss(
+        mean_square, 1.0, batch_of(4), jax.random.split(jax.random.key(0), 4), is_training=True
+    )
+
+    np.testing.assert_array_equal(totals, [1, 0, 1, 4])
+    np.testing.assert_array_equal(weights, np.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (jnp.zeros(2), r"a scalar loss of shape \(2,\), expected \(\)"),
+        ((jnp.zeros(()), jnp.zeros(3)), r"totals of shape \(\), expected \(3,\)"),
+        ((jnp.zeros(3), jnp.zeros((3, 2))), r"weights of shape \(3, 2\), expected \(3,\)"),
+        ((jnp.zeros(3),) * 3, "returned 3 values"),
+    ],
+)
+def test_a_loss_of_another_shape_is_refused(result, message):
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    with pytest.raises(ValueError, match=message):
+        per_example_loss(lambda *_: result, None, batch_of(3), keys, is_training=False)

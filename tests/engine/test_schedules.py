@@ -1,0 +1,82 @@
+"""Learning rates against their formulas."""
+
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from redco_flow.engine.optimizers import OPTIMIZER_TYPES, make_optimizer
+from redco_flow.engine.schedules import SCHEDULE_TYPES, make_schedule
+
+TOTAL, WARMUP, PEAK = 100, 10, 3e-4
+
+AFTER_WARMUP = {
+    "linear": lambda s: (TOTAL - s) / (TOTAL - WARMUP),
+    "cosine": lambda s: 0.5 * (1 + math.cos(math.pi * (s - WARMUP) / (TOTAL - WARMUP))),
+    "constant": lambda s: 1.0,
+    "inverse_sqrt": lambda s: math.sqrt(WARMUP / s),
+    "wsd": lambda s: min(1.0, (TOTAL - s) / 20),
+}
+
+
+@pytest.mark.parametrize("type", SCHEDULE_TYPES)
+def test_a_schedule_is_its_formula_at_every_step(type):
+    schedule = jax.jit(make_schedule(type, PEAK, TOTAL, WARMUP))
+
+    found = [float(schedule(step)) for step in range(TOTAL + 1)]
+
+    expected = [
+        PEAK * (s / WARMUP if s < WARMUP else AFTER_WARMUP[type](s)) for s in range(TOTAL + 1)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=PEAK * 1e-6)
+
+
+@pytest.mark.parametrize("type", SCHEDULE_TYPES)
+def test_a_schedule_starts_at_its_peak_without_warmup_and_is_never_negative(type):
+    schedule = make_schedule(type, PEAK, 10)
+
+    assert schedule(0) == pytest.approx(PEAK)
+    assert all(schedule(step) >= 0 for step in range(30))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("linaer", 1e-4, 10), "'linaer' is unknown; allowed: linear, cosine"),
+        (("linear", -1e-4, 10), "must not be negative"),
+        (("linear", float("nan"), 10), "must not be negative"),
+        (("linear", 1e-4, 0), "total_steps=0"),
+        (("linear", 1e-4, 10, 11), "warmup_steps=11"),
+    ],
+)
+def test_a_schedule_out_of_range_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_schedule(*arguments)
+
+
+@pytest.mark.parametrize("type", OPTIMIZER_TYPES)
+def test_every_optimizer_descends_and_decays_only_where_it_may(type):
+    params = {"matrix": np.full((4, 4), 2.0, np.float32), "norm": np.full(4, 2.0, np.float32)}
+    optimizer = make_optimizer(
+        type,
+        optax.constant_schedule(0.1),
+        weight_decay=0.5,
+        decay_mask={"matrix": True, "norm": False},
+    )
+    zero = jax.tree.map(np.zeros_like, params)
+    ones = jax.tree.map(np.ones_like, params)
+
+    still, _ = optimizer.update(zero, optimizer.init(params), params)
+    moved, _ = optimizer.update(ones, optimizer.init(params), params)
+
+    # 0.1 (rate) × 0.5 (decay) × 2 (value), whatever the gradient.
+    np.testing.assert_allclose(still["matrix"], np.full((4, 4), -0.1), rtol=1e-5)
+    np.testing.assert_allclose(still["norm"], np.zeros(4), atol=1e-7)
+    assert (np.asarray(moved["norm"]) < 0).all()
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="'adam' is unknown; allowed: adamw, adafactor, lion, sgd"):
+        make_optimizer("adam", 1e-3)
