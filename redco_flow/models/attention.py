@@ -1,0 +1,113 @@
+"""The parts every transformer here is made of: root-mean-square norm, attention, wide products.
+
+Pure functions of arrays. Scores, softmax and norms are float32 whatever the inputs are; results
+come back in the inputs' dtype. Refuses to know parameters, layers or models.
+Dims in this file: B batch, Q queries, M keys, H heads, K head dim.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.dropout import dropout
+
+# Far below any score, far above float32's lowest: sums of a few of these stay finite.
+MASKED = -1e9
+
+
+@partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
+    """Divide by the root mean square over the last dim and scale; float32 inside.
+
+    The backward pass computes it again from `x`: kept intermediates would be four times `x`.
+    """
+    wide = x.astype(jnp.float32)
+    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(variance + epsilon) * scale).astype(x.dtype)
+
+
+@jax.custom_vjp
+def softmax(scores: jax.Array) -> jax.Array:
+    """Normalise exponentials over the last dim; its gradient needs nothing but the result."""
+    shifted = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+    return shifted / jnp.sum(shifted, axis=-1, keepdims=True)
+
+
+def _softmax_forward(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    weights = softmax(scores)
+    return weights, weights
+
+
+def _softmax_backward(weights: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
+    mean = jnp.sum(weights * cotangent, axis=-1, keepdims=True)
+    return (weights * (cotangent - mean),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return `einsum(equation, x, y)` in float32, with gradients computed in the inputs' dtype.
+
+    Without the second half a bfloat16 model would multiply float32 cotangents by bfloat16
+    weights, which accelerators do at float32 speed.
+    """
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
+
+
+def _wide_einsum_forward(
+    equation: str, x: jax.Array, y: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return wide_einsum(equation, x, y), (x, y)
+
+
+def _wide_einsum_backward(
+    equation: str, inputs: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    _, pull_back = jax.vjp(partial(jnp.einsum, equation), *inputs)
+    gradients: tuple[jax.Array, jax.Array] = pull_back(cotangent.astype(inputs[0].dtype))
+    return gradients
+
+
+wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
+
+
+def attention_mask_bias(mask: jax.Array) -> jax.Array:
+    """Turn a mask (nonzero: may be attended to) into what is added to the scores, float32."""
+    return jnp.where(mask != 0, 0.0, MASKED).astype(jnp.float32)
+
+
+def causal_bias(length: int) -> jax.Array:
+    """Return (1, 1, Q, M) that hides each position's future from it."""
+    position = jnp.arange(length)
+    return attention_mask_bias(position[:, None] >= position[None, :])[None, None]
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    biases: tuple[jax.Array, ...],
+    *,
+    dropout_rate: float = 0.0,
+    dropout_keys: jax.Array | None = None,
+    dropout_site: int = 0,
+) -> jax.Array:
+    """Softmax attention without scaling: (B, Q, H, K) over (B, M, H, K) gives (B, Q, H, K).
+
+    Args:
+        biases: float32, added to the scores; each broadcasts to (B, H, Q, M). They come apart
+            because a sum of one per head and one per row would be as large as the scores, and
+            so would its gradient. A row in which every key is MASKED attends to all of them
+            about evenly: finite, never NaN.
+    """
+    scores = wide_einsum("bqhk,bmhk->bhqm", query, key)
+    for bias in biases:
+        scores = scores + bias
+    weights = softmax(scores).astype(value.dtype)
+    weights = dropout(weights, dropout_rate, dropout_keys, dropout_site)
+    return jnp.einsum("bhqm,bmhk->bqhk", weights, value)

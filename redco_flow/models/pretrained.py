@@ -1,0 +1,109 @@
+"""Models as directories: `config.json` beside safetensors, on disk or on the Hugging Face hub.
+
+Knows which files a model consists of and puts family, config and tensors together. Refuses to
+know tokenizers and training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from redco_flow.models.find import find_model
+from redco_flow.models.safetensors_io import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    TensorFiles,
+    load_params,
+    save_params,
+)
+from redco_flow.records import read_json, write_json
+
+CONFIG_FILE = "config.json"
+# Weights in our format, configs, tokenizers; not the same weights for other frameworks.
+_HUB_FILES = ["model*.safetensors", INDEX_FILE, "*.json", "*.model", "*.txt"]
+
+
+def find_checkpoint(name_or_path: str, *, revision: str | None = None) -> Path:
+    """Return the directory of a model, downloading it first where it is a hub id.
+
+    Raises:
+        ValueError: neither a directory with a config.json nor a model that the hub (or its local
+            cache, when offline) has.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if not (path / CONFIG_FILE).is_file():
+            raise ValueError(f"model directory {path} has no {CONFIG_FILE}.")
+        return path
+    if path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1:
+        raise ValueError(f"model directory {name_or_path} does not exist.")
+    return _download(name_or_path, revision)
+
+
+def read_model(
+    directory: Path,
+    *,
+    family: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+) -> tuple[ModuleType, Any]:
+    """Return the family's module and the config of the model in a directory.
+
+    Args:
+        family: by `config.json`'s model_type where None.
+        overrides: config values to use instead of the file's.
+        dtype: what products are computed in.
+
+    Raises:
+        ValueError: an unknown family, key or value.
+    """
+    values = read_json(directory / CONFIG_FILE)
+    model = find_model(family or values.get("model_type", ""))
+    config = model.Config.from_hugging_face(values, dtype=dtype).updated(overrides or {})
+    if (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file():
+        with TensorFiles(directory) as files:
+            config = model.config_of_tensors(config, files)
+    return model, config
+
+
+def load_pretrained(directory: Path, model: ModuleType, config: Any, shardings: Any = None) -> Any:
+    """Read a model's parameters, each device's shard straight from the file.
+
+    Args:
+        shardings: tree of `jax.sharding.Sharding` like the parameters; None: the default device.
+
+    Raises:
+        CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
+    """
+    return load_params(
+        directory,
+        model.tensor_layouts(config),
+        model.abstract_params(config),
+        shardings,
+        ignored=model.IGNORED_TENSORS,
+    )
+
+
+def save_pretrained(directory: Path, model: ModuleType, config: Any, params: Any) -> None:
+    """Write what transformers' `from_pretrained` reads: tensors, then `config.json`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_params(directory, model.tensor_layouts(config), params)
+    write_json(directory / CONFIG_FILE, config.to_hugging_face())
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repository, revision=revision, allow_patterns=_HUB_FILES
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(
+            f"model {repository!r} is no directory here, and the hub did not give it: {error}"
+        ) from error
+    return Path(folder)

@@ -1,0 +1,92 @@
+"""JAX's threefry bits, written as one elementwise expression.
+
+The same numbers as `jax.random.bits` and `jax.random.normal`, but in a form that compilers fuse
+with what uses them: on CPUs JAX's own is a loop over whole arrays, ten times slower to run (a
+quarter of a training step with dropout) and several times slower to compile.
+Source: Salmon et al. 2011, Threefry-2x32 with 20 rounds; the key schedule and counters are
+those of JAX with `jax_threefry_partitionable`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_FLOAT_ONE_BITS = np.uint32(0x3F800000)
+
+Words = tuple[jax.Array, jax.Array]
+
+
+@jax.jit
+def fold_in(keys: jax.Array, data: int | jax.Array) -> jax.Array:
+    """Derive keys (…, 2) from raw keys (…, 2), as `jax.random.fold_in` does."""
+    data = jnp.asarray(data, jnp.uint32)
+    first, second = _threefry(_words(keys), (jnp.zeros_like(data), data))
+    # Else it is fused into what draws from the key, and computed again for every element.
+    folded: jax.Array = jax.lax.optimization_barrier(jnp.stack([first, second], axis=-1))
+    return folded
+
+
+def random_bits(
+    keys: jax.Array, shape: tuple[int, ...], *, stream: int | jax.Array = 0
+) -> jax.Array:
+    """Draw uint32 (…, *shape) from raw keys (…, 2).
+
+    Args:
+        stream: which of a key's 2^32 independent draws; 0 is what `jax.random.bits` draws.
+
+    Raises:
+        ValueError: 2^32 elements per key or more; give each layer its own key.
+    """
+    if math.prod(shape) >= 1 << 32:
+        raise ValueError(f"random_bits: {shape} has 2^32 elements or more for one key.")
+    bits: jax.Array = _stream_bits(keys, jnp.asarray(stream, jnp.uint32), shape)
+    return bits
+
+
+# Jitted so that twenty rounds are traced once per shape, not once per use.
+@partial(jax.jit, static_argnums=2)
+def _stream_bits(keys: jax.Array, stream: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    spread = (..., *[None] * len(shape))
+    first, second = (word[spread] for word in _words(keys))
+    counters = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        counters += jax.lax.broadcasted_iota(jnp.uint32, shape, dim) * np.uint32(stride)
+        stride *= shape[dim]
+    one, other = _threefry((first, second), (jnp.broadcast_to(stream, shape), counters))
+    return one ^ other
+
+
+def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draw float32 standard normals, as `jax.random.normal` does from a raw key (2,)."""
+    bits = random_bits(key, shape)
+    # 23 random bits as the fraction of a float in [1, 2), then stretched over (-1, 1).
+    ones = jax.lax.bitcast_convert_type((bits >> np.uint32(9)) | _FLOAT_ONE_BITS, jnp.float32)
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = jnp.maximum(low, (ones - 1) * (1 - low) + low)
+    return np.float32(math.sqrt(2)) * jax.lax.erf_inv(uniform)
+
+
+def _words(keys: jax.Array) -> Words:
+    return keys[..., 0], keys[..., 1]
+
+
+def _threefry(key: Words, counter: Words) -> Words:
+    """Encrypt a counter: 20 rounds of add, rotate and xor, the key mixed in after every four."""
+    schedule = (*key, key[0] ^ key[1] ^ _PARITY)
+    x, y = counter[0] + schedule[0], counter[1] + schedule[1]
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            x = x + y
+            y = (y << np.uint32(distance)) | (y >> np.uint32(32 - distance))
+            y = x ^ y
+        x = x + schedule[(group + 1) % 3]
+        y = y + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return x, y

@@ -1,0 +1,348 @@
+"""T5 in Flax: encoder, decoder, cached decoding; the public face of the family.
+
+v1.0 (relu, tied and scaled head) and v1.1/Flan (gated gelu, a head of its own). Layers are
+scanned, so every layer parameter has a leading layer dim; parameters are a plain nested dict of
+float32 arrays, products are in `config.dtype`. Knows no devices: shard the parameters and the
+compiler spreads the rest. Refuses to know files, tokenizers and losses.
+
+Parameters (L layers, D model, H heads, K head dim, F feed-forward, G 1 or 2 gates, V vocabulary):
+  embedding (V, D) · lm_head (D, V), untied models only
+  {encoder,decoder}/relative_bias (buckets, H) · {encoder,decoder}/final_norm (D)
+  {encoder,decoder}/layers/self_attention/{norm (L, D), qkv (L, D, 3, H, K), out (L, H, K, D)}
+  decoder/layers/cross_attention/{norm (L, D), q (L, D, H, K), kv (L, D, 2, H, K), out}
+  {encoder,decoder}/layers/feed_forward/{norm (L, D), wi (L, D, G, F), wo (L, F, D)}
+Further dims in this file: B batch, S source, T target, N beams.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_flow.models.attention import (
+    MASKED,
+    attention_mask_bias,
+    causal_bias,
+    rms_norm,
+    wide_einsum,
+)
+from redco_flow.models.dropout import dropout, example_keys, fold_keys
+from redco_flow.models.relative_position import distance_bias, pairwise_bias
+from redco_flow.models.t5_config import T5Config
+from redco_flow.models.t5_layers import DecoderLayer, EncoderLayer, constant, normal
+from redco_flow.models.t5_tensors import IGNORED_TENSORS, config_of_tensors, tensor_layouts
+
+__all__ = [
+    "IGNORED_TENSORS",
+    "Cache",
+    "Config",
+    "abstract_params",
+    "apply",
+    "config_of_tensors",
+    "decode_step",
+    "encode",
+    "init_cache",
+    "init_params",
+    "tensor_layouts",
+]
+
+Config = T5Config
+Params = dict[str, Any]
+
+# Which derived key this is among those that an example's key gives.
+_SOURCE_IN, _SOURCE_OUT, _SOURCE_LAYERS, _TARGET_IN, _TARGET_OUT, _TARGET_LAYERS = range(6)
+
+
+class Cache(NamedTuple):
+    """What decoding one more token needs.
+
+    Attributes:
+        source: per source, the same for all its beams and all steps: every cross-attention's
+            keys and values (L, B, S, H, K), the source's mask, the relative biases.
+        beams: keys and values of the tokens so far, (L, B, N, H, T, K): grow and are reordered.
+    """
+
+    source: dict[str, Any]
+    beams: dict[str, jax.Array]
+
+
+class _Stack(nn.Module):
+    """What encoder and decoder share: scanned layers, a relative bias and a last norm."""
+
+    config: T5Config
+    is_decoder: bool
+
+    def setup(self) -> None:
+        c = self.config
+        layer_type: Any = DecoderLayer if self.is_decoder else EncoderLayer
+        if c.remat:
+            layer_type = nn.remat(layer_type, prevent_cse=False)
+        self.layers = nn.scan(
+            layer_type,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(0, nn.broadcast),
+            methods=("__call__", "keys_values", "step") if self.is_decoder else ("__call__",),
+        )(c)
+        shape = (c.relative_attention_num_buckets, c.num_heads)
+        self.relative_bias = self.param("relative_bias", normal(c, c.d_model), shape)
+        self.final_norm = self.param("final_norm", constant(c), (c.d_model,))
+
+    @property
+    def _layer_indices(self) -> jax.Array:
+        c = self.config
+        return jnp.arange(c.num_decoder_layers if self.is_decoder else c.num_layers)
+
+    def position_bias(self, length: int) -> jax.Array:
+        """Return (1, H, T, T)."""
+        return pairwise_bias(
+            self.relative_bias,
+            length,
+            length,
+            bidirectional=not self.is_decoder,
+            max_distance=self.config.relative_attention_max_distance,
+        )
+
+    def cached_position_bias(self, max_length: int) -> jax.Array:
+        """Return (H, 2 T - 1): the keys' bias at step t is its slice of T from T - 1 - t."""
+        bias = distance_bias(
+            self.relative_bias,
+            np.arange(-(max_length - 1), 1),
+            bidirectional=False,
+            max_distance=self.config.relative_attention_max_distance,
+        )
+        return jnp.pad(bias, ((0, 0), (0, max_length - 1)), constant_values=MASKED)
+
+    def __call__(
+        self, hidden: jax.Array, shared: tuple[Any, ...], keys: jax.Array | None, sites: range
+    ) -> jax.Array:
+        """Run all layers; `sites` are the derived keys for input, output and layers."""
+        rate = self.config.dropout_rate
+        hidden = dropout(hidden, rate, keys, sites[0])
+        layer_keys = fold_keys(keys, sites[2])
+        hidden, _ = self.layers(hidden, self._layer_indices, (*shared, layer_keys))
+        return dropout(self.finish(hidden), rate, keys, sites[1])
+
+    def finish(self, hidden: jax.Array) -> jax.Array:
+        """Apply the last norm."""
+        normed: jax.Array = rms_norm(hidden, self.final_norm, self.config.layer_norm_epsilon)
+        return normed
+
+    def keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return every layer's keys and values of the source, (L, B, S, H, K) each."""
+        stacked: tuple[jax.Array, jax.Array]
+        _, stacked = self.layers.keys_values(None, self._layer_indices, encoded)
+        return stacked
+
+    def step(
+        self,
+        hidden: jax.Array,
+        cache: Cache,
+        position: jax.Array,
+    ) -> tuple[jax.Array, Cache]:
+        """Run all layers on one token of each beam."""
+        max_length = cache.beams["keys"].shape[4]
+        bias = jax.lax.dynamic_slice_in_dim(
+            cache.source["position_bias"], max_length - 1 - position, max_length, axis=1
+        )
+        shared = (position, bias, cache.source["mask_bias"])
+        per_layer = (self._layer_indices, (cache.source["keys"], cache.source["values"]))
+        carry = (hidden, cache.beams["keys"], cache.beams["values"])
+        (hidden, keys, values), _ = self.layers.step(carry, per_layer, shared)
+        return self.finish(hidden), cache._replace(beams={"keys": keys, "values": values})
+
+
+class T5(nn.Module):
+    """The whole model; the functions below are its public face."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        self.embedding = self.param("embedding", normal(c), (c.vocab_size, c.d_model))
+        self.encoder = _Stack(c, is_decoder=False)
+        self.decoder = _Stack(c, is_decoder=True)
+        if not c.tie_word_embeddings:
+            shape = (c.d_model, c.vocab_size)
+            # transformers starts the untied head at deviation 1, which T5X and we do not: the
+            # first losses would be in the hundreds.
+            self.lm_head = self.param("lm_head", normal(c, c.d_model), shape)
+
+    def embed(self, ids: jax.Array) -> jax.Array:
+        """Look tokens up, (…) to (…, D); ids outside the vocabulary read its nearest end."""
+        return self.embedding.at[ids].get(mode="clip").astype(self.config.dtype)
+
+    def encode(
+        self, input_ids: jax.Array, attention_mask: jax.Array, keys: jax.Array | None
+    ) -> jax.Array:
+        """Return (B, S, D)."""
+        position_bias = self.encoder.position_bias(input_ids.shape[1])
+        biases = (position_bias, _per_key(attention_mask))
+        sites = range(_SOURCE_IN, _SOURCE_LAYERS + 1)
+        return self.encoder(self.embed(input_ids), (biases,), keys, sites)
+
+    def decode(
+        self,
+        encoded: jax.Array,
+        attention_mask: jax.Array,
+        decoder_input_ids: jax.Array,
+        decoder_attention_mask: jax.Array | None,
+        keys: jax.Array | None,
+    ) -> jax.Array:
+        """Return logits (B, T, V), float32."""
+        length = decoder_input_ids.shape[1]
+        biases: tuple[jax.Array, ...] = (self.decoder.position_bias(length) + causal_bias(length),)
+        if decoder_attention_mask is not None:
+            biases = (*biases, _per_key(decoder_attention_mask))
+        sites = range(_TARGET_IN, _TARGET_LAYERS + 1)
+        shared = (biases, encoded, _per_key(attention_mask))
+        return self.logits(self.decoder(self.embed(decoder_input_ids), shared, keys, sites))
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
+        c = self.config
+        if c.scale_decoder_outputs:
+            hidden = hidden * c.d_model**-0.5
+        if c.tie_word_embeddings:
+            return wide_einsum("btd,vd->btv", hidden, self.embedding.astype(hidden.dtype))
+        return wide_einsum("btd,dv->btv", hidden, self.lm_head.astype(hidden.dtype))
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        decoder_input_ids: jax.Array,
+        decoder_attention_mask: jax.Array | None,
+        keys: jax.Array | None,
+    ) -> jax.Array:
+        """Return logits (B, T, V), float32."""
+        encoded = self.encode(input_ids, attention_mask, keys)
+        return self.decode(encoded, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
+
+    def start(
+        self, encoded: jax.Array, attention_mask: jax.Array, num_beams: int, max_length: int
+    ) -> Cache:
+        """Return the cache before the first token."""
+        c = self.config
+        keys, values = self.decoder.keys_values(encoded)
+        source = {
+            "keys": keys,
+            "values": values,
+            "mask_bias": _per_key(attention_mask),
+            "position_bias": self.decoder.cached_position_bias(max_length),
+        }
+        batch = encoded.shape[0]
+        shape = (c.num_decoder_layers, batch, num_beams, c.num_heads, max_length, c.d_kv)
+        empty = jnp.zeros(shape, encoded.dtype)
+        return Cache(source=source, beams={"keys": empty, "values": empty})
+
+    def step(self, cache: Cache, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+        """Return logits (B, N, V), float32, and the cache with one position more."""
+        hidden, cache = self.decoder.step(self.embed(tokens), cache, position)
+        return self.logits(hidden), cache
+
+
+def _per_key(attention_mask: jax.Array) -> jax.Array:
+    """Return what hides padding from every query: (B, 1, 1, M)."""
+    return attention_mask_bias(attention_mask)[:, None, None, :]
+
+
+def _run(config: T5Config, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+    """Call one of the module's methods on `params`."""
+    return T5(config).apply({"params": params}, *inputs, method=method)
+
+
+@partial(jax.jit, static_argnums=0)
+def init_params(config: T5Config, key: jax.Array) -> Params:
+    """Draw float32 parameters; deviations are transformers', but for an untied head's."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    params: Params = T5(config).init(key, tokens, tokens, tokens, None, None)["params"]
+    return params
+
+
+def abstract_params(config: T5Config) -> Params:
+    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
+    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return shapes
+
+
+def apply(
+    config: T5Config,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    decoder_input_ids: jax.Array,
+    decoder_attention_mask: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return float32 logits (B, T, V) of every next target token.
+
+    Args:
+        input_ids, attention_mask: (B, S); mask 0 is padding, on either side.
+        decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
+        decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
+        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+    """
+    keys = example_keys(rngs, input_ids.shape[0])
+    logits: jax.Array = _run(
+        config,
+        params,
+        input_ids,
+        attention_mask,
+        decoder_input_ids,
+        decoder_attention_mask,
+        keys,
+    )
+    return logits
+
+
+def encode(
+    config: T5Config,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return the encoder's output (B, S, D) in `config.dtype`."""
+    keys = example_keys(rngs, input_ids.shape[0])
+    encoded: jax.Array = _run(config, params, input_ids, attention_mask, keys, method="encode")
+    return encoded
+
+
+def init_cache(
+    config: T5Config,
+    params: Params,
+    encoded: jax.Array,
+    attention_mask: jax.Array,
+    *,
+    num_beams: int,
+    max_length: int,
+) -> Cache:
+    """Return the cache before the first token; cross-attention's keys and values are made here.
+
+    Args:
+        encoded: (B, S, D), `encode`'s result.
+        max_length: how many tokens will be decoded at most.
+    """
+    cache: Cache = _run(
+        config, params, encoded, attention_mask, num_beams, max_length, method="start"
+    )
+    return cache
+
+
+def decode_step(
+    config: T5Config, params: Params, cache: Cache, tokens: jax.Array, position: jax.Array
+) -> tuple[jax.Array, Cache]:
+    """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
+
+    Args:
+        position: of `tokens`, from 0, where they are `decoder_start_token_id`.
+    """
+    result: tuple[jax.Array, Cache] = _run(config, params, cache, tokens, position, method="step")
+    return result

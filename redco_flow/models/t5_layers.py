@@ -1,0 +1,271 @@
+"""T5's layers as Flax modules: the parameters of one layer and what it computes.
+
+Every module brings its own norm and returns what is to be added to its input. Refuses to know
+how many layers there are and how they are scanned: that is `t5.py`.
+Dims in this file: B batch, S source, T target, N beams, D model, H heads, K head dim, F feed-
+forward, G gates.
+Source: Raffel et al. 2020; Shazeer 2020 for the gates; checked against transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_flow.models import random_bits
+from redco_flow.models.attention import attend, rms_norm, softmax, wide_einsum
+from redco_flow.models.dropout import dropout, fold_keys
+from redco_flow.models.t5_config import T5Config
+
+Initializer = Callable[..., jax.Array]
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu,
+    "gelu": partial(nn.gelu, approximate=False),
+    "gelu_new": partial(nn.gelu, approximate=True),
+    "silu": nn.silu,
+}
+# Which dropout this is among those that share a layer's keys.
+_SELF_WEIGHTS, _SELF_OUT, _CROSS_WEIGHTS, _CROSS_OUT, _FF_INNER, _FF_OUT = range(6)
+
+
+def normal(config: T5Config, variance_divisor: float = 1.0) -> Initializer:
+    """Return an initializer of standard deviation factor / sqrt(variance_divisor)."""
+    deviation = config.initializer_factor * variance_divisor**-0.5
+
+    def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        return random_bits.normal(_raw(key), shape) * np.float32(deviation)
+
+    return initialize
+
+
+def constant(config: T5Config) -> Initializer:
+    """Return the initializer of a norm's scale."""
+    return nn.initializers.constant(config.initializer_factor)
+
+
+def _qkv_init(config: T5Config) -> Initializer:
+    """Queries start smaller by sqrt(head dim), which stands for the scores' missing scale."""
+
+    def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        kernel = normal(config, config.d_model)(key, shape)
+        return kernel.at[:, 0].multiply(config.d_kv**-0.5)
+
+    return initialize
+
+
+@partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
+def _activate(projected: jax.Array, activation: str) -> jax.Array:
+    """Apply the activation to the first gate and multiply by the second, where there is one.
+
+    (B, T, G, F) to (B, T, F). The backward pass computes it again: gelu alone would keep five
+    arrays of this size.
+    """
+    inner = _ACTIVATIONS[activation](projected[:, :, 0])
+    return inner if projected.shape[2] == 1 else inner * projected[:, :, 1]
+
+
+def _raw(key: jax.Array) -> jax.Array:
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(key) if is_typed else key
+
+
+def _append(
+    cache: jax.Array, heads: jax.Array, layer: jax.Array, position: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Write (B, N, H, K) into (L, B, N, H, T, K) in place; return it and the layer's part."""
+    update = heads[None, :, :, :, None, :].astype(cache.dtype)
+    cache = jax.lax.dynamic_update_slice(cache, update, (layer, 0, 0, 0, position, 0))
+    return cache, jax.lax.dynamic_index_in_dim(cache, layer, axis=0, keepdims=False)
+
+
+class SelfAttention(nn.Module):
+    """Attention of a sequence over itself, with the norm before it."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        heads, width = (c.num_heads, c.d_kv), c.d_model
+        self.norm = self.param("norm", constant(c), (width,))
+        self.qkv = self.param("qkv", _qkv_init(c), (width, 3, *heads))
+        self.out = self.param("out", normal(c, c.num_heads * c.d_kv), (*heads, width))
+
+    def project(self, hidden: jax.Array) -> jax.Array:
+        """Return queries, keys and values, stacked: (B, T, 3, H, K)."""
+        normed = rms_norm(hidden, self.norm, self.config.layer_norm_epsilon)
+        return jnp.einsum("btd,dchk->btchk", normed, self.qkv.astype(hidden.dtype))
+
+    def merge(self, heads: jax.Array) -> jax.Array:
+        """Bring (B, T, H, K) back to the model's width."""
+        return jnp.einsum("bthk,hkd->btd", heads, self.out.astype(heads.dtype))
+
+    def __call__(
+        self, hidden: jax.Array, biases: tuple[jax.Array, ...], keys: jax.Array | None
+    ) -> jax.Array:
+        """Return what is added to `hidden`."""
+        rate = self.config.dropout_rate
+        query, key, value = jnp.unstack(self.project(hidden), axis=2)
+        heads = attend(
+            query,
+            key,
+            value,
+            biases,
+            dropout_rate=rate,
+            dropout_keys=keys,
+            dropout_site=_SELF_WEIGHTS,
+        )
+        return dropout(self.merge(heads), rate, keys, _SELF_OUT)
+
+
+class CrossAttention(nn.Module):
+    """Attention of the target over the encoded source, with the norm before it."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        heads, width = (c.num_heads, c.d_kv), c.d_model
+        self.norm = self.param("norm", constant(c), (width,))
+        self.q = self.param("q", normal(c, c.d_model * c.d_kv), (width, *heads))
+        self.kv = self.param("kv", normal(c, c.d_model), (width, 2, *heads))
+        self.out = self.param("out", normal(c, c.num_heads * c.d_kv), (*heads, width))
+
+    def keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the source's keys and values, (B, S, H, K) each."""
+        both = jnp.einsum("bsd,dchk->bschk", encoded, self.kv.astype(encoded.dtype))
+        return both[:, :, 0], both[:, :, 1]
+
+    def __call__(
+        self,
+        hidden: jax.Array,
+        keys_values: tuple[jax.Array, jax.Array],
+        mask_bias: jax.Array,
+        keys: jax.Array | None,
+    ) -> jax.Array:
+        """Return what is added to `hidden`."""
+        rate = self.config.dropout_rate
+        normed = rms_norm(hidden, self.norm, self.config.layer_norm_epsilon)
+        query = jnp.einsum("btd,dhk->bthk", normed, self.q.astype(hidden.dtype))
+        heads = attend(
+            query,
+            *keys_values,
+            (mask_bias,),
+            dropout_rate=rate,
+            dropout_keys=keys,
+            dropout_site=_CROSS_WEIGHTS,
+        )
+        merged = jnp.einsum("bthk,hkd->btd", heads, self.out.astype(heads.dtype))
+        return dropout(merged, rate, keys, _CROSS_OUT)
+
+
+class FeedForward(nn.Module):
+    """The position-wise layer, gated or not, with the norm before it."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        gates = 2 if c.is_gated else 1
+        self.norm = self.param("norm", constant(c), (c.d_model,))
+        self.wi = self.param("wi", normal(c, c.d_model), (c.d_model, gates, c.d_ff))
+        self.wo = self.param("wo", normal(c, c.d_ff), (c.d_ff, c.d_model))
+
+    def __call__(self, hidden: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """Return what is added to `hidden`."""
+        c = self.config
+        normed = rms_norm(hidden, self.norm, c.layer_norm_epsilon)
+        projected = jnp.einsum("btd,dgf->btgf", normed, self.wi.astype(hidden.dtype))
+        inner = _activate(projected, c.activation)
+        inner = dropout(inner, c.dropout_rate, keys, _FF_INNER)
+        outer = jnp.einsum("btf,fd->btd", inner, self.wo.astype(hidden.dtype))
+        return dropout(outer, c.dropout_rate, keys, _FF_OUT)
+
+
+class EncoderLayer(nn.Module):
+    """One scanned layer of the encoder."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declare the parts."""
+        self.self_attention = SelfAttention(self.config)
+        self.feed_forward = FeedForward(self.config)
+
+    def __call__(
+        self, hidden: jax.Array, layer: jax.Array, shared: tuple[Any, ...]
+    ) -> tuple[jax.Array, None]:
+        """Map (B, S, D) to (B, S, D); `shared` is (self-attention's biases, dropout keys)."""
+        biases, keys = shared
+        keys = fold_keys(keys, layer)
+        hidden = hidden + self.self_attention(hidden, biases, keys)
+        return hidden + self.feed_forward(hidden, keys), None
+
+
+class DecoderLayer(nn.Module):
+    """One scanned layer of the decoder: over whole targets, or over one token with a cache."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        """Declare the parts."""
+        self.self_attention = SelfAttention(self.config)
+        self.cross_attention = CrossAttention(self.config)
+        self.feed_forward = FeedForward(self.config)
+
+    def __call__(
+        self,
+        hidden: jax.Array,
+        layer: jax.Array,
+        shared: tuple[Any, ...],
+    ) -> tuple[jax.Array, None]:
+        """Map (B, T, D) to (B, T, D).
+
+        `shared` is (self-attention's biases, encoded, its mask's bias, dropout keys).
+        """
+        biases, encoded, mask_bias, keys = shared
+        keys = fold_keys(keys, layer)
+        hidden = hidden + self.self_attention(hidden, biases, keys)
+        source = self.cross_attention.keys_values(encoded)
+        hidden = hidden + self.cross_attention(hidden, source, mask_bias, keys)
+        return hidden + self.feed_forward(hidden, keys), None
+
+    def keys_values(
+        self, carry: None, layer: jax.Array, encoded: jax.Array
+    ) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        """Return this layer's keys and values of the source, to be kept while decoding."""
+        del layer  # the scan's interface
+        return carry, self.cross_attention.keys_values(encoded)
+
+    def step(
+        self,
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+        per_layer: tuple[jax.Array, tuple[jax.Array, jax.Array]],
+        shared: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
+        """Map one token of each beam, (B, N, D), and add its key and value to the cache.
+
+        Beams stand where positions stand elsewhere: to cross-attention, norms and feed-forward
+        they are the same.
+        """
+        hidden, all_keys, all_values = carry
+        layer, source = per_layer
+        position, bias, mask_bias = shared
+        query, key, value = jnp.unstack(self.self_attention.project(hidden), axis=2)
+        all_keys, keys = _append(all_keys, key, layer, position)
+        all_values, values = _append(all_values, value, layer, position)
+        scores = wide_einsum("bnhk,bnhtk->bnht", query, keys) + bias
+        weights = softmax(scores).astype(hidden.dtype)
+        heads = jnp.einsum("bnht,bnhtk->bnhk", weights, values)
+        hidden = hidden + self.self_attention.merge(heads)
+        hidden = hidden + self.cross_attention(hidden, source, mask_bias, None)
+        return (hidden + self.feed_forward(hidden, None), all_keys, all_values), None

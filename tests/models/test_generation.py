@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_flow.models import t5
+from redco_flow.models.generation import beam_search, generate, greedy_search
+
+MAX_NEW_TOKENS = 14
+SOURCE_LENGTHS = (9, 3, 6, 1, 8, 5, 2, 7)
+EOS, PAD = 1, 0
+
+
+@pytest.fixture
+def talkative(config, make_params, make_batch) -> tuple[t5.Config, t5.Params, dict[str, Any]]:
+    """A model of so few tokens that some hypotheses end early and others run to the limit."""
+    config = config.updated({"vocab_size": 11})
+    batch = make_batch(SOURCE_LENGTHS, (1,) * len(SOURCE_LENGTHS))
+    batch["input_ids"] = np.where(batch["attention_mask"], 2 + batch["input_ids"] % 9, PAD)
+    return config, make_params(config, seed=4), batch
+
+
+def search(config: t5.Config, params: t5.Params, batch: dict[str, Any], **how: Any) -> Any:
+    run = jax.jit(partial(generate, t5, config, max_new_tokens=MAX_NEW_TOKENS, **how))
+    return run(params, batch["input_ids"], batch["attention_mask"])
+
+
+def torch_search(model: Any, batch: dict[str, Any], **how: Any) -> Any:
+    import torch
+
+    return model.generate(
+        input_ids=torch.tensor(batch["input_ids"]),
+        attention_mask=torch.tensor(batch["attention_mask"]),
+        max_new_tokens=MAX_NEW_TOKENS,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **how,
+    )
+
+
+def until_end(tokens: Any) -> list[list[int]]:
+    """Cut each row after its end token; transformers pads beams with end tokens."""
+    rows = np.asarray(tokens).tolist()
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
+
+
+def test_greedy_tokens_equal_the_torch_reference(talkative, torch_model):
+    config, params, batch = talkative
+
+    found = search(config, params, batch)
+
+    expected = torch_search(torch_model(config, params), batch, do_sample=False)
+    rows = until_end(found.tokens)
+    assert rows == until_end(expected.sequences[:, 1:])
+    assert len({len(row) for row in rows}) > 1, "the rows end at different lengths"
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
+def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty, early_stopping):
+    config, params, batch = talkative
+    how = {
+        "num_beams": 4,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping,
+    }
+
+    found = search(config, params, batch, **how)
+
+    expected = torch_search(torch_model(config, params), batch, **how)
+    assert until_end(found.tokens) == until_end(expected.sequences[:, 1:])
+    np.testing.assert_allclose(found.scores, expected.sequences_scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_row_is_decoded_alike_whatever_is_beside_it(talkative, num_beams):
+    config, params, batch = talkative
+    together = search(config, params, batch, num_beams=num_beams)
+
+    for row in (0, 3):
+        alone = {name: values[row : row + 1] for name, values in batch.items()}
+        length = SOURCE_LENGTHS[row]
+        alone |= {name: alone[name][:, :length] for name in ("input_ids", "attention_mask")}
+        found = search(config, params, alone, num_beams=num_beams)
+        np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_what_follows_the_end_token_is_padding(talkative, num_beams):
+    config, params, batch = talkative
+
+    tokens = np.asarray(search(config, params, batch, num_beams=num_beams).tokens)
+
+    after_end = np.cumsum(tokens == EOS, axis=1) - (tokens == EOS) > 0
+    assert after_end.any()
+    assert (tokens[after_end] == PAD).all()
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_new_batches_of_one_shape_compile_nothing(talkative, num_beams):
+    config, params, batch = talkative
+    run = jax.jit(partial(generate, t5, config, max_new_tokens=5, num_beams=num_beams))
+
+    for shift in range(3):
+        run(params, np.roll(batch["input_ids"], shift, axis=0), batch["attention_mask"])
+
+    assert run._cache_size() == 1
+
+
+def test_the_source_is_read_once_and_not_at_every_step(talkative):
+    config, params, batch = talkative
+    encoded = t5.encode(config, params, batch["input_ids"], batch["attention_mask"])
+    cache = t5.init_cache(
+        config, params, encoded, batch["attention_mask"], num_beams=2, max_length=3
+    )
+    tokens = np.full((len(SOURCE_LENGTHS), 2), 5)
+    poisoned = jax.tree.map(lambda leaf: leaf, params)
+    poisoned["encoder"] = jax.tree.map(lambda leaf: leaf * np.nan, params["encoder"])
+    poisoned["decoder"]["layers"]["cross_attention"]["kv"] *= np.nan
+
+    expected, _ = t5.decode_step(config, params, cache, tokens, 0)
+    found, _ = t5.decode_step(config, poisoned, cache, tokens, 0)
+
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "num_beams"])
+def test_a_count_below_one_is_refused(talkative, name):
+    config, params, batch = talkative
+    inputs = (batch["input_ids"], batch["attention_mask"])
+
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
+        generate(t5, config, params, *inputs, **{"max_new_tokens": 3, name: 0})
+
+
+class ChainCache(NamedTuple):
+    """The cache of a model whose next token depends on the last two: it remembers the first."""
+
+    beams: jax.Array  # (1, B, N)
+    num_steps: jax.Array
+
+
+def chain_step(scores: jax.Array, cache: ChainCache, tokens: jax.Array, position: Any) -> Any:
+    """Score the next token by (token before last, last token); a decoder of two lines."""
+    logits = scores[cache.beams[0], tokens]
+    return logits, ChainCache(tokens[None], cache.num_steps + 1)
+
+
+def chain_cache(num_rows: int, num_beams: int) -> ChainCache:
+    return ChainCache(jnp.zeros((1, num_rows, num_beams), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+SPECIAL = {"start_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD}
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_enough_beams_find_the_best_of_all_sequences(length_penalty):
+    vocab_size, max_length = 4, 4
+    rng = np.random.default_rng(7)
+    scores = rng.standard_normal((vocab_size,) * 3).astype(np.float32)
+    log_probs = np.asarray(jax.nn.log_softmax(scores, axis=-1), np.float64)
+
+    def worth(sequence: tuple[int, ...]) -> float:
+        path = (0, 0, *sequence)
+        total = sum(log_probs[path[i : i + 3]] for i in range(len(sequence)))
+        return total / len(sequence) ** length_penalty
+
+    whole = [
+        sequence
+        for length in range(1, max_length + 1)
+        for sequence in itertools.product(range(vocab_size), repeat=length)
+        if EOS not in sequence[:-1] and (sequence[-1] == EOS or length == max_length)
+    ]
+    best = max(whole, key=worth)
+
+    found = beam_search(
+        partial(chain_step, scores),
+        chain_cache(num_rows=1, num_beams=64),
+        max_new_tokens=max_length,
+        length_penalty=length_penalty,
+        **SPECIAL,
+    )
+
+    assert until_end(found.tokens)[0] == list(best)
+    np.testing.assert_allclose(found.scores[0], worth(best), rtol=1e-5)
+
+
+def test_the_loop_ends_when_every_row_has():
+    steps = []
+    always_end = np.zeros((4, 4, 4), np.float32)
+    always_end[..., EOS] = 10.0
+
+    def counted_step(cache: Any, tokens: Any, position: Any) -> Any:
+        jax.debug.callback(lambda p: steps.append(int(p)), position)
+        return chain_step(always_end, cache, tokens, position)
+
+    found = greedy_search(counted_step, chain_cache(3, 1), max_new_tokens=50, **SPECIAL)
+    jax.effects_barrier()
+
+    assert until_end(found.tokens) == [[EOS]] * 3
+    assert steps == [0]
