@@ -1,0 +1,98 @@
+"""A tokenizer directory in Hugging Face's format, read with `tokenizers` alone.
+
+Text to token ids and back, without special tokens: recipes add those. Knows `tokenizer.json`
+and which tokens pad and end a text. Does not import transformers, which costs seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from redco_flow.records import digest_json, read_json
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer with its padding and end-of-text tokens.
+
+    Args:
+        backend: a `tokenizers.Tokenizer`.
+        pad_id, eos_id: ids of the two special tokens that every recipe needs.
+    """
+
+    backend: Any
+    pad_id: int
+    eos_id: int
+
+    @classmethod
+    def load(cls, directory: Path) -> TextTokenizer:
+        """Read a directory with tokenizer.json and tokenizer_config.json.
+
+        Raises:
+            ValueError: it is no such directory, or it has no padding or end token.
+        """
+        from tokenizers import Tokenizer
+
+        try:
+            config = read_json(directory / "tokenizer_config.json")
+            backend = Tokenizer.from_str((directory / "tokenizer.json").read_text("utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(f"{directory}: no tokenizer: {error.filename} is missing.") from error
+        except Exception as error:
+            raise ValueError(f"{directory}: unreadable tokenizer: {error}") from error
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        ids = [_special_id(backend, config, key, directory) for key in ("pad_token", "eos_token")]
+        return cls(backend, *ids)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ids = self.backend.get_vocab(with_added_tokens=True).values()
+        return 1 + int(max(ids))
+
+    @cached_property
+    def digest(self) -> str:
+        """What makes two tokenizers the same: all that turns text to ids, and the two tokens."""
+        content = json.loads(self.backend.to_str())
+        kept = {key: content[key] for key in content if key not in ("padding", "truncation")}
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        return digest_json(
+            {
+                # The fast path for the large part: sorted JSON of 32,000 scores takes long.
+                "model": hashlib.sha256(json.dumps(kept.pop("model")).encode()).hexdigest(),
+                "rest": kept,
+                "vocab_size": len(vocab),
+                "pad_id": self.pad_id,
+                "eos_id": self.eos_id,
+                "split_special_tokens": self.backend.encode_special_tokens,
+            }
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return each text's ids, whole and without special tokens."""
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return texts without special tokens and outer white space."""
+        batch = [list(map(int, row)) for row in ids]
+        texts = self.backend.decode_batch(batch, skip_special_tokens=True)
+        return [text.strip() for text in texts]
+
+
+def _special_id(backend: Any, config: dict[str, Any], key: str, directory: Path) -> int:
+    token = config.get(key)
+    if isinstance(token, dict):
+        token = token.get("content")
+    token_id = backend.token_to_id(token) if isinstance(token, str) else None
+    if token_id is None:
+        raise ValueError(f"{directory}: the tokenizer has no {key}; text-to-text models need one.")
+    return int(token_id)

@@ -1,0 +1,65 @@
+"""What stands in a metrics artifact: `metrics.json`, and `per_example.jsonl` with every example.
+
+Whoever compares two models needs the examples, not the means; whoever trusts a number needs the
+digests of what it was measured on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import ArtifactError
+from redco_flow.records import read_json, read_json_lines
+
+FORMAT = 1
+LINES_FILE = "per_example.jsonl"
+SUMMARY_FILE = "metrics.json"
+
+
+@dataclass(frozen=True)
+class MetricsSummary:
+    """`metrics.json`.
+
+    Args:
+        metrics: score by key, in percent.
+        directions: "max" or "min" by key: which is better.
+        modules: names of the metrics.
+        baselines: by name: its text where it has only one, and its metrics.
+        predictions, checkpoint, data: ids of the artifacts behind the scores.
+        config: digest of the evaluate stage's settings.
+        examples_digest: of the rows and references: equal where two evaluations can be compared.
+    """
+
+    metrics: Mapping[str, float]
+    directions: Mapping[str, str]
+    modules: list[str]
+    baselines: Mapping[str, Mapping[str, Any]]
+    num_examples: int
+    split: str
+    step: int
+    predictions: str
+    checkpoint: str
+    data: str
+    config: str
+    examples_digest: str
+    format: int = FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record."""
+        return asdict(self)
+
+
+def read_metrics(folder: Path) -> tuple[MetricsSummary, list[dict[str, Any]]]:
+    """Read an artifact: its summary, and a line per example: row_id, scores, statistics.
+
+    Raises:
+        ArtifactError: it is no metrics artifact of an evaluation.
+    """
+    try:
+        summary = MetricsSummary(**read_json(folder / SUMMARY_FILE))
+        return summary, list(read_json_lines(folder / LINES_FILE))
+    except (FileNotFoundError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder}: no evaluation of redco-flow: {error}") from error

@@ -1,0 +1,67 @@
+"""Fetch a tokenizer by name or directory, and tell whether a model's own made the data.
+
+A model that reads ids of another tokenizer trains without an error and learns nonsense. Imports
+transformers when asked, for only it knows every published tokenizer.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.recipes.text_tokenizer import TextTokenizer
+from redco_flow.spec.pipeline import DataSection, ModelSection
+from redco_flow.stages.local_model import tokenizer_files
+
+_OF_A_PLACE = ("name_or_path", "is_local", "local_files_only")
+
+
+class WrongTokenizer(RedcoFlowError):
+    """The data's token ids are not those that the model knows."""
+
+
+def save_pretrained_tokenizer(name_or_path: str, directory: Path) -> None:
+    """Load a tokenizer and save it, the same bytes wherever it was loaded from.
+
+    Raises:
+        ValueError: there is none of that name, or it has no tokenizer.json.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, use_fast=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the tokenizer '{name_or_path}' cannot be loaded: {error}") from error
+    if not tokenizer.is_fast:
+        raise ValueError(f"the tokenizer '{name_or_path}' has no tokenizer.json (no fast version).")
+    for key in _OF_A_PLACE:
+        tokenizer.init_kwargs.pop(key, None)
+    tokenizer.name_or_path = ""
+    tokenizer.save_pretrained(directory)
+
+
+def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) -> None:
+    """Refuse data that was encoded with another tokenizer than the pretrained model's.
+
+    A model without one of its own, or one that starts from scratch, takes the data's.
+
+    Raises:
+        WrongTokenizer: they differ; the message has both digests and what to do.
+    """
+    name = model.name_or_path
+    if name is None or model.from_scratch:
+        return
+    is_local = Path(name).expanduser().is_dir()
+    if is_local and not tokenizer_files(model, DataSection()):
+        return
+    with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as folder:
+        save_pretrained_tokenizer(name, Path(folder))
+        own = TextTokenizer.load(Path(folder))
+    if own.digest != data_tokenizer.digest:
+        raise WrongTokenizer(
+            f"the data was encoded with another tokenizer (digest {data_tokenizer.digest[:12]}, "
+            f"{data_tokenizer.vocab_size} tokens) than that of the model '{name}' (digest "
+            f"{own.digest[:12]}, {own.vocab_size} tokens). Preprocess with the model's: leave "
+            "data.tokenizer out; or start anew with model.from_scratch: true."
+        )

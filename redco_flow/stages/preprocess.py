@@ -1,0 +1,79 @@
+"""preprocess: raw rows in, a dataset of token ids with its tokenizer out.
+
+Light at the top, for plans read its Config; the work is in `encode_dataset`, imported when it
+runs. Equal inputs give a byte-identical dataset, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from redco_flow.recipes.recipe import find_recipe
+from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
+from redco_flow.spec.pipeline import DataSection, ModelSection
+from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.stages import data_source
+from redco_flow.stages.context import StageContext, StageOutputs
+from redco_flow.stages.local_model import tokenizer_files
+
+SECTIONS = ("recipe", "model", "data")
+OUTPUTS = {"dataset": "dataset"}
+
+
+class TokenizerModel(ModelSection):
+    """The model section as preprocessing sees it: only whose tokenizer it is."""
+
+    family: Annotated[Literal["t5"] | None, Placement()] = None
+    config: Annotated[dict[str, Scalar], Placement()] = Field(default_factory=dict)
+    dtype: Annotated[Literal["float32", "bfloat16"], Placement()] = "float32"
+    from_scratch: Annotated[bool, Placement()] = False
+
+
+class Config(StageConfig):
+    """Preprocessing.
+
+    Args:
+        max_source_length, max_target_length: in tokens, the end token included; more is cut off.
+        num_workers: processes that encode.
+    """
+
+    recipe: Text = "text_to_text"
+    model: TokenizerModel = TokenizerModel()
+    data: DataSection
+    max_source_length: Annotated[int, Field(ge=2)] = 512
+    max_target_length: Annotated[int, Field(ge=2)] = 128
+    num_workers: Annotated[PositiveInt, Placement()] = 1
+
+    @field_validator("data")
+    @classmethod
+    def _has_one_source(cls, data: DataSection) -> DataSection:
+        problem = data_source.problem_of(data)
+        if problem:
+            raise ValueError(problem)
+        return data
+
+
+def code_modules(config: Config) -> list[str]:
+    """The module that encodes, and the one that makes rows, if one does."""
+    encoder = find_recipe(config.recipe).encode.__module__
+    return [str(encoder), *data_source.data_modules(config.data)]
+
+
+def data_files(config: Config) -> list[Path]:
+    """The raw data, and a tokenizer that lies in a local directory."""
+    return [*data_source.data_files(config.data), *tokenizer_files(config.model, config.data)]
+
+
+def data_identity(config: Config) -> dict[str, Any]:
+    """What identifies data that is no file."""
+    return data_source.data_identity(config.data)
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Read, check, split and encode the data."""
+    from redco_flow.stages.encode_dataset import encode_dataset
+
+    return encode_dataset(context, config)

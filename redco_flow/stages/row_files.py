@@ -1,0 +1,155 @@
+"""Read rows from data files: csv, tsv, jsonl, parquet, arrow. Streaming, in bounded memory.
+
+One function per format: path in; rows as mappings with their line, or `BadRow`s, out. Knows
+formats; refuses to know which fields matter and what becomes of bad rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from redco_flow.stages.bad_rows import BadRow
+from redco_flow.stages.text_lines import MAX_LINE_BYTES, BadLine, TextLines
+
+_BATCH_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """One row as it stands in a file.
+
+    Args:
+        line: its line in a text file, its number from 1 elsewhere.
+        fields: values by field name.
+    """
+
+    line: int
+    fields: Mapping[str, Any]
+
+
+Rows = Iterator[FileRow | BadRow]
+
+
+def read_file(path: Path) -> Rows:
+    """Yield the rows of one data file, in order.
+
+    Raises:
+        ValueError: the ending is unknown, or the file is no such file at all.
+        OSError: it cannot be read.
+    """
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ValueError(
+            f"{path}: unknown ending '{path.suffix}'; known: {', '.join(sorted(READERS))}."
+        )
+    yield from reader(path)
+
+
+def _read_jsonl(path: Path) -> Rows:
+    with TextLines(path) as lines:
+        while True:
+            try:
+                text = next(lines)
+            except StopIteration:
+                return
+            except BadLine as error:
+                yield BadRow(f"{path}:{lines.line}", error.reason, error.detail)
+                continue
+            if text.strip():
+                yield _json_row(path, lines, text)
+
+
+def _json_row(path: Path, lines: TextLines, text: str) -> FileRow | BadRow:
+    place = f"{path}:{lines.line}"
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        if not lines.is_last_whole:
+            return BadRow(place, "not JSON", f"{error}; the file ends inside this line: truncated?")
+        return BadRow(place, "not JSON", str(error))
+    if not isinstance(value, dict):
+        return BadRow(place, "not a JSON object", f"it is a {type(value).__name__}")
+    return FileRow(lines.line, value)
+
+
+def _read_csv(path: Path, delimiter: str) -> Rows:
+    csv.field_size_limit(MAX_LINE_BYTES)  # the default of 128 KiB refuses long documents
+    with TextLines(path) as lines:
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        header: list[str] | None = None
+        while True:
+            line = lines.line + 1
+            try:
+                values = next(rows)
+            except StopIteration:
+                return
+            except (BadLine, csv.Error) as error:
+                yield _bad_csv_row(path, line, lines, error)
+                continue
+            if header is None:
+                header = values
+            elif len(values) == len(header):
+                yield FileRow(line, dict(zip(header, values, strict=True)))
+            elif values:
+                detail = f"{len(values)}; the header has {len(header)}: {', '.join(header)}"
+                yield BadRow(f"{path}:{line}", "wrong number of fields", detail)
+
+
+def _bad_csv_row(path: Path, line: int, lines: TextLines, error: Exception) -> BadRow:
+    if isinstance(error, BadLine):
+        return BadRow(f"{path}:{lines.line}", error.reason, error.detail)
+    detail = str(error)
+    if "end of data" in detail:
+        detail = f"the quote that opens in this row is never closed (the file ends at {lines.line})"
+    return BadRow(f"{path}:{line}", "not CSV", detail)
+
+
+def _read_parquet(path: Path) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield from _numbered(file.iter_batches(batch_size=_BATCH_ROWS))
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path}: not a Parquet file, or a damaged one: {error}") from error
+
+
+def _read_arrow(path: Path) -> Rows:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        try:
+            try:
+                batches: Any = pa.ipc.open_stream(source)
+            except pa.ArrowInvalid:
+                file = pa.ipc.open_file(source)
+                batches = (file.get_batch(index) for index in range(file.num_record_batches))
+            yield from _numbered(batches)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path}: not an Arrow file, or a damaged one: {error}") from error
+
+
+def _numbered(batches: Any) -> Iterator[FileRow]:
+    line = 0
+    for batch in batches:
+        for fields in batch.to_pylist():
+            line += 1
+            yield FileRow(line, fields)
+
+
+READERS: Mapping[str, Callable[[Path], Rows]] = {
+    ".csv": partial(_read_csv, delimiter=","),
+    ".tsv": partial(_read_csv, delimiter="\t"),
+    ".json": _read_jsonl,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+}

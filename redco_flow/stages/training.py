@@ -1,0 +1,277 @@
+"""Train on a dataset with the engine: the heavy body of the train stage.
+
+Brings together dataset, recipe, engine and records. How steps, evaluations and checkpoints
+follow each other is the engine's; what a record must name is `training_records`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from redco_flow.engine import errors as engine_errors
+from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.data_order import BatchPlan
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.optimizers import make_optimizer
+from redco_flow.engine.predictor import Predictor
+from redco_flow.engine.retention import Mode
+from redco_flow.engine.schedules import make_schedule
+from redco_flow.engine.trainer import Trainer
+from redco_flow.engine.training_loop import FitResult
+from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.metric import find_metric, find_metric_of
+from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
+from redco_flow.stages.arrow_split import ArrowSplit
+from redco_flow.stages.checkpoint_artifact import RecipeRecord, write_checkpoint_artifact
+from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
+from redco_flow.stages.data_integrity import DataGuard
+from redco_flow.stages.dataset_artifact import TOKENIZER_FOLDER, DatasetArtifact
+from redco_flow.stages.model_tokenizer import check_model_tokenizer
+from redco_flow.stages.provenance import Provenance, provenance_of
+from redco_flow.stages.train import EVAL_LOSS, Config, data_files, metrics_needed, output_names
+from redco_flow.stages.training_records import TrainingRecords
+
+EvalFn = Callable[[Any, int], Mapping[str, float]]
+_COLUMNS = ("row_id", "source_ids", "target_ids")
+
+
+class CannotTrain(RedcoFlowError):
+    """The dataset and the settings do not fit each other; no step was done."""
+
+
+@dataclass(frozen=True)
+class _Training:
+    """All that a training consists of, ready to run."""
+
+    dataset: DatasetArtifact
+    recipe: Recipe
+    trainer: Trainer
+    validation: list[dict[str, Any]] | None
+    eval_fn: EvalFn | None
+
+
+def train(context: StageContext, config: Config) -> StageOutputs:
+    """Train to the end and return the checkpoints' artifacts.
+
+    Raises:
+        CannotTrain, WrongTokenizer, DataChanged: before the first step.
+        Stopped: as asked; saved, a later attempt goes on from here.
+        NonFiniteLoss: the last checkpoint is from before.
+    """
+    context.report(phase="preparing")
+    DataGuard(context, data_files(config))
+    training = _prepare(context, config)
+    provenance = provenance_of(context, config, data=context.input("dataset").id)
+    with Checkpointer(
+        context.work_dir / "checkpoints",
+        # One more than asked for, to fall back to if the newest is damaged.
+        keep_last=config.keep.last + 1,
+        keep_best={key: _mode(key) for key in config.keep.best},
+    ) as checkpointer:
+        result = _fit(context, config, training, checkpointer, provenance)
+        outputs = {
+            name: _output(context, name, checkpointer, training, config, provenance)
+            for name in output_names(config)
+        }
+    metrics = dict(result.metrics)
+    if result.loss is not None:
+        metrics["loss"] = result.loss
+    return StageOutputs(outputs, metrics)
+
+
+def _prepare(context: StageContext, config: Config) -> _Training:
+    dataset = DatasetArtifact(context.input("dataset").path)
+    summary = dataset.summary
+    if summary.recipe != config.recipe:
+        raise CannotTrain(
+            f"the dataset was preprocessed for recipe '{summary.recipe}', and this stage trains "
+            f"with '{config.recipe}': use one recipe for both."
+        )
+    check_model_tokenizer(config.model, dataset.tokenizer)
+    recipe: Recipe = find_recipe(config.recipe).build(
+        _model(config),
+        dataset.tokenizer,
+        source_length=_source_length(dataset),
+        target_length=summary.padded_length("target"),
+    )
+    deployer = Deployer(config.num_model_shards, seed=config.seed)
+    trainer = _make_trainer(config, recipe, deployer, summary.splits["train"]["rows"])
+    validation = _validation(dataset, config)
+    eval_fn = _make_eval_fn(context, config, recipe, trainer, validation)
+    return _Training(dataset, recipe, trainer, validation, eval_fn)
+
+
+def _source_length(dataset: DatasetArtifact) -> int:
+    """What training's batches need; a longer test text must not make every step dearer."""
+    return dataset.summary.padded_length("source", ("train", "validation"))
+
+
+def _model(config: Config) -> dict[str, Any]:
+    """The model section, with the training's dropout in it."""
+    model = config.model.model_dump()
+    if config.dropout_rate is not None:
+        model["config"] = {**model["config"], "dropout_rate": config.dropout_rate}
+    return model
+
+
+def _make_trainer(config: Config, recipe: Recipe, deployer: Deployer, num_rows: int) -> Trainer:
+    shapes = recipe.abstract_params()
+    rules = deployer.get_sharding_rules(shapes)
+    deployer.log_rules(rules)
+    shardings = deployer.params_sharding(shapes, rules)
+    if recipe.load_params is not None:
+        params = recipe.load_params(shardings)
+    else:
+        initialise = jax.jit(recipe.init_params, out_shardings=shardings)
+        params = initialise(jax.random.key(config.seed))
+    total_steps = config.num_epochs * _steps_per_epoch(config, num_rows)
+    asked = config.schedule
+    warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
+    schedule = make_schedule(
+        asked.type, config.learning_rate, total_steps, min(warmup_steps, total_steps)
+    )
+    return Trainer(
+        deployer,
+        collate_fn=recipe.collate_fn,
+        loss_fn=recipe.loss_fn,
+        params=params,
+        optimizer=make_optimizer(config.optimizer, schedule, weight_decay=config.weight_decay),
+        sharding_rules=rules,
+        global_batch_size=config.global_batch_size,
+        per_device_batch_size=config.per_device_batch_size,
+        lr_schedule=schedule,
+        seed=config.seed,
+        max_grad_norm=config.max_grad_norm,
+    )
+
+
+def _steps_per_epoch(config: Config, num_rows: int) -> int:
+    return BatchPlan(num_rows, config.global_batch_size, config.seed).steps_per_epoch
+
+
+def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
+    """The examples to evaluate on, texts included; None where there is no such split."""
+    if not dataset.has("validation"):
+        if config.keep.best or config.eval.metrics:
+            raise CannotTrain(
+                "keep.best and eval.metrics need validation rows and the dataset has none: give "
+                "data.validation, or a larger data.validation_fraction."
+            )
+        return None
+    rows = dataset.split("validation")
+    count = min(len(rows), config.eval.num_examples or len(rows))
+    return rows.__getitems__(range(count))
+
+
+def _make_eval_fn(
+    context: StageContext,
+    config: Config,
+    recipe: Recipe,
+    trainer: Trainer,
+    validation: list[dict[str, Any]] | None,
+) -> EvalFn | None:
+    """A function that generates texts for the validation examples and scores them."""
+    names = metrics_needed(config)
+    if validation is None or not names:
+        return None
+    length = recipe.collate_fn(validation[:1])["labels"].shape[1]
+    predictor = Predictor(
+        trainer.deployer,
+        collate_fn=recipe.collate_fn,
+        pred_fn=recipe.make_pred_fn(Generation(length, num_beams=config.eval.num_beams)),
+        output_fn=recipe.output_fn,
+        sharding_rules=trainer.sharding_rules,
+        batch_size=trainer.layout.micro_batch_size,
+    )
+    references: Sequence[Sequence[str]] = [row["references"] for row in validation]
+
+    def on_progress(done: int, total: int) -> None:
+        context.report(phase="evaluating", step=done, total_steps=total)
+
+    def evaluate(params: Any, step: int) -> dict[str, float]:
+        texts = predictor.predict(validation, params, on_progress=on_progress)
+        scores: dict[str, float] = {}
+        for name in names:
+            scores |= find_metric(name).compute(texts, references)
+        return scores
+
+    return evaluate
+
+
+def _fit(
+    context: StageContext,
+    config: Config,
+    training: _Training,
+    checkpointer: Checkpointer,
+    provenance: Provenance,
+) -> FitResult:
+    examples: ArrowSplit = training.dataset.split("train", _COLUMNS)
+    records = TrainingRecords(context, checkpointer, provenance)
+    every = config.eval.every_steps
+    if config.eval.every_epochs:
+        every = config.eval.every_epochs * _steps_per_epoch(config, len(examples))
+    intervals = [config.log_every_steps, every, config.save_every_steps]
+    try:
+        return training.trainer.fit(
+            examples,
+            num_epochs=config.num_epochs,
+            eval_examples=training.validation,
+            eval_fn=training.eval_fn,
+            checkpointer=checkpointer,
+            callbacks=[records],
+            # A checkpoint is announced with a log record: it must still be there by then.
+            log_every_steps=min(interval for interval in intervals if interval),
+            eval_every_steps=every,
+            save_every_steps=config.save_every_steps,
+            should_stop=records.should_stop,
+        )
+    except engine_errors.Stopped as stopped:
+        raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
+            stopped
+        )
+
+
+def _mode(key: str) -> Mode:
+    if key == EVAL_LOSS:
+        return "min"
+    return "max" if find_metric(find_metric_of(key)).KEYS[key] == "max" else "min"
+
+
+def _output(
+    context: StageContext,
+    name: str,
+    checkpointer: Checkpointer,
+    training: _Training,
+    config: Config,
+    provenance: Provenance,
+) -> Output:
+    """The artifact of the newest or best checkpoint."""
+    score = name.removeprefix("checkpoint/best/")
+    step = checkpointer.latest() if name == "checkpoint/last" else checkpointer.best(score)
+    if step is None:
+        raise CannotTrain(f"there is no checkpoint for '{name}' in {checkpointer.directory}.")
+    commit = checkpointer.commit(step)
+    record = RecipeRecord(
+        recipe=config.recipe,
+        model=training.recipe.model,
+        source_length=_source_length(training.dataset),
+        target_length=training.dataset.summary.padded_length("target"),
+        tokenizer_digest=training.dataset.tokenizer.digest,
+        step=step,
+        metrics=commit.metrics,
+        data=provenance.data,
+        config=provenance.config,
+    )
+    folder = context.work_dir / "outputs" / name.replace("/", "-")
+    digests = write_checkpoint_artifact(
+        folder,
+        checkpointer.step_directory(step),
+        training.dataset.path / TOKENIZER_FOLDER,
+        record,
+    )
+    metadata = {"step": step, "metrics": dict(commit.metrics), "recipe": config.recipe}
+    return Output("checkpoint", folder, metadata, digests)

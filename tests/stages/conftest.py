@@ -1,0 +1,111 @@
+"""Run stages by hand: real contexts in tmp_path, real published artifacts between them."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.workspace import Workspace
+
+
+@dataclass
+class Bench:
+    """A workspace with stages run one after the other in this process."""
+
+    root: Path
+    num_runs: int = 0
+    metrics_path: Path = field(default_factory=Path)
+
+    def __post_init__(self) -> None:
+        self.store = ArtifactStore(Workspace.open(self.root / "workspace"))
+
+    def context(
+        self,
+        stage: str = "stage",
+        inputs: Mapping[str, list[InputArtifact]] | None = None,
+        *,
+        work: str | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> StageContext:
+        """A context with a new attempt; `work` names a work directory to come back to."""
+        self.num_runs += 1
+        work_dir = self.root / "work" / (work or f"{stage}-{self.num_runs}")
+        attempt_dir = self.root / "attempts" / str(self.num_runs)
+        for folder in (work_dir, attempt_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+        attempt = AttemptDirectory(attempt_dir)
+        self.metrics_path = attempt.metrics_path
+        return StageContext(
+            run="run",
+            stage=stage,
+            fingerprint="f" * 64,
+            inputs={slot: tuple(artifacts) for slot, artifacts in (inputs or {}).items()},
+            work_dir=work_dir,
+            attempt_dir=attempt,
+            provenance=dict(provenance or {}),
+        )
+
+    def publish(
+        self, outputs: StageOutputs, inputs: Mapping[str, list[InputArtifact]] | None = None
+    ) -> dict[str, InputArtifact]:
+        """Publish what a stage returned, as the worker does."""
+        parents = {slot: artifacts[0].id for slot, artifacts in (inputs or {}).items()}
+        published = {}
+        for name, output in outputs.outputs.items():
+            artifact = self.store.publish(
+                output.kind,
+                output.path,
+                metadata=output.metadata,
+                parents=parents,
+                produced_by={},
+                digests=output.digests,
+            )
+            published[name] = InputArtifact(
+                artifact.id, artifact.kind, artifact.path, artifact.manifest
+            )
+        return published
+
+    def run(
+        self,
+        module: Any,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, list[InputArtifact]] | None = None,
+        **context: Any,
+    ) -> dict[str, InputArtifact]:
+        """Run a stage and publish its outputs."""
+        config = module.Config.from_json(settings)
+        stage = module.__name__.rpartition(".")[2]
+        outputs = module.run(self.context(stage, inputs, **context), config)
+        return self.publish(outputs, inputs)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What the last context's stage wrote into metrics.jsonl."""
+        return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """One for a whole file, where the stages before the tested one cost time."""
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+def _write_rows(path: Path, rows: list[tuple[str, str]]) -> Path:
+    lines = (json.dumps({"source": s, "target": t}, ensure_ascii=False) for s, t in rows)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_rows() -> Callable[[Path, list[tuple[str, str]]], Path]:
+    return _write_rows

@@ -1,0 +1,179 @@
+"""evaluate and compare on predictions written by hand, against numbers from elsewhere."""
+
+import json
+
+import numpy as np
+import pytest
+
+from redco_flow.metrics import bleu, exact_match
+from redco_flow.stages import compare, evaluate
+from redco_flow.stages.compare import CannotCompare
+from redco_flow.stages.context import Output, StageOutputs
+from redco_flow.stages.metrics_artifact import read_metrics
+from redco_flow.stages.predictions_artifact import (
+    Prediction,
+    PredictionsSummary,
+    write_predictions,
+)
+
+SUMMARY = {
+    "split": "test",
+    "generation": {"num_beams": 1},
+    "checkpoint": "c" * 64,
+    "step": 7,
+    "data": "d" * 64,
+    "config": "e" * 64,
+    "most_frequent_target": {"text": "the cat sat on the mat", "count": 3, "among": 9},
+}
+REFERENCES = [f"the {animal} sat on the mat" for animal in ["cat", "dog", "cow", "pig", "ape"]] * 8
+
+
+def predictions(bench, texts, name="predictions", references=REFERENCES):
+    lines = [
+        Prediction(f"test.csv:{i}", f"animal {i}", text, [reference, "something else"])
+        for i, (text, reference) in enumerate(zip(texts, references, strict=True))
+    ]
+    folder = bench.root / name
+    summary = PredictionsSummary(num_examples=len(lines), **SUMMARY)
+    write_predictions(folder, lines, summary)
+    outputs = StageOutputs({"predictions": Output("predictions", folder)})
+    return bench.publish(outputs)["predictions"]
+
+
+def evaluated(bench, texts, name="predictions", metrics=("bleu", "exact_match"), **more):
+    inputs = {"predictions": [predictions(bench, texts, name, **more)]}
+    return bench.run(evaluate, {"metrics": list(metrics)}, inputs)["metrics"]
+
+
+def test_scores_are_those_of_the_metrics_over_all_references(bench):
+    texts = [REFERENCES[0]] * 20 + ["something else"] * 20
+
+    summary, lines = read_metrics(evaluated(bench, texts).path)
+
+    references = [[text, "something else"] for text in REFERENCES]
+    expected = bleu.compute(texts, references) | exact_match.compute(texts, references)
+    assert summary.metrics == expected
+    assert [line["row_id"] for line in lines] == [f"test.csv:{i}" for i in range(40)]
+    assert np.mean([line["scores"]["exact_match"] for line in lines]) == 100 * 24 / 40
+
+
+def test_every_score_stands_beside_what_trivial_models_get(bench):
+    summary, _ = read_metrics(evaluated(bench, REFERENCES).path)
+
+    frequent, copied = (summary.baselines[name] for name in ("most_frequent_target", "copy_source"))
+    assert frequent["text"] == "the cat sat on the mat"
+    assert frequent["metrics"]["exact_match"] == 100 / 5
+    assert copied["metrics"]["exact_match"] == 0.0
+    assert set(frequent["metrics"]) == set(copied["metrics"]) == set(summary.metrics)
+
+
+def test_an_evaluation_names_its_checkpoint_data_and_config(bench):
+    """Engine case 54."""
+    summary, _ = read_metrics(evaluated(bench, REFERENCES).path)
+
+    [record] = bench.records()
+
+    assert record["metrics"] == summary.metrics
+    for found in (record["checkpoint"], summary.checkpoint):
+        assert found == "c" * 64
+    assert record["data"] == summary.data == "d" * 64
+    assert record["config"] == summary.config
+
+
+def test_the_report_of_scores_is_plain_json(bench):
+    artifact = evaluated(bench, REFERENCES)
+
+    record = json.loads((artifact.path / "metrics.json").read_text())
+
+    assert record["metrics"]["exact_match"] == 100.0
+    assert record["directions"] == {"bleu": "max", "exact_match": "max"}
+
+
+def test_an_unknown_metric_is_an_error_when_the_pipeline_is_read():
+    with pytest.raises(ValueError, match="there is no metric 'rogue'"):
+        evaluate.Config.from_json({"metrics": ["rogue"]})
+    with pytest.raises(ValueError, match="names a metric twice"):
+        evaluate.Config.from_json({"metrics": ["bleu", "bleu"]})
+
+
+def compared(bench, first, second, **settings):
+    inputs = {"metrics": [first, second]}
+    artifact = bench.run(compare, {"num_resamples": 2000, **settings}, inputs)["metrics"]
+    record = json.loads((artifact.path / "comparison.json").read_text())
+    return {pair["key"]: pair for pair in record["pairs"]}, artifact
+
+
+def half_wrong(share):
+    wrong = round(share * len(REFERENCES))
+    return ["a wrong text here now"] * wrong + REFERENCES[wrong:]
+
+
+def test_a_clear_difference_is_significant_and_its_interval_is_the_binomials(bench):
+    first = evaluated(bench, REFERENCES, "first")
+    second = evaluated(bench, half_wrong(0.5), "second")
+
+    pairs, _ = compared(bench, first, second)
+
+    pair = pairs["exact_match"]
+    assert pair["difference"] == 50.0
+    assert pair["is_significant"]
+    assert pair["p_value"] <= 0.001
+    # The difference is the share of 40 draws that hit a wrong row: deviation sqrt(.25/40) = 7.9.
+    assert pair["low"] == pytest.approx(50 - 1.96 * 7.9, abs=2.6)
+    assert pair["high"] == pytest.approx(50 + 1.96 * 7.9, abs=2.6)
+    assert pairs["bleu"]["is_significant"]
+
+
+def test_equal_systems_do_not_differ(bench):
+    first = evaluated(bench, half_wrong(0.5), "first")
+    second = evaluated(bench, half_wrong(0.5), "second", metrics=["exact_match", "bleu"])
+
+    pairs, _ = compared(bench, first, second)
+
+    for pair in pairs.values():
+        assert (pair["difference"], pair["low"], pair["high"]) == (0.0, 0.0, 0.0)
+        assert pair["p_value"] == 1.0
+        assert not pair["is_significant"]
+
+
+def test_pooled_scores_are_pooled_anew_for_each_draw(bench):
+    """The oracle draws the same rows and asks the metric for the set's score."""
+    texts = [half_wrong(0.3), half_wrong(0.6)]
+    pairs, _ = compared(
+        bench, evaluated(bench, texts[0], "a"), evaluated(bench, texts[1], "b"), num_resamples=100
+    )
+
+    references = [[text, "something else"] for text in REFERENCES]
+    times = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), size=100)
+    differences = []
+    for row in times:
+        drawn = np.repeat(np.arange(40), row)
+        scores = [
+            bleu.compute([t[i] for i in drawn], [references[i] for i in drawn])["bleu"]
+            for t in texts
+        ]
+        differences.append(scores[0] - scores[1])
+    low, high = np.quantile(differences, [0.025, 0.975])
+    assert (pairs["bleu"]["low"], pairs["bleu"]["high"]) == pytest.approx((low, high))
+
+
+def test_the_same_seed_gives_the_same_comparison(bench):
+    first = evaluated(bench, half_wrong(0.3), "first")
+    second = evaluated(bench, half_wrong(0.4), "second")
+
+    ids = {compared(bench, first, second, seed=seed)[1].id for seed in (1, 1, 2)}
+
+    assert len(ids) == 2
+
+
+def test_evaluations_on_other_examples_cannot_be_compared(bench):
+    first = evaluated(bench, REFERENCES, "first")
+    second = evaluated(bench, REFERENCES[1:], "second", references=REFERENCES[1:])
+
+    with pytest.raises(CannotCompare, match="not evaluated on the same examples"):
+        compared(bench, first, second)
+
+
+def test_one_evaluation_cannot_be_compared(bench):
+    with pytest.raises(CannotCompare, match="at least two"):
+        bench.run(compare, {}, {"metrics": [evaluated(bench, REFERENCES)]})

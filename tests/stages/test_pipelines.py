@@ -1,0 +1,46 @@
+"""The pipelines that come with the project: each loads, and its stages take from each other."""
+
+from pathlib import Path
+
+import pytest
+
+from redco_flow.errors import ConfigError
+from redco_flow.spec.load import load_pipeline
+
+PIPELINES = sorted((Path(__file__).parents[2] / "pipelines").glob("*.yaml"))
+
+
+@pytest.fixture
+def data_overrides(tmp_path):
+    """E2E's data come on the command line."""
+    overrides = []
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("mr,ref\na,b\n")
+        overrides.append(f"data.{split}={tmp_path / split}.csv")
+    return overrides
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_every_pipeline_loads_and_runs_from_raw_data_to_scores(path, data_overrides):
+    overrides = data_overrides if path.stem == "e2e_nlg" else []
+
+    pipeline = load_pipeline(path, overrides)
+
+    assert list(pipeline.stages) == ["preprocess", "train", "predict", "evaluate"]
+    checkpoint = pipeline.stages["predict"].inputs["checkpoint"][0]
+    assert checkpoint.output.startswith("checkpoint/best/")
+    assert checkpoint.output.rpartition("/")[2] in pipeline.stages["train"].config.keep.best
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)
+def test_every_pipeline_begins_with_its_command(path):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+
+    assert first.startswith(f"# redco-flow run pipelines/{path.name}")
+
+
+def test_a_pipeline_without_its_data_says_how_to_give_them():
+    path = next(path for path in PIPELINES if path.stem == "e2e_nlg")
+
+    with pytest.raises(ConfigError, match=r"give data\.train=PATH"):
+        load_pipeline(path)

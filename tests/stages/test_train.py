@@ -1,0 +1,363 @@
+"""train and predict with a real tiny T5: what comes out, and what is refused before a step."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from redco_flow.engine.errors import DataError, NonFiniteLoss
+from redco_flow.records import digest_file
+from redco_flow.spec.settings import settings_of
+from redco_flow.stages import predict, preprocess, train
+from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.stages.context import Stopped
+from redco_flow.stages.data_integrity import DataChanged
+from redco_flow.stages.dataset_artifact import DatasetArtifact
+from redco_flow.stages.model_tokenizer import WrongTokenizer
+from redco_flow.stages.predictions_artifact import read_predictions
+from redco_flow.stages.training import CannotTrain
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
+TINY = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.1}
+SETTINGS = {
+    "model": {"config": TINY},
+    "num_epochs": 2,
+    "global_batch_size": 16,
+    "learning_rate": 0.01,
+    "keep": {"last": 1, "best": ["rouge1", "eval_loss"]},
+    "eval": {"num_examples": 8},
+    "log_every_steps": 3,
+}
+DATA = {"validation_fraction": 0.2, "test_fraction": 0.2}
+
+
+def make_dataset(bench, write_rows, name="data", vocab_size=290, rows=ROWS, **data):
+    path = write_rows(bench.root / f"{name}.jsonl", rows)
+    tokenizer = {"train": {"vocab_size": vocab_size, "type": "bpe"}}
+    settings = {
+        "data": {"train": str(path), "tokenizer": tokenizer, **DATA, **data},
+        "max_source_length": 8,
+        "max_target_length": 8,
+    }
+    return bench.run(preprocess, settings)["dataset"]
+
+
+@pytest.fixture(scope="module")
+def dataset(shared_bench, write_rows):
+    return make_dataset(shared_bench, write_rows)
+
+
+@pytest.fixture(scope="module")
+def trained(shared_bench, dataset):
+    """One training for the whole file: its checkpoints, records and work directory."""
+    checkpoints = shared_bench.run(train, SETTINGS, {"dataset": [dataset]}, work="trained")
+    return checkpoints, shared_bench.records()
+
+
+def params_of(artifact):
+    """The parameters as arrays by path, read from the artifact alone."""
+    from redco_flow.engine.deployer import Deployer
+
+    checkpoint = CheckpointArtifact(artifact.path)
+    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer())
+    return {
+        jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)
+    }
+
+
+def test_training_gives_the_last_and_each_best_checkpoint_with_all_that_predicting_needs(trained):
+    checkpoints, _ = trained
+
+    assert set(checkpoints) == {
+        "checkpoint/last",
+        "checkpoint/best/rouge1",
+        "checkpoint/best/eval_loss",
+    }
+    for artifact in checkpoints.values():
+        names = {path.name for path in artifact.path.iterdir()}
+        assert names == {"checkpoint", "tokenizer", "recipe.json"}
+
+
+def test_the_best_checkpoint_is_the_one_whose_recorded_score_is_best(trained):
+    checkpoints, records = trained
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+
+    best = min(evaluations, key=lambda record: record["metrics"]["eval_loss"])
+
+    record = CheckpointArtifact(checkpoints["checkpoint/best/eval_loss"].path).record
+    assert (record.step, record.metrics) == (best["step"], best["metrics"])
+    assert record.step == CheckpointArtifact(checkpoints["checkpoint/last"].path).record.step
+
+
+def test_every_metrics_record_carries_the_digests_of_checkpoint_data_and_config(
+    trained, dataset, shared_bench
+):
+    """Engine case 54."""
+    checkpoints, records = trained
+    last = checkpoints["checkpoint/last"].path
+
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+
+    assert {record["data"] for record in records} == {dataset.id}
+    assert {record["config"] for record in records} == {CheckpointArtifact(last).record.config}
+    assert len({record["checkpoint"] for record in evaluations}) == len(evaluations) == 2
+    assert evaluations[-1]["checkpoint"] == digest_file(last / "checkpoint" / "commit.json")
+
+
+def test_log_records_have_the_rate_that_was_used_and_the_loss_falls(trained):
+    _, records = trained
+
+    logged = [record for record in records if record["kind"] == "training"]
+
+    total = logged[-1]["total_steps"]
+    # Linear from the peak at step 0 to 0 at the end, by optimizer step; logged is the last used.
+    for record in logged:
+        expected = 0.01 * (1 - (record["step"] - 1) / total)
+        assert record["learning_rate"] == pytest.approx(expected, rel=1e-5)
+    assert logged[-1]["loss"] < logged[0]["loss"]
+
+
+def test_predictions_of_the_checkpoint_equal_those_in_memory(bench, dataset, trained, shared_bench):
+    """Engine cases 28 and 52: in input order, and those that the trainer's scores came from."""
+    checkpoints, records = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    settings = {"split": "validation", "num_examples": 8, "batch_size": 8}
+
+    predictions = bench.run(predict, settings, inputs)["predictions"]
+
+    lines, summary = read_predictions(predictions.path)
+    rows = DatasetArtifact(dataset.path).split("validation")[:8]
+    assert [line.row_id for line in lines] == [row["row_id"] for row in rows]
+    assert [line.source for line in lines] == [row["source"] for row in rows]
+    assert (summary.checkpoint, summary.data) == (checkpoints["checkpoint/last"].id, dataset.id)
+    from redco_flow.metrics import rouge
+
+    scores = rouge.compute([line.prediction for line in lines], [r.references for r in lines])
+    in_memory = [record for record in records if record["kind"] == "evaluation"][-1]["metrics"]
+    assert {key: in_memory[key] for key in scores} == scores
+
+
+@pytest.mark.slow
+def test_predictions_do_not_depend_on_the_batch_size_or_the_model_shards(bench, dataset, trained):
+    """Engine cases 26, 27 and 28: 13 examples in batches of 8 and of 16, on 8 and 4 x 2."""
+    checkpoints, _ = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    ways = [{"batch_size": 8}, {"batch_size": 16, "num_model_shards": 2}]
+
+    found = [
+        bench.run(predict, {"split": "train", "num_examples": 13, "num_beams": 2, **way}, inputs)
+        for way in ways
+    ]
+
+    lines = [read_predictions(artifacts["predictions"].path)[0] for artifacts in found]
+    assert len(lines[0]) == 13
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.slow
+def test_a_stopped_training_goes_on_and_ends_bitwise_as_the_uninterrupted_one(
+    bench, dataset, trained
+):
+    """Engine cases 30 and 46, through the stage."""
+    checkpoints, _ = trained
+    config = train.Config.from_json(SETTINGS)
+    inputs = {"dataset": [dataset]}
+
+    class StopAfterSomeSteps:
+        is_watched = True
+        num_asked = 0
+
+        @property
+        def requested(self):
+            self.num_asked += 1
+            return self.num_asked >= 2
+
+    context = bench.context("train", inputs, work="again")
+    context.stop = StopAfterSomeSteps()
+    with pytest.raises(Stopped, match="after 2 steps"):
+        train.run(context, config)
+    resumed = bench.publish(train.run(bench.context("train", inputs, work="again"), config), inputs)
+
+    before, after = (params_of(c["checkpoint/last"]) for c in (checkpoints, resumed))
+    assert before.keys() == after.keys()
+    for path, values in before.items():
+        np.testing.assert_array_equal(values, after[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_running_a_finished_training_again_trains_nothing_and_gives_the_same(
+    shared_bench, dataset, trained
+):
+    checkpoints, _ = trained
+
+    again = shared_bench.run(train, SETTINGS, {"dataset": [dataset]}, work="trained")
+
+    assert {name: a.id for name, a in again.items()} == {n: a.id for n, a in checkpoints.items()}
+    records = shared_bench.records()
+    assert [record["kind"] for record in records] == ["evaluation"]
+    assert records[0]["is_resumed"] is True
+
+
+@pytest.mark.slow
+def test_a_nan_loss_stops_and_is_no_checkpoint(bench, dataset):
+    """Fault 25."""
+    settings = {**SETTINGS, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8}
+    context = bench.context("train", {"dataset": [dataset]})
+
+    with pytest.raises(NonFiniteLoss, match="is not finite"):
+        train.run(context, train.Config.from_json(settings))
+
+    for commit in (context.work_dir / "checkpoints").glob("*/commit.json"):
+        metrics = json.loads(commit.read_text())["metrics"]
+        assert all(math.isfinite(value) for value in metrics.values())
+
+
+@pytest.fixture(scope="module")
+def pretrained(shared_bench, trained, dataset):
+    """A Hugging Face directory: the trained model and its tokenizer."""
+    from redco_flow.engine.deployer import Deployer
+
+    checkpoint = CheckpointArtifact(trained[0]["checkpoint/last"].path)
+    recipe = checkpoint.build_recipe()
+    folder = shared_bench.root / "pretrained"
+    recipe.save_pretrained(checkpoint.load_params(recipe, Deployer()), folder)
+    for file in (checkpoint.path / "tokenizer").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_a_dataset_of_another_tokenizer_is_refused_before_the_first_step(
+    bench, write_rows, pretrained
+):
+    """Fault 26."""
+    other = make_dataset(bench, write_rows, "other", vocab_size=280)
+    settings = {**SETTINGS, "model": {"name_or_path": str(pretrained)}}
+
+    with pytest.raises(WrongTokenizer, match="encoded with another tokenizer"):
+        bench.run(train, settings, {"dataset": [other]})
+
+    assert not bench.metrics_path.exists()
+
+
+def test_predicting_on_a_dataset_of_another_tokenizer_is_refused(bench, write_rows, trained):
+    """Fault 26."""
+    other = make_dataset(bench, write_rows, "other", vocab_size=280)
+    inputs = {"dataset": [other], "checkpoint": [trained[0]["checkpoint/last"]]}
+
+    with pytest.raises(WrongTokenizer, match="trained with tokenizer"):
+        bench.run(predict, {}, inputs)
+
+
+@pytest.mark.slow
+def test_a_pretrained_directory_gives_its_tokenizer_and_its_weights(
+    bench, write_rows, pretrained, trained
+):
+    model = {"name_or_path": str(pretrained)}
+    data = {"train": str(write_rows(bench.root / "own.jsonl", ROWS)), **DATA}
+    lengths = {"max_source_length": 8, "max_target_length": 8}
+    dataset = bench.run(preprocess, {"data": data, "model": model, **lengths})["dataset"]
+    settings = {**SETTINGS, "model": model, "learning_rate": 1e-9, "num_epochs": 1}
+
+    checkpoints = bench.run(train, settings, {"dataset": [dataset]})
+
+    before, after = (params_of(c["checkpoint/last"]) for c in (trained[0], checkpoints))
+    for name, values in before.items():
+        # At a rate of 1e-9 three steps move no parameter further.
+        np.testing.assert_allclose(values, after[name], atol=1e-7, err_msg=name)
+
+
+def test_a_model_file_that_changed_since_the_plan_is_a_fingerprint_error(
+    bench, dataset, pretrained
+):
+    """Engine case 32."""
+    settings = {**SETTINGS, "model": {"name_or_path": str(pretrained)}}
+    files = train.data_files(train.Config.from_json(settings))
+    digests = {path.name: digest_file(path) for path in files} | {"model.safetensors": "0" * 64}
+
+    with pytest.raises(DataChanged, match=r"model\.safetensors: changed since this run was"):
+        bench.run(
+            train,
+            settings,
+            {"dataset": [dataset]},
+            provenance={"ingredients": {"data": digests}},
+        )
+
+
+@pytest.mark.slow
+def test_a_token_outside_the_models_vocabulary_is_an_error_that_names_the_row(
+    bench, dataset, tmp_path
+):
+    """Engine case 44: a damaged dataset, past the tokenizer's check."""
+    import shutil
+
+    from redco_flow.stages.arrow_split import SplitWriter
+    from redco_flow.stages.context import InputArtifact
+    from redco_flow.stages.dataset_artifact import COLUMNS
+
+    damaged = tmp_path / "damaged"
+    shutil.copytree(dataset.path, damaged)
+    rows = DatasetArtifact(dataset.path).split("train")[:]
+    rows[3]["target_ids"] = np.array([5000, 1])
+    (damaged / "train.arrow").unlink()
+    with SplitWriter(damaged / "train.arrow", COLUMNS) as writer:
+        writer.write({name: [row[name] for row in rows] for name in COLUMNS})
+    artifact = InputArtifact("d" * 64, "dataset", damaged, {})
+
+    with pytest.raises(DataError, match=r"target_ids holds token id 5000.*vocabulary of"):
+        bench.run(train, SETTINGS, {"dataset": [artifact]})
+
+
+def test_best_checkpoints_without_validation_rows_are_an_error_before_the_first_step(
+    bench, write_rows
+):
+    dataset = make_dataset(bench, write_rows, validation_fraction=0.0)
+
+    with pytest.raises(CannotTrain, match="need validation rows"):
+        bench.run(train, SETTINGS, {"dataset": [dataset]})
+
+
+def test_a_dataset_of_another_recipe_is_an_error(bench, dataset):
+    with pytest.raises(CannotTrain, match="use one recipe for both"):
+        bench.run(train, {**SETTINGS, "recipe": "my_package.mine"}, {"dataset": [dataset]})
+
+
+def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
+    placement = {"num_model_shards": 4, "per_device_batch_size": 2, "log_every_steps": 7}
+
+    plain, other = (train.Config.from_json({**SETTINGS, **more}) for more in ({}, placement))
+
+    assert settings_of(plain) == settings_of(other)
+    assert "num_model_shards" not in settings_of(plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": {"best": ["ruge2"]}}, "no metric gives a score 'ruge2'"),
+        ({"keep": {"best": ["rouge2", "rouge2"]}}, "names a score twice"),
+        ({"eval": {"metrics": ["blue"]}}, "there is no metric 'blue'"),
+        ({"eval": {"every_epochs": 1, "every_steps": 5}}, "not both"),
+        ({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}}, "not both"),
+        ({"global_batch_size": 0}, "greater than 0"),
+        ({"learning_rate": -1.0}, "greater than 0"),
+        ({"model": {"config": {"d_modle": 4}}}, "did you mean 'd_model'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_setting_is_an_error_when_the_pipeline_is_read(settings, message):
+    """Engine case 4."""
+    with pytest.raises(ValueError, match=message):
+        train.Config.from_json(settings)
+
+
+def test_each_best_score_is_an_output_of_its_own():
+    config = train.Config.from_json(SETTINGS)
+
+    assert train.output_names(config) == [
+        "checkpoint/last",
+        "checkpoint/best/rouge1",
+        "checkpoint/best/eval_loss",
+    ]
