@@ -1,0 +1,143 @@
+"""Check, in seconds and without queueing anything, that a profile can run a pipeline.
+
+Each check says what it found and, where it fails, how to mend it. JAX is asked in a process of
+its own, as a worker would ask it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.executor import make_executor
+from redco_flow.orchestrate.prefect_server import server_status
+from redco_flow.spec.profile import Profile
+from redco_flow.tracking.workspace import Workspace
+
+_PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "datasets", "transformers", "prefect")
+_JAX_TIMEOUT_SECONDS = 60
+_MIN_FREE_GIB = 2.0
+_DEVICES_PROGRAM = (
+    "import json, jax; d = jax.devices();"
+    "print(json.dumps({'platform': d[0].platform, 'kind': d[0].device_kind, 'count': len(d)}))"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome.
+
+    Args:
+        check: what was looked at.
+        is_good: whether it can be used as it is.
+        detail: what was found.
+        remedy: what to do where it is not good.
+    """
+
+    check: str
+    is_good: bool
+    detail: str
+    remedy: str = ""
+
+
+def examine(profile: Profile) -> Iterator[Finding]:
+    """Yield one finding per check, the cheap ones first."""
+    checks: tuple[Callable[[Profile], Finding], ...] = (
+        _check_python,
+        _check_packages,
+        _check_workspace,
+        _check_disk,
+        _check_executor,
+        _check_devices,
+        _check_prefect,
+    )
+    for check in checks:
+        yield check(profile)
+
+
+def _check_python(profile: Profile) -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(
+        "python", sys.version_info >= (3, 11), f"{version} at {sys.executable}", "use Python 3.11+"
+    )
+
+
+def _check_packages(profile: Profile) -> Finding:
+    versions, missing = [], []
+    for package in _PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(package)
+    detail = ", ".join(versions) + (f"; missing: {', '.join(missing)}" if missing else "")
+    return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
+
+
+def _check_workspace(profile: Profile) -> Finding:
+    try:
+        workspace = Workspace.open(profile.workspace)
+    except RedcoFlowError as error:
+        return Finding("workspace", False, str(error), "set `workspace` in the profile")
+    return Finding("workspace", True, f"{workspace.root} can be written")
+
+
+def _check_disk(profile: Profile) -> Finding:
+    folder = Path(profile.workspace).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free_gib = shutil.disk_usage(folder).free / 2**30
+    return Finding(
+        "disk",
+        free_gib >= _MIN_FREE_GIB,
+        f"{free_gib:.1f} GiB free at {folder}",
+        f"free at least {_MIN_FREE_GIB:g} GiB, or put the workspace elsewhere",
+    )
+
+
+def _check_executor(profile: Profile) -> Finding:
+    try:
+        make_executor(profile, os.environ)
+    except RedcoFlowError as error:
+        return Finding("executor", False, str(error), "see `executor` in the profile")
+    return Finding("executor", True, profile.executor)
+
+
+def _check_devices(profile: Profile) -> Finding:
+    remedy = "run `python -c 'import jax; print(jax.devices())'` and mend what it reports"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _DEVICES_PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=_JAX_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("devices", False, f"JAX said nothing in {_JAX_TIMEOUT_SECONDS} s", remedy)
+    if done.returncode != 0:
+        return Finding("devices", False, (done.stderr.strip().splitlines() or [""])[-1], remedy)
+    found = json.loads(done.stdout.splitlines()[-1])
+    count = profile.num_cpu_devices if found["platform"] == "cpu" else found["count"]
+    return Finding("devices", True, f"{count} × {found['kind']} ({found['platform']})")
+
+
+def _check_prefect(profile: Profile) -> Finding:
+    status = server_status(profile.prefect_api_url)
+    if status.healthy:
+        return Finding("prefect", True, f"server at {status.url}")
+    if not status.ours:
+        return Finding(
+            "prefect",
+            False,
+            f"no server answers at {status.url}",
+            "start it, or unset PREFECT_API_URL and the profile's prefect_api_url",
+        )
+    return Finding("prefect", True, "no server yet; the first run starts one")

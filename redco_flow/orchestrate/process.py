@@ -1,0 +1,85 @@
+"""The process that drives one run: `python -m redco_flow.orchestrate.process RUN_DIRECTORY`.
+
+In a session of its own, so it outlives the terminal. Holds the lease, takes signals, and ends
+with the run's exit code; what happens in between is `driving`'s. What a killed process left is
+taken up by the next one on the same directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.orchestrate.state_book import StateBook, note_takeover
+from redco_flow.orchestrate.stopping import StopRequest
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.lease import acquire
+from redco_flow.tracking.run_directory import RunDirectory
+
+_SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
+_SECONDS_FOR_PYTHON_TO_CLOSE = 15.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Drive the run to its end; return the exit code."""
+    options = _parse(arguments)
+    run = RunDirectory(options.run)
+    try:
+        lease = acquire(run)
+    except RedcoFlowError as error:
+        say(str(error))
+        return error.exit_code
+    with lease:
+        note_takeover(run, lease)
+        book = StateBook(run)
+        stop = StopRequest()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, stop.on_signal)
+        try:
+            # Imported now, so that whoever started this process sees the lease at once.
+            from redco_flow.orchestrate.driving import drive, open_session
+            from redco_flow.orchestrate.flow_thread import FlowThread
+
+            session = open_session(run, book, stop, leave_cancelled=options.leave_cancelled)
+            flow = FlowThread(session, say)
+            outcome = drive(session, flow, say)
+        except Exception as error:  # noqa: BLE001 (the run's files must say what happened)
+            say(traceback.format_exc())
+            code = error.exit_code if isinstance(error, RedcoFlowError) else 1
+            book.close_run("failed", code, str(error) or type(error).__name__)
+            return code
+    # The run has ended; Prefect may take its time without keeping others from the run.
+    flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
+    return outcome.exit_code
+
+
+def say(line: str) -> None:
+    """Write one line to orchestrator.log, which is this process's standard error."""
+    sys.stderr.write(f"{utc_now()} {line}\n")
+    sys.stderr.flush()
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="redco_flow.orchestrate.process")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--leave-cancelled", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def _exit(code: int) -> None:
+    """End the process; Prefect's own threads may wait for a lost server only so long."""
+    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, os._exit, [code])
+    late.daemon = True
+    late.start()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Say in a few words why a stage has to run: the first ingredient that differs from last time.
+
+Compares with the result of the same stage that was published last. Reads results only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from redco_flow.spec.load import Origin, ResolvedPipeline
+from redco_flow.tracking.fingerprint import ABSENT, Difference, first_difference
+from redco_flow.tracking.results import latest_result, read_result
+from redco_flow.tracking.workspace import Workspace
+
+_MAX_VALUE_CHARACTERS = 60
+
+
+def reason_to_run(
+    resolved: ResolvedPipeline,
+    stage: str,
+    ingredients: Mapping[str, Any],
+    fingerprint: str,
+    workspace: Workspace,
+) -> str:
+    """Return why `stage` runs, given that its fingerprint has no usable result."""
+    if read_result(workspace, fingerprint) is not None:
+        return "artifact missing"
+    last = latest_result(workspace, resolved.name, stage)
+    if last is None:
+        return "first run"
+    difference = first_difference(last.ingredients, ingredients)
+    if difference is None:
+        return "first run"
+    return describe(difference, stage, resolved.origins)
+
+
+def describe(difference: Difference, stage: str, origins: Mapping[str, Origin]) -> str:
+    """Return a difference for people, with the place in the file for a setting."""
+    section, _, key = difference.key.partition(".")
+    if section == "code":
+        verb = {True: "is gone", False: "changed"}[difference.new == ABSENT]
+        return f"code {key} {'is new' if difference.old == ABSENT else verb}"
+    if section in ("data", "inputs"):
+        what = "data" if section == "data" else "input"
+        return f"{what} {key} changed" if key else f"{what} changed"
+    change = f"{_shown(difference.old)} → {_shown(difference.new)}"
+    place = _place(key, stage, origins)
+    return f"{key or section}: {change}" + (f" ({place})" if place else "")
+
+
+def _place(key: str, stage: str, origins: Mapping[str, Origin]) -> str:
+    """Where the setting was said: file:line, "command line" or "default"."""
+    for candidate in _origin_keys(key, stage):
+        origin = origins.get(candidate)
+        if origin is not None:
+            return f"{origin.source}:{origin.line}" if origin.line else origin.source
+    return ""
+
+
+def _origin_keys(key: str, stage: str) -> Iterator[str]:
+    """The setting itself and, as a list or mapping may have been said whole, what holds it."""
+    words = key.split(".")
+    for count in range(len(words), 0, -1):
+        path = ".".join(words[:count])
+        yield f"stages.{stage}.{path}"
+        yield path
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = str(value)
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"

@@ -1,0 +1,226 @@
+"""The run as its flow sees it: which stages there are, run this one, how did it all end.
+
+One session per orchestrating process. The flow finds it with `current_session`, because what
+Prefect is given as a parameter is written into its database. Knows no Prefect itself: with
+`run_without_flow` the stages come to their end where Prefect cannot be had.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from redco_flow.errors import RunCancelled, StageFailed
+from redco_flow.orchestrate.planning import upstream_of
+from redco_flow.orchestrate.run_context import RunContext, Say
+from redco_flow.orchestrate.stage_runner import Finished, StageRunner
+from redco_flow.orchestrate.state_book import ENDED_STAGE_STATES
+from redco_flow.orchestrate.stopping import Detached
+
+DETACHED_EXIT_CODE = 130
+
+_current: ContextVar[RunSession] = ContextVar("redco_flow_session")
+
+
+@dataclass(frozen=True)
+class StageNode:
+    """One stage to bring to its end, and the stages of this session it waits for."""
+
+    name: str
+    upstream: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, or that this process left it while its jobs run on.
+
+    Args:
+        state: completed, failed, cancelled; or detached.
+    """
+
+    state: str
+    exit_code: int
+    message: str
+
+
+class RunSession:
+    """The stages of one run; its methods may be called from any thread."""
+
+    def __init__(self, context: RunContext, *, leave_cancelled: bool = False) -> None:
+        """Take up a run: every stage that has not completed is to run (again).
+
+        Args:
+            context: the run.
+            leave_cancelled: cancelled stages, and what needs them, stay as they are.
+        """
+        self.context = context
+        self.stages_ended = threading.Event()
+        self._mutex = threading.Lock()
+        self._ended: dict[str, Finished | StageFailed | RunCancelled] = {}
+        self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
+        self._turns = {node.name: threading.Lock() for node in self.stages}
+        context.book.open_run(context.plan.stages, begin=[node.name for node in self.stages])
+
+    def run_stage(self, name: str, say: Say) -> Finished:
+        """Bring one stage to its end, or tell again how it ended.
+
+        Every stage it takes from must have come to its own end.
+
+        Args:
+            say: takes the stage's log lines.
+
+        Raises:
+            StageFailed: its job ended without a result; names job, log and last lines.
+            RunCancelled: it was cancelled before or while it ran.
+            Detached: this process is to end; the stage's job runs on.
+        """
+        with self._turns[name]:
+            if name not in self._ended:
+                self._ended[name] = self._try_stage(name, say)
+        ended = self._ended[name]
+        if isinstance(ended, Finished):
+            return ended
+        raise ended
+
+    def _try_stage(self, name: str, say: Say) -> Finished | StageFailed | RunCancelled:
+        stage = self.context.pipeline.stages[name]
+        made = {
+            one: ended.result.outputs
+            for one in upstream_of(stage)
+            if isinstance(ended := self._ended[one], Finished)
+        }
+        try:
+            return StageRunner(self.context, stage, say).run(made)
+        except (StageFailed, RunCancelled) as error:
+            return error
+
+    def run_without_flow(self, say: Say) -> None:
+        """Bring every stage that has not ended to its end, with threads instead of a flow."""
+        futures: dict[str, Future[bool]] = {}
+
+        def bring_to_end(node: StageNode) -> bool:
+            upstream = [futures[name].result() for name in node.upstream]  # waits for each
+            if not all(upstream):
+                return False
+            try:
+                self.run_stage(node.name, lambda line: say(f"{node.name} | {line}"))
+            except (StageFailed, RunCancelled, Detached) as error:
+                say(f"{node.name} | {error}")
+                return False
+            return True
+
+        with ThreadPoolExecutor(max_workers=max(1, len(self.stages))) as pool:
+            for node in self.stages:
+                futures[node.name] = pool.submit(bring_to_end, node)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether somebody has begun with a stage."""
+        return bool(self._ended) or any(turn.locked() for turn in self._turns.values())
+
+    @property
+    def runnable(self) -> list[str]:
+        """Stages that could begin now: not ended, and all they take from is there."""
+        states = {name: stage["state"] for name, stage in self.context.book.stages().items()}
+        return [
+            node.name
+            for node in self.stages
+            if states[node.name] not in ENDED_STAGE_STATES
+            and all(states[name] == "completed" for name in node.upstream)
+        ]
+
+    def outcome(self) -> Outcome:
+        """Say how the run ended; stages that could not run are marked as skipped.
+
+        Call it when every stage has been tried: it lets the main thread write the run's end.
+        """
+        with self._mutex:  # the flow and the main thread may both ask
+            outcome = self._judge()
+        self.stages_ended.set()
+        return outcome
+
+    def _judge(self) -> Outcome:
+        if self.context.stop.kind == "detach" and not self._all_ended():
+            return Outcome("detached", DETACHED_EXIT_CODE, self.context.stop.reason)
+        self._close_stages()
+        states = self.context.book.stages()
+        failed = [name for name, stage in states.items() if stage["state"] == "failed"]
+        cancelled = [name for name, stage in states.items() if stage["state"] == "cancelled"]
+        if failed:
+            first_lines = [str(states[name]["message"]).partition("\n")[0] for name in failed]
+            return Outcome("failed", StageFailed.exit_code, "; ".join(first_lines))
+        if cancelled:
+            why = self.context.stop.reason or f"{', '.join(cancelled)} was cancelled"
+            return Outcome("cancelled", RunCancelled.exit_code, why)
+        return Outcome("completed", 0, _tally(states))
+
+    def _all_ended(self) -> bool:
+        states = self.context.book.stages().values()
+        return all(stage["state"] in ENDED_STAGE_STATES for stage in states)
+
+    def _close_stages(self) -> None:
+        """Give every stage that never began its end: cancelled with the run, or skipped."""
+        book, stop = self.context.book, self.context.stop
+        for name, stage in book.stages().items():
+            if stage["state"] in ENDED_STAGE_STATES:
+                continue
+            if stop.kind == "cancel":
+                book.set_stage(name, "cancelled", message=f"cancelled: {stop.reason}")
+                continue
+            states = book.stages()
+            upstream = upstream_of(self.context.pipeline.stages[name])
+            blame = [one for one in upstream if states[one]["state"] != "completed"]
+            why = ", ".join(f"{one} {states[one]['state']}" for one in blame)
+            book.set_stage(name, "skipped", message=f"upstream {why}" if why else "not started")
+
+
+def current_session() -> RunSession:
+    """Return the session of the run that this process orchestrates.
+
+    Raises:
+        LookupError: the flow was started by hand; `redco-flow run` starts it.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise LookupError(
+            "this flow runs inside `redco-flow run FILE`, which opens the run it works on."
+        ) from None
+
+
+@contextmanager
+def session_in_use(session: RunSession) -> Iterator[None]:
+    """Make `session` the one that `current_session` returns in this thread."""
+    token = _current.set(session)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _stages_to_run(context: RunContext, *, leave_cancelled: bool) -> Iterator[StageNode]:
+    """The stages of the plan's window, without those that are left alone and what needs them."""
+    known = context.book.stages()
+    left_out: set[str] = set()
+    for name, stage in context.pipeline.stages.items():
+        upstream = upstream_of(stage)
+        is_cancelled = known.get(name, {}).get("state") == "cancelled"
+        if (
+            context.plan.stages[name].action == "skip"
+            or (leave_cancelled and is_cancelled)
+            or left_out.intersection(upstream)
+        ):
+            left_out.add(name)
+        else:
+            yield StageNode(name, upstream)
+
+
+def _tally(states: Mapping[str, Mapping[str, object]]) -> str:
+    completed = [stage for stage in states.values() if stage["state"] == "completed"]
+    reused = sum(bool(stage["reused"]) for stage in completed)
+    text = f"{len(completed)} stages completed" if len(completed) != 1 else "1 stage completed"
+    return f"{text}, {reused} of them reused" if reused else text

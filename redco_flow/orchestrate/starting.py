@@ -1,0 +1,220 @@
+"""Start a run, or take one up again, in a process of its own that outlives the caller.
+
+`start_run` writes the run's directory whole before that process starts; `resume_run` and
+`retry_run` start it on a directory that is there. Imports neither Prefect nor JAX.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.launch.redaction import Redactor
+from redco_flow.orchestrate.launch_record import LaunchRecord
+from redco_flow.orchestrate.planning import Plan
+from redco_flow.orchestrate.state_book import ENDED_RUN_STATES, note_takeover
+from redco_flow.records import write_json, write_text
+from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.secrets import hide_secrets, secret_values
+from redco_flow.spec.write_yaml import write_yaml
+from redco_flow.tracking.git_state import code_record, git_state
+from redco_flow.tracking.lease import Lease, acquire, find_holder
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_TO_START = 30.0
+_SECONDS_TO_CLOSE = 5.0
+_POLL_SECONDS = 0.02
+
+
+def start_run(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    *,
+    profile_name: str = "local",
+    overrides: Sequence[str] = (),
+    argv: Sequence[str] = (),
+) -> RunDirectory:
+    """Write the run's directory and start the process that drives it.
+
+    Args:
+        plan: of `make_plan`, for this pipeline and workspace.
+        profile_name, overrides, argv: as the user gave them, for the records.
+
+    Returns:
+        The run, driven by a process that holds its lease.
+
+    Raises:
+        RedcoFlowError: the process did not come up; the message has its last words.
+        OSError: the disk is full or read-only; names the path.
+    """
+    run = write_run(
+        resolved,
+        profile,
+        workspace,
+        plan,
+        profile_name=profile_name,
+        overrides=overrides,
+        argv=argv,
+    )
+    spawn(run)
+    return run
+
+
+def write_run(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    *,
+    profile_name: str = "local",
+    overrides: Sequence[str] = (),
+    argv: Sequence[str] = (),
+) -> RunDirectory:
+    """Write all that a run needs into a new directory; `start_run` without the start."""
+    code = _without_secrets(git_state(Path.cwd()))
+    run = RunDirectory.create(
+        workspace,
+        resolved.name,
+        argv=argv,
+        pipeline_path=str(resolved.path),
+        overrides=overrides,
+        profile=profile_name,
+        code=code_record(code),
+    )
+    write_text(run.resolved_path, write_yaml(resolved.document))
+    write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
+    write_json(run.plan_path, plan.to_json())
+    if code.get("patch"):
+        write_text(run.patch_path, hide_secrets(code["patch"]))
+    LaunchRecord.of_this_process(workspace.root, profile.model_dump(mode="json")).write(run)
+    return run
+
+
+def resume_run(run: RunDirectory) -> None:
+    """Take up a run that nobody drives: find its jobs again, and run what has not completed.
+
+    Raises:
+        UsageError: somebody drives it, or all of it is done.
+    """
+    with _take_over(run):
+        if run.read_state()["state"] == "completed":
+            raise UsageError(
+                f"run {run.id} is completed: there is nothing to resume. `redco-flow run` again "
+                f"reuses its results; `--force STAGE` computes one anew."
+            )
+        _reopen(run)
+    spawn(run)
+
+
+def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
+    """Give an ended run's failed and cancelled stages new attempts.
+
+    Args:
+        only_failed: leave cancelled stages as they are.
+
+    Raises:
+        UsageError: the run has not ended, or has no such stage.
+    """
+    with _take_over(run):
+        state = run.read_state()
+        if state["state"] not in ENDED_RUN_STATES:
+            raise UsageError(
+                f"run {run.id} has not ended: its launcher is gone while its jobs may live. "
+                f"`redco-flow resume {run.id}` takes it up."
+            )
+        wanted = ("failed",) if only_failed else ("failed", "cancelled")
+        if not any(stage["state"] in wanted for stage in state["stages"].values()):
+            raise UsageError(
+                f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
+            )
+        _reopen(run)
+    spawn(run, *(["--leave-cancelled"] if only_failed else []))
+
+
+def spawn(run: RunDirectory, *options: str) -> None:
+    """Start the orchestrating process and wait until it holds the run's lease.
+
+    Raises:
+        RedcoFlowError: it ended at once; the message has its last words.
+    """
+    record = LaunchRecord.read(run)
+    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.process", str(run.path)]
+    with run.log_path.open("ab") as log:
+        said_before = log.tell()
+        process = subprocess.Popen(
+            [*command, *options],
+            cwd=record.directory if Path(record.directory).is_dir() else None,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(record.search_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while not _is_driven_by(run, process.pid):
+        if process.poll() is not None:
+            # A run of reused stages may be over before we look.
+            if process.returncode in (0, 5) or run.read_state()["state"] in ENDED_RUN_STATES:
+                return
+            raise RedcoFlowError(_last_words(run, said_before))
+        if time.monotonic() > deadline:
+            process.kill()
+            raise RedcoFlowError(_last_words(run, said_before))
+        time.sleep(_POLL_SECONDS)
+    # Its end is nobody's business here; without this Python would complain of a lost child.
+    process.returncode = 0
+
+
+def _is_driven_by(run: RunDirectory, pid: int) -> bool:
+    lease = find_holder(run)
+    return lease is not None and lease.holder.pid == pid
+
+
+def _take_over(run: RunDirectory) -> Lease:
+    """Take the run's lease; a launcher that has written the run's end is given time to leave.
+
+    Raises:
+        UsageError: somebody drives the run; names the process, its host, and since when.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_CLOSE
+    while find_holder(run) is not None and run.read_state()["state"] in ENDED_RUN_STATES:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    lease = acquire(run)
+    note_takeover(run, lease)
+    return lease
+
+
+def _reopen(run: RunDirectory) -> None:
+    """Forget the run's end now, so that whoever follows it from here on sees it run."""
+    run.clear_cancel()
+    forgotten = {"state": "pending", "exit_code": None, "message": "", "ended_at": None}
+    run.write_state(run.read_state() | forgotten)
+
+
+def _without_secrets(code: dict[str, Any]) -> dict[str, Any]:
+    """Blot the environment's secrets out of the patch; somebody may have tried one in the code."""
+    if not code.get("patch"):
+        return code
+    redactor = Redactor(secret_values(os.environ))
+    patch = redactor.feed(code["patch"].encode()) + redactor.flush()
+    return code | {"patch": patch.decode("utf-8", "replace")}
+
+
+def _last_words(run: RunDirectory, offset: int) -> str:
+    said = run.log_path.read_bytes()[offset:].decode("utf-8", "replace").strip()
+    return f"run {run.id} could not be started; {run.log_path} says:\n" + "\n".join(
+        said.splitlines()[-20:]
+    )

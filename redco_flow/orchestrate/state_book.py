@@ -1,0 +1,116 @@
+"""The one owner of a run's state.json and journal: each fact is written the moment it holds.
+
+Threads of the orchestrating process report here; nobody else writes these files while the lease
+is held. Knows the words for states, not how they come about.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.tracking.journal import Journal
+from redco_flow.tracking.lease import Lease
+from redco_flow.tracking.run_directory import RunDirectory
+
+ENDED_RUN_STATES = ("completed", "failed", "cancelled")
+ENDED_STAGE_STATES = ("completed", "failed", "cancelled", "skipped")
+
+
+class StateBook:
+    """A run's state, in memory and in its files."""
+
+    def __init__(self, run: RunDirectory, *, clock: Clock = utc_now) -> None:
+        self._run = run
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._state: dict[str, Any] = run.read_state()
+        self.journal = Journal(run.journal_path, clock=clock)
+
+    def open_run(self, stages: Iterable[str], begin: Collection[str]) -> None:
+        """Say that the run runs (again).
+
+        Args:
+            stages: all of the pipeline's, in order.
+            begin: those that are to be brought to their end now; what others are stays.
+        """
+        with self._mutex:
+            known = self._state.get("stages", {})
+            entries = {name: _at_start(known.get(name), begins=name in begin) for name in stages}
+            self._state |= {
+                "state": "running",
+                "exit_code": None,
+                "message": "",
+                "started_at": self._state.get("started_at") or self._clock(),
+                "ended_at": None,
+                "stages": entries,
+            }
+            self._write("run_started", {"stages": list(begin)})
+
+    def close_run(self, state: str, exit_code: int, message: str) -> None:
+        """Say how the run ended."""
+        with self._mutex:
+            self._state |= {"state": state, "exit_code": exit_code, "message": message}
+            self._state["ended_at"] = self._clock()
+            self._write("run_ended", {"state": state, "exit_code": exit_code, "message": message})
+
+    def set_stage(self, stage: str, state: str, *, event: str | None = None, **fields: Any) -> None:
+        """Say what became of a stage; `fields` are its further keys in state.json."""
+        with self._mutex:
+            self._state["stages"][stage] |= {"state": state, **fields}
+            self._write(event or f"stage_{state}", {"stage": stage, **fields})
+
+    def set_prefect_url(self, url: str) -> None:
+        """Say where the run's page is."""
+        with self._mutex:
+            self._state["prefect_url"] = url
+            self._write("flow_run_created", {"prefect_url": url})
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Write to the journal alone."""
+        self.journal.append(event, **fields)
+
+    def stage(self, name: str) -> Mapping[str, Any]:
+        """Return a copy of what is known of one stage."""
+        with self._mutex:
+            return dict(self._state["stages"][name])
+
+    def stages(self) -> dict[str, dict[str, Any]]:
+        """Return a copy of what is known of all stages, in the pipeline's order."""
+        with self._mutex:
+            return {name: dict(stage) for name, stage in self._state["stages"].items()}
+
+    @property
+    def prefect_url(self) -> str | None:
+        """Where the run's page was last."""
+        return self._state.get("prefect_url")
+
+    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
+        """The journal first: what it says has happened even if state.json cannot be written."""
+        self.journal.append(event, **fields)
+        self._run.write_state(self._state)
+
+
+def note_takeover(run: RunDirectory, lease: Lease) -> None:
+    """Write to the journal that the lease was taken from a process that is dead, if it was."""
+    if lease.taken_over_from is not None:
+        dead = lease.taken_over_from.to_json()
+        Journal(run.journal_path).append("lease_taken_over", dead_process=dead)
+
+
+def _at_start(known: dict[str, Any] | None, *, begins: bool) -> dict[str, Any]:
+    """A stage's entry when a process takes the run up."""
+    entry = known or {
+        "state": "pending" if begins else "skipped",
+        "reused": False,
+        "attempt": None,
+        "seconds": None,
+        "artifacts": {},
+        "metrics": None,
+        "message": "" if begins else "left out by --from or --until",
+    }
+    if begins and entry["state"] != "completed":
+        return entry | {"state": "pending", "message": ""}
+    return entry

@@ -1,0 +1,60 @@
+"""A request to stop that every waiting thread of the orchestrating process sees.
+
+Two kinds: cancel ends the jobs too; detach leaves them running for a later `resume`. The first
+request counts, except that a cancel outranks a detach that has not been acted on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Literal
+
+StopKind = Literal["cancel", "detach"]
+
+
+class Detached(BaseException):
+    """The orchestrating process stops following its jobs, which run on.
+
+    Not an `Exception`: nothing between here and the process's end may take it for a failure.
+    """
+
+
+class StopRequest:
+    """Set once by a signal handler or a poller, waited for by all others."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._signal: str | None = None
+        self.kind: StopKind | None = None
+        self.reason = ""
+
+    def cancel(self, reason: str) -> None:
+        """Ask for the run's jobs to be ended."""
+        if self.kind != "cancel":
+            self.kind, self.reason = "cancel", reason
+        self._event.set()
+
+    def on_signal(self, number: int, frame: object) -> None:
+        """Note a signal: a handler, which may touch no lock."""
+        self._signal = signal.Signals(number).name
+
+    def act_on_signal(self) -> None:
+        """Ask this process to end if a signal came."""
+        if self._signal is not None:
+            self.detach(f"got {self._signal}")
+
+    def detach(self, reason: str) -> None:
+        """Ask only this process to end."""
+        if self.kind is None:
+            self.kind, self.reason = "detach", reason
+        self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but not longer than until a request; return whether there is one."""
+        return self._event.wait(seconds)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether somebody asked."""
+        return self.kind is not None

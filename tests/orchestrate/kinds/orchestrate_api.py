@@ -1,0 +1,66 @@
+"""Ask a Prefect server what it knows, by plain HTTP: no client of ours or Prefect's in between."""
+
+import http.client
+import json
+
+from orchestrate_runs import until
+
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+
+
+class Api:
+    """One server's API."""
+
+    def __init__(self, url):
+        self._host, _, self._path = url.removeprefix("http://").partition("/")
+
+    def ask(self, path, **body):
+        connection = http.client.HTTPConnection(self._host, timeout=30)
+        headers = {"Content-Type": "application/json"}
+        text = json.dumps(body) if body else None
+        connection.request("POST" if body else "GET", f"/{self._path}{path}", text, headers)
+        response = connection.getresponse()
+        content = response.read()
+        assert response.status < 300, content
+        return json.loads(content)
+
+    def flow_run(self, flow_run_id):
+        return self.ask(f"/flow_runs/{flow_run_id}")
+
+    def flow_run_of(self, run):
+        """The run's newest flow run."""
+        return self.flow_run(run.read_state()["prefect_url"].rpartition("/")[2])
+
+    def ended_flow_run_of(self, run):
+        """The same, once the server has its end."""
+
+        def ended():
+            flow_run = self.flow_run_of(run)
+            return flow_run if flow_run["state"]["type"] in FINAL else None
+
+        return until(ended)
+
+    def cancel(self, flow_run):
+        """What the page's button does."""
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self.ask(f"/flow_runs/{flow_run['id']}/set_state", state=state)
+
+    def tasks_of(self, flow_run, count):
+        """Task runs by name, once so many have ended; the server learns of that by events."""
+        wanted = {"id": {"any_": [flow_run["id"]]}}
+
+        def told():
+            found = self.ask("/task_runs/filter", flow_runs=wanted)
+            states = [one["state"] or {"type": None} for one in found]
+            is_told = len(found) == count and all(state["type"] in FINAL for state in states)
+            return found if is_told else None
+
+        return {task["name"]: task for task in until(told)}
+
+    def logs_of(self, flow_run):
+        wanted = {"flow_run_id": {"any_": [flow_run["id"]]}}
+        return [log["message"] for log in self.ask("/logs/filter", logs=wanted, limit=200)]
+
+    def artifact(self, key):
+        wanted = {"key": {"any_": [key]}}
+        return until(lambda: self.ask("/artifacts/filter", artifacts=wanted))[0]

@@ -1,0 +1,211 @@
+"""The plan: what is reused, what runs, and why. No server, no process."""
+
+import pytest
+from orchestrate_runs import DIAMOND, TWO_STAGES
+
+from redco_flow.errors import UsageError
+from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.planning import Plan, input_ids, upstream_of
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.fingerprint import fingerprint
+from redco_flow.tracking.results import StageResult, publish_result
+
+OUTPUTS = {
+    "orchestrate_kinds.numbers": {"dataset": "dataset"},
+    "orchestrate_kinds.total": {"metrics": "metrics", "checkpoint": "checkpoint"},
+    "orchestrate_kinds.score": {"predictions": "predictions"},
+}
+
+
+@pytest.fixture
+def publish(planning, tmp_path):
+    """Publish a result for every stage of a pipeline, as if it had run."""
+
+    def publish(text, overrides=()):
+        resolved = planning.load(text, overrides)
+        made = {}
+        for name, stage in resolved.stages.items():
+            ingredients = stage_ingredients(stage, input_ids(stage, made), planning.workspace)
+            file = tmp_path / "content"
+            file.write_text(f"{name} {overrides}")
+            store = ArtifactStore(planning.workspace)
+            made[name] = {
+                output: store.publish(kind, file).id for output, kind in OUTPUTS[stage.kind].items()
+            }
+            result = StageResult(
+                fingerprint=fingerprint(ingredients),
+                pipeline=resolved.name,
+                stage=name,
+                kind=stage.kind,
+                ingredients=ingredients,
+                outputs=made[name],
+                run="earlier-run",
+            )
+            publish_result(planning.workspace, result)
+        return made
+
+    return publish
+
+
+def actions(plan):
+    return {name: stage.action for name, stage in plan.stages.items()}
+
+
+def test_a_first_plan_runs_the_sources_and_lets_the_others_wait(planning):
+    plan = planning.plan(TWO_STAGES)
+
+    assert actions(plan) == {"preprocess": "run", "train": "wait"}
+    assert plan.stages["preprocess"].reason == "first run"
+    assert plan.stages["train"].reason == "upstream preprocess runs"
+    assert plan.stages["train"].fingerprint is None
+
+
+def test_an_unchanged_pipeline_reuses_every_stage(planning, publish):
+    publish(DIAMOND)
+
+    plan = planning.plan(DIAMOND)
+
+    assert set(actions(plan).values()) == {"reuse"}
+    assert plan.stages["compare"].reason == "unchanged since earlier-run"
+
+
+def test_changing_one_setting_reuses_upstream_and_names_the_key_with_its_line(planning, publish):
+    publish(TWO_STAGES)
+    changed = TWO_STAGES.replace("total}", "total, learning_rate: 2e-4}")
+
+    plan = planning.plan(changed)
+
+    assert actions(plan) == {"preprocess": "reuse", "train": "run"}
+    reason = plan.stages["train"].reason
+    assert reason.startswith("learning_rate: 0.0001 → 0.0002 (")
+    assert reason.endswith("pipeline.yaml:5)")
+
+
+def test_a_setting_by_flag_has_the_same_fingerprint_as_by_file(planning):
+    """Engine case 7."""
+    by_file = planning.plan(TWO_STAGES.replace("numbers}", "numbers, count: 7}"))
+    by_flag = planning.plan(TWO_STAGES, ["preprocess.count=7"])
+
+    assert by_flag.stages["preprocess"].fingerprint == by_file.stages["preprocess"].fingerprint
+
+
+def test_a_reason_names_the_command_line_where_the_setting_came_from_there(planning, publish):
+    publish(TWO_STAGES)
+
+    plan = planning.plan(TWO_STAGES, ["learning_rate=3e-4"])
+
+    assert plan.stages["train"].reason == "learning_rate: 0.0001 → 0.0003 (command line)"
+
+
+def test_where_and_how_fast_a_stage_runs_is_no_reason_to_run_it_again(planning, publish):
+    publish(TWO_STAGES)
+
+    plan = planning.plan(TWO_STAGES, ["train.resources.walltime_minutes=5", "train.gate=/x"])
+
+    assert set(actions(plan).values()) == {"reuse"}
+
+
+def test_a_changed_data_file_runs_its_stage_and_is_named(planning, publish, tmp_path):
+    """Engine case 32."""
+    data = tmp_path / "numbers.json"
+    data.write_text("[1, 2]")
+    publish(TWO_STAGES, [f"preprocess.file={data}"])
+    data.write_text("[1, 2, 3]")
+
+    plan = planning.plan(TWO_STAGES, [f"preprocess.file={data}"])
+
+    assert plan.stages["preprocess"].reason == "data numbers.json changed"
+
+
+def test_the_same_data_in_another_folder_is_the_same_data(planning, publish, tmp_path):
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "numbers.json").write_text("[1, 2]")
+    publish(TWO_STAGES, [f"preprocess.file={tmp_path}/here/numbers.json"])
+
+    plan = planning.plan(TWO_STAGES, [f"preprocess.file={tmp_path}/there/numbers.json"])
+
+    assert plan.stages["preprocess"].action == "reuse"
+
+
+def test_a_stage_whose_artifact_was_deleted_runs_again(planning, publish):
+    """Fault 40."""
+    made = publish(TWO_STAGES)
+    artifact = ArtifactStore(planning.workspace).get(made["train"]["checkpoint"])
+    for file in artifact.path.iterdir():
+        file.unlink()
+
+    plan = planning.plan(TWO_STAGES)
+
+    assert actions(plan) == {"preprocess": "reuse", "train": "run"}
+    assert plan.stages["train"].reason == "artifact missing"
+
+
+def test_a_forced_stage_runs_and_what_needs_it_waits(planning, publish):
+    publish(TWO_STAGES)
+
+    plan = planning.plan(TWO_STAGES, force=["preprocess"])
+
+    assert actions(plan) == {"preprocess": "run", "train": "wait"}
+    assert plan.stages["preprocess"].reason == "forced"
+
+
+def test_until_leaves_out_what_the_stage_does_not_need(planning):
+    plan = planning.plan(DIAMOND, until_stage="train-small")
+
+    assert actions(plan) == {
+        "preprocess": "run",
+        "train-small": "wait",
+        "train-large": "skip",
+        "compare": "skip",
+    }
+
+
+def test_from_leaves_the_earlier_stages_alone(planning, publish):
+    publish(DIAMOND)
+
+    plan = planning.plan(DIAMOND, ["train-small.learning_rate=5e-4"], from_stage="train-small")
+
+    assert actions(plan) == {
+        "preprocess": "reuse",
+        "train-small": "run",
+        "train-large": "reuse",
+        "compare": "wait",
+    }
+
+
+def test_from_is_refused_while_an_earlier_result_is_missing(planning):
+    with pytest.raises(UsageError, match=r"needs the result of stage 'preprocess'.*first run"):
+        planning.plan(TWO_STAGES, from_stage="train")
+
+
+def test_an_unknown_stage_is_refused_with_the_known_ones(planning):
+    with pytest.raises(UsageError, match=r"--force trian.*preprocess, train"):
+        planning.plan(TWO_STAGES, force=["trian"])
+
+
+def test_a_plan_survives_its_file(planning):
+    plan = planning.plan(DIAMOND)
+
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_stage_that_takes_two_artifacts_of_one_stage_needs_it_once(planning):
+    resolved = planning.load(DIAMOND)
+
+    assert upstream_of(resolved.stages["compare"]) == ("train-small", "train-large")
+
+
+def test_planning_imports_neither_prefect_nor_jax():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, redco_flow.orchestrate.planning, redco_flow.orchestrate.starting, "
+        "redco_flow.orchestrate.cancelling, redco_flow.orchestrate.prefect_server; "
+        "print([m for m in ('prefect', 'jax', 'submitit', 'datasets') if m in sys.modules])"
+    )
+
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert said.stdout.strip() == "[]"

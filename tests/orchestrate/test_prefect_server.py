@@ -1,0 +1,134 @@
+"""One local Prefect server: started once, found again, ended; a named one is left alone."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from redco_flow.orchestrate.prefect_server import (
+    PrefectServerError,
+    ensure_server,
+    external_url,
+    is_healthy,
+    prefect_directory,
+    server_status,
+    stop_server,
+    ui_url,
+)
+from redco_flow.records import read_json, write_json
+from redco_flow.tracking.process_identity import ProcessIdentity
+
+NOBODY = "http://127.0.0.1:9/api"
+
+
+@pytest.fixture
+def own_home(tmp_path):
+    """A REDCO_FLOW_HOME of this test alone; the shared server stays where it is."""
+    before = os.environ.get("REDCO_FLOW_HOME")
+    os.environ["REDCO_FLOW_HOME"] = str(tmp_path / "home")
+    os.environ.pop("PREFECT_API_URL", None)
+    yield tmp_path / "home"
+    stop_server(grace_seconds=2.0)
+    if before is None:
+        del os.environ["REDCO_FLOW_HOME"]
+    else:
+        os.environ["REDCO_FLOW_HOME"] = before
+
+
+@pytest.fixture
+def named_api():
+    """PREFECT_API_URL names an API that is not there."""
+    os.environ["PREFECT_API_URL"] = NOBODY
+    yield NOBODY
+    del os.environ["PREFECT_API_URL"]
+
+
+@pytest.mark.slow
+def test_a_running_server_is_found_again(prefect_server):
+    assert ensure_server() == prefect_server
+    status = server_status()
+    assert (status.url, status.healthy, status.ours) == (prefect_server, True, True)
+
+
+@pytest.mark.slow
+def test_it_listens_on_this_machine_only_and_its_files_are_private(prefect_server):
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in (
+            prefect_directory(),
+            prefect_directory().parent,
+            *prefect_directory().iterdir(),
+        )
+        if path.is_dir() or path.name == "prefect.db"
+    }
+
+    assert prefect_server.startswith("http://127.0.0.1:")
+    assert modes.pop("prefect.db") == 0o600
+    assert set(modes.values()) == {0o700}
+
+
+@pytest.mark.slow
+def test_its_pages_are_the_ones_that_ask_no_other_host(prefect_server):
+    import http.client
+    import json
+
+    connection = http.client.HTTPConnection(prefect_server.split("/")[2], timeout=10)
+    connection.request("GET", "/ui-settings")
+
+    settings = json.loads(connection.getresponse().read())
+
+    assert settings["default_ui"] == "v1"
+    assert settings["api_url"] == prefect_server
+
+
+@pytest.mark.slow
+def test_two_launchers_that_need_a_server_start_one(own_home):
+    code = "from redco_flow.orchestrate.prefect_server import ensure_server; print(ensure_server())"
+    launchers = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+
+    said = [launcher.communicate(timeout=120)[0].strip() for launcher in launchers]
+
+    pid = server_status().pid
+    assert said[0] == said[1]
+    assert is_healthy(said[0])
+    assert stop_server()
+    assert not is_healthy(said[0])
+    with pytest.raises(ProcessLookupError):
+        ProcessIdentity.of(pid)
+    assert not stop_server()
+
+
+def test_a_record_of_a_dead_server_is_no_server(own_home):
+    dead = ProcessIdentity.current().to_json() | {"start_time": 1}
+    write_json(prefect_directory() / "server.json", {"url": NOBODY, "port": 9, "process": dead})
+
+    status = server_status()
+
+    assert (status.url, status.healthy, status.pid) == (NOBODY, False, None)
+    assert not stop_server()
+    assert read_json(prefect_directory() / "server.json")["url"] == NOBODY
+
+
+def test_a_named_api_that_does_not_answer_is_an_error_and_nothing_is_started(own_home, named_api):
+    with pytest.raises(PrefectServerError, match="PREFECT_API_URL"):
+        ensure_server()
+
+    assert not (own_home / "prefect").exists()
+
+
+def test_the_environment_names_the_api_before_the_profile_does(own_home):
+    assert external_url("http://profile/api") == "http://profile/api"
+    os.environ["PREFECT_API_URL"] = "http://environment/api"
+    try:
+        assert external_url("http://profile/api") == "http://environment/api"
+    finally:
+        del os.environ["PREFECT_API_URL"]
+
+
+def test_the_pages_address_is_the_apis_without_its_path():
+    assert ui_url("http://127.0.0.1:4200/api") == "http://127.0.0.1:4200"

@@ -1,0 +1,331 @@
+"""Whole runs: a launcher process, real jobs, a real Prefect server, and what kills them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from orchestrate_api import Api
+from orchestrate_runs import (
+    DIAMOND,
+    TWO_STAGES,
+    count_lines,
+    events,
+    kill_launcher,
+    until,
+    wait_for_end,
+    wait_for_stage,
+)
+
+from redco_flow.errors import UsageError
+from redco_flow.orchestrate.cancelling import cancel_run
+from redco_flow.orchestrate.prefect_server import ensure_server, server_status, stop_server
+from redco_flow.orchestrate.starting import resume_run, retry_run
+from redco_flow.tracking.lease import acquire, find_holder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def executions(tmp_path):
+    return tmp_path / "executions"
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def held(executions, gate):
+    """Overrides: executions are counted, and the train stage waits for the gate."""
+    files = [f"{stage}.executions={executions}" for stage in ("preprocess", "train")]
+    return [*files, f"train.gate={gate}"]
+
+
+@pytest.fixture
+def api(prefect_server):
+    return Api(prefect_server)
+
+
+def test_the_page_of_a_run_tells_its_story(runs, api):
+    run, state = runs.complete(DIAMOND, ["train-small.learning_rate=3e-4"])
+
+    flow_run = api.ended_flow_run_of(run)
+    tasks = api.tasks_of(flow_run, 4)
+    artifact = api.artifact(f"redco-flow-{run.id}")
+    assert flow_run["name"] == run.id
+    assert flow_run["state"]["message"] == "4 stages completed"
+    assert set(flow_run["tags"]) == {"redco-flow", "profile: local"}
+    assert flow_run["parameters"] == {
+        "pipeline": str(runs.folder / "pipeline.yaml"),
+        "profile": "local",
+        "overrides": ["train-small.learning_rate=3e-4"],
+    }
+    assert set(tasks) == {"preprocess", "train-small", "train-large", "compare"}
+    assert all(task["tags"] == [] for task in tasks.values())
+    upstream = {one["id"] for one in tasks["compare"]["task_inputs"]["upstream"]}
+    assert upstream == {tasks["train-small"]["id"], tasks["train-large"]["id"]}
+    until(lambda: any("learning rate 0.0002" in line for line in api.logs_of(flow_run)))
+    checkpoint = state["stages"]["train-small"]["artifacts"]["checkpoint"]
+    assert "| total | 0.003 | 0.5 |" in artifact["data"]
+    assert checkpoint[:12] in artifact["data"]
+    assert str(run.report_path) in artifact["data"]
+    assert "best 0.003" in artifact["description"]
+
+
+def test_a_second_run_shows_every_stage_as_reused(runs, api):
+    runs.complete(TWO_STAGES)
+
+    run, state = runs.complete(TWO_STAGES)
+
+    tasks = api.tasks_of(api.ended_flow_run_of(run), 2)
+    assert [stage["reused"] for stage in state["stages"].values()] == [True, True]
+    assert {task["state"]["name"] for task in tasks.values()} == {"Reused"}
+
+
+def test_a_failed_stage_fails_the_flow_with_its_job_and_log(runs, api, tmp_path):
+    run = runs.start(TWO_STAGES, [f"train.fails_until={tmp_path / 'never'}"])
+
+    state = wait_for_end(run)
+
+    flow_run = api.ended_flow_run_of(run)
+    message = api.tasks_of(flow_run, 2)["train"]["state"]["message"]
+    train = state["stages"]["train"]
+    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert flow_run["state"]["type"] == "FAILED"
+    assert "StageFailed" in message
+    assert train["job_id"] in message
+    assert str(run.attempt("train", 1).log_path(0)) in message
+    assert "the sum does not converge" in message
+
+
+def test_cancelling_on_the_page_ends_the_jobs(runs, api, held):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+
+    api.cancel(api.flow_run_of(run))
+    state = wait_for_end(run)
+
+    assert (state["state"], state["exit_code"]) == ("cancelled", 5)
+    assert state["message"] == "cancelled on its Prefect page"
+    assert run.attempt("train", 1).read_exit()["cause"] == "cancelled"
+    assert api.ended_flow_run_of(run)["state"]["type"] == "CANCELLED"
+
+
+def test_cancelling_a_run_ends_its_jobs_its_flow_and_its_process(runs, api, held):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+
+    assert cancel_run(run, "not needed")
+
+    state = run.read_state()
+    assert state["state"] == "cancelled"
+    assert {name: stage["state"] for name, stage in state["stages"].items()} == {
+        "preprocess": "completed",
+        "train": "cancelled",
+    }
+    assert api.ended_flow_run_of(run)["state"]["type"] == "CANCELLED"
+    until(lambda: find_holder(run) is None)
+    assert not run.cancel_requested()
+    with pytest.raises(UsageError, match="has ended already: it is cancelled"):
+        cancel_run(run)
+
+
+def test_a_cancelled_run_can_be_retried(runs, held, gate):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    cancel_run(run)
+    gate.touch()
+    with pytest.raises(UsageError, match="no stage of it failed"):
+        retry_run(run, only_failed=True)
+
+    retry_run(run)
+
+    state = wait_for_end(run)
+    assert state["state"] == "completed"
+    assert [stage["attempt"] for stage in state["stages"].values()] == [1, 2]
+
+
+def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gate, executions):
+    """Fault 17."""
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    zombie = api.flow_run_of(run)["id"]
+    kill_launcher(run)
+    job = run.attempt("train", 1).read_job()
+
+    resume_run(run)
+    until(lambda: "job_reattached" in events(run))
+    gate.touch()
+    state = wait_for_end(run)
+
+    assert state["state"] == "completed"
+    assert state["stages"]["train"]["attempt"] == 1
+    assert run.attempt("train", 1).read_job() == job
+    assert executions.read_text().split()[::3] == ["preprocess", "train"]
+    assert api.flow_run_of(run)["id"] != zombie
+    until(lambda: api.flow_run(zombie)["state"]["type"] == "CRASHED")
+    assert "resume" in api.flow_run(zombie)["state"]["message"]
+    assert api.ended_flow_run_of(run)["state"]["type"] == "COMPLETED"
+
+
+def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, gate):
+    """Fault 18."""
+    run = runs.start(TWO_STAGES, held)
+    lease = find_holder(run)
+
+    with pytest.raises(UsageError) as refused:
+        resume_run(run)
+    second = subprocess.run(
+        [sys.executable, "-m", "redco_flow.orchestrate.process", str(run.path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    for message in (str(refused.value), second.stderr):
+        assert f"process {lease.holder.pid} on {lease.holder.host}" in message
+        assert lease.acquired_at in message
+    assert second.returncode == 2
+    gate.touch()
+    assert wait_for_end(run)["state"] == "completed"
+
+
+def test_a_lease_whose_holders_pid_was_reused_is_taken_over(runs):
+    """Fault 19."""
+    run = runs.write(TWO_STAGES)
+    lease = acquire(run)
+    record = lease.path.read_text().replace(
+        f'"start_time": {lease.holder.start_time}', '"start_time": 1'
+    )
+    lease.path.write_text(record)
+
+    resume_run(run)
+
+    assert wait_for_end(run)["state"] == "completed"
+    assert "lease_taken_over" in events(run)
+
+
+def test_a_terminated_launcher_leaves_its_jobs_running(runs, api, held, gate, executions):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    os.kill(find_holder(run).holder.pid, signal.SIGTERM)
+    until(lambda: find_holder(run) is None)
+
+    assert api.ended_flow_run_of(run)["state"]["type"] == "CRASHED"
+    assert run.read_state()["state"] == "running"
+    assert run.attempt("train", 1).read_exit() is None
+    resume_run(run)
+    gate.touch()
+
+    assert wait_for_end(run)["state"] == "completed"
+    assert count_lines(executions) == 2
+
+
+def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    kill_launcher(run)
+
+    assert cancel_run(run, "nobody drives it")
+
+    state = run.read_state()
+    assert (state["state"], state["exit_code"]) == ("cancelled", 5)
+    assert state["stages"]["train"]["message"] == "cancelled: nobody drives it"
+    assert run.attempt("train", 1).read_exit()["cause"] == "cancelled"
+
+
+def test_a_completed_run_is_not_resumed(runs):
+    run, _ = runs.complete(TWO_STAGES)
+
+    with pytest.raises(UsageError, match="is completed: there is nothing to resume"):
+        resume_run(run)
+
+
+def test_a_server_that_is_away_for_a_while_does_not_stop_the_run(runs, api, held, gate):
+    """Fault 14: killed in mid-run, back after at least eight seconds."""
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    os.kill(server_status().pid, signal.SIGKILL)
+    back_at = time.monotonic() + 8.0
+    until(lambda: server_status().pid is None)
+    gate.touch()
+    assert wait_for_end(run)["state"] == "completed"
+    until(lambda: time.monotonic() > back_at)
+    ensure_server()
+
+    flow_run = until(lambda: is_completed(api.flow_run_of(run)), seconds=180)
+    assert flow_run["state"]["message"] == "2 stages completed"
+    assert "| total | 0.0006 |" in api.artifact(f"redco-flow-{run.id}")["data"]
+
+
+def is_completed(flow_run):
+    return flow_run if flow_run["state"]["type"] == "COMPLETED" else None
+
+
+def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, api):
+    """Fault 15: the stages finish, the journal is complete, the next run tells the server."""
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train")
+    flow_run_id = run.read_state()["prefect_url"].rpartition("/")[2]
+    launcher = find_holder(run).holder
+    stop_server()
+    gate.touch()
+
+    state = wait_for_end(run, seconds=30)
+    assert launcher.is_alive()  # it waits a while for the server; a reboot would end that
+    os.kill(launcher.pid, signal.SIGKILL)
+    ensure_server()
+
+    assert state["state"] == "completed"
+    assert events(run)[-1] == "run_ended"
+    assert [name for name in events(run) if name == "stage_completed"] == ["stage_completed"] * 2
+    assert api.flow_run(flow_run_id)["state"]["type"] == "RUNNING"
+    runs.complete(TWO_STAGES)
+    assert is_completed(api.flow_run(flow_run_id))
+    assert "| total | 0.0006 |" in api.artifact(f"redco-flow-{run.id}")["data"]
+
+
+def test_without_any_server_the_run_completes_with_a_warning(runs, executions):
+    os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+    try:
+        run = runs.start(TWO_STAGES)
+    finally:
+        del os.environ["PREFECT_API_URL"]
+
+    state = wait_for_end(run, seconds=150)
+
+    assert state["state"] == "completed"
+    assert "http://127.0.0.1:9/api does not answer" in run.log_path.read_text()
+
+
+def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):
+    run = runs.write(TWO_STAGES)
+    run.resolved_path.write_text("stages: [")
+
+    resume_run(run)
+
+    state = wait_for_end(run)
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "resolved.yaml" in state["message"]
+
+
+def test_a_secret_of_the_environment_reaches_no_record_and_no_page(runs, api):
+    """Fault 31."""
+    secret = "hunter2-very-secret"
+    os.environ["MY_API_TOKEN"] = secret
+    try:
+        run = runs.start(TWO_STAGES)
+    finally:
+        del os.environ["MY_API_TOKEN"]
+    wait_for_end(run)
+    flow_run = api.ended_flow_run_of(run)
+
+    files = [path for path in Path(run.path).rglob("*") if path.is_file()]
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+    assert secret not in repr(flow_run)
+    assert secret not in "".join(api.logs_of(flow_run))

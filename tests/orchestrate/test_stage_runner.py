@@ -1,0 +1,344 @@
+"""Stages as real jobs, driven without Prefect: reuse, failure, waiting, finding again."""
+
+import os
+
+import pytest
+from orchestrate_runs import (
+    DIAMOND,
+    TWO_STAGES,
+    InProcess,
+    count_lines,
+    events,
+    until,
+    wait_for_stage,
+)
+
+from redco_flow.errors import StageFailed
+from redco_flow.launch.executor import make_executor, reattach
+from redco_flow.orchestrate.calls import write_attempt
+from redco_flow.orchestrate.driving import open_session
+from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.state_book import StateBook
+from redco_flow.orchestrate.stopping import StopRequest
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.fingerprint import fingerprint
+
+
+@pytest.fixture
+def executions(tmp_path):
+    """Where the stages write a line each time they are executed."""
+    return tmp_path / "executions"
+
+
+@pytest.fixture
+def counted(executions):
+    """Overrides that have both stages count their executions."""
+    return [f"preprocess.executions={executions}", f"train.executions={executions}"]
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """The file that the train stage waits for."""
+    return tmp_path / "gate"
+
+
+def test_outputs_of_one_stage_are_the_inputs_of_the_next(planning):
+    driven = InProcess(planning.write(TWO_STAGES, ["train.learning_rate=2.0"]))
+
+    outcome = driven.end()
+
+    train = driven.run.read_state()["stages"]["train"]
+    assert outcome.state == "completed"
+    assert train["metrics"]["total"] == 12.0  # (1 + 2 + 3) * 2
+    assert set(train["artifacts"]) == {"checkpoint", "metrics"}
+
+
+def test_a_second_run_reuses_every_stage_and_executes_nothing(planning, counted, executions):
+    InProcess(planning.write(TWO_STAGES, counted)).end()
+
+    second = InProcess(planning.write(TWO_STAGES, counted))
+    outcome = second.end()
+
+    stages = second.run.read_state()["stages"]
+    assert outcome.message == "2 stages completed, 2 of them reused"
+    assert all(stage["reused"] and stage["seconds"] == 0.0 for stage in stages.values())
+    assert not (second.run.path / "stages").exists()
+    assert count_lines(executions) == 2
+
+
+def test_a_failed_stage_reports_job_log_and_last_lines_and_its_followers_are_skipped(
+    planning, tmp_path
+):
+    never = tmp_path / "never"
+    driven = InProcess(planning.write(DIAMOND, [f"train-small.fails_until={never}"]))
+
+    outcome = driven.end()
+
+    stages = driven.run.read_state()["stages"]
+    log = driven.run.attempt("train-small", 1).log_path(0)
+    message = stages["train-small"]["message"]
+    assert (outcome.state, outcome.exit_code) == ("failed", StageFailed.exit_code)
+    assert stages["train-small"]["job_id"] in message
+    assert str(log) in message
+    assert "RuntimeError: the sum does not converge" in message
+    assert driven.states() | {"train-small": "failed"} == {
+        "preprocess": "completed",
+        "train-small": "failed",
+        "train-large": "completed",  # it does not depend on the failed one
+        "compare": "skipped",
+    }
+    assert stages["compare"]["message"] == "upstream train-small failed"
+
+
+def test_taking_a_run_up_again_gives_a_failed_stage_a_new_attempt(
+    planning, counted, executions, tmp_path
+):
+    cured = tmp_path / "cured"
+    run = planning.write(TWO_STAGES, [*counted, f"train.fails_until={cured}"])
+    InProcess(run).end()
+    cured.touch()
+
+    outcome = InProcess(run).end()
+
+    assert outcome.state == "completed"
+    assert run.read_state()["stages"]["train"]["attempt"] == 2
+    assert executions.read_text().split()[::3] == ["preprocess", "train", "train"]
+
+
+def test_cancelling_ends_the_job_and_what_had_not_begun(planning, gate):
+    driven = InProcess(planning.write(TWO_STAGES, [f"preprocess.gate={gate}"]))
+    wait_for_stage(driven.run, "preprocess")
+
+    driven.stop.cancel("enough")
+    outcome = driven.end()
+
+    assert (outcome.state, outcome.exit_code, outcome.message) == ("cancelled", 5, "enough")
+    assert driven.states() == {"preprocess": "cancelled", "train": "cancelled"}
+    assert driven.run.attempt("preprocess", 1).read_exit()["cause"] == "cancelled"
+
+
+def test_cancelled_stages_can_be_left_as_they_are(planning, gate, executions):
+    run = planning.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
+    driven = InProcess(run)
+    wait_for_stage(run, "train-small")
+    driven.stop.cancel("enough")
+    driven.end()
+
+    outcome = InProcess(run, leave_cancelled=True).end()
+
+    assert outcome.state == "cancelled"
+    assert len(run.attempts("train-small")) == 1
+
+
+def test_a_job_outlives_its_launcher_and_is_found_again(planning, counted, executions, gate):
+    run = planning.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
+    first = InProcess(run)
+    wait_for_stage(run, "train")
+    first.stop.detach("the laptop is closed")
+    assert first.end().state == "detached"
+    assert run.read_state()["state"] == "running"
+
+    second = InProcess(run)
+    wait_for_stage(run, "train")
+    gate.touch()
+    outcome = second.end()
+
+    assert outcome.state == "completed"
+    assert "job_reattached" in events(run)
+    assert executions.read_text().split()[::3] == ["preprocess", "train"]
+
+
+def test_a_job_that_ended_while_nobody_looked_is_registered_once(
+    planning, counted, executions, gate
+):
+    """Fault 4."""
+    run = planning.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
+    first = InProcess(run)
+    job_id = wait_for_stage(run, "train")["job_id"]
+    first.stop.detach("the laptop is closed")
+    first.end()
+    gate.touch()
+    job_of(run, "train").wait()
+
+    outcome = InProcess(run).end()
+
+    train = run.read_state()["stages"]["train"]
+    assert outcome.state == "completed"
+    assert (train["attempt"], train["reused"], train["job_id"]) == (1, False, job_id)
+    assert count_lines(executions) == 2
+
+
+def test_a_job_that_was_submitted_but_never_recorded_is_found_again(
+    planning, counted, executions, gate
+):
+    """Fault 12: the attempt's directory is the job's identity."""
+    run = planning.write(TWO_STAGES, [*counted, f"preprocess.gate={gate}"])
+    submit_and_say_nothing(run, "preprocess")
+
+    driven = InProcess(run)
+    wait_for_stage(run, "preprocess")
+    gate.touch()
+    outcome = driven.end()
+
+    assert outcome.state == "completed"
+    assert len(run.attempts("preprocess")) == 1
+    assert executions.read_text().split()[::3] == ["preprocess", "train"]
+
+
+@pytest.mark.slow
+def test_a_result_made_from_inputs_that_were_replaced_since_is_not_taken(planning, tmp_path):
+    data, never = tmp_path / "numbers.json", tmp_path / "never"
+    data.write_text("[1, 2]")
+    overrides = [f"preprocess.file={data}", f"train-large.fails_until={never}"]
+    run = planning.write(DIAMOND, overrides)
+    InProcess(run).end()
+    before = run.read_state()["stages"]
+    dataset = ArtifactStore(planning.workspace).get(before["preprocess"]["artifacts"]["dataset"])
+    (dataset.path / "numbers.json").unlink()
+    data.write_text("[30]")
+    never.touch()
+
+    InProcess(run).end()
+
+    after = run.read_state()["stages"]
+    totals = [stages["train-small"]["metrics"]["total"] for stages in (before, after)]
+    assert totals == pytest.approx([3e-4, 30e-4])
+    assert after["compare"]["metrics"]["best"] == pytest.approx(60e-4)
+
+
+def test_a_job_that_another_runs_dead_launcher_left_is_waited_for(
+    planning, counted, executions, gate
+):
+    overrides = [*counted, f"preprocess.gate={gate}"]
+    first = InProcess(planning.write(TWO_STAGES, overrides))
+    wait_for_stage(first.run, "preprocess")
+    until(lambda: count_lines(executions) == 1)
+    first.stop.detach("the laptop is closed")
+    first.end()
+    second = InProcess(planning.write(TWO_STAGES, overrides))
+    left = "waits for a job of another run that makes the same result"
+    until(lambda: second.run.read_state()["stages"]["preprocess"]["message"] == left)
+
+    gate.touch()
+    outcome = second.end()
+
+    assert outcome.message == "2 stages completed, 1 of them reused"
+    assert count_lines(executions) == 2
+
+
+def test_an_attempt_that_was_never_submitted_is_not_waited_for(planning):
+    run = planning.write(TWO_STAGES)
+    run.new_attempt("preprocess")
+
+    outcome = InProcess(run).end()
+
+    assert outcome.state == "completed"
+    assert run.read_state()["stages"]["preprocess"]["attempt"] == 2
+
+
+def test_of_two_runs_with_one_fingerprint_the_second_waits_and_reuses(
+    planning, counted, executions, gate
+):
+    overrides = [*counted, f"preprocess.gate={gate}"]
+    first = InProcess(planning.write(TWO_STAGES, overrides))
+    wait_for_stage(first.run, "preprocess")
+    second = InProcess(planning.write(TWO_STAGES, overrides))
+    waiting = wait_for_stage(second.run, "preprocess", "waiting")
+
+    gate.touch()
+    outcomes = [first.end(), second.end()]
+
+    assert "fingerprint" in waiting
+    assert [outcome.state for outcome in outcomes] == ["completed", "completed"]
+    assert second.run.read_state()["stages"]["preprocess"]["reused"]
+    assert count_lines(executions) == 2
+
+
+def test_no_more_stages_run_at_once_than_the_profile_allows(planning, gate):
+    planning.profile["max_parallel_stages"] = 1
+    run = planning.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
+    driven = InProcess(run)
+    wait_for_stage(run, "preprocess", "completed")
+    waits = "waits for a free slot (max_parallel_stages)"
+
+    def one_of_two_waits():
+        trainings = [run.read_state()["stages"][f"train-{size}"] for size in ("small", "large")]
+        return sorted((one["state"], one["message"]) for one in trainings)
+
+    until(lambda: one_of_two_waits() == [("running", ""), ("waiting", waits)])
+    gate.touch()
+
+    assert driven.end().state == "completed"
+
+
+@pytest.mark.slow
+def test_a_forced_stage_is_executed_although_its_result_stands(planning, counted, executions):
+    InProcess(planning.write(TWO_STAGES, counted)).end()
+
+    outcome = InProcess(planning.write(TWO_STAGES, counted, force=["train"])).end()
+
+    assert outcome.message == "2 stages completed, 1 of them reused"
+    assert executions.read_text().split()[::3] == ["preprocess", "train", "train"]
+
+
+@pytest.mark.slow
+def test_the_old_result_stands_when_a_forced_stage_fails(planning, tmp_path):
+    InProcess(planning.write(TWO_STAGES)).end()
+    never = tmp_path / "never"
+    forced = planning.write(TWO_STAGES, [f"train.fails_until={never}"], force=["train"])
+    assert InProcess(forced).end().state == "failed"
+
+    plan = planning.plan(TWO_STAGES)
+
+    assert plan.stages["train"].action == "reuse"
+
+
+@pytest.mark.slow
+def test_a_deleted_artifact_is_made_again_and_no_stale_path_is_used(planning, counted, executions):
+    """Fault 40."""
+    first = InProcess(planning.write(TWO_STAGES, counted))
+    first.end()
+    dataset = first.run.read_state()["stages"]["preprocess"]["artifacts"]["dataset"]
+    (ArtifactStore(planning.workspace).get(dataset).path / "numbers.json").unlink()
+
+    second = InProcess(planning.write(TWO_STAGES, counted))
+    outcome = second.end()
+
+    assert outcome.message == "2 stages completed, 1 of them reused"  # the same numbers again
+    assert executions.read_text().split()[::3] == ["preprocess", "train", "preprocess"]
+
+
+def test_a_stage_that_cannot_be_prepared_fails_and_the_run_ends(planning, tmp_path):
+    data = tmp_path / "numbers.json"
+    data.write_text("[1]")
+    run = planning.write(TWO_STAGES, [f"preprocess.file={data}"])
+    session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
+    data.unlink()
+
+    session.run_without_flow(print)
+
+    outcome = session.outcome()
+    assert outcome.state == "failed"
+    assert f"stage 'preprocess': {data}: cannot be read" in outcome.message
+
+
+def test_the_records_of_a_run_contain_no_pickles(planning):
+    driven = InProcess(planning.write(TWO_STAGES))
+    driven.end()
+
+    names = [path.name for path in planning.workspace.root.rglob("*")]
+
+    assert not [name for name in names if name.endswith((".pkl", ".pickle"))]
+
+
+def submit_and_say_nothing(run, stage):
+    """What a launcher does that dies between the submission and its record of it."""
+    session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
+    context, stage = session.context, session.context.pipeline.stages[stage]
+    ingredients = stage_ingredients(stage, {}, context.workspace)
+    attempt = write_attempt(context, stage, {}, ingredients, fingerprint(ingredients))
+    make_executor(context.profile, os.environ).submit_call(attempt)
+
+
+def job_of(run, stage):
+    return reattach(run.latest_attempt(stage).read_job())
