@@ -1,0 +1,81 @@
+"""Why a stage did not end well: its error, how its job ended, the last lines of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from redco_flow.report.log_tail import last_lines
+from redco_flow.report.stage_facts import DAMAGED, StageFacts
+from redco_flow.tracking.run_directory import RunDirectory
+
+_NUM_LINES = 20
+_TITLES = {
+    "failed": "failed",
+    "cancelled": "was cancelled",
+    "stalled": "made no progress and was stopped",
+    "out_of_memory": "ran out of memory",
+    "lost": "was lost",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One stage that failed or was cancelled.
+
+    Args:
+        stage: its name.
+        title: what became of it, in a few words.
+        message: the error, in full sentences.
+        traceback: where it was raised; empty where no Python error was.
+        log_lines: the log's end.
+        log_path: relative to the run's directory; empty if no job was started.
+        advice: what to do next.
+    """
+
+    stage: str
+    title: str
+    message: str
+    traceback: str
+    log_lines: tuple[str, ...]
+    log_path: str
+    advice: str
+
+
+def find_failures(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Failure]:
+    """Return the stages that failed or were cancelled, in order."""
+    return [_failure(run, stage) for stage in stages if stage.state in ("failed", "cancelled")]
+
+
+def _failure(run: RunDirectory, stage: StageFacts) -> Failure:
+    attempt = stage.last_attempt
+    said = str(stage.entry.get("message") or "")
+    advice = f"redco-flow retry {run.id}"
+    if attempt is None:
+        title = _TITLES[stage.state]
+        return Failure(stage.name, title, said or "No job was started.", "", (), "", advice)
+    unreadable = []
+    try:
+        error = dict(attempt.read_error() or {})
+        ended = dict(attempt.read_exit() or {})
+    except DAMAGED as problem:
+        error, ended = {}, {}
+        unreadable.append(f"Its records cannot be read: {problem}")
+    try:
+        lines = last_lines(attempt.log_path(), _NUM_LINES)
+    except OSError as problem:
+        lines = []
+        unreadable.append(f"Its log cannot be read: {problem}")
+    cause = str(ended.get("cause") or stage.state)
+    raised = f"{error['type']}: {error.get('message', '')}" if error.get("type") else ""
+    # The supervisor's message has the error and adds advice; without it the worker's must do.
+    message = str(ended.get("message") or "") or raised or said or "There is no record of why."
+    return Failure(
+        stage=stage.name,
+        title=_TITLES.get(cause, _TITLES[stage.state]),
+        message="\n".join([message, *unreadable]),
+        traceback=str(error.get("traceback") or ""),
+        log_lines=tuple(lines),
+        log_path=attempt.log_path().relative_to(run.path).as_posix(),
+        advice=advice,
+    )

@@ -1,0 +1,215 @@
+"""A few predictions to read: the best, the worst and some others, beside their references.
+
+By per-example score where an evaluation stored one; the first ones otherwise. Which others are
+shown depends on the predictions alone, so that a page built again shows the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.records import read_json_lines
+from redco_flow.report.metrics_table import direction_of, metrics_artifact
+from redco_flow.report.number_format import score
+from redco_flow.report.stage_facts import StageFacts
+from redco_flow.stages.metrics_artifact import LINES_FILE as SCORES_FILE
+from redco_flow.stages.predictions_artifact import LINES_FILE as PREDICTIONS_FILE
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+
+_NUM_BEST, _NUM_WORST, _NUM_OTHERS = 3, 3, 4
+_NUM_SHOWN = _NUM_BEST + _NUM_WORST + _NUM_OTHERS
+_MAX_CHARACTERS = 4000
+_MAX_REFERENCES = 3
+_LONG, _MAX_LINES = 420, 8
+_WORDS = re.compile(r"(\w+)")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prediction.
+
+    Args:
+        why: why it is shown: best, worst, random, first.
+        scores: (metric, value) of this example.
+        pieces: the prediction in pieces, and whether each is a word that no reference has.
+        num_left_out: references that are not shown.
+    """
+
+    why: str
+    row_id: str
+    source: str
+    pieces: tuple[tuple[str, bool], ...]
+    references: tuple[str, ...]
+    num_left_out: int
+    scores: tuple[tuple[str, str], ...]
+
+    @property
+    def opening(self) -> str:
+        """The first lines of a long source; empty for a short one, which is shown whole."""
+        lines = self.source.split("\n")
+        if len(self.source) <= _LONG and len(lines) <= _MAX_LINES:
+            return ""
+        return "\n".join(lines[: _MAX_LINES - 2])[: _LONG * 2 // 3]
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """Samples of one predictions artifact.
+
+    Args:
+        stage: the stage that scored it, or that made it where none did.
+        made_how: split and settings of generation; empty where that is not said.
+        chosen_how: in words.
+        num_rows: of the whole artifact.
+    """
+
+    stage: str
+    artifact_id: str
+    made_how: str
+    chosen_how: str
+    num_rows: int
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A row to show, and why."""
+
+    index: int
+    why: str
+
+
+def sample_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[SampleSet]:
+    """Return samples of every predictions artifact of a run, scored where a stage scored them."""
+    made = list(stages)
+    scored: dict[str, tuple[str, Artifact]] = {}
+    for stage in made:
+        metrics = metrics_artifact(stage, store)
+        for parent in metrics.parents.values() if metrics else ():
+            assert metrics is not None
+            scored.setdefault(parent, (stage.name, metrics))
+    own = {
+        one: stage.name
+        for stage in made
+        for output, one in stage.outputs.items()
+        if output.partition("/")[0] == "predictions"
+    }
+    sets = []
+    for artifact_id in dict.fromkeys((*own, *scored)):
+        artifact = store.find(artifact_id)
+        if artifact is not None and artifact.kind == "predictions":
+            stage_name, metrics = scored.get(artifact_id, (own.get(artifact_id, ""), None))
+            sets.append(_sample_set(stage_name, artifact, metrics))
+    return [one for one in sets if one.samples]
+
+
+def _sample_set(stage: str, artifact: Artifact, metrics: Artifact | None) -> SampleSet:
+    scores = _per_example(metrics) if metrics else []
+    num_rows = sum(1 for _ in _rows(artifact))
+    if len(scores) != num_rows:
+        scores = []
+    directions = metrics.metadata.get("directions") or {} if metrics else {}
+    how, chosen = _choose(scores, num_rows, directions, artifact.id)
+    wanted = {choice.index for choice in chosen}
+    rows = {index: row for index, row in enumerate(_rows(artifact)) if index in wanted}
+    samples = tuple(
+        _sample(choice.why, rows[choice.index], scores[choice.index] if scores else {})
+        for choice in chosen
+    )
+    made_how = ", ".join(_made_how(artifact.metadata))
+    return SampleSet(stage, artifact.id, made_how, how, num_rows, samples)
+
+
+def _choose(
+    scores: Sequence[Mapping[str, float]], num_rows: int, directions: Mapping[str, str], seed: str
+) -> tuple[str, list[_Choice]]:
+    """Say how rows are chosen, and choose them."""
+    name = next(iter(scores[0]), "") if scores else ""
+    if not name:
+        first = range(min(num_rows, _NUM_SHOWN))
+        how = "the first ones, for there are no scores by example"
+        return how, [_Choice(index, "first") for index in first]
+    values = [row[name] for row in scores]
+    if min(values) == max(values):
+        drawn = sorted(sorted(range(num_rows), key=lambda index: _draw(seed, index))[:_NUM_SHOWN])
+        how = f"at random, for all score the same by {name}"
+        return how, [_Choice(index, "random") for index in drawn]
+    how = f"the best and the worst by {name}, the others at random"
+    return how, _by_score(values, direction_of(name, directions), seed)
+
+
+def _made_how(known: Mapping[str, Any]) -> Iterator[str]:
+    if known.get("split"):
+        yield f"split {known['split']}"
+    for key, value in (known.get("generation") or {}).items():
+        if value is not None:
+            yield f"{key} {value}"
+
+
+def _by_score(values: Sequence[float], direction: str, seed: str) -> list[_Choice]:
+    """The best, the worst, and others drawn by a hash, each row once."""
+    sign = 1 if direction == "min" else -1
+    ranked = sorted(range(len(values)), key=lambda index: (sign * values[index], index))
+    best = ranked[:_NUM_BEST]
+    worst = [index for index in ranked[::-1][:_NUM_WORST] if index not in best]
+    rest = [index for index in ranked if index not in (*best, *worst)]
+    others = sorted(rest, key=lambda index: _draw(seed, index))[:_NUM_OTHERS]
+    return [
+        *(_Choice(index, "best") for index in best),
+        *(_Choice(index, "worst") for index in worst),
+        *(_Choice(index, "random") for index in sorted(others)),
+    ]
+
+
+def _draw(seed: str, index: int) -> str:
+    return hashlib.sha256(f"{seed}/{index}".encode()).hexdigest()
+
+
+def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sample:
+    given = row.get("references") or ()
+    references = [str(text) for text in ([given] if isinstance(given, str) else given)]
+    return Sample(
+        why=why,
+        row_id=str(row.get("row_id", "")),
+        source=_clipped(str(row.get("source") or "")),
+        pieces=_pieces(str(row.get("prediction") or ""), references),
+        references=tuple(_clipped(text) for text in references[:_MAX_REFERENCES]),
+        num_left_out=max(0, len(references) - _MAX_REFERENCES),
+        scores=tuple((name, score(float(value))) for name, value in scores.items()),
+    )
+
+
+def _pieces(prediction: str, references: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """Cut a prediction where words of no reference begin and end."""
+    known = {word.casefold() for text in references for word in _WORDS.findall(text)}
+    pieces: list[tuple[str, bool]] = []
+    # Every second part is a word; without references there is nothing to compare with.
+    for index, text in enumerate(_WORDS.split(prediction[:_MAX_CHARACTERS])):
+        is_foreign = bool(references) and index % 2 == 1 and text.casefold() not in known
+        if pieces and pieces[-1][1] == is_foreign:
+            pieces[-1] = (pieces[-1][0] + text, is_foreign)
+        elif text:
+            pieces.append((text, is_foreign))
+    return (*pieces, *((text, False) for text in _cut_note(prediction)))
+
+
+def _clipped(text: str) -> str:
+    return "".join([text[:_MAX_CHARACTERS], *_cut_note(text)])
+
+
+def _cut_note(text: str) -> list[str]:
+    return [f"… [{len(text):,} characters]"] if len(text) > _MAX_CHARACTERS else []
+
+
+def _rows(artifact: Artifact) -> Iterator[Mapping[str, Any]]:
+    yield from read_json_lines(artifact.path / PREDICTIONS_FILE)
+
+
+def _per_example(metrics: Artifact) -> list[dict[str, float]]:
+    """Scores by example, in the order of the predictions; none where there are none."""
+    path = metrics.path / SCORES_FILE
+    return [dict(line["scores"]) for line in read_json_lines(path)] if path.is_file() else []

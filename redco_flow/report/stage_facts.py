@@ -1,0 +1,148 @@
+"""What a run's files say of each stage, collected once for every part of the page.
+
+Reads state.json, the published results and the attempts' small records; judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.lineage_target import run_results
+from redco_flow.tracking.results import StageResult
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
+
+# What reading a record raises that somebody else, or half a disk, has written.
+DAMAGED = (ValueError, OSError, TypeError, AttributeError, KeyError)
+
+_ENDED = ("completed", "failed", "cancelled", "skipped")
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """One stage of a run.
+
+    Args:
+        name: in the pipeline.
+        entry: its entry in state.json.
+        attempts: of this run, first to last; a reused stage has none.
+        result: what it has, computed by this run or by an earlier one.
+    """
+
+    name: str
+    entry: dict[str, Any] = field(default_factory=dict)
+    attempts: tuple[AttemptDirectory, ...] = ()
+    result: StageResult | None = None
+
+    @property
+    def state(self) -> str:
+        """One of the words of state.json."""
+        return str(self.entry.get("state") or "pending")
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether an earlier run computed it."""
+        return bool(self.entry.get("reused"))
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Artifact id by output name."""
+        return dict(self.entry.get("artifacts") or (self.result.outputs if self.result else {}))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Its metrics; none until it has completed."""
+        if self.result and self.result.metrics:
+            return dict(self.result.metrics)
+        return dict(self.entry.get("metrics") or {})
+
+    @property
+    def last_attempt(self) -> AttemptDirectory | None:
+        """Its last attempt in this run."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def kind(self) -> str:
+        """What it does; empty before it was submitted."""
+        return self.result.kind if self.result else str(self._call.get("kind") or "")
+
+    @property
+    def recipe(self) -> str:
+        """The recipe it works by; empty where it has none, and before it was submitted."""
+        if self.result:
+            return str(self.result.ingredients.get("settings", {}).get("recipe") or "")
+        return str((self._call.get("config") or {}).get("recipe") or "")
+
+    @cached_property
+    def _call(self) -> dict[str, Any]:
+        """What its last attempt was told."""
+        try:
+            return dict((self.last_attempt and self.last_attempt.read_call()) or {})
+        except DAMAGED:
+            return {}
+
+
+def read_stages(
+    run: RunDirectory, workspace: Workspace, remark: Callable[[str], None]
+) -> dict[str, StageFacts]:
+    """Return every stage of a run, in the pipeline's order.
+
+    Args:
+        remark: told what could not be read.
+    """
+    try:
+        entries: dict[str, Any] = dict(run.read_state().get("stages") or {})
+        planned = dict(run.read_plan().get("stages") or {})
+    except DAMAGED as error:
+        remark(f"The run's state cannot be read: {error}")
+        entries, planned = {}, {}
+    try:
+        results = run_results(workspace, run)
+    except DAMAGED as error:
+        remark(f"The stages' results cannot be read: {error}")
+        results = {}
+    return {
+        name: StageFacts(
+            name=name,
+            entry=dict(entries.get(name) or {}),
+            attempts=_attempts(run, name),
+            result=results.get(name),
+        )
+        for name in dict.fromkeys((*entries, *planned))
+    }
+
+
+def logging_attempts(
+    stage: StageFacts, workspace: Workspace
+) -> tuple[tuple[AttemptDirectory, ...], str]:
+    """Return the attempts that logged for a stage, and the run they are of if not of this one."""
+    if any(attempt.metrics_path.is_file() for attempt in stage.attempts):
+        return stage.attempts, ""
+    if stage.result is None or not stage.result.run:
+        return (), ""
+    made_by = RunDirectory(workspace.runs / stage.result.run)
+    attempts = (made_by.attempt(stage.result.stage, 1 + n) for n in range(stage.result.attempt))
+    return tuple(one for one in attempts if one.metrics_path.is_file()), stage.result.run
+
+
+def judged_state(state: dict[str, Any], stages: dict[str, StageFacts]) -> str:
+    """Return the run's state; its stages' where they have all ended but the run's is not written.
+
+    The page is made while the run is being closed.
+    """
+    said = str(state.get("state") or "pending")
+    ends = {stage.state for stage in stages.values()}
+    if said != "running" or not ends or not ends.issubset(_ENDED):
+        return said
+    return next((end for end in ("failed", "cancelled") if end in ends), "completed")
+
+
+def _attempts(run: RunDirectory, stage: str) -> tuple[AttemptDirectory, ...]:
+    try:
+        return tuple(run.attempts(stage))
+    except (ValueError, OSError):  # something lies there that is no attempt
+        return ()

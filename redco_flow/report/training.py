@@ -1,0 +1,232 @@
+"""What a training's records become in the page: charts, a few numbers, tables of the values.
+
+Decides what is drawn together and what a chart's axes are called; drawing is `line_chart.py`,
+reading is `history.py`. Nothing is smoothed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from markupsafe import Markup
+
+from redco_flow.report.history import History, num_not_finite, points_of
+from redco_flow.report.line_chart import Line, LineChart, draw
+from redco_flow.report.number_format import number, plural, score
+
+_MAX_LINES = 4  # more cannot be told apart
+_SIMILAR_RATIO = 10.0
+_MAX_TABLE_ROWS = 30
+_HALF_WIDTH, _HALF_HEIGHT = 452.0, 230.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart and what is said under it."""
+
+    title: str
+    svg: Markup
+    is_wide: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ValueTable:
+    """Logged values as text, for those who read rather than look."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One stage's training.
+
+    Args:
+        stage: its name.
+        source: whose records they are, if not this run's.
+        facts: (name, value) of what one wants to know first.
+    """
+
+    stage: str
+    source: str
+    facts: tuple[tuple[str, str], ...]
+    figures: tuple[Figure, ...]
+    tables: tuple[ValueTable, ...]
+    remarks: tuple[str, ...]
+
+
+def view_training(
+    stage: str, history: History, *, loss_unit: str = "", source: str = ""
+) -> Training:
+    """Return a stage's training for the page.
+
+    Args:
+        stage: its name.
+        history: what it logged.
+        loss_unit: such as "nats per target token"; empty where it is not known.
+        source: whose records they are, if not this run's.
+    """
+    figures = [
+        *_loss_figure(history, loss_unit),
+        *_metric_figures(history),
+        *_small_figure(history, "learning_rate", "Learning rate", "learning rate", from_zero=True),
+        *_small_figure(
+            history, "grad_norm", "Gradient norm", "gradient norm before clipping", may_be_log=True
+        ),
+    ]
+    return Training(
+        stage=stage,
+        source=source,
+        facts=tuple(_facts(history)),
+        figures=tuple(figures),
+        tables=tuple(_tables(history)),
+        remarks=(*history.remarks, *_not_finite(history)),
+    )
+
+
+def _facts(history: History) -> Iterator[tuple[str, str]]:
+    if history.is_empty:
+        return
+    losses = points_of(history.logged, "loss")
+    if losses:
+        yield "training loss", f"{number(float(losses[-1][1]))} at step {number(losses[-1][0])}"
+    eval_losses = points_of(history.evaluations, "eval_loss")
+    if eval_losses:
+        step, lowest = min(eval_losses, key=lambda point: point[1])
+        yield "lowest evaluation loss", f"{number(float(lowest))} at step {number(step)}"
+    last = max((*history.logged, *history.evaluations), key=lambda record: record["step"])
+    total = max((record.get("total_steps") or 0 for record in history.logged), default=0)
+    of_total = f" of {total:,}" if total else ""
+    epochs = f" ({float(last['epoch']):.4g} epochs)" if last.get("epoch") else ""
+    yield "steps", f"{number(last['step'])}{of_total}{epochs}"
+    rates = [rate for _, rate in points_of(history.logged, "tokens_per_second")]
+    if rates:
+        yield "tokens per second", f"{number(float(median(rates)))} (median)"
+
+
+def _loss_figure(history: History, unit: str) -> Iterator[Figure]:
+    lines = []
+    if losses := points_of(history.logged, "loss"):
+        lines.append(Line("training", losses, 1))
+    if eval_losses := points_of(history.evaluations, "eval_loss"):
+        lines.append(Line("evaluation", eval_losses, 2, is_sparse=True))
+    if lines:
+        chart = LineChart(
+            title="Loss over optimizer steps",
+            x_label="step",
+            y_label=f"loss ({unit})" if unit else "loss",
+            lines=lines,
+            may_be_log=True,
+            x_range=_steps(history),
+        )
+        yield Figure("Loss", draw(chart), note=_what_is_drawn(chart, len(losses)))
+
+
+def _what_is_drawn(chart: LineChart, num_logged: int) -> str:
+    """Say how the picture came about, since every plot hides something."""
+    note = "Training loss: mean since the record before. Nothing is smoothed."
+    if chart.num_left_out:
+        return (
+            f"{note} Of {num_logged:,} records the lowest and the highest of each stretch are "
+            f"drawn, so every spike is there."
+        )
+    return note
+
+
+def _metric_figures(history: History) -> Iterator[Figure]:
+    """The metrics measured during training; those of similar size share a chart."""
+    for names in _alike(history):
+        lines = [
+            Line(name, points_of(history.evaluations, name), colour, is_sparse=True)
+            for colour, name in enumerate(names, start=2)
+        ]
+        chart = LineChart(
+            title=f"{', '.join(names)} over optimizer steps",
+            x_label="step",
+            y_label="score" if len(names) > 1 else names[0],
+            lines=lines,
+            height=280.0,
+            x_range=_steps(history),
+        )
+        note = "Measured during training, on the evaluation examples of that stage."
+        yield Figure("Evaluation metrics", draw(chart), note=note)
+
+
+def _alike(history: History) -> list[list[str]]:
+    """Metrics in groups whose largest values are within a factor of 10."""
+    sizes = {
+        name: max(abs(value) for _, value in points_of(history.evaluations, name))
+        for name in history.evaluation_metrics
+    }
+    groups: list[list[str]] = []
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        fits = groups and sizes[groups[-1][0]] <= _SIMILAR_RATIO * sizes[name]
+        if fits and len(groups[-1]) < _MAX_LINES:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+def _small_figure(
+    history: History,
+    key: str,
+    title: str,
+    y_label: str,
+    *,
+    from_zero: bool = False,
+    may_be_log: bool = False,
+) -> Iterator[Figure]:
+    points = points_of(history.logged, key)
+    if points:
+        chart = LineChart(
+            title=f"{title} over optimizer steps",
+            x_label="step",
+            y_label=y_label,
+            lines=[Line("", points, 1)],
+            width=_HALF_WIDTH,
+            height=_HALF_HEIGHT,
+            from_zero=from_zero,
+            may_be_log=may_be_log,
+            x_range=_steps(history),
+        )
+        yield Figure(title, draw(chart), is_wide=False)
+
+
+def _steps(history: History) -> tuple[float, float]:
+    """The same stretch for all charts of a training, so that they can be read below each other."""
+    steps = [record["step"] for record in (*history.logged, *history.evaluations)]
+    return min(steps), max(steps)
+
+
+def _tables(history: History) -> Iterator[ValueTable]:
+    if history.evaluations:
+        names = ["eval_loss", *history.evaluation_metrics]
+        yield _table("Evaluations", names, history.evaluations)
+    if history.logged:
+        names = ["loss", "learning_rate", "grad_norm", "tokens_per_second"]
+        known = [name for name in names if points_of(history.logged, name)]
+        yield _table("Training", known, history.logged)
+
+
+def _table(title: str, names: Sequence[str], records: Sequence[dict[str, object]]) -> ValueTable:
+    """Every record, or every n-th and the last."""
+    every = -(-len(records) // _MAX_TABLE_ROWS)
+    shown = [record for index, record in enumerate(records[::-1]) if index % every == 0][::-1]
+    note = f"{len(shown)} of {plural(len(records), 'record')}." if every > 1 else ""
+    rows = tuple(
+        (number(record["step"]), *(score(record.get(name)) for name in names)) for record in shown
+    )
+    header = ("step", *(name.replace("_", " ") for name in names))
+    return ValueTable(title, header, rows, note)
+
+
+def _not_finite(history: History) -> Iterator[str]:
+    for key, records in (("loss", history.logged), ("eval_loss", history.evaluations)):
+        if count := num_not_finite(records, key):
+            yield f"{plural(count, 'record')} of {key} not finite; the line leaves them out."

@@ -1,0 +1,177 @@
+def test_the_page_begins_with_the_run_and_how_it_ended(builder, read_report):
+    page = read_report(builder.whole())
+
+    assert f"redco-flow run {builder.run.id} ✓ completed 4 stages completed" in page.text
+    for fact in ("2026-01-31 12:00:00 UTC", "4\u2009min 10\u2009s", "pipelines/demo.yaml", "local"):
+        assert fact in page.html
+    assert "redco-flow run pipelines/demo.yaml num_epochs=3" in page.text
+    assert "commit c0ffeec0ffee, with changes" in page.text
+
+
+def test_parts_come_in_the_order_in_which_a_researcher_asks(builder, read_report):
+    page = read_report(builder.whole())
+
+    ids = [one["id"] for one in page.all("section") if "id" in one]
+    assert ids == ["metrics", "training", "samples", "stages", "lineage", "reproduce"]
+
+
+def test_the_page_needs_nothing_but_itself(builder, read_report):
+    page = read_report(builder.whole())
+
+    assert not {"script", "img", "iframe", "object", "embed"} & {tag for tag, _ in page.tags}
+    assert [one["href"] for one in page.all("link")] == ["data:,"]
+    assert [one["content"] for one in page.all("meta") if "http-equiv" in one] == [
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    ]
+    assert "url(" not in page.html
+    assert "@import" not in page.html
+    links = [one["href"] or "" for one in page.all("a")]
+    assert all(link.startswith("#") or link.endswith("rank0.log") for link in links)
+
+
+def test_every_link_inside_the_page_leads_somewhere(builder, read_report):
+    page = read_report(builder.whole())
+
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    targets = [one["href"][1:] for one in page.all("a") if one["href"].startswith("#")]
+    assert len(ids) == len(set(ids))
+    assert set(targets) <= set(ids)
+
+
+def test_links_to_logs_lead_to_files_beside_the_page(builder, read_report):
+    run = builder.whole()
+
+    page = read_report(run)
+
+    logs = [one["href"] for one in page.all("a") if one["href"].endswith(".log")]
+    assert len(logs) == 4
+    assert all((run.path / log).is_file() for log in logs)
+
+
+def test_charts_show_training_and_evaluation_by_step(builder, read_report):
+    page = read_report(builder.whole())
+
+    names = [one["aria-label"] for one in page.all("svg") if one["class"] == "chart"]
+    assert [name.partition(" over ")[0] for name in names] == [
+        "Loss",
+        "rouge1, rougeL, rouge2",
+        "Learning rate",
+        "Gradient norm",
+    ]
+    assert "loss (nats per target token)" in page.text
+    assert any("training" in title and "evaluation" in title for title in page.titles_of_charts)
+    assert "Nothing is smoothed" in page.text
+
+
+def test_metrics_of_different_sizes_have_charts_of_their_own(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    measured = [{"rouge2": 20.0 + step, "fraction": 0.5 + step / 100} for step in (10, 20)]
+    records = [{"step": 10, "loss": 1.0}, *({"step": 9, "metrics": one} for one in measured)]
+    builder.train(dataset, records=records)
+
+    page = read_report(builder.close())
+
+    names = [one["aria-label"] for one in page.all("svg") if one["class"] == "chart"]
+    assert [name.partition(" over ")[0] for name in names] == ["Loss", "rouge2", "fraction"]
+
+
+def test_five_thousand_logged_points_make_no_large_file(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    records = [
+        {"step": s, "loss": 5.0 / s, "grad_norm": 1.0 + s % 7, "learning_rate": 1e-4 * s}
+        for s in range(1, 5001)
+    ]
+    builder.train(dataset, records=records)
+
+    page = read_report(builder.close())
+
+    assert len(page.html) < 300_000
+    assert "Of 5,000 records the lowest and the highest of each stretch are drawn" in page.text
+
+
+def test_every_stage_is_told_with_its_artifacts_and_log(builder, read_report):
+    page = read_report(builder.whole())
+
+    for stage, result in builder.results.items():
+        assert stage in page.text
+        for output, artifact_id in result.outputs.items():
+            assert f"{output} {artifact_id[:12]}" in page.text
+        assert f"stages/{stage}/attempts/1/logs/rank0.log" in [one["href"] for one in page.all("a")]
+
+
+def test_a_reused_stage_shows_what_the_earlier_run_logged(builder, make_builder, read_report):
+    builder.whole()
+    again = make_builder()
+    for stage, result in builder.results.items():
+        again.reuse(stage, result)
+
+    page = read_report(again.close())
+
+    assert f"Reused: these are the records of run {builder.run.id}." in page.text
+    assert page.text.count(f"reused from {builder.run.id}") == 4
+    assert "18.75" in page.text
+    assert "Blue Spice" in page.text
+
+
+def test_several_trainings_and_evaluations_stand_side_by_side(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    for size in ("small", "large"):
+        best = builder.train(dataset, stage=f"train_{size}")["checkpoint/best/rouge2"]
+        rows = [{"row_id": "1", "source": "s", "prediction": f"by {size}", "references": ["r"]}]
+        made = builder.predict(best, dataset, rows, stage=f"predict_{size}")["predictions"]
+        metrics = {"rouge2": 10.0 + len(size)}
+        builder.evaluate(made, [{"rouge2": 1.0}], metrics, stage=f"evaluate_{size}")
+
+    page = read_report(builder.close())
+
+    for size in ("small", "large"):
+        for text in (f"Stage train_{size}", f"Stage evaluate_{size}", f"by {size}"):
+            assert text in page.text
+    assert sum(one["class"] == "chart" for one in page.all("svg")) == 8
+
+
+def test_lineage_goes_back_to_digests_of_data_and_places_of_settings(builder, read_report):
+    page = read_report(builder.whole())
+
+    assert f"train.csv sha256 {'1' * 64}" in page.text
+    assert f"test.csv sha256 {'2' * 64}" in page.text
+    assert "learning_rate 0.0001 pipelines/demo.yaml:12" in page.text
+    assert "num_epochs 3 command line" in page.text
+    assert "by stage train · attempt 1 · job train-1 · on node7" in page.text
+    assert "shown above" in page.text  # the dataset is an input of train and of predict
+
+
+def test_what_was_made_together_is_explained_once(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    made = builder.train(dataset)
+    for name, output in (("a", "checkpoint/last"), ("b", "checkpoint/best/rouge2")):
+        builder.predict(made[output], dataset, [], stage=f"predict_{name}")
+
+    page = read_report(builder.close())
+
+    assert page.text.count("learning_rate 0.0001 pipelines/demo.yaml:12") == 1
+    assert page.text.count("made together with this one") == 1
+    assert made["checkpoint/last"][:12] in page.text
+    assert made["checkpoint/best/rouge2"][:12] in page.text
+
+
+def test_the_commands_reproduce_the_code_and_every_setting(builder, read_report):
+    run = builder.whole()
+
+    page = read_report(run)
+
+    commands = page.text[page.text.rindex("$ git checkout") :]
+    assert commands.startswith(
+        f"$ git checkout {'c0ffee' * 6}beef $ git apply {run.patch_path} "
+        f"$ redco-flow run {run.resolved_path} --profile local"
+    )
+    assert "name: demo stages: train: num_epochs: 3" in page.text  # resolved.yaml, whole
+    assert "jax\xa00.11.0" in page.html.replace("&nbsp;", "\xa0")
+
+
+def test_settings_of_the_profile_are_part_of_the_command(make_builder, read_report):
+    builder = make_builder(overrides=["learning_rate=1", "profile.num_cpu_devices=4"])
+
+    page = read_report(builder.whole())
+
+    assert "--profile local profile.num_cpu_devices=4 In the directory" in page.text

@@ -1,0 +1,116 @@
+import pytest
+
+from redco_flow.report.comparisons import comparisons
+from redco_flow.report.metrics_table import metrics_groups
+from redco_flow.report.stage_facts import read_stages
+
+
+@pytest.fixture
+def groups(builder):
+    def read():
+        stages = read_stages(builder.close(), builder.workspace, pytest.fail)
+        return metrics_groups(stages.values(), builder.store)
+
+    return read
+
+
+def evaluated(builder, metrics, baselines=None, **given):
+    dataset = builder.preprocess()["dataset"]
+    best = builder.train(dataset)["checkpoint/best/rouge2"]
+    rows = [{"row_id": "1", "source": "s", "prediction": "p", "references": ["r"]}]
+    predictions = builder.predict(best, dataset, rows)["predictions"]
+    builder.evaluate(predictions, [metrics], metrics, baselines=baselines, **given)
+    return best
+
+
+def test_metrics_stand_beside_every_baseline(builder, groups):
+    baselines = {
+        "most_frequent_target": {"text": "A pub.", "metrics": {"rouge1": 9.5}},
+        "copy_source": {"text": None, "metrics": {"rouge1": 12.5}},
+    }
+    best = evaluated(builder, {"rouge1": 41.25}, baselines)
+
+    group = groups()[0]
+
+    assert [(one.name, one.text) for one in group.baselines] == [
+        ("most frequent target", "A pub."),
+        ("copy source", ""),
+    ]
+    assert group.rows[0].baselines == (9.5, 12.5)
+    assert group.rows[0].difference == "+28.75"
+    assert group.rows[0].is_better is True
+    assert (group.rows[0].bar, group.rows[0].ticks) == (41.25, (9.5, 12.5))
+    assert group.num_examples == 1
+    assert group.scored == f"split test, checkpoint {best[:12]} of stage train, step 300"
+
+
+def test_a_metric_below_its_baseline_says_so(builder, groups):
+    evaluated(builder, {"rouge1": 5.0}, {"copy_source": {"metrics": {"rouge1": 6.5}}})
+
+    row = groups()[0].rows[0]
+
+    assert (row.difference, row.is_better) == ("−1.50", False)
+
+
+def test_a_metric_equal_to_its_baseline_is_neither_better_nor_worse(builder, groups):
+    evaluated(builder, {"rouge1": 5.0}, {"copy_source": {"metrics": {"rouge1": 5.0}}})
+
+    assert groups()[0].rows[0].is_better is None
+    assert groups()[0].rows[0].difference == "0.00"
+
+
+def test_a_metric_without_a_baseline_stands_alone(builder, groups):
+    evaluated(builder, {"rouge1": 5.0, "own": 1.0}, {"copy_source": {"metrics": {"rouge1": 5.0}}})
+
+    assert groups()[0].rows[1].baselines == (None,)
+    assert groups()[0].rows[1].difference == ""
+
+
+def test_values_beyond_percentages_are_not_drawn_as_bars(builder, groups):
+    evaluated(builder, {"perplexity": 250.0})
+
+    assert groups()[0].rows[0].bar is None
+    assert not groups()[0].has_bars
+
+
+def test_what_a_training_reports_of_itself_comes_after_the_evaluations(builder, groups):
+    evaluated(builder, {"rouge2": 5.0})
+
+    first, second = groups()
+
+    assert (first.stage, first.is_evaluation) == ("evaluate", True)
+    assert (second.stage, second.is_evaluation) == ("train", False)
+    assert [(row.name, row.better) for row in second.rows] == [
+        ("eval_loss", "lower"),
+        ("rouge2", "higher"),
+    ]
+
+
+def test_a_comparison_tells_who_is_better_and_how_sure_that_is(builder, groups, read_report):
+    evaluated(builder, {"rouge1": 41.0})
+    made = builder.results["evaluate"].outputs["metrics"]
+    pair = {"key": "rouge1", "better": "max", "first": "small", "second": "large"}
+    pair |= {"first_score": 41.0, "second_score": 44.5, "difference": -3.5}
+    pair |= {"low": -5.25, "high": -1.75, "p_value": 0.0012, "is_significant": True}
+    builder.compare(made, made, pair)
+
+    row = comparisons(
+        read_stages(builder.close(), builder.workspace, pytest.fail).values(), builder.store
+    )[0].rows[0]
+
+    assert row.verdict == "large is better"
+    assert (row.difference, row.interval, row.p_value) == ("−3.50", "−5.25 to −1.75", "0.0012")
+    assert "compare" not in [group.stage for group in groups()]
+    assert "Paired bootstrap over 60 examples, 1,000 draws" in read_report(builder.run).text
+
+
+def test_an_unsure_difference_has_no_winner(builder):
+    evaluated(builder, {"rouge1": 41.0})
+    made = builder.results["evaluate"].outputs["metrics"]
+    pair = {"key": "loss", "better": "min", "first": "a", "second": "b", "difference": 0.1}
+    pair |= {"first_score": 1.1, "second_score": 1.0, "low": -1.0, "high": 1.0}
+    builder.compare(made, made, pair | {"p_value": 0.6, "is_significant": False})
+
+    stages = read_stages(builder.close(), builder.workspace, pytest.fail)
+
+    assert comparisons(stages.values(), builder.store)[0].rows[0].verdict == "not significant"

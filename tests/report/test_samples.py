@@ -1,0 +1,128 @@
+import pytest
+
+from redco_flow.report.samples import sample_sets
+from redco_flow.report.stage_facts import read_stages
+
+
+def row(prediction="p", references=("r",), row_id="1", source="s"):
+    given = {"row_id": row_id, "source": source, "prediction": prediction}
+    return {**given, "references": list(references)}
+
+
+@pytest.fixture
+def sets(builder):
+    def read(rows, scores=None, directions=None):
+        dataset = builder.preprocess()["dataset"]
+        best = builder.train(dataset)["checkpoint/best/rouge2"]
+        predictions = builder.predict(best, dataset, rows)["predictions"]
+        if scores is not None:
+            builder.evaluate(predictions, scores, {"rouge1": 1.0})
+        stages = read_stages(builder.close(), builder.workspace, pytest.fail)
+        return sample_sets(stages.values(), builder.store)
+
+    return read
+
+
+def test_the_best_the_worst_and_others_are_shown_once_each(sets):
+    rows = [row(row_id=str(index)) for index in range(50)]
+
+    (shown,) = sets(rows, [{"rouge1": float(index)} for index in range(50)])
+
+    ids = {
+        why: [one.row_id for one in shown.samples if one.why == why] for why in ("best", "worst")
+    }
+    assert ids == {"best": ["49", "48", "47"], "worst": ["0", "1", "2"]}
+    assert [one.why for one in shown.samples].count("random") == 4
+    assert len({one.row_id for one in shown.samples}) == 10
+    assert shown.chosen_how == "the best and the worst by rouge1, the others at random"
+    assert (shown.num_rows, shown.stage) == (50, "evaluate")
+    assert shown.made_how == "split test, num_beams 4, length_penalty 1.0"
+
+
+def test_few_predictions_are_all_shown_and_none_twice(sets):
+    rows = [row(row_id=str(index)) for index in range(4)]
+
+    (shown,) = sets(rows, [{"rouge1": float(index)} for index in range(4)])
+
+    assert sorted(one.row_id for one in shown.samples) == ["0", "1", "2", "3"]
+
+
+def test_where_all_score_the_same_none_is_called_the_best(sets):
+    (shown,) = sets([row(row_id=str(index)) for index in range(50)], [{"rouge1": 0.0}] * 50)
+
+    assert {one.why for one in shown.samples} == {"random"}
+    assert len({one.row_id for one in shown.samples}) == 10
+    assert shown.chosen_how == "at random, for all score the same by rouge1"
+
+
+def test_without_scores_the_first_predictions_are_shown(sets):
+    (shown,) = sets([row(row_id=str(index)) for index in range(50)])
+
+    assert [one.row_id for one in shown.samples] == [str(index) for index in range(10)]
+    assert {one.why for one in shown.samples} == {"first"}
+    assert "no scores by example" in shown.chosen_how
+
+
+def test_scores_of_other_examples_are_not_used(sets):
+    (shown,) = sets([row()] * 5, [{"rouge1": 1.0}] * 4)
+
+    assert {one.why for one in shown.samples} == {"first"}
+
+
+def test_words_that_no_reference_has_are_marked(sets):
+    (shown,) = sets([row("The Eagle serves good pie.", ["the eagle, pie", "it serves"])])
+
+    assert shown.samples[0].pieces == (
+        ("The Eagle serves ", False),
+        ("good", True),
+        (" pie.", False),
+    )
+
+
+def test_without_references_nothing_is_marked(sets):
+    (shown,) = sets([row("any word", [])])
+
+    assert shown.samples[0].pieces == (("any word", False),)
+
+
+def test_many_references_and_long_texts_are_cut_and_it_is_said(sets):
+    (shown,) = sets([row("x" * 10_000, [f"r{index}" for index in range(8)])])
+
+    assert (len(shown.samples[0].references), shown.samples[0].num_left_out) == (3, 5)
+    assert shown.samples[0].pieces[-1] == ("… [10,000 characters]", False)
+
+
+def test_an_empty_prediction_is_shown_as_empty(sets, builder, read_report):
+    sets([row("", ["r"])])
+
+    assert "prediction (empty) reference r" in read_report(builder.run).text
+
+
+def test_every_predictions_artifact_has_its_samples(sets, builder):
+    sets([row("one")], [{"rouge1": 1.0}])
+    dataset = builder.results["preprocess"].outputs["dataset"]
+    last = builder.results["train"].outputs["checkpoint/last"]
+    builder.predict(last, dataset, [row("two")], stage="predict_last")
+
+    stages = read_stages(builder.close(), builder.workspace, pytest.fail)
+    shown = sample_sets(stages.values(), builder.store)
+
+    assert [one.stage for one in shown] == ["evaluate", "predict_last"]
+
+
+def test_no_predictions_make_no_samples(sets):
+    assert sets([]) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "opening"),
+    [
+        ("short", ""),
+        ("x" * 500, "x" * 280),
+        ("line\n" * 9, "line\nline\nline\nline\nline\nline"),
+    ],
+)
+def test_a_long_source_opens_with_its_first_lines(sets, source, opening):
+    (shown,) = sets([row(source=source)])
+
+    assert shown.samples[0].opening == opening
