@@ -23,3 +23,41 @@ def e2e_data() -> Path:
     if not (folder / "test.csv").is_file():
         pytest.skip(f"the E2E data is not at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def prefect_home(tmp_path_factory):
+    """REDCO_FLOW_HOME of this session; the Prefect server that was started there ends with it."""
+    from redco_flow.orchestrate.prefect_server import stop_server
+
+    before = os.environ.get("REDCO_FLOW_HOME")
+    home = tmp_path_factory.mktemp("redco-flow-home")
+    os.environ["REDCO_FLOW_HOME"] = str(home)
+    os.environ.pop("PREFECT_API_URL", None)
+    yield home
+    stop_server(grace_seconds=5.0)
+    if before is None:
+        del os.environ["REDCO_FLOW_HOME"]
+    else:
+        os.environ["REDCO_FLOW_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_home):
+    """A real Prefect server that all tests share; its API's address."""
+    from redco_flow.orchestrate.prefect_server import ensure_server
+
+    return ensure_server()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Where skips are forbidden, one for want of a package or a program is a failure."""
+    outcome = yield
+    report = outcome.get_result()
+    forbidden = os.environ.get("REDCO_FLOW_FORBID_SKIPS") == "1"
+    if forbidden and report.skipped and not hasattr(report, "wasxfail"):
+        allowed = item.get_closest_marker("gpu") or "the E2E data is not at" in str(report.longrepr)
+        if not allowed:
+            report.outcome = "failed"
+            report.longrepr = f"skips are forbidden here: {report.longrepr}"

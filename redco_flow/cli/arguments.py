@@ -1,0 +1,90 @@
+"""How verbs and their common options are declared."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VerbFunction = Callable[[argparse.Namespace], int]
+
+
+class Verbs:
+    """The verbs of the command line, each a subparser with its function."""
+
+    def __init__(self, subparsers: Any) -> None:
+        self._subparsers = subparsers
+
+    def add(self, name: str, function: VerbFunction, summary: str) -> argparse.ArgumentParser:
+        """Declare the verb `name`; `summary` is its line in the help page."""
+        parser: argparse.ArgumentParser = self._subparsers.add_parser(
+            name, help=summary, description=summary, allow_abbrev=False
+        )
+        parser.set_defaults(verb=function)
+        return parser
+
+    @staticmethod
+    def names(parser: argparse.ArgumentParser) -> list[str]:
+        """The verbs that `parser` knows, in the order of the help page."""
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return list(action.choices)
+        return []
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json: one JSON document on stdout instead of text for people."""
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def add_workspace(parser: argparse.ArgumentParser) -> None:
+    """--workspace: where the runs and artifacts are."""
+    parser.add_argument(
+        "-w",
+        "--workspace",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="the workspace (default: $REDCO_FLOW_WORKSPACE, then ./redco-workspace)",
+    )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """RUN: which run is meant."""
+    parser.add_argument(
+        "run", nargs="?", default="@last", metavar="RUN", help="run id or its beginning; @last"
+    )
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """FILE, -p, key=value: which pipeline, where, with what changed."""
+    parser.add_argument("file", metavar="FILE", help="the pipeline: a YAML file")
+    parser.add_argument(
+        "-p", "--profile", default="local", metavar="PROFILE", help="cluster profile (local)"
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting; KEY=VALUE without --set does the same",
+    )
+    parser.add_argument("--from", dest="from_stage", metavar="STAGE", help="start at this stage")
+    parser.add_argument("--until", dest="until_stage", metavar="STAGE", help="end with this stage")
+    parser.add_argument(
+        "--force",
+        dest="force",
+        action="append",
+        default=[],
+        metavar="STAGE",
+        help="run this stage even if its result is there",
+    )
+
+
+def workspace_path(options: argparse.Namespace) -> Path:
+    """The workspace that a read verb looks into."""
+    given: Path | None = options.workspace
+    return given or Path(os.environ.get("REDCO_FLOW_WORKSPACE", "redco-workspace"))

@@ -1,0 +1,79 @@
+"""Verbs around runs: doctor, schema, profile, ui."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from redco_flow.cli.arguments import Verbs, add_json
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    doctor = verbs.add("doctor", _doctor, "check that a profile can run, and say how to mend it")
+    doctor.add_argument("-p", "--profile", default="local", metavar="PROFILE")
+    add_json(doctor)
+    verbs.add("schema", _schema, "print the JSON Schema of a pipeline file, for editors")
+    profile = verbs.add("profile", _profile, "print a cluster profile, defaults included")
+    profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
+    add_json(profile)
+    ui = verbs.add("ui", _ui, "start the Prefect server, if none runs, and print its address")
+    ui.add_argument("--stop", action="store_true", help="stop the server that was started here")
+    ui.add_argument("--status", action="store_true", help="only say whether one runs")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.doctor import examine
+    from redco_flow.spec.profile import load_profile
+
+    findings = []
+    for finding in examine(load_profile(options.profile)):
+        findings.append(finding)
+        if not options.json:
+            print(f"{'ok  ' if finding.is_good else 'FAIL'}  {finding.check}: {finding.detail}")
+            if not finding.is_good:
+                print(f"      mend: {finding.remedy}")
+            sys.stdout.flush()
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+    return 0 if all(finding.is_good for finding in findings) else 1
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from redco_flow.spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from redco_flow.spec.profile import load_profile
+
+    settings = load_profile(options.profile).model_dump(mode="json")
+    if options.json:
+        print(json.dumps(settings))
+        return 0
+    for key, value in settings.items():
+        print(f"{key}: {json.dumps(value)}")
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.prefect_server import (
+        ensure_server,
+        server_status,
+        stop_server,
+        ui_url,
+    )
+
+    if options.stop:
+        print("stopped" if stop_server() else "no server of ours was running")
+        return 0
+    if options.status:
+        status = server_status()
+        print(f"{status.url} answers" if status.healthy and status.url else "no server answers")
+        return 0 if status.healthy else 1
+    print(ui_url(ensure_server()))
+    return 0

@@ -1,0 +1,88 @@
+"""What a person wants to know of a run now, read from its files.
+
+One plain dict, the same for `--json`, the live table and quiet lines. Reads only.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.run_directory import RunDirectory
+
+LIVE_STATES = ("pending", "running")
+_START_GRACE_SECONDS = 60.0
+
+
+def read_run_view(run: RunDirectory) -> dict[str, Any]:
+    """Return the run's state with each stage's progress and, of a finished one, its metrics.
+
+    A run whose state says that it runs, but whose orchestrating process is gone, is
+    "interrupted": its jobs may live, and `resume` takes it up.
+    """
+    state = run.read_state()
+    stages = state.get("stages", {})
+    names = list(stages) or list(run.read_plan().get("stages", {}))
+    shown = state["state"]
+    if shown in LIVE_STATES and not _has_launcher(run):
+        shown = "interrupted"
+    return {
+        "run": run.id,
+        "state": shown,
+        "exit_code": state.get("exit_code"),
+        "message": state.get("message") or "",
+        "created_at": run.record.get("created_at"),
+        "seconds": _seconds_between(state.get("started_at"), state.get("ended_at")),
+        "prefect_url": state.get("prefect_url"),
+        "report": str(run.report_path) if run.report_path.is_file() else None,
+        "stages": {name: _stage_view(run, name, stages.get(name, {})) for name in names},
+        "metrics": read_metrics(stages),
+    }
+
+
+def read_metrics(stages: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a run's stages, as `why` takes their names.
+
+    A name that several stages report is the scoring stage's (the one that made a metrics
+    artifact); the others' get their stage before it, and so do all where two stages score.
+    """
+    by_stage = {name: stage["metrics"] for name, stage in stages.items() if stage.get("metrics")}
+    named: dict[str, float] = {}
+    for stage, metrics in by_stage.items():
+        for key, value in metrics.items():
+            reporting = [one for one, found in by_stage.items() if key in found]
+            scoring = [one for one in reporting if "metrics" in stages[one].get("artifacts", {})]
+            is_plain = (scoring or reporting) == [stage]
+            named[key if is_plain else f"{stage}/{key}"] = value
+    return named
+
+
+def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str, Any]:
+    view = {
+        "state": state.get("state", "pending"),
+        "reused": bool(state.get("reused")),
+        "attempt": state.get("attempt"),
+        "seconds": state.get("seconds"),
+        "artifacts": state.get("artifacts", {}),
+        "message": state.get("message") or "",
+        "progress": None,
+    }
+    if view["state"] == "running" and view["attempt"]:
+        view["progress"] = run.attempt(name, view["attempt"]).read_progress()
+    return view
+
+
+def _has_launcher(run: RunDirectory) -> bool:
+    """Whether the process that drives the run lives, or may still be on its way."""
+    if run.lease_path.exists():
+        return find_holder(run) is not None
+    age = _seconds_between(run.record.get("created_at"), None)
+    return age is not None and age < _START_GRACE_SECONDS
+
+
+def _seconds_between(start: str | None, end: str | None) -> float | None:
+    if start is None:
+        return None
+    until = datetime.fromisoformat(end) if end else datetime.now(UTC)
+    return round((until - datetime.fromisoformat(start)).total_seconds(), 3)

@@ -1,0 +1,177 @@
+"""Verbs that start and stop work: run, plan, resume, retry, cancel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.cli.arguments import (
+    Verbs,
+    add_json,
+    add_pipeline,
+    add_run,
+    add_workspace,
+    workspace_path,
+)
+from redco_flow.cli.following import follow_run
+from redco_flow.cli.run_view import read_run_view
+from redco_flow.cli.text import columns
+from redco_flow.cli.watching import status_text
+from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.planning import Plan
+    from redco_flow.spec.load import ResolvedPipeline
+    from redco_flow.spec.profile import Profile
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    run = verbs.add("run", _run, "run a pipeline")
+    run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
+    run.add_argument("--detach", action="store_true", help="start it and return at once")
+    plan = verbs.add("plan", _plan, "print what a run would do, and why")
+    resume = verbs.add("resume", _resume, "take up a run that was interrupted, failed or cancelled")
+    retry = verbs.add("retry", _retry, "new attempts for an ended run's failed, cancelled stages")
+    retry.add_argument("--failed", action="store_true", help="leave cancelled stages alone")
+    cancel = verbs.add("cancel", _cancel, "stop a run; what its stages saved is kept")
+    for parser in (run, plan):
+        add_pipeline(parser)
+    for parser in (resume, retry):
+        parser.add_argument("--detach", action="store_true", help="do not follow it")
+    for parser in (resume, retry, cancel):
+        add_run(parser)
+        add_workspace(parser)
+    for parser in (run, plan, resume, retry):
+        add_json(parser)
+
+
+def _load(
+    options: argparse.Namespace,
+) -> tuple[ResolvedPipeline, Profile, Workspace, Plan]:
+    """Read and plan; every mistake of the user's is found here, before anything starts."""
+    from redco_flow.orchestrate.planning import make_plan
+    from redco_flow.spec.find import find_file
+    from redco_flow.spec.load import load_pipeline
+    from redco_flow.spec.profile import load_profile
+
+    # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    profile = load_profile(options.profile, options.overrides)
+    path = find_file("pipelines", options.file)
+    resolved = load_pipeline(path, options.overrides, profile)
+    workspace = Workspace.open(profile.workspace)
+    plan = make_plan(
+        resolved,
+        workspace,
+        from_stage=options.from_stage,
+        until_stage=options.until_stage,
+        force=options.force,
+    )
+    return resolved, profile, workspace, plan
+
+
+def _plan(options: argparse.Namespace) -> int:
+    resolved, _, _, plan = _load(options)
+    _print_plan(resolved, plan, as_json=options.json)
+    return 0
+
+
+def _print_plan(resolved: ResolvedPipeline, plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"pipeline": resolved.name, **plan.to_json()}))
+        return
+    rows = [
+        [name, stage.action, (stage.fingerprint or "")[:12], stage.reason]
+        for name, stage in plan.stages.items()
+    ]
+    print(columns(rows, ["STAGE", "ACTION", "FINGERPRINT", "REASON"]))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.starting import start_run
+
+    resolved, profile, workspace, plan = _load(options)
+    if options.dry_run:
+        _print_plan(resolved, plan, as_json=options.json)
+        return 0
+    run = start_run(
+        resolved,
+        profile,
+        workspace,
+        plan,
+        profile_name=options.profile,
+        overrides=options.overrides,
+        argv=sys.argv,
+    )
+    sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
+    return _attend(run, options)
+
+
+def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
+    """Follow the run unless told not to, then say how it ended."""
+    if options.detach:
+        print(json.dumps({"run": run.id, "state": "running"}) if options.json else run.id)
+        return 0
+    code = follow_run(run)
+    view = read_run_view(run)
+    if options.json:
+        print(json.dumps(summary(view, code)))
+    elif view["state"] not in ("pending", "running"):
+        print(status_text(view))
+        print(f"next: redco-flow why {_example_metric(view)} · redco-flow logs {run.id}")
+    return code
+
+
+def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
+    """What `run --json` prints: the run, how it ended, its stages, artifacts and metrics."""
+    stages = {
+        name: {key: stage[key] for key in ("state", "reused", "seconds", "artifacts")}
+        for name, stage in view["stages"].items()
+    }
+    return {
+        "run": view["run"],
+        "state": view["state"],
+        "exit_code": exit_code,
+        "stages": stages,
+        "metrics": view["metrics"],
+    }
+
+
+def _example_metric(view: dict[str, Any]) -> str:
+    """The last stage's last metric, as `why` takes it."""
+    name = next(reversed(view["metrics"]), None)
+    return str(view["run"]) if name is None else f"{view['run']}/{name}"
+
+
+def _find(options: argparse.Namespace) -> RunDirectory:
+    return find_run(Workspace(workspace_path(options).absolute()), options.run)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.starting import resume_run
+
+    run = _find(options)
+    resume_run(run)
+    return _attend(run, options)
+
+
+def _retry(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.starting import retry_run
+
+    run = _find(options)
+    retry_run(run, only_failed=options.failed)
+    return _attend(run, options)
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.cancelling import cancel_run
+
+    run = _find(options)
+    cancel_run(run, "redco-flow cancel")
+    print(f"{run.id}: {run.read_state()['state']}")
+    return 0

@@ -1,0 +1,53 @@
+"""Numbers, durations and columns as a person reads them. Plain text; no terminal codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def duration(seconds: float | None) -> str:
+    """12.3 → "12 s", 83 → "1 min 23 s", 7260 → "2 h 01 min"; None → ""."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def number(value: Any) -> str:
+    """A float with four significant digits; anything else as it is; None → ""."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short_id(digest: str) -> str:
+    """The first 12 hex digits: enough to name an artifact."""
+    return digest[:12]
+
+
+def columns(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """Rows under a header in aligned columns, two spaces apart."""
+    table = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in table
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def size(num_bytes: int) -> str:
+    """1536 → "1.5 KiB"."""
+    amount = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

@@ -1,0 +1,133 @@
+"""Verbs that look at runs: ls, status, logs, attach."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
+from redco_flow.cli.following import follow_run, stage_line
+from redco_flow.cli.log_view import LogFollower, last_lines
+from redco_flow.cli.run_view import LIVE_STATES, read_run_view
+from redco_flow.cli.text import columns, duration, number
+from redco_flow.errors import UsageError
+from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
+from redco_flow.tracking.workspace import Workspace
+
+_POLL_SECONDS = 0.25
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    listing = verbs.add("ls", _list, "list the runs, newest first")
+    listing.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (20)")
+    status = verbs.add("status", _status, "show one run: stages, progress, metrics")
+    status.add_argument("--watch", action="store_true", help="follow it until it ends")
+    attach = verbs.add("attach", _attach, "follow a run until it ends; Ctrl-C detaches again")
+    logs = verbs.add("logs", _logs, "print what a run's stages printed")
+    logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("-n", "--last", type=int, default=None, metavar="N", help="the last N lines")
+    logs.add_argument("--rank", type=int, default=0, help="which process (0)")
+    for parser in (status, attach):
+        add_run(parser)
+    for parser in (listing, status):
+        add_json(parser)
+    for parser in (listing, status, attach, logs):
+        add_workspace(parser)
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = list_runs(Workspace(workspace_path(options).absolute()))[: options.last]
+    views = [read_run_view(run) for run in runs]
+    if options.json:
+        print(json.dumps(views))
+        return 0
+    rows = [
+        [
+            view["run"],
+            view["state"],
+            str(view["created_at"] or "")[:16].replace("T", " "),
+            duration(view["seconds"]),
+            "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
+        ]
+        for view in views
+    ]
+    print(columns(rows, ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS"]))
+    return 0
+
+
+def _find(options: argparse.Namespace, text: str) -> RunDirectory:
+    return find_run(Workspace(workspace_path(options).absolute()), text)
+
+
+def _status(options: argparse.Namespace) -> int:
+    run = _find(options, options.run)
+    if options.watch:
+        follow_run(run)
+    view = read_run_view(run)
+    print(json.dumps(view) if options.json else status_text(view))
+    return 0
+
+
+def status_text(view: dict[str, Any]) -> str:
+    """One run for people: its stages, then what to read or do next."""
+    lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
+    if view["message"]:
+        lines.append(view["message"])
+    lines += [f"  {stage_line(name, stage)}" for name, stage in view["stages"].items()]
+    if view["metrics"]:
+        lines.append(
+            "metrics: " + "  ".join(f"{k} {number(v)}" for k, v in view["metrics"].items())
+        )
+    for title in ("report", "prefect_url"):
+        if view[title]:
+            lines.append(f"{title.removesuffix('_url')}: {view[title]}")
+    if view["state"] == "interrupted":
+        lines.append(f"its launcher is gone; `redco-flow resume {view['run']}` takes it up again.")
+    return "\n".join(lines)
+
+
+def _attach(options: argparse.Namespace) -> int:
+    run = _find(options, options.run)
+    code = follow_run(run)
+    view = read_run_view(run)
+    if view["state"] not in LIVE_STATES:
+        print(status_text(view))
+    return code
+
+
+def _logs(options: argparse.Namespace) -> int:
+    text, _, stage = options.run.partition("/")
+    run = _find(options, text or "@last")
+    known = list(run.read_state().get("stages", {}))
+    if stage and stage not in known:
+        raise UsageError(f"run {run.id} has no stage {stage!r}; its stages: {', '.join(known)}.")
+    wanted = [stage] if stage else known
+    if not options.follow:
+        for name in wanted:
+            attempt = run.latest_attempt(name)
+            for line in last_lines(attempt.log_path(options.rank), options.last) if attempt else ():
+                print(line if stage else f"{name} | {line}")
+        return 0
+    return _follow_logs(run, wanted, options.rank, with_name=not stage)
+
+
+def _follow_logs(run: RunDirectory, stages: list[str], rank: int, *, with_name: bool) -> int:
+    followers = {name: LogFollower(run, name, rank) for name in stages}
+    try:
+        while True:
+            # The state is read first: what a stage printed before it ended is then all there.
+            is_live = read_run_view(run)["state"] in LIVE_STATES
+            for name, follower in followers.items():
+                for line in follower.new_lines(is_last=not is_live):
+                    print(f"{name} | {line}" if with_name else line)
+            sys.stdout.flush()
+            if not is_live:
+                return 0
+            time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        return 130
