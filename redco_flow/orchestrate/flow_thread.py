@@ -92,7 +92,8 @@ class FlowThread:
 
             parameters = flow_run.parameters
             run_flow(flow, flow_run=flow_run, parameters=parameters, return_type="state")
-            opened.close()
+            if self._session.summary_is_published:
+                opened.close()
         finally:
             watching.set()
 

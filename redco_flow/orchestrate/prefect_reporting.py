@@ -88,7 +88,7 @@ def page_of(flow_run: FlowRun, api: PrefectApi) -> str | None:
 
 
 def publish_summary(session: RunSession) -> None:
-    """Put the run's summary on its page; without it the run is no worse."""
+    """Put the run's summary on its page; what fails now is tried again after the flow."""
     from prefect.artifacts import create_markdown_artifact
     from prefect.logging import get_run_logger
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -99,6 +99,7 @@ def publish_summary(session: RunSession) -> None:
             create_markdown_artifact(
                 run_summary(run, workspace), key=summary_key(run), description=headline(run)
             )
+        session.summary_is_published = True
     except Exception as error:  # noqa: BLE001 (the server may be gone, a manifest damaged)
         get_run_logger().warning("the summary could not be published: %r", error)
 

@@ -59,6 +59,7 @@ class RunSession:
         """
         self.context = context
         self.stages_ended = threading.Event()
+        self.summary_is_published = False
         self._mutex = threading.Lock()
         self._ended: dict[str, Finished | StageFailed | RunCancelled] = {}
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))

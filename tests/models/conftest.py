@@ -35,6 +35,7 @@ MakeBatch = Callable[..., dict[str, np.ndarray]]
 
 @pytest.fixture(params=list(VERSIONS))
 def config(request: pytest.FixtureRequest) -> t5.Config:
+    """Both versions; `@pytest.mark.parametrize("config", ["v1.1"], indirect=True)` picks one."""
     return t5.Config(**SIZES, **VERSIONS[request.param])
 
 

@@ -18,6 +18,10 @@ def logits_of(config: t5.Config, params: t5.Params, batch: dict[str, Any], rngs:
     return t5.apply(config, params, *(batch[name] for name in MODEL_INPUTS), rngs=rngs)
 
 
+# What does not depend on the version is shown on the one with more parts.
+gated = pytest.mark.parametrize("config", ["v1.1"], indirect=True)
+
+
 def mean_loss(params: t5.Params, config: t5.Config, batch: dict[str, Any], rngs: Any = None) -> Any:
     labels = jnp.asarray(batch["labels"])
     log_probs = jax.nn.log_softmax(logits_of(config, params, batch, rngs))
@@ -25,7 +29,7 @@ def mean_loss(params: t5.Params, config: t5.Config, batch: dict[str, Any], rngs:
     return -jnp.sum(chosen * (labels != -100)) / jnp.sum(labels != -100)
 
 
-gradients_of = jax.jit(jax.grad(mean_loss), static_argnums=1)
+loss_and_gradients = jax.jit(jax.value_and_grad(mean_loss), static_argnums=1)
 
 
 def keys(seed: int, count: int) -> jax.Array:
@@ -59,7 +63,7 @@ def test_gradients_of_every_parameter_equal_the_torch_reference(config, params, 
     reference(**{name: torch.tensor(batch[name]) for name in names}).loss.backward()
     expected = {name: p.grad.numpy() for name, p in reference.named_parameters()}
 
-    gradients = gradients_of(params, config, batch)
+    _, gradients = loss_and_gradients(params, config, batch)
 
     layouts = jax.tree.leaves(t5.tensor_layouts(config))
     leaves = jax.tree.leaves(gradients)
@@ -73,6 +77,7 @@ def test_gradients_of_every_parameter_equal_the_torch_reference(config, params, 
         assert_near(tensor, expected[name], 1e-5, name)
 
 
+@gated
 def test_a_mask_over_target_tokens_is_that_of_the_torch_reference(
     config, params, batch, torch_model
 ):
@@ -86,10 +91,12 @@ def test_a_mask_over_target_tokens_is_that_of_the_torch_reference(
     with torch.no_grad():
         expected = reference(**inputs, decoder_attention_mask=torch.tensor(mask)).logits
 
-    found = t5.apply(config, params, *(batch[name] for name in MODEL_INPUTS), mask)
+    apply = jax.jit(partial(t5.apply, config))
+    found = apply(params, *(batch[name] for name in MODEL_INPUTS), mask)
     assert_near(found, expected.numpy(), 1e-5)
 
 
+@gated
 def test_padding_changes_no_row(config, params, make_batch):
     batch = make_batch(source_lengths=(5, 9), target_lengths=(4, 4))
     alone = {name: values[:1] for name, values in batch.items()}
@@ -100,13 +107,13 @@ def test_padding_changes_no_row(config, params, make_batch):
     assert_near(together[:1], np.asarray(logits_of(config, params, alone)), 1e-5)
 
 
-def test_padding_and_ignored_labels_never_give_nan(config, params, make_batch):
+@gated
+def test_padding_and_ignored_labels_never_give_nan(config, params, batch):
     """Engine case 43: not even a row with no source token and no label at all."""
-    batch = make_batch(source_lengths=(8, 1), target_lengths=(5, 1))
     batch["attention_mask"][1] = 0
     batch["labels"][1] = -100
 
-    loss, gradients = jax.value_and_grad(mean_loss)(params, config, batch, keys(0, 2))
+    loss, gradients = loss_and_gradients(params, config, batch, keys(0, 3))
 
     assert np.isfinite(loss)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
@@ -119,6 +126,7 @@ def test_a_tied_model_has_no_head_of_its_own(config):
     assert ("lm_head" in params) == (not config.tie_word_embeddings)
 
 
+@gated
 def test_dropout_is_the_same_for_the_same_keys_and_other_for_others(config, params, batch):
     first = logits_of(config, params, batch, keys(0, 3))
 
@@ -127,6 +135,7 @@ def test_dropout_is_the_same_for_the_same_keys_and_other_for_others(config, para
     assert np.abs(first - logits_of(config, params, batch)).max() > 0.1
 
 
+@gated
 def test_dropout_differs_between_equal_examples(config, params, batch):
     batch = {name: np.repeat(values[:1], 3, axis=0) for name, values in batch.items()}
 
@@ -136,6 +145,7 @@ def test_dropout_differs_between_equal_examples(config, params, batch):
     assert np.abs(logits[1] - logits[2]).max() > 0.1
 
 
+@gated
 def test_dropout_follows_the_example_to_another_place_in_the_batch(config, params, batch):
     order = np.array([2, 0, 1])
     moved = {name: values[order] for name, values in batch.items()}
@@ -147,34 +157,39 @@ def test_dropout_follows_the_example_to_another_place_in_the_batch(config, param
     assert_near(found, np.asarray(logits)[order], 1e-6)
 
 
+@gated
 def test_dropout_needs_one_key_per_example(config, params, batch):
     with pytest.raises(ValueError, match=r"rngs has raw shape \(2, 2\).*\(3, 2\)"):
         logits_of(config, params, batch, keys(0, 2))
 
 
+@gated
 def test_recomputing_layers_changes_no_gradient(config, params, batch):
-    expected = gradients_of(params, config, batch, keys(0, 3))
+    recomputing = config.updated({"remat": True})
 
-    found = gradients_of(params, config.updated({"remat": True}), batch, keys(0, 3))
+    expected = loss_and_gradients(params, config, batch, keys(0, 3))
+    found = loss_and_gradients(params, recomputing, batch, keys(0, 3))
 
     jax.tree.map(lambda one, other: assert_near(one, np.asarray(other), 1e-5), found, expected)
 
 
+@gated
 def test_bfloat16_is_for_products_and_parameters_stay_float32(config, params, batch):
     narrow = config.updated({"dtype": "bfloat16"})
+    inputs = (batch["input_ids"], batch["attention_mask"])
 
-    gradients = gradients_of(params, narrow, batch)
-    logits = logits_of(narrow, params, batch)
+    encoded = jax.eval_shape(lambda: t5.encode(narrow, params, *inputs))
+    loss, gradients = loss_and_gradients(params, narrow, batch)
 
-    assert {leaf.dtype for leaf in jax.tree.leaves(t5.abstract_params(narrow))} == {jnp.float32}
-    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
-    assert logits.dtype == jnp.float32
-    # bfloat16 keeps 8 bits: 0.4% a product, some of it twice over.
-    assert_near(logits, np.asarray(logits_of(config, params, batch)), 0.05)
-    products = str(jax.make_jaxpr(partial(logits_of, narrow))(params, batch))
-    assert "bf16" in products
+    assert encoded.dtype == jnp.bfloat16
+    for tree in (t5.abstract_params(narrow), gradients):
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tree))
+    # bfloat16 keeps 8 bits: 0.4% a product.
+    expected, _ = loss_and_gradients(params, config, batch)
+    np.testing.assert_allclose(loss, expected, rtol=0.02)
 
 
+@gated
 def test_equal_seeds_give_equal_parameters_with_the_reference_deviations(config):
     wide = config.updated({"d_model": 64, "d_kv": 16, "d_ff": 128, "vocab_size": 500})
 
