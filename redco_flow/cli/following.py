@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.cli.text import duration, number, short_id
+from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 DETACHED_EXIT_CODE = 130
 INTERRUPTED_EXIT_CODE = 1
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.1
+_SECONDS_TO_WRITE_REPORT = 20.0
 _SECONDS_BETWEEN_PROGRESS_LINES = 10.0
 _MARKS = {
     "completed": "✓", "failed": "✗", "cancelled": "■", "running": "●",
@@ -43,7 +45,15 @@ def follow_run(run: RunDirectory, *, stream: TextIO | None = None) -> int:
             f"`redco-flow cancel {run.id}` stops it.\n"
         )
         return DETACHED_EXIT_CODE
+    _wait_for_report(run)
     return exit_code_of(view)
+
+
+def _wait_for_report(run: RunDirectory) -> None:
+    """Wait until the launcher gave up the run: it writes the report after the run's end."""
+    deadline = time.monotonic() + _SECONDS_TO_WRITE_REPORT
+    while find_holder(run) is not None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def exit_code_of(view: dict[str, Any]) -> int:

@@ -205,7 +205,8 @@ class EvalBatches:
         return BatchIterator(range(len(self)), self._source.batch, self._num_ahead)
 
 
-@dataclass(frozen=True)
+# No repr: grain prints its sources, and this one holds all the data.
+@dataclass(frozen=True, repr=False)
 class _BatchSource:
     """Makes the batch of a step; stateless, so that steps can be asked for in any order."""
 

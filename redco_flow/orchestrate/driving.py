@@ -102,14 +102,14 @@ def open_session(
 
 
 def _close(session: RunSession, outcome: Outcome, say: Say) -> None:
-    """Write the run's end: its report first, so that it is there when the state says "ended"."""
+    """Write the run's end, then its report; who waits for the report waits for the lease's end."""
     context = session.context
     if outcome.state == "detached":
         context.book.note("detached", reason=outcome.message)
         say(f"{outcome.message}: jobs run on; `redco-flow resume {context.run.id}`.")
         return
-    _write_report(context, say)
     context.book.close_run(outcome.state, outcome.exit_code, outcome.message)
+    _write_report(context, say)
     context.run.clear_cancel()
     say(f"{outcome.state}: {outcome.message}")
 
