@@ -163,6 +163,7 @@ def _make_context(
             "host": os.uname().nodename,
             "time": utc_now(),
             "versions": package_versions(),
+            "ingredients": call.ingredients,
         },
         stop=stop,
     )
@@ -257,13 +258,15 @@ def _publish(
         for slot, artifacts in context.inputs.items()
         for index, artifact in enumerate(artifacts)
     }
+    # The ingredients stand in the result already.
+    produced_by = {k: v for k, v in context.provenance.items() if k != "ingredients"}
     published = {
         name: store.publish(
             output.kind,
             output.path,
             metadata=output.metadata,
             parents=parents,
-            produced_by=context.provenance,
+            produced_by=produced_by,
             digests=output.digests,
         ).id
         for name, output in outputs.outputs.items()
