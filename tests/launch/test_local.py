@@ -116,7 +116,7 @@ def test_cancel_kills_the_whole_tree_though_it_ignores_the_request(submit, tmp_p
 
 def test_a_cancelled_worker_may_save_first(submit, tmp_path):
     job = submit("save_when_stopped", grace_seconds=20, config={"folder": str(tmp_path)})
-    worker_of(job)
+    wait_until(lambda: (job.attempt.read_progress() or {}).get("phase") == "training")
 
     job.cancel()
 

@@ -55,6 +55,7 @@ def hang(context, config):
 
 
 def save_when_stopped(context, config):
+    context.stop_requested()  # from here on the stage is asked, not interrupted
     context.report(phase="training")
     while not context.stop_requested():
         time.sleep(0.01)
