@@ -1,7 +1,8 @@
 """Small JSON records: written by atomic rename, read back strictly, digested canonically.
 
-A reader sees the old record or the new one, never half of one. Standard library only, so
-that login nodes, supervisors and the engine can all use it.
+A reader sees the old record or the new one, never half of one. Nothing but the standard library
+and, for files, BLAKE3, so that login nodes, supervisors and the engine can all use it. Files may
+be checkpoints of gigabytes: on a processor without SHA instructions BLAKE3 is ten times faster.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 24
 
 
 def canonical_json(value: Any) -> bytes:
@@ -37,13 +38,32 @@ def digest_json(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def digest_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, 64 hex digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+def digest_file(path: Path, *, copy_to: Path | None = None, sync: bool = False) -> str:
+    """Return the BLAKE3 of a file's bytes, 64 hex digits (what `b3sum` prints).
+
+    Args:
+        copy_to: a new file that gets the bytes that were digested.
+        sync: force the file to the disk.
+
+    Raises:
+        OSError: a file cannot be read or written; names it.
+    """
+    from blake3 import blake3
+
+    digest = blake3(max_threads=blake3.AUTO)
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as reader, _opened(copy_to) as writer:
+        while count := reader.readinto(buffer):
+            digest.update(buffer[:count])
+            if writer is not None:
+                writer.write(buffer[:count])
+        if sync:
+            os.fsync(reader.fileno())
     return digest.hexdigest()
+
+
+def _opened(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    return contextlib.nullcontext() if path is None else path.open("xb")
 
 
 def write_text(path: Path, text: str) -> None:

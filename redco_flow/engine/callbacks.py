@@ -17,9 +17,11 @@ class Callback:
         """Hear about training.
 
         `step`, `total_steps`, `epoch` (fraction of epochs done), `loss` (mean since the last
-        record), `grad_norm` (of the last step, before clipping), `learning_rate` (that of the
-        last step, where the trainer knows the schedule), `tokens_per_second` (sum of weights
-        over time, without evaluations and compilation; absent until there was a second step).
+        record), `grad_norm` (of the last step, before clipping; absent where that step was
+        skipped), `learning_rate` (that of the last step, where the trainer knows the schedule),
+        `num_skipped` (steps of this call that changed nothing, where such are skipped),
+        `tokens_per_second` (sum of weights over time, without evaluations and compilation; absent
+        until there was a second step).
         """
 
     def on_eval(self, record: Record) -> None:

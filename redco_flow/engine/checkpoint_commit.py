@@ -7,7 +7,6 @@ noticed anywhere. Knows files and digests; refuses to know arrays.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,6 @@ PARAMS = "params"
 TRAINING = "training"
 
 _VERSION = 1
-_CHUNK_BYTES = 1 << 20
 _NUM_READERS = 4
 
 
@@ -33,7 +31,7 @@ class FileRecord:
     """One file of a checkpoint as it was when it was committed."""
 
     bytes: int
-    sha256: str
+    blake3: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def write_commit(step_directory: Path, commit: Commit) -> None:
         "metrics": dict(commit.metrics),
         "cursor": dict(commit.cursor),
         "files": [
-            {"path": path, "bytes": file.bytes, "sha256": file.sha256}
+            {"path": path, "bytes": file.bytes, "blake3": file.blake3}
             for path, file in sorted(commit.files.items())
         ],
     }
@@ -98,7 +96,7 @@ def read_commit(step_directory: Path) -> Commit:
         raise CheckpointError(
             f"{path}: written in format {record['version']}, this version reads {_VERSION}."
         )
-    files = {file["path"]: FileRecord(file["bytes"], file["sha256"]) for file in record["files"]}
+    files = {file["path"]: FileRecord(file["bytes"], file["blake3"]) for file in record["files"]}
     return Commit(record["step"], record["metrics"], record["cursor"], files)
 
 
@@ -147,7 +145,7 @@ def find_damage(step_directory: Path, commit: Commit, *, params_only: bool = Fal
 
 
 def checkpoint_files(step_directory: Path, *, params_only: bool = False) -> dict[str, str]:
-    """Return path -> SHA-256 of a checkpoint's files, from its commit: nothing big is read again.
+    """Return path -> BLAKE3 of a checkpoint's files, from its commit: nothing big is read again.
 
     Args:
         params_only: only what `restore_params` needs; without the optimizer a third of the bytes.
@@ -157,7 +155,7 @@ def checkpoint_files(step_directory: Path, *, params_only: bool = False) -> dict
     """
     commit = read_commit(step_directory)
     files = {
-        path: file.sha256
+        path: file.blake3
         for path, file in commit.files.items()
         if not params_only or _serves_params(path)
     }
@@ -169,13 +167,8 @@ def _serves_params(path: str) -> bool:
 
 
 def _digest_and_sync(path: Path) -> FileRecord:
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-        os.fsync(file.fileno())
-    return FileRecord(size, digest.hexdigest())
+    digest = digest_file(path, sync=True)
+    return FileRecord(path.stat().st_size, digest)
 
 
 def _size_damage(step_directory: Path, path: str, file: FileRecord) -> str | None:
@@ -191,4 +184,4 @@ def _digest_damage(step_directory: Path, path: str, file: FileRecord) -> str | N
         digest = digest_file(step_directory / path)
     except OSError as error:
         return f"{path}: cannot be read ({error.strerror})"
-    return None if digest == file.sha256 else f"{path}: its SHA-256 differs from the commit's"
+    return None if digest == file.blake3 else f"{path}: its BLAKE3 differs from the commit's"

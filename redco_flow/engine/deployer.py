@@ -8,14 +8,29 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from redco_flow.engine.mesh import DATA_AXIS, MODEL_AXIS, build_mesh, find_data_process
-from redco_flow.engine.optimizer_sharding import optimizer_specs
+from redco_flow.engine.agreement import decide_first
+from redco_flow.engine.fully_sharded import (
+    choose_num_fsdp_shards,
+    device_memory_bytes,
+    split_over_fsdp,
+)
+from redco_flow.engine.mesh import (
+    BATCH_AXES,
+    DATA_AXIS,
+    FSDP_AXIS,
+    MODEL_AXIS,
+    DataProcess,
+    build_mesh,
+    find_data_process,
+)
+from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import Axes, ShardingRules
 from redco_flow.engine.two_rules import derive_rules
 
@@ -28,87 +43,155 @@ class Deployer:
     """A mesh of devices and how parameters lie on it.
 
     Args:
-        num_model_shards: devices that share one copy of the parameters; the others are data
+        num_model_shards: devices that split every product among them; the others are data
             parallel.
+        num_fsdp_shards: data-parallel devices that share one copy of parameters and optimizer
+            state (ZeRO-3), each gathering what it uses. `"auto"` is the smallest number with
+            which they fit a device's memory; `get_sharding_rules` decides it, once.
         seed: of everything random that is not given a seed of its own.
         devices: all of them by default.
+        device_memory_gib: of one device, for `"auto"`, where the device does not tell.
 
     Raises:
-        ValueError: num_model_shards does not divide the devices.
+        ValueError: the shards do not divide the devices.
     """
 
     def __init__(
         self,
         num_model_shards: int = 1,
         *,
+        num_fsdp_shards: int | Literal["auto"] = 1,
         seed: int = 0,
         devices: Sequence[jax.Device] | None = None,
+        device_memory_gib: float | None = None,
     ) -> None:
-        self.mesh = build_mesh(num_model_shards, devices)
-        processes = np.vectorize(lambda device: device.process_index)(self.mesh.devices)
-        self.data_process = find_data_process(processes, jax.process_index())
+        # Before "auto" is decided: as if it were 1.
+        start = 1 if num_fsdp_shards == "auto" else num_fsdp_shards
+        self._mesh = build_mesh(num_model_shards, devices, num_fsdp_shards=start)
+        self._is_decided = num_fsdp_shards != "auto"
+        self._device_memory_gib = device_memory_gib
         self.seed = seed
 
     @property
+    def mesh(self) -> Mesh:
+        """The devices, arranged as (data, fsdp, model).
+
+        Raises:
+            ValueError: num_fsdp_shards is "auto" and not decided yet.
+        """
+        if not self._is_decided:
+            raise ValueError(
+                "num_fsdp_shards='auto' is decided by deployer.get_sharding_rules(params, "
+                "function, *inputs, optimizer=optimizer): call that first."
+            )
+        return self._mesh
+
+    @property
+    def data_process(self) -> DataProcess:
+        """Which share of each batch this process reads."""
+        processes = np.vectorize(lambda device: device.process_index)(self.mesh.devices)
+        by_row = processes.reshape(self.num_data_shards, self.num_model_shards)
+        return find_data_process(by_row, jax.process_index())
+
+    @property
     def num_model_shards(self) -> int:
-        """Devices that share one copy of the parameters."""
-        return int(self.mesh.shape[MODEL_AXIS])
+        """Devices that split every product among them."""
+        return int(self._mesh.shape[MODEL_AXIS])
+
+    @property
+    def num_fsdp_shards(self) -> int:
+        """Data-parallel devices that share one copy of the parameters."""
+        return int(self.mesh.shape[FSDP_AXIS])
 
     @property
     def num_data_shards(self) -> int:
-        """Parts that each batch is split into."""
-        return int(self.mesh.shape[DATA_AXIS])
+        """Parts that each batch is split into: over both `data` and `fsdp`."""
+        return int(self._mesh.shape[DATA_AXIS] * self._mesh.shape[FSDP_AXIS])
 
     def get_sharding_rules(
         self,
         params: Any,
-        *,
+        function: Callable[..., Any] | None = None,
+        *inputs: Any,
         overrides: Iterable[tuple[str, Axes]] = (),
-        scanned_layers: Sequence[str] | None = None,
-        residual_width: int | None = None,
+        optimizer: optax.GradientTransformation | None = None,
     ) -> ShardingRules:
-        """Derive the rules that split `params` over the model shards.
+        """Derive the rules that split `params` over the model shards from what is computed.
+
+        Over several fsdp shards the rules then split what is still whole.
+
+            deployer.get_sharding_rules(params, model_apply, ids)
+            deployer.get_sharding_rules(params, loss_fn, collate_fn(examples[:2]), None, False)
 
         Args:
             params: arrays, or shapes as from `jax.eval_shape`.
+            function: (params, *inputs) -> anything: a forward pass or a loss. Traced on shapes,
+                never run. Only with one model shard, where everything is whole, not needed.
+            inputs: arrays or shapes, in trees; other Python values are passed as they are.
             overrides: (regex, axes) pairs that come first, as `[("head$", (None, "model"))]`.
-            scanned_layers: regexes of parameters whose first dim counts layers, where their
-                shapes do not show it.
-            residual_width: the model's width, where the shapes leave it open.
+            optimizer: what will train; num_fsdp_shards="auto" counts its state.
 
         Raises:
-            ShardingError: an override matches no parameter or does not fit one.
+            ShardingError: no function, and several model shards; or an override matches no
+                parameter or does not fit one.
+            ValueError: num_fsdp_shards is "auto", and there is no optimizer or the device does
+                not tell its memory.
         """
-        rules = derive_rules(
-            params,
-            dict(self.mesh.shape),
-            overrides=overrides,
-            scanned_layers=scanned_layers,
-            residual_width=residual_width,
-        )
+        sizes = dict(self._mesh.shape)
+        rules = derive_rules(params, sizes, function, inputs, overrides=overrides)
+        if not self._is_decided:
+            self._decide_num_fsdp_shards(rules, params, optimizer)
+        rules = split_over_fsdp(rules, params, dict(self.mesh.shape))
         logger.info("%s", rules.summary())
         return rules
+
+    def _decide_num_fsdp_shards(
+        self, rules: ShardingRules, params: Any, optimizer: optax.GradientTransformation | None
+    ) -> None:
+        if optimizer is None:
+            raise ValueError(
+                "num_fsdp_shards='auto' counts what the optimizer keeps: pass optimizer=…, or a "
+                "number of shards where nothing is trained."
+            )
+        devices = self._mesh.devices.flatten().tolist()
+
+        def decide() -> int:
+            memory = device_memory_bytes(jax.local_devices()[0], self._device_memory_gib)
+            return choose_num_fsdp_shards(rules, params, optimizer, dict(self._mesh.shape), memory)
+
+        count = decide_first(decide)
+        self._mesh = build_mesh(self.num_model_shards, devices, num_fsdp_shards=count)
+        self._is_decided = True
 
     def log_rules(self, rules: ShardingRules) -> None:
         """Log every parameter's axes and reason, and how many bytes each device holds."""
         for line in rules.explain().splitlines():
             logger.info("%s", line)
 
-    def named_sharding(self, *axes: str | None) -> NamedSharding:
+    def named_sharding(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:
         """Return the sharding with these mesh axes; none: replicated."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def params_sharding(self, params: Any, rules: ShardingRules) -> Any:
-        """Return the tree of shardings for a tree of arrays or shapes."""
-        return self._shardings(rules.specs(params))
+        """Return the tree of shardings for a tree of arrays or shapes, unpadded."""
+        return self.params_storage(params, rules).exact_sharding
 
-    def optimizer_sharding(self, opt_state: Any, params: Any, rules: ShardingRules) -> Any:
-        """Return the tree of shardings of an optimizer state (arrays or shapes)."""
-        return self._shardings(optimizer_specs(opt_state, params, rules.specs(params)))
+    def params_storage(self, params: Any, rules: ShardingRules) -> PaddedStorage:
+        """Say how parameters are stored while they are computed with."""
+        return self.storage(params, rules.specs(params))
+
+    def storage(self, tree: Any, specs: Any) -> PaddedStorage:
+        """Say how a tree of arrays or shapes with these specs is stored."""
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+        return PaddedStorage(self.mesh, shapes, specs)
 
     def shard_params(self, params: Any, rules: ShardingRules) -> Any:
         """Lay parameters out over the mesh; arrays that already lie so are not copied."""
         return jax.device_put(params, self.params_sharding(params, rules))
+
+    def rows_sharding(self, *, dim: int = 0) -> NamedSharding:
+        """Return the sharding of arrays whose rows lie along `dim`: over the data shards."""
+        return self.named_sharding(*[None] * dim, BATCH_AXES)
 
     def put_rows(self, rows: Any, *, dim: int = 0) -> Any:
         """Lay this process' rows of a batch out over the data shards.
@@ -117,7 +200,7 @@ class Deployer:
             rows: a tree of NumPy arrays.
             dim: the dim along which the rows lie.
         """
-        sharding = self.named_sharding(*[None] * dim, DATA_AXIS)
+        sharding = self.rows_sharding(dim=dim)
         if self.data_process.count == 1:
             return jax.device_put(rows, sharding)
         return jax.tree.map(
@@ -133,10 +216,3 @@ class Deployer:
                 return function(*args, **kwargs)
 
         return cast("F", traced)
-
-    def _shardings(self, specs: Any) -> Any:
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec),
-            specs,
-            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-        )

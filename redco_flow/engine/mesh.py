@@ -1,6 +1,7 @@
-"""The device mesh: `data` shards the batch, `model` shards the parameters.
+"""The device mesh: `model` shards the parameters, `data` and `fsdp` shard the batch.
 
-Knows devices and which process holds which. Refuses to know parameters, batches and models.
+Over `fsdp` parameters and optimizer state are split as well, over `data` they are copied. Knows
+devices and which process holds which. Refuses to know parameters, batches and models.
 """
 
 from __future__ import annotations
@@ -13,33 +14,47 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 DATA_AXIS = "data"
+FSDP_AXIS = "fsdp"
 MODEL_AXIS = "model"
+MESH_AXES = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
+# The batch is split over both.
+BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
 
 
-def build_mesh(num_model_shards: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Arrange devices as (data, model).
+def build_mesh(
+    num_model_shards: int,
+    devices: Sequence[jax.Device] | None = None,
+    *,
+    num_fsdp_shards: int = 1,
+) -> Mesh:
+    """Arrange devices as (data, fsdp, model).
 
     Args:
-        num_model_shards: devices that share one copy of the parameters; must divide their number.
+        num_model_shards: devices that each have a share of every product; must divide their
+            number.
         devices: all of them by default.
+        num_fsdp_shards: devices with different rows that share one copy of the parameters; must
+            divide what is left.
 
     Raises:
-        ValueError: it does not divide; the message lists what does.
+        ValueError: one of them does not divide; the message lists what does.
     """
     devices = list(jax.devices() if devices is None else devices)
-    count = len(devices)
-    if num_model_shards < 1 or count % num_model_shards:
-        allowed = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-        raise ValueError(
-            f"num_model_shards={num_model_shards} does not divide the {count} devices; "
-            f"allowed: {allowed}."
-        )
+    _check_divides("num_model_shards", num_model_shards, len(devices), "devices")
+    num_left = len(devices) // num_model_shards
+    _check_divides("num_fsdp_shards", num_fsdp_shards, num_left, "data-parallel devices")
     return jax.make_mesh(
-        (count // num_model_shards, num_model_shards),
-        (DATA_AXIS, MODEL_AXIS),
-        axis_types=(AxisType.Auto, AxisType.Auto),
+        (num_left // num_fsdp_shards, num_fsdp_shards, num_model_shards),
+        MESH_AXES,
+        axis_types=(AxisType.Auto,) * len(MESH_AXES),
         devices=devices,
     )
+
+
+def _check_divides(name: str, value: int, count: int, noun: str) -> None:
+    if value < 1 or count % value:
+        allowed = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
+        raise ValueError(f"{name}={value} does not divide the {count} {noun}; allowed: {allowed}.")
 
 
 @dataclass(frozen=True)

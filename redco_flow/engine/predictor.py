@@ -15,7 +15,9 @@ import numpy as np
 from redco_flow.engine.batch_layout import check_multiple, check_positive
 from redco_flow.engine.data import Batch, CollateFn, EvalBatches, Examples
 from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.gathering import gather_where_used
 from redco_flow.engine.overlap import fetch_late, put_early
+from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import ShardingRules
 from redco_flow.engine.train_step import example_keys
 
@@ -37,7 +39,8 @@ class Predictor:
             depends on the seed and its place in the input only.
         output_fn: that tree as NumPy arrays, padding removed -> one prediction per row; by
             default each row of the tree.
-        sharding_rules: derived from the first parameters by default.
+        sharding_rules: the trainer's, or `deployer.get_sharding_rules(params, function, *inputs)`;
+            with one model shard not needed.
         batch_size: examples at once over all devices.
         seed: of `rngs`; the deployer's by default.
 
@@ -64,13 +67,9 @@ class Predictor:
         self.seed = deployer.seed if seed is None else seed
         self._collate_fn = collate_fn
         self._output_fn = output_fn or _rows_of
+        self._pred_fn = pred_fn
         self._rules = sharding_rules
-
-        def step(params: Any, seed: jax.Array, batch: Any, rows: jax.Array) -> Any:
-            return pred_fn(params, batch, example_keys(seed, 0, rows))
-
-        # Replicated results can be read by every process.
-        self._step = jax.jit(deployer.on_mesh(step), out_shardings=deployer.named_sharding())
+        self._storage: PaddedStorage | None = None
 
     def predict(
         self, examples: Examples, params: Any, *, on_progress: ProgressFn | None = None
@@ -89,7 +88,7 @@ class Predictor:
         if not len(examples):
             return []
         self._rules = self._rules or self.deployer.get_sharding_rules(params)
-        params = self.deployer.shard_params(params, self._rules)
+        params = self._store(self.deployer.shard_params(params, self._rules), self._rules)
         predictions: list[Any] = []
         for mask, found in fetch_late(self._dispatch(examples, params)):
             self._check_leading_dim(found)
@@ -101,6 +100,22 @@ class Predictor:
             if on_progress is not None:
                 on_progress(len(predictions), len(examples))
         return predictions
+
+    def _store(self, params: Any, rules: ShardingRules) -> Any:
+        """Lay parameters out as the step takes them; the first ones say what it looks like."""
+        if self._storage is None:
+            storage = self._storage = self.deployer.params_storage(params, rules)
+
+            pred_fn = gather_where_used(self._pred_fn, storage)
+
+            def step(params: Any, seed: jax.Array, batch: Any, rows: jax.Array) -> Any:
+                return pred_fn(storage.open(params), batch, example_keys(seed, 0, rows))
+
+            # Replicated results can be read by every process.
+            everywhere = self.deployer.named_sharding()
+            self._step = jax.jit(self.deployer.on_mesh(step), out_shardings=everywhere)
+            self._close = jax.jit(storage.close, out_shardings=storage.stored_sharding)
+        return params if self._storage.is_exact else self._close(params)
 
     def _dispatch(self, examples: Examples, params: Any) -> Iterator[tuple[np.ndarray, Any]]:
         process = self.deployer.data_process

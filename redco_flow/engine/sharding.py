@@ -2,7 +2,7 @@
 
 `ShardingRules` is an ordered list of rules; the first whose pattern is found in a parameter's
 path decides its PartitionSpec. Pure: reads shapes, never devices. Where the rules come from, the
-user or the shapes (`two_rules.py`), it does not know.
+user or the dataflow (`two_rules.py`), it does not know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.errors import ShardingError
-from redco_flow.engine.mesh import DATA_AXIS, MODEL_AXIS
+from redco_flow.engine.mesh import FSDP_AXIS, MESH_AXES, MODEL_AXIS
 from redco_flow.engine.parameter_paths import join, key_names, named_leaves
 
 Axes = Sequence[str | None]
@@ -34,12 +34,15 @@ class ShardingRule:
         spec: mesh axis per leading dim, as in `PartitionSpec`.
         reason: why, for people.
         exact: whether the pattern is a path rather than a regex.
+        is_padded: whether a dim that its axis does not divide is stored padded; else that is an
+            error.
     """
 
     pattern: str
     spec: PartitionSpec
     reason: str
     exact: bool = False
+    is_padded: bool = False
 
     def matches(self, path: str) -> bool:
         """Tell whether the rule speaks about the parameter at `path`."""
@@ -48,11 +51,17 @@ class ShardingRule:
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """A parameter and what the rules decided about it."""
+    """A parameter and what the rules decided about it.
+
+    Args:
+        num_bytes: of the whole of it, as it is.
+        stored_bytes: of the whole of it, as it is stored: with its padding.
+    """
 
     path: str
     shape: tuple[int, ...]
     num_bytes: int
+    stored_bytes: int
     spec: PartitionSpec
     reason: str
 
@@ -74,7 +83,7 @@ class ShardingRules:
     axis_sizes: Mapping[str, int]
 
     def specs(self, params: Any) -> Any:
-        """Return the tree of PartitionSpecs for a tree of arrays or shapes.
+        """Return the tree of PartitionSpecs for a tree of arrays or shapes, as they are stored.
 
         Raises:
             ShardingError: no rule matches a parameter, or its shape does not fit the rule.
@@ -102,16 +111,19 @@ class ShardingRules:
     def bytes_per_device(self) -> int:
         """Bytes of parameters on one device."""
         return sum(
-            p.num_bytes // math.prod(self.axis_sizes[axis] for axis in mesh_axes(p.spec))
+            p.stored_bytes // math.prod(self.axis_sizes[axis] for axis in mesh_axes(p.spec))
             for p in self.parameters
         )
 
     def summary(self) -> str:
         """Say in one line how much is sharded."""
         count = sum(p.is_replicated for p in self.parameters)
+        num_fsdp = self.axis_sizes.get(FSDP_AXIS, 1)
+        further = f" x {num_fsdp} fsdp" if num_fsdp > 1 else ""
         return (
             f"{len(self.parameters)} parameters, {self.total_bytes:,} bytes over "
-            f"{self.axis_sizes[MODEL_AXIS]} model shards: {self.bytes_per_device:,} bytes per "
+            f"{self.axis_sizes[MODEL_AXIS]} model{further} shards: "
+            f"{self.bytes_per_device:,} bytes per "
             f"device; {count} replicated ({self.replicated_bytes:,} bytes)"
         )
 
@@ -146,8 +158,10 @@ def check_rules(
         shape = tuple(leaf.shape)
         rule = _first_match(rules, path, shape)
         _check_fit(rule, path, shape, axis_sizes)
-        num_bytes = math.prod(shape) * np.dtype(leaf.dtype).itemsize
-        decided.append(ShardedParameter(path, shape, num_bytes, rule.spec, rule.reason))
+        item = np.dtype(leaf.dtype).itemsize
+        stored = stored_shape(shape, rule.spec, axis_sizes)
+        sizes = (math.prod(shape) * item, math.prod(stored) * item)
+        decided.append(ShardedParameter(path, shape, *sizes, rule.spec, rule.reason))
     return ShardingRules(rules, tuple(decided), axis_sizes)
 
 
@@ -163,17 +177,28 @@ def override_rules(overrides: Iterable[tuple[str, Axes]]) -> tuple[ShardingRule,
             re.compile(pattern)
         except re.error as error:
             raise ShardingError(f"sharding rule {pattern!r} is not a regex: {error}.") from error
-        unknown = [a for a in axes if a not in (None, DATA_AXIS, MODEL_AXIS)]
+        unknown = [a for a in axes if a is not None and a not in MESH_AXES]
         if unknown:
             raise ShardingError(
                 f"sharding rule {pattern!r} names axis {unknown[0]!r}; "
-                f"allowed: None, {DATA_AXIS!r}, {MODEL_AXIS!r}."
+                f"allowed: None, {', '.join(map(repr, MESH_AXES))}."
             )
         named = [a for a in axes if a is not None]
         if len(set(named)) < len(named):
             raise ShardingError(f"sharding rule {pattern!r} names one axis twice: {tuple(axes)}.")
         rules.append(ShardingRule(pattern, PartitionSpec(*axes), f"given: {pattern!r}"))
     return tuple(rules)
+
+
+def stored_shape(
+    shape: tuple[int, ...], spec: PartitionSpec, axis_sizes: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return the shape whose split dims are rounded up to multiples of their axes."""
+    axes = tuple(spec) + (None,) * (len(shape) - len(spec))
+    return tuple(
+        size if axis is None else -(-size // axis_sizes[axis]) * axis_sizes[axis]
+        for size, axis in zip(shape, axes, strict=True)
+    )
 
 
 def mesh_axes(spec: PartitionSpec) -> set[str]:
@@ -214,7 +239,7 @@ def _check_fit(
             f"but {path} {shape} has {len(shape)} dims."
         )
     for size, axis in zip(shape, rule.spec, strict=False):
-        if axis is not None and size % axis_sizes[axis]:
+        if axis is not None and size % axis_sizes[axis] and not rule.is_padded:
             raise ShardingError(
                 f"sharding rule {rule.pattern!r} splits {path} {shape} along its dim of {size}, "
                 f"which the {axis_sizes[axis]} shards of axis {axis!r} do not divide; "

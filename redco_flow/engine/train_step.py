@@ -16,6 +16,7 @@ import optax
 
 from redco_flow.engine.gradients import Sums, clip, global_norm, mean_gradients
 from redco_flow.engine.loss import LossFn, per_example_loss
+from redco_flow.engine.trainable import merge, select
 
 State = dict[str, Any]
 Metrics = dict[str, jax.Array]
@@ -46,6 +47,11 @@ def initial_state(params: Any, optimizer: optax.GradientTransformation, seed: in
     }
 
 
+def counting_skipped(state: State) -> State:
+    """Add `skipped`, the number of steps that changed nothing, to a state before the first."""
+    return {**state, "skipped": jnp.zeros((), jnp.int32)}
+
+
 def example_keys(seed: jax.Array, step: jax.Array | int, rows: jax.Array) -> jax.Array:
     """Return one key per row: the same for (seed, step, row) on any mesh and after a resume."""
     key = jax.random.fold_in(jax.random.key(seed), step)
@@ -58,34 +64,66 @@ def make_train_step(
     *,
     lr_schedule: Schedule | None = None,
     max_grad_norm: float | None = None,
+    trainable: Any = None,
 ) -> Callable[[State, MicroBatches], tuple[State, Metrics]]:
     """Return the function (state, batch) -> (next state, metrics).
 
+    Args:
+        trainable: a tree of bools: which parameters have gradients; None: all. The optimizer must
+            keep state for those alone, see `trainable.only_trainable`.
+
     The metrics are float32 scalars: the loss' sums `total` and `weight`, `grad_norm` before
-    clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step.
+    clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step. A state with
+    `skipped` stays as it is where loss, gradient or update are not finite, apart from `step` and
+    `skipped`; the metric `is_skipped` says so.
     """
 
     def train_step(state: State, batches: MicroBatches) -> tuple[State, Metrics]:
-        def sums(params: Any, micro_batch: MicroBatches) -> Sums:
-            return _masked_sums(loss_fn, params, micro_batch, state["seed"], state["step"])
+        params = state["params"]
+        mask = jax.tree.map(lambda _: True, params) if trainable is None else trainable
 
-        gradients, (total, weight) = mean_gradients(sums, state["params"], batches)
+        def sums(trained: Any, micro_batch: MicroBatches) -> Sums:
+            merged = merge(trained, params, mask)
+            return _masked_sums(loss_fn, merged, micro_batch, state["seed"], state["step"])
+
+        trained = select(params, mask)
+        gradients, (total, weight) = mean_gradients(sums, trained, batches)
         norm = global_norm(gradients)
         if max_grad_norm is not None:
             gradients = clip(gradients, norm, max_grad_norm)
-        updates, opt_state = optimizer.update(gradients, state["opt_state"], state["params"])
+        updates, opt_state = optimizer.update(gradients, state["opt_state"], trained)
         metrics = {"total": total, "weight": weight, "grad_norm": norm}
         if lr_schedule is not None:
-            metrics["learning_rate"] = jnp.asarray(lr_schedule(state["step"]), jnp.float32)
+            # The optimizer's own count: that of the steps that changed something.
+            num_done = state["step"] - state.get("skipped", 0)
+            metrics["learning_rate"] = jnp.asarray(lr_schedule(num_done), jnp.float32)
         next_state = {
-            "params": optax.apply_updates(state["params"], updates),
+            **state,
+            "params": merge(optax.apply_updates(trained, updates), params, mask),
             "opt_state": opt_state,
             "step": state["step"] + 1,
-            "seed": state["seed"],
         }
+        if "skipped" in state:
+            is_finite = jnp.isfinite(total) & jnp.isfinite(norm) & _all_finite(updates)
+            next_state = _keep_unless(is_finite, next_state, state)
+            metrics["is_skipped"] = (~is_finite).astype(jnp.float32)
         return next_state, metrics
 
     return train_step
+
+
+def _all_finite(updates: Any) -> jax.Array:
+    return jnp.isfinite(global_norm(updates))
+
+
+def _keep_unless(is_finite: jax.Array, next_state: State, state: State) -> State:
+    """Take the next parameters and optimizer state only where they are finite."""
+    changed = {
+        key: jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), next_state[key], old)
+        for key, old in state.items()
+        if key in ("params", "opt_state")
+    }
+    return {**next_state, **changed, "skipped": state["skipped"] + ~is_finite}
 
 
 def make_eval_step(loss_fn: LossFn) -> Callable[[Any, jax.Array, MicroBatches], Metrics]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from redco_flow.engine.batch_layout import BatchLayout, plan_batch
+from redco_flow.engine.batch_layout import BatchLayout, check_positive, plan_batch
 from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.compiled_step import jit_train_step, plan_state_storage
 from redco_flow.engine.data import (
     Batch,
     BatchIterator,
@@ -28,18 +29,21 @@ from redco_flow.engine.data import (
 )
 from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.gathering import gather_where_used
 from redco_flow.engine.loss import LossFn
 from redco_flow.engine.overlap import fetch_late, put_early
 from redco_flow.engine.sharding import ShardingRules
+from redco_flow.engine.state_layout import start_state
+from redco_flow.engine.stored_steps import on_stored_params
 from redco_flow.engine.train_step import (
     Metrics,
     MicroBatches,
     Schedule,
     State,
-    initial_state,
     make_eval_step,
     make_train_step,
 )
+from redco_flow.engine.trainable import Trainable, only_trainable, trainable_mask
 from redco_flow.engine.training_loop import FitResult, Plan, TrainingLoop
 
 if TYPE_CHECKING:
@@ -61,17 +65,25 @@ class Trainer:
             casting inside the model.
         optimizer: any optax transformation. Accumulation and clipping are the Trainer's, so its
             schedule counts optimizer steps.
-        sharding_rules: `deployer.get_sharding_rules(params)` by default.
+        sharding_rules: `deployer.get_sharding_rules(params, loss_fn, batch, None, False)`; with
+            one model shard not needed.
         global_batch_size: examples per optimizer step, whatever the devices.
         per_device_batch_size: examples one data shard works on at once; the rest is accumulated.
         lr_schedule: the optimizer's schedule, to log the rate that each step used.
         seed: of data order and dropout; the deployer's by default.
         max_grad_norm: clip the whole batch's gradient to this 2-norm.
+        on_nonfinite: what a loss, gradient or update that is NaN or infinite does. `"stop"` ends
+            the training; `"skip"` leaves parameters and optimizer state as they are, counts, and
+            goes on with the next batch.
+        max_skipped: so many skipped steps in a row end the training nevertheless.
+        trainable: a regex searched in the parameters' paths, or (path, array) -> bool. The others
+            are frozen: no gradients, no optimizer state, and they keep their dtype.
 
     Raises:
         ValueError: the batch does not divide (the message lists the nearest sizes that do), or a
             number is not positive.
-        ShardingError: the rules do not fit the parameters.
+        ShardingError: the rules do not fit the parameters, or there are several model shards and
+            no rules.
     """
 
     def __init__(
@@ -88,37 +100,68 @@ class Trainer:
         lr_schedule: Schedule | None = None,
         seed: int | None = None,
         max_grad_norm: float | None = None,
+        on_nonfinite: Literal["stop", "skip"] = "stop",
+        max_skipped: int = 10,
+        trainable: Trainable | None = None,
     ) -> None:
+        if on_nonfinite not in ("stop", "skip"):
+            raise ValueError(f"on_nonfinite={on_nonfinite!r} is unknown; allowed: stop, skip.")
+        check_positive("max_skipped", max_skipped)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm} must be positive, or None.")
         self.deployer = deployer
         self.seed = deployer.seed if seed is None else seed
+        mask = None if trainable is None else trainable_mask(params, trainable)
+        optimizer = optimizer if mask is None else only_trainable(optimizer, mask)
+        self.sharding_rules = sharding_rules or deployer.get_sharding_rules(
+            params, optimizer=optimizer
+        )
         self.layout = plan_batch(
             global_batch_size,
             per_device_batch_size,
             deployer.num_data_shards,
             deployer.data_process,
         )
-        self.sharding_rules = sharding_rules or deployer.get_sharding_rules(params)
         self._rows = deployer.put_rows(self.layout.split(self.layout.rows), dim=1)
         self._collate_fn = collate_fn
-        self._shardings = self._state_sharding(params, optimizer)
-        self.state: State = self._place(params, optimizer)
+        self.max_skipped = max_skipped
+        kind: dict[str, Any] = {"counts_skipped": on_nonfinite == "skip", "trainable": mask}
+        self._storage = plan_state_storage(deployer, params, optimizer, self.sharding_rules, **kind)
+        start = partial(start_state, optimizer=optimizer, seed=self.seed, **kind)
+        self._state: State = self._place(params, start)
+        loss_fn = gather_where_used(loss_fn, self._storage["params"])
         step = make_train_step(
-            loss_fn, optimizer, lr_schedule=lr_schedule, max_grad_norm=max_grad_norm
+            loss_fn,
+            optimizer,
+            lr_schedule=lr_schedule,
+            max_grad_norm=max_grad_norm,
+            trainable=mask,
         )
-        everywhere = deployer.named_sharding()
-        self._train_step = jax.jit(
-            deployer.on_mesh(step), donate_argnums=0, out_shardings=(self._shardings, everywhere)
-        )
+        self._train_step = jit_train_step(deployer, step, self._storage)
         self._eval_step = jax.jit(
-            deployer.on_mesh(make_eval_step(loss_fn)), out_shardings=everywhere
+            deployer.on_mesh(on_stored_params(make_eval_step(loss_fn), self._storage["params"])),
+            out_shardings=deployer.named_sharding(),
         )
+        self._open = jax.jit(self._storage.open, out_shardings=self._storage.exact_sharding)
+        self._close = jax.jit(self._storage.close, out_shardings=self._storage.stored_sharding)
+
+    @property
+    def state(self) -> State:
+        """Parameters, optimizer state, step and seed, in their exact shapes.
+
+        Not to be kept over a step, which reuses their memory.
+        """
+        state: State = self._state if self._storage.is_exact else self._open(self._state)
+        return state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state if self._storage.is_exact else self._close(state)
 
     @property
     def step(self) -> int:
         """Optimizer steps done; waits for the last one."""
-        return int(self.state["step"])
+        return int(self._state["step"])
 
     def fit(
         self,
@@ -155,7 +198,8 @@ class Trainer:
 
         Raises:
             Stopped: should_stop said so; the state is saved.
-            NonFiniteLoss: the message names the step; nothing was saved after it.
+            NonFiniteLoss: the message names the step; nothing was saved after it. Where such
+                steps are skipped: too many of them in a row.
             DataError: the newest checkpoint belongs to other data, batch size or seed; or rows
                 cannot be read.
             CheckpointError: no checkpoint can be restored, or one cannot be written.
@@ -199,7 +243,7 @@ class Trainer:
             )
         )
 
-        params, seed = self.state["params"], self.state["seed"]
+        params, seed = self._state["params"], self._state["seed"]
         with batches:
             results = (
                 (None, self._eval_step(params, seed, b))
@@ -217,8 +261,8 @@ class Trainer:
         """
         like = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self.state,
-            self._shardings,
+            self._storage.shapes,
+            self._storage.exact_sharding,
         )
         self.state, commit = checkpointer.restore(step, like=like)
         return commit
@@ -226,7 +270,7 @@ class Trainer:
     def advance(self, batch: MicroBatches) -> Metrics:
         """Dispatch one optimizer step on a batch from `device_batches`; metrics come later."""
         metrics: Metrics
-        self.state, metrics = self._train_step(self.state, batch)
+        self._state, metrics = self._train_step(self._state, batch)
         return metrics
 
     def read_batches(self, examples: Examples, start_step: int, stop_step: int) -> BatchIterator:
@@ -257,30 +301,13 @@ class Trainer:
         arrays, mask, numbered = self.deployer.put_rows(host, dim=1)
         return {"batch": arrays, "mask": mask, "rows": numbered if rows is None else rows}
 
-    def _state_sharding(self, params: Any, optimizer: optax.GradientTransformation) -> Any:
-        wide = jax.eval_shape(partial(jax.tree.map, _widen), params)
-        opt_state = jax.eval_shape(optimizer.init, wide)
-        everywhere = self.deployer.named_sharding()
-        return {
-            "params": self.deployer.params_sharding(wide, self.sharding_rules),
-            "opt_state": self.deployer.optimizer_sharding(opt_state, wide, self.sharding_rules),
-            "step": everywhere,
-            "seed": everywhere,
-        }
-
-    def _place(self, params: Any, optimizer: optax.GradientTransformation) -> State:
-        @partial(jax.jit, out_shardings=self._shardings)
-        def start(params: Any) -> State:
+    def _place(self, params: Any, start: Callable[[Any], State]) -> State:
+        @partial(jax.jit, out_shardings=self._storage.stored_sharding)
+        def place(params: Any) -> State:
             # A copy in any case: the steps donate their state, which must not eat the caller's.
-            own = jax.tree.map(jnp.copy, jax.tree.map(_widen, params))
-            return initial_state(own, optimizer, self.seed)
+            state: State = self._storage.close(start(jax.tree.map(jnp.copy, params)))
+            return state
 
-        state: State = start(jax.device_put(params, self._shardings["params"]))
+        sharding = self._storage.exact_sharding["params"]
+        state: State = place(jax.device_put(params, sharding))
         return state
-
-
-def _widen(param: Any) -> Any:
-    """Bring a float parameter to at least float32; others stay."""
-    if jnp.issubdtype(param.dtype, jnp.floating):
-        return param.astype(jnp.promote_types(param.dtype, jnp.float32))
-    return param

@@ -19,13 +19,18 @@ from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.data import Examples
 from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.errors import NonFiniteLoss, Stopped
+from redco_flow.engine.nonfinite import SkippedSteps
 from redco_flow.engine.overlap import LateFetch
+from redco_flow.engine.step_watch import StepWatch
 
 if TYPE_CHECKING:
     from redco_flow.engine.checkpoint import Checkpointer
     from redco_flow.engine.trainer import Trainer
 
 Evaluate = Callable[[int], dict[str, float]]
+
+# A step that takes so many medians is told of.
+SLOW_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class _Window:
 
     total: float = 0.0
     weight: float = 0.0
+    num_steps: int = 0
     timed_weight: float = 0.0
     seconds: float = 0.0
 
@@ -118,10 +124,15 @@ class TrainingLoop:
     should_stop: Callable[[], bool] | None
     _late: LateFetch[int] = field(default_factory=LateFetch)
     _window: _Window = field(default_factory=_Window)
+    _skips: SkippedSteps = field(init=False)
+    _watch: StepWatch = field(default_factory=lambda: StepWatch(SLOW_FACTOR))
     _last_fetch: float | None = None
     _loss: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
     _unannounced: deque[dict[str, Any]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._skips = SkippedSteps(self.trainer.max_skipped)
 
     def run(self, examples: Examples) -> FitResult:
         """Train to the end of the plan."""
@@ -164,11 +175,13 @@ class TrainingLoop:
     def _hear(self, results: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Account for steps whose metrics have arrived."""
         for step, found in results:
-            _check_finite(step, found)
             window, now = self._window, time.perf_counter()
-            window.total += float(found["total"])
-            window.weight += float(found["weight"])
+            if self._skips.count(step, found):
+                window.total += float(found["total"])
+                window.weight += float(found["weight"])
+                window.num_steps += 1
             if self._last_fetch is not None:
+                self._watch.hear(step, now - self._last_fetch)
                 window.seconds += now - self._last_fetch
                 window.timed_weight += float(found["weight"])
             self._last_fetch = now
@@ -176,15 +189,22 @@ class TrainingLoop:
                 self._log(step, found)
 
     def _log(self, step: int, found: Mapping[str, Any]) -> None:
+        if not self._window.num_steps:
+            # Every step since the last record was skipped: there is no loss to tell of.
+            self._announce_saved()
+            return
         window, self._window = self._window, _Window()
         self._loss = window.mean()
-        record = {
+        record: dict[str, Any] = {
             "step": step,
             "total_steps": self.plan.total_steps,
             "epoch": self.plan.epoch(step),
             "loss": self._loss,
-            "grad_norm": float(found["grad_norm"]),
         }
+        if not found.get("is_skipped"):
+            record["grad_norm"] = float(found["grad_norm"])
+        if "is_skipped" in found:
+            record["num_skipped"] = self._skips.num_skipped
         if "learning_rate" in found:
             record["learning_rate"] = float(found["learning_rate"])
         if window.seconds > 0:
@@ -230,15 +250,3 @@ class TrainingLoop:
             record = self._unannounced.popleft()
             for callback in self.callbacks:
                 callback.on_checkpoint(dict(record))
-
-
-def _check_finite(step: int, found: Mapping[str, Any]) -> None:
-    if not math.isfinite(found["total"]):
-        raise NonFiniteLoss(step)
-    if not math.isfinite(found["grad_norm"]):
-        raise NonFiniteLoss(
-            step,
-            f"the gradient at step {step} is not finite although the loss is; training stopped "
-            "before any later checkpoint. Look at the examples of that step, or compute in "
-            "float32.",
-        )

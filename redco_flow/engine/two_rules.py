@@ -1,24 +1,25 @@
-"""Derive sharding rules from shapes: Redco's two rules.
+"""Derive sharding rules from what a function computes: Redco's two rules, along its dataflow.
 
-1. A matrix that reads the residual stream is split on its output side: heads, feed-forward
-   units, vocabulary; never inside a head. Its bias is split with it.
-2. A matrix that writes the residual stream is split on its input side.
-
-Everything else is replicated, and every decision has its reason. Refuses to know names.
-Source: Redco (arXiv 2310.16355), section 3.2; differs: by shape instead of by name and order.
+Every parameter gets a spec with a reason that names what the data did. Brings together the trace
+(`dataflow`), the roles of dims and the choice of splits. Refuses to know names and devices.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from redco_flow.engine.mesh import MODEL_AXIS
-from redco_flow.engine.parameter_paths import join
+from redco_flow.engine.dataflow.atoms import Dim
+from redco_flow.engine.dataflow.handlers import HANDLERS
+from redco_flow.engine.dataflow.trace import trace_function
+from redco_flow.engine.dataflow.values import Dims, Lookup, Product
+from redco_flow.engine.errors import ShardingError
+from redco_flow.engine.mesh import MESH_AXES, MODEL_AXIS
+from redco_flow.engine.parameter_paths import join, named_leaves
 from redco_flow.engine.sharding import (
     Axes,
     ShardingRule,
@@ -26,160 +27,213 @@ from redco_flow.engine.sharding import (
     check_rules,
     override_rules,
 )
-from redco_flow.engine.structure import (
-    Dims,
-    Parameter,
-    Structure,
-    is_bias_of,
-    is_writer,
-    read_structure,
-    reader_output,
-)
+from redco_flow.engine.split_choice import Choice, Split, choose_splits, head_dim
+from redco_flow.engine.split_roles import Roles
 
 logger = logging.getLogger(__name__)
 
-# (the dim of one layer's part to split or None, why)
-Decision = tuple[int | None, str]
+# (params, *inputs) -> anything
+TracedFn = Callable[..., Any]
 
 
 def derive_rules(
     params: Any,
     axis_sizes: Mapping[str, int],
+    function: TracedFn | None,
+    inputs: Sequence[Any] = (),
     *,
     overrides: Iterable[tuple[str, Axes]] = (),
-    scanned_layers: Sequence[str] | None = None,
-    residual_width: int | None = None,
 ) -> ShardingRules:
     """Give every parameter a spec with a reason; the user's overrides come first.
 
     Args:
         params: arrays or shapes.
         axis_sizes: devices along each mesh axis.
+        function: (params, *inputs) -> anything: the forward pass or the loss. Traced once, never
+            run. Not needed with one model shard.
+        inputs: arrays or shapes, in trees; any other Python value is passed as it is.
         overrides: (regex, axes) pairs, as in `[("embedding$", (None, "model"))]`.
-        scanned_layers: see `read_structure`.
-        residual_width: see `read_structure`.
 
     Raises:
-        ShardingError: an override matches no parameter or does not fit one.
+        ShardingError: there is no function and several model shards; or an override matches no
+            parameter or does not fit one.
     """
     given = override_rules(overrides)
-    structure = read_structure(params, scanned_layers=scanned_layers, residual_width=residual_width)
-    derived = []
-    for parameter in structure.parameters:
-        path = join(parameter.path)
-        if not any(rule.matches(path) for rule in given):
-            spec, reason = _spec(parameter, structure, axis_sizes[MODEL_AXIS])
-            derived.append(ShardingRule(path, spec, reason, exact=True))
+    num_shards = axis_sizes[MODEL_AXIS]
+    names = [join(path) for path, _leaf in named_leaves(params)]
+    asked = {n: name for n, name in enumerate(names) if not any(r.matches(name) for r in given)}
+    if num_shards == 1:
+        why = "there is one model shard: whole"
+        whole = [ShardingRule(name, PartitionSpec(), why, exact=True) for name in asked.values()]
+        return check_rules((*given, *whole), params, axis_sizes)
+    if function is None:
+        raise ShardingError(
+            f"{num_shards} model shards need a layout, and it is derived from what the model "
+            "computes: pass sharding_rules=deployer.get_sharding_rules(params, function, "
+            "*inputs), for example (params, loss_fn, collate_fn(examples[:2]), None, False)."
+        )
+    choice = choose_splits(read_roles(params, function, inputs), num_shards)
+    derived = [_rule(choice, number, name) for number, name in asked.items()]
     return check_rules((*given, *derived), params, axis_sizes)
 
 
-def weight_decay_mask(params: Any, *, scanned_layers: Sequence[str] | None = None) -> Any:
-    """Return a tree of bools: True for matrices, False for norms, biases and relative biases.
+def weight_decay_mask(params: Any, function: TracedFn, *inputs: Any) -> Any:
+    """Return a tree of bools: True for what is multiplied with data or looked up.
 
-    Raises:
-        ShardingError: see `read_structure`.
+    Norms, biases and biases per head are False.
+
+    Args:
+        function: see `derive_rules`.
     """
-    structure = read_structure(params, scanned_layers=scanned_layers)
-    decayed = [
-        len(p.dims) > 1 and structure.width in p.dims and _kernel_of(p, structure) is None
-        for p in structure.parameters
-    ]
-    return jax.tree.unflatten(jax.tree.structure(params), decayed)
+    roles = read_roles(params, function, inputs)
+    decayed: set[int] = set()
+    for event in roles.events:
+        if isinstance(event, Product) or not _is_head_bias(roles, event):
+            decayed |= event.sources
+    leaves, structure = jax.tree.flatten(params)
+    return jax.tree.unflatten(structure, [number in decayed for number in range(len(leaves))])
 
 
-def _spec(parameter: Parameter, structure: Structure, num_shards: int) -> tuple[PartitionSpec, str]:
-    dim, reason = _decide(parameter, structure)
-    if dim is None:
-        return PartitionSpec(), reason
-    size = parameter.dims[dim]
-    if size % num_shards:
-        reason = f"{reason}; but {num_shards} model shards do not divide {size}: replicated"
-        logger.warning("%s %s: %s", join(parameter.path), parameter.shape, reason)
-        return PartitionSpec(), reason
-    offset = 1 if parameter.is_scanned else 0
-    axes = [None] * (offset + dim) + [MODEL_AXIS]
-    return PartitionSpec(*axes), reason
+def read_roles(params: Any, function: TracedFn, inputs: Sequence[Any]) -> Roles:
+    """Trace a function and say what its parameters' dims are for."""
+    # A mesh of one device: the function may name axes, and takes its unsharded path.
+    mesh = AbstractMesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return Roles(trace_function(function, params, inputs, HANDLERS))
 
 
-def _decide(parameter: Parameter, structure: Structure) -> Decision:
-    dims, width = parameter.dims, structure.width
-    kernel = _kernel_of(parameter, structure)
-    if kernel is not None:
-        return _decide_bias(kernel, structure)
-    if len(dims) < 2:
-        return None, "a norm, or a bias on the residual: every shard needs all of it"
-    output = reader_output(dims, width)
-    if output is not None:
-        dim, reason = _decide_output(output, structure)
-        offset = len(dims) - len(output)
-        if dims == (width, width):
-            reason = (
-                f"square ({width}): its shape does not tell whether it reads or writes the "
-                "residual; split on its output side"
-            )
-        return (None if dim is None else offset + dim), reason
-    if is_writer(dims, width):
-        return _decide_input(dims, structure)
-    heads = [dim for dim, size in enumerate(dims) if size in structure.num_heads]
-    if heads:
-        return heads[-1], f"a bias per head: split by its {dims[heads[-1]]} heads"
-    return None, f"does not touch the residual stream (width {width})"
+def _is_head_bias(roles: Roles, lookup: Lookup) -> bool:
+    columns = roles.flat(lookup.outputs)
+    return bool(columns) and all(atom in roles.heads for atom in columns)
 
 
-def _kernel_of(parameter: Parameter, structure: Structure) -> Parameter | None:
-    """Return the reader whose bias this is."""
-    kernels = [
-        sibling
-        for sibling in structure.siblings(parameter)
-        if sibling.is_scanned == parameter.is_scanned
-        and is_bias_of(parameter.dims, sibling.dims, structure.width)
-    ]
-    # Beside several kernels a vector of width D may as well be a norm or a writer's bias.
-    if parameter.dims == (structure.width,) and len(structure.siblings(parameter)) > 1:
-        return None
-    return kernels[0] if kernels else None
+def _rule(choice: Choice, number: int, name: str) -> ShardingRule:
+    dims = choice.roles.parameters[number]
+    for place, dim in enumerate(dims):
+        split = choice.split_of(dim)
+        if split is not None:
+            spec = PartitionSpec(*[None] * place, MODEL_AXIS)
+            reason = _reason_split(choice, number, split)
+            return ShardingRule(name, spec, reason, exact=True, is_padded=split.is_padded)
+    spec, reason, is_expected = _packed(choice, dims) or _whole(choice, number)
+    if not is_expected:
+        shape = tuple(choice.roles.size(dim) for dim in dims)
+        logger.warning("%s %s: %s", name, shape, reason)
+    return ShardingRule(name, spec, reason, exact=True)
 
 
-def _decide_bias(kernel: Parameter, structure: Structure) -> Decision:
-    output = reader_output(kernel.dims, structure.width)
-    assert output is not None
-    dim, _ = _decide_output(output, structure)
-    return dim, f"the bias of {kernel.path[-1]}: as its output side"
+def _reason_split(choice: Choice, number: int, split: Split) -> str:
+    roles = choice.roles
+    counted = f"{roles.size(split.atoms)} {_noun(roles, number, split)}"
+    if split.is_padded:
+        counted += f", stored padded to a multiple of {choice.num_shards}"
+    for event in _events(roles, number):
+        if isinstance(event, Lookup):
+            if split.atoms[0] in roles.atoms(event.rows):
+                return f"looked up by the inputs' integers: split by its {counted}"
+        elif split.atoms[0] in roles.flat(event.contracted):
+            return f"takes in what is split by {counted}: split with it, one reduction follows"
+        elif split.atoms[0] in roles.flat(event.outputs):
+            return f"reads {_read(choice, event)}: split by its {counted}"
+    return f"meets what is split by {counted}: split with it"
 
 
-def _decide_output(output: Dims, structure: Structure) -> Decision:
-    """Choose among the dims that a reader produces."""
-    group = _longest_group(output, structure)
-    if len(group) < 2 and output[-1] in structure.head_dims:
-        if len(output) > 1:
-            return len(output) - 2, f"reads the residual: split by its {output[-2]} key-value heads"
-        if not group:
-            return None, "reads the residual into one head, which is never split"
-    if group:
-        return len(output) - len(group), f"reads the residual: split by its {_units(group)}"
-    if len(output) == 1:
-        return 0, f"reads the residual into {output[0]} outputs that nothing takes back: split"
-    dim = 0 if len(output) == 2 else len(output) - 2
-    return dim, f"reads the residual: split by its {output[dim]} heads"
+def _noun(roles: Roles, number: int, split: Split) -> str:
+    """Say what a split counts; several query heads can share a key-value head."""
+    if split.atoms[0] not in roles.heads:
+        return split.noun
+    inside = {head_dim(roles, product) for product in roles.producers[split.atoms[0]]}
+    made = roles.producers.keys() - {*split.atoms, *inside, *roles.blocked}
+    is_grouped = any(atom in made for dim in roles.parameters[number] for atom in dim)
+    return "groups of heads" if is_grouped else split.noun
 
 
-def _decide_input(dims: Dims, structure: Structure) -> Decision:
-    """Choose among the dims that a writer contracts."""
-    inputs = dims[:-1]
-    group = _longest_group(inputs, structure)
-    if group:
-        dim = len(inputs) - len(group)
-        return dim, f"writes the residual: split by the {_units(group)} it takes in"
-    if len(inputs) == 1:
-        return 0, f"a table: split along its {inputs[0]} rows (vocabulary)"
-    return 0, f"writes the residual: split by the {inputs[0]} heads it takes in"
+def _read(choice: Choice, product: Product) -> str:
+    roles = choice.roles
+    inputs = roles.flat(product.contracted)
+    if any(atom in roles.residual for atom in inputs):
+        return "the whole residual stream"
+    return f"{roles.size(inputs)} values, all of them on every shard"
 
 
-def _longest_group(dims: Dims, structure: Structure) -> Dims:
-    """Return the hidden group that ends `dims`; () where none does."""
-    matching = [group for group in structure.groups if dims[-len(group) :] == group]
-    return max(matching, key=len, default=())
+def _packed(choice: Choice, dims: Dims) -> tuple[PartitionSpec, str, bool] | None:
+    """Split what packs parts side by side in equal pieces, whatever parts they hold.
+
+    A whole kernel would not spare the exchange: XLA splits what it computes all the same.
+    """
+    roles = choice.roles
+    for place, dim in enumerate(dims):
+        splits = [choice.splits[atom] for atom in dim if atom in choice.splits]
+        if not splits or dim[0] in splits[0].atoms or roles.size(dim) % choice.num_shards:
+            continue
+        reason = (
+            f"packs parts that are each split by {roles.size(splits[0].atoms)} {splits[0].noun}: "
+            f"its {roles.size(dim)} are split in {choice.num_shards} pieces, and activations move "
+            "between shards; give the parts a dim of their own, as in (width, 3, heads, head dim)"
+        )
+        return PartitionSpec(*[None] * place, MODEL_AXIS), reason, False
+    return None
 
 
-def _units(group: Dims) -> str:
-    return f"{group[0]} heads" if len(group) > 1 else f"{group[0]} units"
+def _whole(choice: Choice, number: int) -> tuple[PartitionSpec, str, bool]:
+    return PartitionSpec(), *_reason_whole(choice, number)
+
+
+def _reason_whole(choice: Choice, number: int) -> tuple[str, bool]:
+    """Return why a parameter is whole, and whether that is how it should be."""
+    roles, dims = choice.roles, choice.roles.parameters[number]
+    events = _events(roles, number)
+    products = [event for event in events if isinstance(event, Product)]
+    if number not in roles.record.used:
+        return "not used by the traced function: whole", False
+    part = next((dim for dim in dims if any(atom in choice.splits for atom in dim)), None)
+    if part is not None:
+        return _reason_part(choice, part), False
+    if products:
+        return _reason_product(choice, number, products[0])
+    lookup = next((event for event in events if isinstance(event, Lookup)), None)
+    if lookup is not None:
+        return _reason_table(choice, lookup)
+    return _reason_beside(choice, dims), True
+
+
+def _reason_part(choice: Choice, dim: Dim) -> str:
+    """Say why a dim is whole of which a part is split elsewhere."""
+    roles, num_shards = choice.roles, choice.num_shards
+    split = next(choice.splits[atom] for atom in dim if atom in choice.splits)
+    if dim[0] in split.atoms:
+        heads = f"{roles.size(split.atoms)} {split.noun}"
+        return f"{roles.size(dim[:1])} of them serve {heads} over {num_shards} shards: whole"
+    return f"{num_shards} model shards do not divide the {roles.size(dim)} it packs: whole"
+
+
+def _reason_product(choice: Choice, number: int, product: Product) -> tuple[str, bool]:
+    roles = choice.roles
+    own = {atom for dim in roles.parameters[number] for atom in dim}
+    outputs = [atom for atom in roles.flat(product.outputs) if atom in own]
+    whys = [why for atom in outputs if (why := choice.why_whole(atom))]
+    if not whys:
+        return f"reads {_read(choice, product)} into nothing that could be split: whole", True
+    # Experts' routers, and what writes a residual stream from whole inputs, come out whole.
+    is_small = roles.size(outputs) <= roles.size(roles.flat(product.contracted)) // 8
+    return f"reads {_read(choice, product)}, puts out {'; '.join(whys)}: whole", is_small
+
+
+def _reason_table(choice: Choice, lookup: Lookup) -> tuple[str, bool]:
+    if not lookup.by_tokens:
+        return "rows selected by computed positions: whole", True
+    rows = choice.roles.atoms(lookup.rows)
+    whys = [why for atom in rows if (why := choice.why_whole(atom))]
+    reason = f"looked up by the inputs' integers, {'; '.join(whys) or 'rows as they are'}: whole"
+    return reason, "small" in reason
+
+
+def _reason_beside(choice: Choice, dims: Dims) -> str:
+    whys = [why for dim in dims for atom in dim if (why := choice.why_whole(atom))]
+    if not whys:
+        return "meets nothing that is split: whole"
+    return f"lies along {whys[-1]}: whole"
+
+
+def _events(roles: Roles, number: int) -> list[Product | Lookup]:
+    return [event for event in roles.events if number in event.sources]

@@ -31,23 +31,28 @@ class ModelSection(StrictModel):
 
     Args:
         name_or_path: hub id, or a directory with config.json (and model.safetensors, tokenizer).
-        family: the model family, where config.json does not say it.
+        family: the model family, where config.json does not say it: a module of
+            `redco_flow.models` such as t5, bart, llama, or the dotted name of one's own.
         config: changes to the model's configuration; all of it when there is no name_or_path.
         dtype: the precision of the computation; parameters stay float32.
         from_scratch: take the architecture only, initialise the parameters anew.
     """
 
     name_or_path: Text | None = None
-    family: Literal["t5"] | None = None
+    family: Text | None = None
     config: dict[str, Scalar] = Field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] = "float32"
     from_scratch: bool = False
 
 
 class TokenizerTraining(StrictModel):
-    """A tokenizer trained on the training split."""
+    """A tokenizer trained on the training split.
 
-    vocab_size: PositiveInt = 4096
+    Args:
+        vocab_size: an upper limit; at least the 256 bytes and three special tokens.
+    """
+
+    vocab_size: Annotated[int, Field(ge=259)] = 4096
     type: Literal["unigram", "bpe"] = "unigram"
 
 

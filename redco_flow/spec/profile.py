@@ -27,6 +27,7 @@ from redco_flow.spec.model import (
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
 from redco_flow.spec.problems import raise_if_any
 from redco_flow.spec.secret_check import secret_problems
+from redco_flow.spec.slurm_section import RetryBudgets, SlurmSection
 from redco_flow.spec.strict_yaml import parse_file
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -49,6 +50,8 @@ class Profile(StrictModel):
         grace_seconds: time between the request to stop and the kill.
         max_parallel_stages: independent stages that run at once.
         prefect_api_url: None starts, or finds, a local server.
+        retries: how often a stage is tried again, by what ended it.
+        slurm: the cluster, where the executor is slurm.
         defaults: keys of a pipeline, laid under every pipeline file; under `stages`, only what
             belongs to stages that the file has.
     """
@@ -62,6 +65,8 @@ class Profile(StrictModel):
     grace_seconds: NonNegativeFloat = 30.0
     max_parallel_stages: PositiveInt = 2
     prefect_api_url: Text | None = None
+    retries: RetryBudgets = RetryBudgets()
+    slurm: SlurmSection = SlurmSection()
     defaults: dict[str, Any] = Field(default_factory=dict)
 
     _written_defaults: Document | None = PrivateAttr(default=None)

@@ -6,6 +6,7 @@ must be light, for it is read on login nodes:
     SECTIONS = ("recipe", "model", "data")      # top-level sections it takes, fields of Config
     INPUTS = {"dataset": InputSlot(kind="dataset")}     # not fields of Config
     OUTPUTS = {"checkpoint": "checkpoint"}      # output name -> artifact kind
+    SEVERAL_PROCESSES = True                    # optional: jax.distributed may span several
     class Config(StageConfig): ...
     def run(context, config): ...               # StageContext, Config -> StageOutputs
     def output_names(config): ...               # optional: ["checkpoint/last", ...], all of them
@@ -70,6 +71,7 @@ class StageKind:
     code_modules: Callable[[Any], list[str]]
     data_files: Callable[[Any], list[Path]]
     data_identity: Callable[[Any], dict[str, Any]]
+    runs_on_several_processes: bool = False
 
 
 def find_stage_kind(name: str) -> StageKind:
@@ -117,6 +119,7 @@ def _read_declarations(name: str, module: ModuleType) -> StageKind:
         code_modules=getattr(module, "code_modules", lambda config: [module.__name__]),
         data_files=getattr(module, "data_files", lambda config: []),
         data_identity=getattr(module, "data_identity", lambda config: {}),
+        runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
     )
     problem = _declaration_problem(kind)
     if problem:

@@ -118,7 +118,7 @@ def test_params_alone_are_verified_without_the_optimizer_s_files(directory):
     flip_bit(training, 100)
     assert restore_params(step_directory, like)["w"].tolist() == [[2.0] * 4] * 4
     flip_bit(params, 100)
-    with pytest.raises(CheckpointError, match=f"{params.name}: its SHA-256 differs"):
+    with pytest.raises(CheckpointError, match=f"{params.name}: its BLAKE3 differs"):
         restore_params(step_directory, like)
 
 

@@ -50,6 +50,32 @@ def test_the_processes_together_read_the_data_once_per_epoch(num_processes):
     assert sorted(seen) == [10 * index for index in range(10)]
 
 
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_every_process_has_as_many_batches_though_the_rows_do_not_divide(num_processes):
+    """Engine case 23."""
+    for num_examples in (1, 5, 8, 13, 17):
+        counts = []
+        for process in range(num_processes):
+            training = train_batches(
+                rows_of(num_examples),
+                global_batch_size=8,
+                stop_step=2 * -(-num_examples // 8),
+                process_index=process,
+                num_processes=num_processes,
+            )
+            evaluation = EvalBatches(
+                rows_of(num_examples),
+                collate,
+                batch_size=8,
+                process_index=process,
+                num_processes=num_processes,
+            )
+            counts.append((sum(1 for _ in training), sum(1 for _ in evaluation)))
+
+        steps = -(-num_examples // 8)
+        assert counts == [(2 * steps, steps)] * num_processes
+
+
 @pytest.mark.parametrize("num_examples", [1, 3, 4, 5])
 def test_sizes_around_one_batch_train_and_evaluate_every_example_once(num_examples):
     """Engine case 26."""

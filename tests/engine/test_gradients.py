@@ -94,7 +94,10 @@ def test_the_global_norm_of_sharded_gradients_gathers_none():
         "down": rng.normal(size=(32, 16)).astype(np.float32),
         "norm": rng.normal(size=16).astype(np.float32),
     }
-    gradients = deployer.shard_params(host, deployer.get_sharding_rules(host))
+    rules = deployer.get_sharding_rules(
+        host, lambda p, x: x + jnp.tanh(x * p["norm"] @ p["up"]) @ p["down"], np.ones((2, 16))
+    )
+    gradients = deployer.shard_params(host, rules)
 
     compiled = jax.jit(global_norm).lower(gradients).compile()
 

@@ -14,7 +14,19 @@ def test_devices_not_sharing_a_model_are_data_parallel(num_model_shards):
 
     assert deployer.num_model_shards == num_model_shards
     assert deployer.num_data_shards == 8 // num_model_shards
-    assert deployer.mesh.axis_names == ("data", "model")
+    assert deployer.mesh.axis_names == ("data", "fsdp", "model")
+
+
+def test_fully_sharded_devices_have_rows_of_their_own():
+    deployer = Deployer(2, num_fsdp_shards=2)
+
+    assert dict(deployer.mesh.shape) == {"data": 2, "fsdp": 2, "model": 2}
+    assert deployer.num_data_shards == 4
+
+
+def test_fsdp_shards_that_do_not_divide_what_the_model_leaves_are_refused():
+    with pytest.raises(ValueError, match=r"num_fsdp_shards=8 .* 4 data-parallel devices; allowed"):
+        Deployer(2, num_fsdp_shards=8)
 
 
 @pytest.mark.parametrize("num_model_shards", [3, 0, -1, 16])
@@ -27,7 +39,7 @@ def test_model_shards_that_do_not_divide_the_devices_are_refused(num_model_shard
 def test_model_shards_of_one_copy_are_neighbours():
     mesh = build_mesh(2, jax.devices()[:4])
 
-    assert [[d.id for d in row] for row in mesh.devices] == [[0, 1], [2, 3]]
+    assert [[d.id for d in row] for row in mesh.devices[:, 0]] == [[0, 1], [2, 3]]
 
 
 def test_processes_that_share_rows_read_the_same_share():

@@ -24,6 +24,24 @@ def params():
     return jax.tree.map(lambda s: jnp.ones(s), tree, is_leaf=lambda x: isinstance(x, tuple))
 
 
+def forward(params, ids):
+    x = params["embedding"][ids]
+
+    def layer(x, p):
+        inner = jnp.tanh(x * p["norm"] @ p["up"] + p["bias"])
+        return x + inner @ p["down"], None
+
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    return x * params["final"]["norm"]
+
+
+def feed_forward(params, x):
+    return x + jnp.tanh(x * params["norm"] @ params["up"]) @ params["down"]
+
+
+IDS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+
+
 def halves():
     labels = {"embedding": "slow", "layers": "fast", "final": "fast"}
     return optax.multi_transform({"slow": optax.adamw(1e-3), "fast": optax.lion(1e-4)}, labels)
@@ -47,13 +65,19 @@ def planned(optimizer):
     """The rules, and (path, shape, sharding) of each array of the state, over 8 model shards."""
     deployer = Deployer(8)
     arrays = jax.eval_shape(params)
-    rules = deployer.get_sharding_rules(arrays)
+    rules = deployer.get_sharding_rules(arrays, forward, IDS)
     state = jax.eval_shape(optimizer.init, arrays)
-    shardings = jax.tree.leaves(deployer.optimizer_sharding(state, arrays, rules))
+    shardings = jax.tree.leaves(sharding_of(deployer, state, arrays, rules))
     return rules, [
         (join(path), leaf, sharding)
         for (path, leaf), sharding in zip(named_leaves(state), shardings, strict=True)
     ]
+
+
+def sharding_of(deployer, state, arrays, rules):
+    """How a Trainer stores an optimizer's state."""
+    specs = optimizer_specs(state, arrays, rules.specs(arrays))
+    return deployer.storage(state, specs).stored_sharding
 
 
 def num_bytes(shape, dtype):
@@ -86,7 +110,7 @@ def test_state_of_a_parameters_shape_has_its_spec_and_its_share_of_bytes(name):
 def test_adafactor_keeps_row_and_column_means_along_their_parameters_axes():
     """Engine case 13."""
     arrays = {"up": jnp.ones((D, F)), "down": jnp.ones((F, D)), "norm": jnp.ones(D)}
-    rules = Deployer(8).get_sharding_rules(arrays)
+    rules = Deployer(8).get_sharding_rules(arrays, feed_forward, jnp.ones((2, D)))
     optimizer = optax.adafactor(1e-3)
 
     found = optimizer_specs(jax.eval_shape(optimizer.init, arrays), arrays, rules.specs(arrays))
@@ -113,11 +137,11 @@ def test_adafactor_trains_sharded_as_alone():
     alone, _ = update(gradients, optimizer.init(arrays), arrays)
 
     deployer = Deployer(4)
-    rules = deployer.get_sharding_rules(arrays)
+    rules = deployer.get_sharding_rules(arrays, feed_forward, jnp.ones((2, 128)))
     state = optimizer.init(arrays)
     sharded, _ = update(
         deployer.shard_params(gradients, rules),
-        jax.device_put(state, deployer.optimizer_sharding(state, arrays, rules)),
+        jax.device_put(state, sharding_of(deployer, state, arrays, rules)),
         deployer.shard_params(arrays, rules),
     )
 

@@ -32,9 +32,11 @@ def predictor_of(deployer=None, pred_fn=double, batch_size=8, **options):
 @pytest.mark.parametrize("num_model_shards", [1, 8])
 def test_predictions_come_in_input_order_without_padding(count, num_model_shards):
     """Engine cases 26 and 28."""
-    predictor = predictor_of(Deployer(num_model_shards))
+    deployer, params = Deployer(num_model_shards), {"w": np.float32(2)}
+    rules = deployer.get_sharding_rules(params, double, collate(numbers(2)), None)
+    predictor = predictor_of(deployer, sharding_rules=rules)
 
-    found = predictor.predict(numbers(count), {"w": np.float32(2)})
+    found = predictor.predict(numbers(count), params)
 
     assert [p["twice"] for p in found] == [2 * i for i in range(count)]
     assert [p["pair"].tolist() for p in found] == [[i, i] for i in range(count)]
@@ -73,7 +75,9 @@ def test_random_predictions_depend_on_the_place_in_the_input_only():
 
     params = {"w": np.float32(1)}
     small = predictor_of(Deployer(devices=jax.devices()[:1]), draw, 3, seed=4)
-    large = predictor_of(Deployer(2), draw, 16, seed=4)
+    spread = Deployer(2)
+    rules = spread.get_sharding_rules(params, lambda params: params["w"])
+    large = predictor_of(spread, draw, 16, seed=4, sharding_rules=rules)
 
     found = small.predict(numbers(10), params)
 
@@ -98,7 +102,7 @@ def test_predicting_twice_compiles_once():
 
 def test_sharded_parameters_predict_as_whole_ones():
     def through(params, batch, rngs):
-        return jnp.tanh(batch["x"][:, None] * params["up"][0]) @ params["down"]
+        return jnp.tanh(batch["x"][:, None] * jnp.ones(16) @ params["up"]) @ params["down"]
 
     rng = np.random.default_rng(0)
     params = {
@@ -106,12 +110,14 @@ def test_sharded_parameters_predict_as_whole_ones():
         "down": rng.normal(size=(32, 16)).astype(np.float32),
     }
     deployer = Deployer(4)
-    rules = deployer.get_sharding_rules(params)
+    rules = deployer.get_sharding_rules(params, through, collate(numbers(2)), None)
+    assert rules.replicated_bytes == 0
 
     found = predictor_of(deployer, through, sharding_rules=rules).predict(numbers(3), params)
 
     x = np.arange(3.0)[:, None]
-    np.testing.assert_allclose(found, np.tanh(x * params["up"][0]) @ params["down"], atol=1e-5)
+    expected = np.tanh(x * params["up"].sum(axis=0)) @ params["down"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_batch_size_that_the_devices_cannot_split_is_refused():

@@ -28,6 +28,15 @@ def params():
     }
 
 
+IDS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+
+
+def forward(params, ids):
+    up, down = params["mlp"]["up"], params["mlp"]["down"]
+    x = params["embed"]["table"][ids]
+    return x + jnp.tanh(x @ up["kernel"] + up["bias"]) @ down["kernel"] + down["bias"]
+
+
 def test_first_matching_rule_wins():
     rules = check_rules(
         [
@@ -60,7 +69,9 @@ def test_an_exact_rule_speaks_about_one_parameter_only():
 
 def test_a_rule_that_matches_no_parameter_is_an_error():
     with pytest.raises(ShardingError, match="'atention' matches no parameter; parameters: embed"):
-        Deployer(4).get_sharding_rules(params(), overrides=[("atention", (None, "model"))])
+        Deployer(4).get_sharding_rules(
+            params(), forward, IDS, overrides=[("atention", (None, "model"))]
+        )
 
 
 def test_a_parameter_without_a_rule_is_an_error():
@@ -72,26 +83,28 @@ def test_a_parameter_without_a_rule_is_an_error():
     ("override", "message"),
     [
         (("up/bias", (None, "model")), r"names 2 axes, but mlp/up/bias \(64,\) has 1 dims"),
-        (("table", ("modle",)), "names axis 'modle'; allowed: None, 'data', 'model'"),
+        (("table", ("modle",)), "names axis 'modle'; allowed: None, 'data', 'fsdp', 'model'"),
         (("table", ("model", "model")), "names one axis twice"),
         (("(", ()), "is not a regex"),
     ],
 )
 def test_an_override_that_cannot_be_obeyed_is_an_error(override, message):
     with pytest.raises(ShardingError, match=message):
-        Deployer(4).get_sharding_rules(params(), overrides=[override])
+        Deployer(4).get_sharding_rules(params(), forward, IDS, overrides=[override])
 
 
 def test_an_override_that_does_not_divide_is_an_error_and_not_a_replica():
     shapes = {"head": jax.ShapeDtypeStruct((16, 10), jnp.float32)}
 
     with pytest.raises(ShardingError, match="along its dim of 10, which the 4 shards"):
-        Deployer(4).get_sharding_rules(shapes, overrides=[("head", (None, "model"))])
+        Deployer(4).get_sharding_rules(
+            shapes, lambda p: p["head"].sum(), overrides=[("head", (None, "model"))]
+        )
 
 
 def test_overrides_come_before_derived_rules():
     rules = Deployer(4).get_sharding_rules(
-        params(), overrides=[("table$", (None, "model")), ("mlp/up", ())]
+        params(), forward, IDS, overrides=[("table$", (None, "model")), ("mlp/up", ())]
     )
 
     specs = rules.specs(params())
@@ -103,7 +116,7 @@ def test_overrides_come_before_derived_rules():
 
 def test_every_parameter_is_explained_and_replicated_bytes_are_reported():
     """Engine case 11."""
-    rules = Deployer(4).get_sharding_rules(params())
+    rules = Deployer(4).get_sharding_rules(params(), forward, IDS)
 
     lines = rules.explain().splitlines()
 
@@ -123,10 +136,22 @@ def test_every_parameter_is_explained_and_replicated_bytes_are_reported():
     assert "1 replicated (64 bytes)" in lines[-1]
 
 
+def test_several_model_shards_without_a_function_are_refused_with_what_to_pass():
+    with pytest.raises(ShardingError, match=r"4 model shards need .*get_sharding_rules\(params"):
+        Deployer(4).get_sharding_rules(params())
+
+
+def test_one_model_shard_needs_no_function_and_keeps_everything_whole():
+    rules = Deployer(1).get_sharding_rules(params())
+
+    assert all(p.is_replicated for p in rules.parameters)
+    assert rules.bytes_per_device == rules.total_bytes == rules.replicated_bytes
+
+
 def test_parameters_lie_as_the_rules_say():
     deployer = Deployer(4)
     arrays = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), params())
-    rules = deployer.get_sharding_rules(arrays)
+    rules = deployer.get_sharding_rules(arrays, forward, IDS)
 
     placed = deployer.shard_params(arrays, rules)
 

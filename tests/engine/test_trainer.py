@@ -102,7 +102,18 @@ class Recorder(Callback):
 def trainer_of(deployer, loss_fn=mlp_loss, params=None, **options):
     options = {"optimizer": optax.sgd(0.1), "global_batch_size": 8} | options
     params = mlp_params() if params is None else params
+    if deployer.num_model_shards > 1 and "sharding_rules" not in options:
+        options["sharding_rules"] = rules_of(deployer, loss_fn, params)
     return Trainer(deployer, collate_fn=collate, loss_fn=loss_fn, params=params, **options)
+
+
+def rules_of(deployer, loss_fn, params, examples=None):
+    """What a user writes; some losses here take other examples than `token_examples`."""
+    if np.ndim(params) == 1:
+        examples = [{"id": 0}, {"id": 1}]
+    batch = collate(examples or token_examples(2))
+    keys = jax.random.split(jax.random.key(0), 2)
+    return deployer.get_sharding_rules(params, loss_fn, batch, keys, False)
 
 
 def assert_trees_close(found, expected, rtol):
@@ -421,6 +432,11 @@ def test_a_metric_that_is_not_finite_stops_the_training():
         trainer_of(two_devices()).fit(
             token_examples(8), num_epochs=1, eval_fn=lambda *_: {"perplexity": float("inf")}
         )
+
+
+def test_several_model_shards_without_rules_are_refused_with_what_to_pass():
+    with pytest.raises(ValueError, match=r"pass sharding_rules=deployer.get_sharding_rules"):
+        trainer_of(Deployer(2), sharding_rules=None)
 
 
 def test_training_on_nothing_is_refused():

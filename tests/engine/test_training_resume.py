@@ -71,8 +71,11 @@ def trainer_of(deployer=None, **options):
         "out": rng.normal(size=WIDTH).astype(np.float32),
     }
     options = {"global_batch_size": 4, "per_device_batch_size": 1, "loss_fn": loss} | options
+    deployer = deployer or Deployer(2, devices=jax.devices()[:4])
+    traced = (params, options["loss_fn"], collate(examples(2)), None, False)
     return Trainer(
-        deployer or Deployer(2, devices=jax.devices()[:4]),
+        deployer,
+        sharding_rules=deployer.get_sharding_rules(*traced),
         collate_fn=collate,
         params=params,
         optimizer=optax.adamw(1e-2),

@@ -1,75 +1,69 @@
-"""The two rules, from shapes alone."""
+"""The two rules, from what a function computes."""
 
 import logging
 import random
 
-import flax.linen as nn
+import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from redco_flow.engine.errors import ShardingError
+from redco_flow import Deployer
+from redco_flow.engine.parameter_paths import join, named_leaves
 from redco_flow.engine.two_rules import derive_rules, weight_decay_mask
+from redco_flow.models import t5
+from tests.engine.small_transformers import MODELS, D, F, H, K, V, attend, draw
 
 SIZES = {"data": 2, "model": 4}
-L, D, H, K, F, V, BUCKETS = 3, 32, 8, 16, 96, 256, 20
+IDS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
+X = jax.ShapeDtypeStruct((2, 6, D), jnp.float32)
 
 
-def shapes(tree):
-    return jax.tree.map(
-        lambda dims: jax.ShapeDtypeStruct(dims, jnp.float32),
-        tree,
-        is_leaf=lambda x: isinstance(x, tuple),
+def plan(params, function, *inputs, **options):
+    """The layout over four model shards as {path: spec}."""
+    return {p.path: p.spec for p in rules(params, function, *inputs, **options).parameters}
+
+
+def rules(params, function, *inputs, **options):
+    return derive_rules(params, SIZES, function, inputs, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model_gets_the_layout_an_expert_would_give_it(name):
+    """Engine cases 11, 16 and 17, the plans."""
+    model = MODELS[name]()
+
+    found = rules(model.params, model.forward, model.ids)
+
+    assert {p.path: p.spec for p in found.parameters} == model.plan
+    assert all(p.reason for p in found.parameters)
+
+
+def test_reasons_name_what_the_data_did():
+    """Engine case 11."""
+    model = MODELS["grouped queries"]()
+
+    found = rules(model.params, model.forward, model.ids)
+
+    reasons = {p.path: p.reason for p in found.parameters}
+    stream = "the residual stream (32 wide)"
+    assert reasons["attention/q"] == (
+        "reads the whole residual stream: split by its 4 groups of heads"
+    )
+    assert reasons["attention/k"] == "reads the whole residual stream: split by its 4 heads"
+    assert reasons["attention/ln"] == f"lies along {stream}: whole"
+    assert reasons["mlp/down"] == (
+        "takes in what is split by 64 units: split with it, one reduction follows"
+    )
+    assert reasons["embedding"] == (
+        "looked up by the inputs' integers: split by its 96 rows (vocabulary)"
     )
 
 
-def specs(tree, **options):
-    """Plan of a tree of dims as {path: spec}."""
-    rules = derive_rules(shapes(tree), SIZES, **options)
-    return {p.path: p.spec for p in rules.parameters}
-
-
-def scanned_encoder_decoder():
-    """A T5 with stacked projections: scanned layers beside a table, biases per head and norms."""
-    attention = {"norm": (L, D), "qkv": (L, D, 3, H, K), "out": (L, H, K, D)}
-    cross = {"norm": (L, D), "q": (L, D, H, K), "kv": (L, D, 2, H, K), "out": (L, H, K, D)}
-    feed_forward = {"norm": (L, D), "wi": (L, D, 2, F), "wo": (L, F, D)}
-    encoder = {"attention": attention, "feed_forward": feed_forward}
-    decoder = {"attention": attention, "cross": cross, "feed_forward": feed_forward}
-    around = {"relative_bias": (BUCKETS, H), "final_norm": (D,)}
-    return {
-        "embedding": (V, D),
-        "head": (D, V),
-        "encoder": {"layers": encoder, **around},
-        "decoder": {"layers": decoder, **around},
-    }
-
-
-class Block(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        normed = nn.LayerNorm()(x)
-        x = x + nn.MultiHeadDotProductAttention(num_heads=H)(normed, normed)
-        return x + nn.Dense(D)(nn.gelu(nn.Dense(F)(nn.LayerNorm()(x))))
-
-
-class Model(nn.Module):
-    @nn.compact
-    def __call__(self, ids):
-        x = nn.Embed(V, D)(ids)
-        for _ in range(2):
-            x = Block()(x)
-        return nn.Dense(V)(nn.LayerNorm()(x))
-
-
-def flax_shapes():
-    ids = jnp.zeros((1, 4), jnp.int32)
-    return jax.eval_shape(lambda: Model().init(jax.random.key(0), ids)["params"])
-
-
 def renamed(tree, words, seen):
-    """Rename every key, the same name to the same word at the same place."""
+    """The same tree with every key replaced by a word, so that the order changes as well."""
     if not isinstance(tree, dict):
         return tree
     return {
@@ -78,204 +72,296 @@ def renamed(tree, words, seen):
     }
 
 
-def test_scanned_layers_with_stacked_projections_follow_the_two_rules():
-    found = specs(scanned_encoder_decoder())
-
-    assert found == {
-        "embedding": P("model"),
-        "head": P(None, "model"),
-        **{
-            f"{stack}/layers/{name}": spec
-            for stack in ("encoder", "decoder")
-            for name, spec in {
-                "attention/norm": P(),
-                "attention/qkv": P(None, None, None, "model"),
-                "attention/out": P(None, "model"),
-                "feed_forward/norm": P(),
-                "feed_forward/wi": P(None, None, None, "model"),
-                "feed_forward/wo": P(None, "model"),
-            }.items()
-        },
-        "decoder/layers/cross/norm": P(),
-        "decoder/layers/cross/q": P(None, None, "model"),
-        "decoder/layers/cross/kv": P(None, None, None, "model"),
-        "decoder/layers/cross/out": P(None, "model"),
-        "encoder/relative_bias": P(None, "model"),
-        "decoder/relative_bias": P(None, "model"),
-        "encoder/final_norm": P(),
-        "decoder/final_norm": P(),
-    }
+def named_as_before(tree, seen):
+    if not isinstance(tree, dict):
+        return tree
+    back = {word: key for key, word in seen.items()}
+    return {back[word]: named_as_before(value, seen) for word, value in tree.items()}
 
 
-def test_flax_modules_follow_the_two_rules_and_biases_follow_their_kernels():
-    rules = derive_rules(flax_shapes(), SIZES)
-
-    found = {p.path: p.spec for p in rules.parameters if not p.path.startswith("Block_1")}
-
-    attention = "Block_0/MultiHeadDotProductAttention_0"
-    assert found == {
-        "Embed_0/embedding": P("model"),
-        **{f"{attention}/{n}/kernel": P(None, "model") for n in ("query", "key", "value")},
-        **{f"{attention}/{n}/bias": P("model") for n in ("query", "key", "value")},
-        f"{attention}/out/kernel": P("model"),
-        f"{attention}/out/bias": P(),
-        "Block_0/Dense_1/kernel": P(None, "model"),
-        "Block_0/Dense_1/bias": P("model"),
-        "Block_0/Dense_0/kernel": P("model"),
-        "Block_0/Dense_0/bias": P(),
-        **{f"Block_0/LayerNorm_{i}/{n}": P() for i in (0, 1) for n in ("scale", "bias")},
-        "LayerNorm_0/scale": P(),
-        "LayerNorm_0/bias": P(),
-        "Dense_0/kernel": P(None, "model"),
-        "Dense_0/bias": P("model"),
-    }
-
-
-@pytest.mark.parametrize("tree", [flax_shapes(), shapes(scanned_encoder_decoder())])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_renamed_parameters_get_the_same_plan(tree, seed):
+@pytest.mark.parametrize("name", MODELS)
+def test_renamed_parameters_get_the_same_plan(name):
     """Engine case 14."""
-    words = [f"{random.Random(seed + i).getrandbits(40):x}" for i in range(64)]
+    model = MODELS[name]()
+    words = [f"{random.Random(i).getrandbits(40):x}" for i in range(64)]
     seen: dict[str, str] = {}
-    other = renamed(tree, words, seen)
+    other = renamed(model.params, words, seen)
 
-    plan = {p.path: p.spec for p in derive_rules(tree, SIZES).parameters}
-    other_plan = {p.path: p.spec for p in derive_rules(other, SIZES).parameters}
+    found = plan(other, lambda p, ids: model.forward(named_as_before(p, seen), ids), model.ids)
 
-    assert other_plan == {
-        "/".join(seen[part] for part in path.split("/")): spec for path, spec in plan.items()
+    assert found == {
+        "/".join(seen[part] for part in path.split("/")): spec for path, spec in model.plan.items()
     }
 
 
-def test_an_axis_that_does_not_divide_is_replicated_with_its_reason_said_once(caplog):
-    """Engine case 10."""
-    tree = scanned_encoder_decoder() | {"embedding": (50257, D), "head": (D, 50257)}
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_gradients_are_the_same_as_in_float64_on_one_device(name):
+    """Engine case 12."""
+    model = MODELS[name]()
+
+    def loss(params, ids):
+        outputs = jax.tree.leaves(model.forward(params, ids))
+        return sum(jnp.mean(jnp.sin(x)) for x in outputs)
+
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), model.params)
+        value, gradients = jax.jit(jax.value_and_grad(loss))(wide, model.ids)
+    # A bias of keys has no gradient at all: small is what is small beside the others.
+    scale = 1e-5 * max(np.abs(g).max() for g in jax.tree.leaves(gradients))
+    for num_data, num_model in [(2, 2), (1, 4)]:
+        deployer = Deployer(num_model, devices=jax.devices()[: num_data * num_model])
+        found_rules = deployer.get_sharding_rules(model.params, model.forward, model.ids)
+        params = deployer.shard_params(model.params, found_rules)
+        ids = jax.device_put(model.ids, deployer.named_sharding("data"))
+
+        found, found_gradients = jax.jit(jax.value_and_grad(loss))(params, ids)
+
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+        for (path, one), two in zip(
+            named_leaves(found_gradients), jax.tree.leaves(gradients), strict=True
+        ):
+            np.testing.assert_allclose(one, two, rtol=1e-5, atol=scale, err_msg=join(path))
+
+
+@pytest.mark.parametrize("version", ["v1.0", "v1.1"])
+def test_t5_is_split_by_heads_units_and_vocabulary(version):
+    gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    config = t5.Config(
+        vocab_size=96, d_model=32, d_kv=4, d_ff=64, num_layers=2, num_heads=8,
+        **(gated if version == "v1.1" else {}),
+    )  # fmt: skip
+
+    def loss(params, ids, keys):
+        return t5.apply(config, params, ids, (ids != 0).astype(jnp.int32), ids, rngs=keys)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    found = plan(t5.abstract_params(config), loss, IDS, keys)
+
+    head = {"lm_head": P(None, "model")} if version == "v1.1" else {}
+    expected = {"embedding": P("model"), **head}
+    for stack in ("encoder", "decoder"):
+        attention = {"norm": P(), "qkv": P(None, None, None, "model"), "out": P(None, "model")}
+        feed_forward = {"norm": P(), "wi": P(None, None, None, "model"), "wo": P(None, "model")}
+        parts = {"self_attention": attention, "feed_forward": feed_forward}
+        if stack == "decoder":
+            both = {"q": P(None, None, "model"), "kv": P(None, None, None, "model")}
+            parts["cross_attention"] = {"norm": P(), **both, "out": P(None, "model")}
+        for part, specs in parts.items():
+            expected |= {f"{stack}/layers/{part}/{name}": s for name, s in specs.items()}
+        expected |= {f"{stack}/relative_bias": P(None, "model"), f"{stack}/final_norm": P()}
+    assert found == expected
+
+
+def test_an_nnx_module_split_into_a_plain_dict_follows_the_two_rules():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.table = nnx.Embed(V, D, rngs=rngs)
+            self.up = nnx.Linear(D, F, rngs=rngs)
+            self.down = nnx.Linear(F, D, rngs=rngs)
+
+        def __call__(self, ids):
+            x = self.table(ids)
+            return x + self.down(nnx.relu(self.up(x)))
+
+    graph, state = nnx.split(Block(nnx.Rngs(0)))
+
+    def forward(params, ids):
+        return nnx.merge(graph, nnx.State(params))(ids)
+
+    found = plan(nnx.to_pure_dict(state), forward, IDS)
+
+    assert found == {
+        "table/embedding": P("model"),
+        "up/kernel": P(None, "model"),
+        "up/bias": P("model"),
+        "down/kernel": P("model"),
+        "down/bias": P(),
+    }
+
+
+def attention(params, x, heads):
+    batch, length, _ = x.shape
+    q, k, v = ((x @ params[n]).reshape(batch, length, heads, -1) for n in "qkv")
+    return x + attend(q, k, v).reshape(batch, length, -1) @ params["o"]
+
+
+def test_heads_that_the_shards_do_not_divide_are_whole_and_never_split_inside(caplog):
+    """Engine case 16: 6 heads of 4."""
+    params = draw({"q": (D, 24), "k": (D, 24), "v": (D, 24), "o": (24, D)})
 
     with caplog.at_level(logging.WARNING):
-        rules = derive_rules(shapes(tree), SIZES)
+        found = rules(params, lambda p, x: attention(p, x, 6), X)
 
-    found = {p.path: p for p in rules.parameters}
-    assert found["embedding"].spec == found["head"].spec == P()
-    assert "4 model shards do not divide 50257" in found["embedding"].reason
-    assert sum(record.message.startswith("embedding ") for record in caplog.records) == 1
-    assert found["encoder/layers/attention/qkv"].spec == P(None, None, None, "model")
+    assert {p.spec for p in found.parameters} == {P()}
+    assert "6 heads, which 4 model shards do not divide" in caplog.text
 
 
-def test_fewer_key_value_heads_are_split_by_head_or_replicated_but_never_inside_a_head():
-    """Engine case 16, the plan."""
-    attention = {"q": (D, H, K), "k": (D, 4, K), "v": (D, 4, K), "o": (H, K, D)}
+def test_parts_of_no_size_change_nothing():
+    """As in partly rotated heads of which all is rotated."""
 
-    split = specs({"attention": attention, "norm": (D,)})
-    too_few = specs({"attention": attention | {"k": (D, 2, K), "v": (D, 2, K)}, "norm": (D,)})
-    one = specs({"attention": attention | {"k": (D, K), "v": (D, K)}, "norm": (D,)})
+    def forward(p, x):
+        inner = x @ p["up"]
+        inner = jnp.concatenate([inner[..., :F], inner[..., F:].reshape(2, 6, 0)], -1)
+        return x + inner @ p["down"]
 
-    assert split["attention/k"] == P(None, "model")
-    assert too_few["attention/k"] == one["attention/k"] == P()
-    for plan in (split, too_few, one):
-        assert plan["attention/q"] == P(None, "model")
-        assert plan["attention/o"] == P("model")
+    found = plan(draw({"up": (D, F), "down": (F, D)}), forward, X)
+
+    assert found == {"up": P(None, "model"), "down": P("model")}
 
 
-def test_a_table_with_as_many_rows_as_a_head_has_dims_does_not_split_heads():
-    attention = {"q": (D, H, K), "k": (D, 4, K), "v": (D, 4, K), "o": (H, K, D)}
+def test_one_key_value_head_is_whole_and_its_queries_are_split():
+    """Engine case 16."""
 
-    found = specs({"attention": attention, "positions": (K, D), "norm": (D,)})
+    def forward(p, x):
+        q = jnp.einsum("btd,dhk->bthk", x, p["q"])
+        scores = jnp.einsum("bthk,bsk->bhts", q, x @ p["k"])
+        mixed = jnp.einsum("bhts,bsk->bthk", jax.nn.softmax(scores), x @ p["v"])
+        return x + jnp.einsum("bthk,hkd->btd", mixed, p["o"])
 
-    assert found["attention/k"] == P(None, "model")
-    assert found["positions"] == P("model")
+    params = draw({"q": (D, H, K), "k": (D, K), "v": (D, K), "o": (H, K, D)})
 
-
-def test_parameters_of_one_flat_module_are_told_apart():
-    tree = {
-        "ln": (D,),
-        "wq": (D, H, K),
-        "bq": (H, K),
-        "wo": (H, K, D),
-        "bo": (D,),
-        "wi": (D, F),
-        "bi": (F,),
-        "wf": (F, D),
-    }
-
-    assert specs({"layer": tree}) == {
-        "layer/ln": P(),
-        "layer/wq": P(None, "model"),
-        "layer/bq": P("model"),
-        "layer/wo": P("model"),
-        "layer/bo": P(),
-        "layer/wi": P(None, "model"),
-        "layer/bi": P("model"),
-        "layer/wf": P("model"),
+    assert plan(params, forward, X) == {
+        "q": P(None, "model"),
+        "k": P(),
+        "v": P(),
+        "o": P("model"),
     }
 
 
-def test_stacked_experts_are_split_inside_each_expert():
-    tree = {
-        "attention": {"qkv": (D, 3, H, K), "o": (H, K, D)},
-        "experts": {"router": (D, 4), "up": (4, D, F), "down": (4, F, D)},
-        "embedding": (V, D),
+def test_a_kernel_that_packs_parts_side_by_side_is_split_and_says_what_would_help(caplog):
+    """Engine case 17: (D, 3 D), cut by `jnp.split`."""
+
+    def forward(p, x):
+        q, k, v = (part.reshape(2, 6, H, K) for part in jnp.split(x @ p["qkv"], 3, axis=-1))
+        return x + attend(q, k, v).reshape(2, 6, D) @ p["o"]
+
+    params = draw({"qkv": (D, 3 * D), "o": (D, D)})
+
+    with caplog.at_level(logging.WARNING):
+        found = plan(params, forward, X)
+
+    assert found == {"qkv": P(None, "model"), "o": P("model")}
+    assert "give the parts a dim of their own" in caplog.text
+
+
+def test_a_low_rank_between_wide_dims_is_whole_and_the_wide_one_split():
+    def forward(p, x):
+        inner = x @ p["a"] @ p["b"] + x @ p["up"]
+        return x + jax.nn.relu(inner) @ p["down"]
+
+    params = draw({"a": (D, 8), "b": (8, F), "up": (D, F), "down": (F, D)})
+
+    assert plan(params, forward, X) == {
+        "a": P(),
+        "b": P(None, "model"),
+        "up": P(None, "model"),
+        "down": P("model"),
     }
 
-    found = specs(tree)
 
-    assert found["experts/up"] == P(None, None, "model")
-    assert found["experts/down"] == P(None, "model")
+def test_layers_without_a_residual_alternate_in_the_order_of_the_data():
+    def forward(p, x):
+        return jax.nn.relu(jax.nn.relu(x @ p["c"] + p["bias"]) @ p["a"]) @ p["b"]
 
+    params = draw({"c": (D, 64), "bias": (64,), "a": (64, 128), "b": (128, 16)})
 
-def test_layers_without_norms_are_scanned_where_the_caller_says_so():
-    tree = {"embedding": (V, D), "stack": {"up": (L, D, F), "down": (L, F, D)}}
-
-    assert specs(tree, scanned_layers=["^stack/"]) == {
-        "embedding": P("model"),
-        "stack/up": P(None, None, "model"),
-        "stack/down": P(None, "model"),
+    assert plan(params, forward, X) == {
+        "c": P(None, "model"),
+        "bias": P("model"),
+        "a": P("model"),
+        "b": P(None, "model"),
     }
-    with pytest.raises(ShardingError, match="'^stak/' matches no parameter".replace("^", r"\^")):
-        specs(tree, scanned_layers=["^stak/"])
 
 
-def test_a_module_whose_kernels_begin_alike_is_not_taken_for_scanned_layers():
-    found = specs({"norm": (D,), "attention": {"q": (D, H, K), "o": (D, D)}})
+def test_a_table_read_by_comparison_with_all_rows_is_split_by_rows():
+    def forward(p, ids):
+        x = jax.nn.one_hot(ids, V) @ p["table"]
+        return x + jnp.tanh(x @ p["up"]) @ p["down"]
 
-    assert found["attention/q"] == P(None, "model")
+    params = draw({"table": (V, D), "up": (D, F), "down": (F, D)})
 
-
-def test_the_residual_width_can_be_given():
-    tree = {"up": (64, 64, 16), "down": (16, 64)}
-
-    found = derive_rules(shapes(tree), SIZES, residual_width=64)
-
-    assert {p.path: p.spec for p in found.parameters}["down"] == P("model")
-    with pytest.raises(ShardingError, match="residual_width=7"):
-        derive_rules(shapes(tree), SIZES, residual_width=7)
+    assert plan(params, forward, IDS)["table"] == P("model")
 
 
-def test_square_matrices_are_split_and_say_that_their_role_is_open():
-    rules = derive_rules(
-        shapes({"a": {"kernel": (D, D), "bias": (D,)}, "up": (D, F), "down": (F, D)}), SIZES
-    )
+def test_ragged_experts_are_split_inside_each_expert():
+    def forward(p, x, sizes):
+        inner = jax.lax.ragged_dot(x, p["up"], sizes)
+        return x + jax.lax.ragged_dot(jax.nn.silu(inner), p["down"], sizes)
 
-    found = {p.path: p for p in rules.parameters}
+    params = draw({"up": (4, D, F), "down": (4, F, D)})
+    rows, sizes = jax.ShapeDtypeStruct((12, D), jnp.float32), jnp.array([3, 3, 3, 3])
 
-    assert found["a/kernel"].spec == P(None, "model")
-    assert found["a/bias"].spec == P("model")
-    assert "does not tell" in found["a/kernel"].reason
-
-
-def test_a_tree_without_matrices_is_replicated():
-    assert specs({"temperature": (), "scale": (8,)}) == {"temperature": P(), "scale": P()}
+    assert plan(params, forward, rows, sizes) == {
+        "up": P(None, None, "model"),
+        "down": P(None, "model"),
+    }
 
 
-def test_norms_and_biases_are_not_decayed_even_when_scanned():
-    tree = scanned_encoder_decoder()
+def test_vocabularies_that_the_shards_do_not_divide_are_split_and_stored_padded():
+    """Engine case 10, the plan: 97 rows are stored as 100."""
 
-    mask = weight_decay_mask(shapes(tree))
+    def forward(p, ids):
+        x = p["table"][ids]
+        return (x + jnp.tanh(x @ p["up"]) @ p["down"]) @ p["head"] + p["bias"]
 
-    layer = mask["encoder"]["layers"]
-    assert layer["attention"] == {"norm": False, "qkv": True, "out": True}
-    assert mask["embedding"] is True
-    assert mask["encoder"]["relative_bias"] is False
-    assert mask["encoder"]["final_norm"] is False
-    flax_mask = weight_decay_mask(flax_shapes())
-    attention = flax_mask["Block_0"]["MultiHeadDotProductAttention_0"]
-    assert attention["query"] == {"kernel": True, "bias": False}
+    dims = {"table": (97, D), "up": (D, F), "down": (F, D), "head": (D, 97), "bias": (97,)}
+
+    found = rules(draw(dims), forward, IDS)
+
+    specs = {p.path: p.spec for p in found.parameters}
+    assert specs["table"] == specs["bias"] == P("model")
+    assert specs["head"] == P(None, "model")
+    reasons = {p.path: p.reason for p in found.parameters}
+    assert "stored padded to a multiple of 4" in reasons["table"]
+    assert found.replicated_bytes == 0
+    assert found.bytes_per_device == (2 * 100 * D + 100 + 2 * D * F) * 4 // 4
+
+
+def test_what_an_unknown_operation_takes_is_whole_and_the_operation_is_named(caplog):
+    def forward(p, x):
+        inner = jnp.fft.fft(x @ p["up"]).real
+        return x + inner @ p["down"]
+
+    with caplog.at_level(logging.WARNING):
+        found = rules(draw({"up": (D, F), "down": (F, D)}), forward, X)
+
+    assert {p.spec for p in found.parameters} == {P()}
+    assert "used by 'fft', whose dataflow is not known" in caplog.text
+
+
+def test_a_function_may_take_static_values_and_name_mesh_axes():
+    def loss(params, batch, rngs, is_training):
+        assert is_training is False
+        assert rngs is None
+        x = jax.lax.with_sharding_constraint(batch["x"], P("data", None, None))
+        return jnp.tanh(x @ params["up"]) @ params["down"], x.sum((1, 2))
+
+    found = plan(draw({"up": (D, F), "down": (F, D)}), loss, {"x": np.ones((2, 6, D))}, None, False)
+
+    assert found == {"up": P(None, "model"), "down": P("model")}
+
+
+def test_overrides_come_before_what_is_derived():
+    model = MODELS["multi-head attention"]()
+
+    found = rules(model.params, model.forward, model.ids, overrides=[("embedding$", ())])
+
+    given = {p.path: p for p in found.parameters}["embedding"]
+    assert given.spec == P()
+    assert given.reason == "given: 'embedding$'"
+
+
+def test_matrices_and_tables_are_decayed_and_norms_and_biases_are_not():
+    model = MODELS["cross-attention and relative bias"]()
+
+    mask = weight_decay_mask(model.params, model.forward, model.ids)
+
+    cross = {"ln": False, "q": True, "kv": True, "o": True}
+    assert mask["cross"] == cross
+    assert (mask["embedding"], mask["ln"], mask["bias"]) == (True, False, False)
+    flat = MODELS["flat kernels"]()
+    decayed = weight_decay_mask(flat.params, flat.forward, flat.ids)
+    assert decayed["attention"] == {
+        "ln": False, **dict.fromkeys("qkvo", True), "bq": False, "bk": False, "bv": False,
+    }  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 from redco_flow.errors import ConfigError, UsageError
 from redco_flow.spec.load import Origin, load_profile
+from redco_flow.spec.slurm_section import RetryBudgets
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +18,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
 
     profile = load_profile("local")
 
-    assert profile.model_dump() == {
+    assert profile.model_dump(exclude={"slurm"}) == {
         "name": "local",
         "executor": "local",
         "workspace": "redco-workspace",
@@ -27,8 +28,26 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "grace_seconds": 30.0,
         "max_parallel_stages": 2,
         "prefect_api_url": None,
+        "retries": {
+            "preempted": None,
+            "node_failure": 3,
+            "timeout": 10,
+            "stalled": 0,
+            "failed": 0,
+            "out_of_memory": 0,
+        },
         "defaults": {},
     }
+
+
+def test_budgets_of_retries_are_counted_apart_and_none_has_no_end():
+    budgets = RetryBudgets(failed=1)
+
+    assert budgets.allows("failed", 1)
+    assert not budgets.allows("failed", 2)
+    assert not budgets.allows("out_of_memory", 1)
+    assert budgets.allows("preempted", 1000)
+    assert not budgets.allows("cancelled", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""Put the train step on a mesh: how its state is stored, and its program.
+
+The Trainer runs this program, and what estimates its memory or counts its traffic lowers the same
+one from shapes alone. Knows shapes and shardings; refuses to know data, files and when to train.
+Dims in this file: M micro-batches, B rows of one micro-batch over all data shards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.gathering import gather_where_used
+from redco_flow.engine.loss import LossFn
+from redco_flow.engine.padded_storage import PaddedStorage
+from redco_flow.engine.sharding import ShardingRules
+from redco_flow.engine.state_layout import state_layout
+from redco_flow.engine.stored_steps import TrainStep, on_stored_state
+from redco_flow.engine.train_step import (
+    MicroBatches,
+    Schedule,
+    make_train_step,
+)
+from redco_flow.engine.trainable import Trainable, only_trainable, trainable_mask
+
+
+def plan_state_storage(
+    deployer: Deployer,
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    rules: ShardingRules,
+    *,
+    counts_skipped: bool = False,
+    trainable: Any = None,
+) -> PaddedStorage:
+    """Say how the whole state lies on the mesh: the optimizer's arrays as their parameters.
+
+    Args:
+        params: arrays or shapes.
+        counts_skipped: whether the state counts steps that changed nothing.
+        trainable: a tree of bools; None: all parameters.
+    """
+    shapes, specs = state_layout(
+        params, optimizer, rules, counts_skipped=counts_skipped, trainable=trainable
+    )
+    return deployer.storage(shapes, specs)
+
+
+def jit_train_step(deployer: Deployer, step: TrainStep, storage: PaddedStorage) -> Any:
+    """Return the compiled function (stored state, batch) -> (stored state, metrics).
+
+    It reuses the memory of the state that it is given.
+    """
+    return jax.jit(
+        deployer.on_mesh(on_stored_state(step, storage)),
+        donate_argnums=0,
+        out_shardings=(storage.stored_sharding, deployer.named_sharding()),
+    )
+
+
+def lower_train_step(
+    deployer: Deployer,
+    loss_fn: LossFn,
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    rules: ShardingRules,
+    batch: Any,
+    *,
+    num_micro: int = 1,
+    lr_schedule: Schedule | None = None,
+    max_grad_norm: float | None = None,
+    trainable: Trainable | None = None,
+) -> jax.stages.Lowered:
+    """Lower the Trainer's step without any array: `.compile()` tells its memory and its HLO.
+
+    Args:
+        params: arrays or shapes, as the Trainer is given them.
+        batch: a tree of arrays or shapes (B, ...): one micro-batch over all data shards.
+        num_micro: micro-batches per optimizer step.
+        lr_schedule, max_grad_norm, trainable, loss_fn, optimizer: see `Trainer`.
+
+    Raises:
+        ShardingError: the rules do not fit the parameters.
+        ValueError: loss_fn returned something else than a loss, or leading dims differ.
+    """
+    mask = None if trainable is None else trainable_mask(params, trainable)
+    optimizer = optimizer if mask is None else only_trainable(optimizer, mask)
+    storage = plan_state_storage(deployer, params, optimizer, rules, trainable=mask)
+    stored = jax.eval_shape(storage.close, storage.shapes)
+    state = jax.tree.map(_placed, stored, storage.stored_sharding)
+    rows = deployer.rows_sharding(dim=1)
+    micro_batches = jax.tree.map(lambda x: _placed(x, rows), _micro_shapes(batch, num_micro))
+    loss_fn = gather_where_used(loss_fn, storage["params"])
+    step = make_train_step(
+        loss_fn,
+        optimizer,
+        lr_schedule=lr_schedule,
+        max_grad_norm=max_grad_norm,
+        trainable=mask,
+    )
+    lowered: jax.stages.Lowered = jit_train_step(deployer, step, storage).lower(
+        state, micro_batches
+    )
+    return lowered
+
+
+def _micro_shapes(batch: Any, num_micro: int) -> MicroBatches:
+    sizes = {x.shape[0] for x in jax.tree.leaves(batch)}
+    if len(sizes) != 1:
+        raise ValueError(f"the batch's leading dims differ: {sorted(sizes)}; they must be one.")
+    (num_rows,) = sizes
+    return {
+        "batch": jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((num_micro, *x.shape), x.dtype), batch
+        ),
+        "mask": jax.ShapeDtypeStruct((num_micro, num_rows), jnp.float32),
+        "rows": jax.ShapeDtypeStruct((num_micro, num_rows), jnp.int32),
+    }
+
+
+def _placed(shape: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)

@@ -1,0 +1,149 @@
+"""What is known of an array inside a trace, and what a trace finds out.
+
+Knows atoms and records. Refuses to know primitives and what follows from the records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+
+from redco_flow.engine.dataflow.atoms import Atoms, Dim
+
+Dims = tuple[Dim, ...]
+
+
+class Kind(IntEnum):
+    """Where an array comes from; of several, the largest."""
+
+    CONSTANT = 0
+    PARAMETER = 1
+    DATA = 2
+
+
+class Fact(Enum):
+    """What was done along a dim. The value says it to people, as in "it is ..."."""
+
+    LAYER = "counts layers"
+    SLICED = "cut into parts"
+    JOINED = "put together from parts"
+    SORTED = "sorted or accumulated along"
+    SELECTED = "selected from by index"
+    MIXED = "reshaped across its parts"
+    ATTENDED = "contracted between activations (a head's dim)"
+    EXPERTS = "routed to (experts)"
+    OPAQUE = "used by an operation whose dataflow is not known"
+    BATCH = "a batch dim of a product of activations (heads)"
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array.
+
+    Args:
+        dims: its atoms.
+        is_token: whether its integers come with the inputs and were only moved, shifted or
+            clipped since.
+        is_one_hot: whether it marks where tokens equal the indices of its last dim.
+        events: bits of the products it depends on.
+        sources: the parameters (by number) it is computed from, while it is no data.
+    """
+
+    dims: Dims
+    kind: Kind = Kind.CONSTANT
+    is_token: bool = False
+    is_one_hot: bool = False
+    events: int = 0
+    sources: frozenset[int] = frozenset()
+
+    def with_dims(self, dims: Dims) -> Value:
+        """Return the same with other dims."""
+        return replace(self, dims=dims)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Data multiplied by parameters.
+
+    Args:
+        bit: its place in `Value.events`.
+        after: the products that its data depends on.
+        contracted: the dims that data and parameters share and that are summed.
+        outputs: the parameters' other dims, except batch dims.
+    """
+
+    bit: int
+    after: int
+    sources: frozenset[int]
+    contracted: Dims
+    outputs: Dims
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Rows of a parameter, selected by index.
+
+    Args:
+        by_tokens: whether the index is the model's integer input; else it is computed.
+        rows: the dim that is indexed.
+        outputs: the dims that a row has.
+    """
+
+    sources: frozenset[int]
+    by_tokens: bool
+    rows: Dim
+    outputs: Dims
+
+
+@dataclass
+class Record:
+    """What a trace finds out.
+
+    Args:
+        parameters: each parameter's dims, in the tree's order.
+        events: products and lookups in the order in which they happen.
+    """
+
+    atoms: Atoms = field(default_factory=Atoms)
+    parameters: list[Dims] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+    facts: dict[Fact, list[Dim]] = field(default_factory=dict)
+    opaque: dict[Dim, str] = field(default_factory=dict)
+    events: list[Product | Lookup] = field(default_factory=list)
+    _num_products: int = 0
+
+    def add_fact(self, fact: Fact, *dims: Dim) -> None:
+        """Note that something was done along dims."""
+        self.facts.setdefault(fact, []).extend(dims)
+
+    def unify(self, one: Value, other: Value) -> None:
+        """Learn that two arrays have the same dims."""
+        for a, b in zip(one.dims, other.dims, strict=True):
+            self.unify_dims(a, b)
+
+    def unify_dims(self, one: Dim, other: Dim) -> None:
+        """Learn that two dims are the same; where their factors clash, note that."""
+        # A dim of size 1 is broadcast against any.
+        if one and other and not self.atoms.unify(one, other):
+            self.add_fact(Fact.MIXED, one, other)
+
+    def add_product(
+        self, sources: frozenset[int], data: Value, contracted: Dims, outputs: Dims
+    ) -> int:
+        """Note a product and return its bit."""
+        self._num_products += 1
+        bit = 1 << self._num_products
+        self.events.append(Product(bit, data.events, sources, contracted, outputs))
+        return bit
+
+
+def join_values(values: list[Value], dims: Dims) -> Value:
+    """Return what is computed from several arrays, with these dims."""
+    kind = max((value.kind for value in values), default=Kind.CONSTANT)
+    events, sources = 0, frozenset[int]()
+    for value in values:
+        events |= value.events
+        sources |= value.sources
+    if kind is not Kind.PARAMETER:
+        sources = frozenset()
+    return Value(dims, kind, events=events, sources=sources)

@@ -1,0 +1,201 @@
+"""Run a function on parameters that are made ready only where it uses them.
+
+The function is traced, and each deferred parameter stays as it is until an operation needs it:
+inside a scan over layers that is one layer's part, and inside what is rematerialised it is made
+again for the backward pass. Knows jaxprs; refuses to know what making ready means.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+from jax.extend import core
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
+# (inside of a loop) -> what wraps its body, and the whole function
+Wrap = Callable[..., Callable[..., Any]]
+
+
+class Deferred(ABC):
+    """How a value that is not ready becomes the array that the function was written for."""
+
+    # Whether a cast of the value may come first.
+    casts_first: ClassVar[bool]
+
+    @abstractmethod
+    def use(self, value: Any) -> jax.Array:
+        """Make it ready; `value` is an array or a tree of them."""
+
+    @abstractmethod
+    def row(self) -> Deferred | None:
+        """Return how one entry along the first dim becomes ready; None: all must be at once."""
+
+
+def _as_it_is(function: Callable[..., Any], *, in_loop: bool = False) -> Callable[..., Any]:
+    return function
+
+
+def run_deferred(
+    function: Callable[..., Any],
+    shapes: Any,
+    values: Sequence[Any],
+    deferred: Sequence[Deferred | None],
+    inputs: Sequence[Any],
+    *,
+    wrap: Wrap = _as_it_is,
+) -> Any:
+    """Return what `function(params, *inputs)` returns.
+
+    Args:
+        shapes: the tree of arrays or shapes that `params` would be.
+        values: one per leaf of it: the array, or what its `deferred` makes it of.
+        deferred: one per leaf; None where the value is the array.
+        inputs: trees of arrays and Python values; those are passed as they are.
+        wrap: put around the whole, and around the body of each scan over deferred parts.
+    """
+    leaves, structure = jax.tree.flatten(tuple(inputs))
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+
+    def on_arrays(params: Any, arrays: list[Any]) -> Any:
+        given = iter(arrays)
+        filled = [next(given) if hasattr(leaf, "dtype") else leaf for leaf in leaves]
+        return function(params, *jax.tree.unflatten(structure, filled))
+
+    jaxpr, results = jax.make_jaxpr(on_arrays, return_shape=True)(shapes, arrays)
+    evaluator = _Evaluator(wrap)
+    splits = [*deferred, *[None] * len(arrays)]
+    run = wrap(lambda *values: evaluator.evaluate(jaxpr, values, splits))
+    return jax.tree.unflatten(jax.tree.structure(results), run(*values, *arrays))
+
+
+class _Evaluator:
+    """Runs jaxprs on values of which some are deferred."""
+
+    def __init__(self, wrap: Wrap) -> None:
+        self._wrap = wrap
+
+    def evaluate(
+        self,
+        jaxpr: core.ClosedJaxpr,
+        values: Sequence[Any],
+        deferred: Sequence[Deferred | None],
+    ) -> list[Any]:
+        env = _Environment(jaxpr, values, deferred)
+        for equation in jaxpr.jaxpr.eqns:
+            if any(env.deferred(v) for v in equation.invars):
+                outs = self._on_deferred(equation, env)
+            else:
+                outs = _bind(equation, [env.value(v) for v in equation.invars])
+            env.write(equation.outvars, outs)
+        return [env.use(v) for v in jaxpr.jaxpr.outvars]
+
+    def _on_deferred(self, equation: Any, env: _Environment) -> list[Any]:
+        name = equation.primitive.name
+        found = [env.deferred(v) for v in equation.invars]
+        values = [env.value(v) for v in equation.invars]
+        if name in _CALLS:
+            inner = equation.params["jaxpr" if "jaxpr" in equation.params else "call_jaxpr"]
+            return self.evaluate(inner, values, found)
+        if name in ("remat", "remat2", "checkpoint"):
+            return self._rematerialise(equation, values, found)
+        if name == "scan":
+            return self._scan(equation, env)
+        if name == "convert_element_type" and found[0] is not None and found[0].casts_first:
+            env.defer(equation.outvars[0], found[0])
+            return _bind(equation, values)
+        return _bind(equation, [env.use(v) for v in equation.invars])
+
+    def _rematerialise(
+        self, equation: Any, values: Sequence[Any], deferred: list[Deferred | None]
+    ) -> list[Any]:
+        inner, options = equation.params["jaxpr"], equation.params
+        closed = core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
+        again = jax.checkpoint(
+            lambda *values: self.evaluate(closed, values, deferred),
+            policy=options["policy"],
+            prevent_cse=options["prevent_cse"],
+        )
+        found: list[Any] = again(*values)
+        return found
+
+    def _scan(self, equation: Any, env: _Environment) -> list[Any]:
+        """Run a scan whose body makes the rows ready that it is given."""
+        options = equation.params
+        num_consts, num_carry = options["num_consts"], options["num_carry"]
+        num_whole = num_consts + num_carry
+        whole = [env.use(v) for v in equation.invars[:num_whole]]
+        stacks = equation.invars[num_whole:]
+        rows = [how.row() if (how := env.deferred(v)) else None for v in stacks]
+        stacked = [
+            env.use(v) if row is None else env.value(v) for v, row in zip(stacks, rows, strict=True)
+        ]
+        consts, carry = whole[:num_consts], whole[num_consts:]
+        deferred = [*[None] * num_whole, *rows]
+
+        def body(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
+            outs = self.evaluate(options["jaxpr"], [*consts, *carry, *parts], deferred)
+            return outs[:num_carry], outs[num_carry:]
+
+        carry, made = jax.lax.scan(
+            self._wrap(body, in_loop=True),
+            carry,
+            stacked,
+            length=options["length"],
+            reverse=options["reverse"],
+            unroll=options["unroll"],
+        )
+        return [*carry, *made]
+
+
+class _Environment:
+    """The values of a jaxpr's variables."""
+
+    def __init__(
+        self,
+        jaxpr: core.ClosedJaxpr,
+        values: Sequence[Any],
+        deferred: Sequence[Deferred | None],
+    ) -> None:
+        inner = jaxpr.jaxpr
+        self._values: dict[Any, Any] = dict(zip(inner.constvars, jaxpr.consts, strict=True))
+        self._values |= dict(zip(inner.invars, values, strict=True))
+        hows = zip(inner.invars, deferred, strict=True)
+        self._deferred = {v: how for v, how in hows if how is not None}
+        self._ready: dict[Any, Any] = {}
+
+    def value(self, variable: Any) -> Any:
+        """As it is."""
+        return variable.val if isinstance(variable, core.Literal) else self._values[variable]
+
+    def deferred(self, variable: Any) -> Deferred | None:
+        """How it becomes ready; None where it is."""
+        return None if isinstance(variable, core.Literal) else self._deferred.get(variable)
+
+    def use(self, variable: Any) -> Any:
+        """Ready; made so once."""
+        how = self.deferred(variable)
+        if how is None:
+            return self.value(variable)
+        if variable not in self._ready:
+            self._ready[variable] = how.use(self.value(variable))
+        return self._ready[variable]
+
+    def defer(self, variable: Any, how: Deferred) -> None:
+        """Say how a result becomes ready."""
+        self._deferred[variable] = how
+
+    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Keep results."""
+        self._values |= dict(zip(variables, values, strict=True))
+
+
+def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+    asked = equation.primitive.get_bind_params(equation.params)
+    # Functions apart from the parameters: before JAX 0.10.
+    functions, params = asked if isinstance(asked, tuple) else ((), asked)
+    with equation.ctx.manager:
+        found = equation.primitive.bind(*functions, *values, **params)
+    return list(found) if equation.primitive.multiple_results else [found]

@@ -1,0 +1,51 @@
+"""Dims as products of atoms."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redco_flow.engine.dataflow.atoms import Atoms
+
+
+def test_a_dim_that_is_also_two_dims_is_refined_wherever_it_occurs():
+    atoms = Atoms()
+    heads_and_size, elsewhere = atoms.new_dim(12), atoms.new_dim(12)
+    atoms.unify(heads_and_size, elsewhere)
+
+    heads, size = atoms.regroup(heads_and_size, (3, 4))
+
+    assert atoms.expand(elsewhere) == (*heads, *size)
+    assert (atoms.size(heads), atoms.size(size)) == (3, 4)
+
+
+def test_unifying_different_factors_finds_the_common_ones():
+    atoms = Atoms()
+    left = (*atoms.new_dim(2), *atoms.new_dim(12))
+    right = (*atoms.new_dim(6), *atoms.new_dim(4))
+
+    assert atoms.unify(left, right)
+
+    assert atoms.expand(left) == atoms.expand(right)
+    assert [atoms.size((atom,)) for atom in atoms.expand(left)] == [2, 3, 4]
+
+
+def test_factors_without_a_common_refinement_are_refused():
+    atoms = Atoms()
+    left = (*atoms.new_dim(2), *atoms.new_dim(3))
+    right = (*atoms.new_dim(3), *atoms.new_dim(2))
+
+    assert not atoms.unify(left, right)
+    assert atoms.regroup(left, (3, 2)) is None
+
+
+@given(st.lists(st.integers(2, 4), min_size=1, max_size=5), st.data())
+def test_regrouping_keeps_the_product_and_the_order_of_atoms(sizes, data):
+    atoms = Atoms()
+    dim = tuple(atom for size in sizes for atom in atoms.new_dim(size))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(sizes)))) | {len(sizes)})
+    wanted = [int(np.prod(sizes[a:b])) for a, b in zip([0, *cuts], cuts, strict=False)]
+
+    found = atoms.regroup(dim, wanted)
+
+    assert [atoms.size(part) for part in found] == wanted
+    assert tuple(atom for part in found for atom in part) == atoms.expand(dim)

@@ -1,0 +1,265 @@
+"""Low-rank factors beside kernels: trained alone, merged exactly."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from redco_flow import Deployer, Trainer
+from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.errors import EngineError
+from redco_flow.engine.lora import plan_lora
+from redco_flow.engine.loss import cross_entropy
+from redco_flow.models.find import find_model
+
+LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 16, 4, 32, 97, 6
+RANK, ALPHA = 2, 8.0
+
+
+def params():
+    rng = np.random.default_rng(0)
+    shapes = {
+        "table": (VOCAB, WIDTH),
+        "layers": {
+            "qkv": (LAYERS, WIDTH, 3, HEADS, WIDTH // HEADS),
+            "out": (LAYERS, HEADS, WIDTH // HEADS, WIDTH),
+            "up": (LAYERS, WIDTH, UNITS),
+            "down": (LAYERS, UNITS, WIDTH),
+        },
+        "head": (WIDTH, VOCAB),
+    }
+    return jax.tree.map(
+        lambda shape: 0.3 * rng.normal(size=shape).astype(np.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+
+
+def logits(params, ids):
+    @jax.checkpoint
+    def layer(x, p):
+        q, k, v = jnp.einsum("btd,dchk->cbthk", x, p["qkv"])
+        weights = jax.nn.softmax(jnp.einsum("bqhk,bshk->bhqs", q, k), axis=-1)
+        mixed = jnp.einsum("bhqs,bshk->bqhk", weights, v)
+        x = x + jnp.einsum("bthk,hkd->btd", mixed, p["out"])
+        return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+    x, _ = jax.lax.scan(layer, params["table"][ids], params["layers"])
+    return x @ params["head"]
+
+
+def loss(params, batch, rngs, is_training):
+    return cross_entropy(logits(params, batch["ids"]), jnp.roll(batch["ids"], -1, 1))
+
+
+def examples(count=16):
+    rng = np.random.default_rng(1)
+    return [{"ids": rng.integers(0, VOCAB, LENGTH).astype(np.int32)} for _ in range(count)]
+
+
+def collate(rows):
+    return {"ids": np.stack([row["ids"] for row in rows])}
+
+
+IDS = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
+TRACED = (params(), loss, {"ids": IDS}, None, False)
+
+
+def plan(targets="layers|head"):
+    return plan_lora(*TRACED, rank=RANK, alpha=ALPHA, targets=targets)
+
+
+def with_factors(lora):
+    """As after some training: B is not zero any more."""
+    start = lora.start(params(), jax.random.key(0))
+    rng = np.random.default_rng(2)
+    filled = {
+        path: {"a": f["a"], "b": 0.1 * rng.normal(size=f["b"].shape).astype(np.float32)}
+        for path, f in start["lora"].items()
+    }
+    return {"base": start["base"], "lora": filled}
+
+
+def merged_by_hand(adapted):
+    """NumPy, with every kernel as a matrix."""
+    found = jax.tree.map(np.array, adapted["base"])
+    for path, factors in adapted["lora"].items():
+        *folders, name = path.split("/")
+        holder = found
+        for folder in folders:
+            holder = holder[folder]
+        a, b = np.float64(factors["a"]), np.float64(factors["b"])
+        stacked = (a, b) if folders else (a[None], b[None])
+        changes = [x.reshape(-1, RANK) @ y.reshape(RANK, -1) for x, y in zip(*stacked, strict=True)]
+        change = np.reshape(changes, holder[name].shape) * ALPHA / RANK
+        holder[name] = (holder[name] + change).astype(np.float32)
+    return found
+
+
+def test_factors_have_the_kernels_inputs_and_outputs():
+    factors = jax.eval_shape(lambda: plan().start(params(), jax.random.key(0)))["lora"]
+
+    assert {path: (f["a"].shape, f["b"].shape) for path, f in factors.items()} == {
+        "head": ((16, 2), (2, 97)),
+        "layers/qkv": ((2, 16, 2), (2, 2, 3, 4, 4)),
+        "layers/out": ((2, 4, 4, 2), (2, 2, 16)),
+        "layers/up": ((2, 16, 2), (2, 2, 32)),
+        "layers/down": ((2, 32, 2), (2, 2, 16)),
+    }
+
+
+def test_training_starts_from_the_base_exactly():
+    lora, ids = plan(), collate(examples(2))["ids"]
+
+    found = lora.adapt(logits)(lora.start(params(), jax.random.key(0)), ids)
+
+    np.testing.assert_array_equal(found, logits(params(), ids))
+
+
+def test_merged_parameters_compute_what_the_factors_did():
+    lora, ids = plan(), collate(examples(2))["ids"]
+    adapted = with_factors(lora)
+
+    merged = lora.merge(adapted)
+
+    for found, expected in zip(
+        jax.tree.leaves(merged), jax.tree.leaves(merged_by_hand(adapted)), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        lora.adapt(logits)(adapted, ids), logits(merged, ids), rtol=1e-6, atol=1e-6
+    )
+    assert jnp.abs(logits(merged, ids) - logits(params(), ids)).max() > 0.1
+
+
+def test_gradients_of_the_factors_are_those_through_the_merged_kernels():
+    lora, batch = plan(), collate(examples(2))
+    adapted = with_factors(lora)
+
+    def through(function):
+        def total(factors):
+            given = {"base": adapted["base"], "lora": factors}
+            return function(given, batch, None, True)[0].sum()
+
+        return jax.grad(total)(adapted["lora"])
+
+    found = through(lora.adapt(loss))
+    expected = through(lambda p, *rest: loss(lora.merge(p), *rest))
+
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def trainer_of(data, fsdp, model):
+    lora = plan()
+    deployer = Deployer(model, num_fsdp_shards=fsdp, devices=jax.devices()[: data * fsdp * model])
+    start = lora.start(params(), jax.random.key(0))
+    return Trainer(
+        deployer,
+        collate_fn=collate,
+        loss_fn=lora.adapt(loss),
+        params=start,
+        optimizer=optax.adamw(1e-2),
+        sharding_rules=lora.rules(deployer.get_sharding_rules(*TRACED), start),
+        global_batch_size=8,
+        trainable=lora.trainable,
+        max_grad_norm=1.0,
+    )
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.values = []
+
+    def on_log(self, record):
+        self.values += [record["loss"], record["grad_norm"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(1, 1, 4), (2, 2, 2)])
+def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh):
+    """The vocabulary of 97 lies padded in the base, and in the head's B."""
+    expected, found = Losses(), Losses()
+    alone, split = trainer_of(1, 1, 1), trainer_of(*mesh)
+    alone.fit(examples(), num_epochs=2, callbacks=[expected], log_every_steps=1)
+
+    split.fit(examples(), num_epochs=2, callbacks=[found], log_every_steps=1)
+
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
+    assert expected.values[-2] < expected.values[0]
+    for one, two in zip(
+        jax.tree.leaves(split.state["params"]["base"]), jax.tree.leaves(params()), strict=True
+    ):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_factors_lie_like_their_kernels_inputs_and_outputs_and_alone_have_optimizer_state():
+    trainer = trainer_of(1, 1, 4)
+
+    specs = {p.path: p.spec for p in trainer.sharding_rules.parameters}
+    assert specs["lora/layers/up/a"] == P(None, None, None)
+    assert specs["lora/layers/up/b"] == P(None, None, "model")
+    assert specs["lora/layers/down/a"] == P(None, "model", None)
+    assert specs["lora/layers/qkv/b"] == P(None, None, None, "model", None)
+    assert specs["lora/layers/out/a"] == P(None, "model", None, None)
+    factors = trainer.state["params"]["lora"]
+    num_trained = sum(x.size for x in jax.tree.leaves(factors))
+    assert sum(x.size for x in jax.tree.leaves(trainer.state["opt_state"])) == 2 * num_trained + 1
+
+
+def test_a_checkpoint_restores_base_and_factors(tmp_path):
+    trainer = trainer_of(1, 1, 4)
+    with Checkpointer(tmp_path) as checkpointer:
+        trainer.fit(examples(), num_epochs=1, checkpointer=checkpointer)
+        other = trainer_of(2, 1, 1)
+        other.restore(checkpointer)
+
+    for found, expected in zip(
+        jax.tree.leaves(other.state), jax.tree.leaves(trainer.state), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+def test_a_models_kernels_are_found_by_what_they_do():
+    module = find_model("llama")
+    config = module.Config.from_hugging_face(
+        {
+            "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+            "bos_token_id": 0, "eos_token_id": 0,
+        }
+    )  # fmt: skip
+    shapes = module.abstract_params(config)
+
+    def forward(params, ids):
+        return module.apply(config, params, ids)
+
+    lora = plan_lora(shapes, forward, IDS, rank=2, alpha=4, targets="layers")
+
+    leaves = {"/".join(k.key for k in path): x for path, x in
+              jax.tree_util.tree_leaves_with_path(shapes)}  # fmt: skip
+    for target in lora.targets:
+        assert target.stack == (0,), target.path
+        inputs = np.prod([leaves[target.path].shape[i] for i in target.inputs])
+        assert inputs == {"out": 32, "wo": 48}.get(target.path.split("/")[-1], 32), target.path
+    assert all("norm" not in target.path for target in lora.targets)
+    assert len(lora.targets) >= 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": "norm"}, "matches no kernel; kernels: head, layers/down, layers/out"),
+        ({"targets": "("}, "not a regex"),
+        ({"rank": 0}, "rank=0 must be at least 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(options, message):
+    given = {"rank": RANK, "alpha": ALPHA, "targets": "layers"} | options
+
+    with pytest.raises(EngineError, match=message):
+        plan_lora(*TRACED, **given)
