@@ -1,4 +1,4 @@
-"""The parts every transformer here is made of: root-mean-square norm, attention, wide products.
+"""The parts every transformer here is made of: norms, attention, wide products.
 
 Pure functions of arrays. Scores, softmax and norms are float32 whatever the inputs are; results
 come back in the inputs' dtype. Refuses to know parameters, layers or models.
@@ -27,6 +27,18 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     return (wide * jax.lax.rsqrt(variance + epsilon) * scale).astype(x.dtype)
+
+
+@partial(jax.checkpoint, static_argnums=3, prevent_cse=False)
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+    """Bring the last dim to mean 0 and variance 1, scale and shift; float32 inside.
+
+    Computed again in the backward pass, like `rms_norm`.
+    """
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    return (centred * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
 
 
 @jax.custom_vjp

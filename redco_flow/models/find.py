@@ -2,8 +2,9 @@
 
 A family is one module with this face (see `t5.py`): `Config` (with `from_hugging_face`,
 `updated`, `to_hugging_face`), `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
-`config_of_tensors`, `IGNORED_TENSORS`; encoder-decoders also `encode`, `init_cache`,
-`decode_step`. Refuses to know what any of them does.
+`config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`, decoder-only
+models `prefill`, those that generate `init_cache` and `decode_step`. Refuses to know what any
+of them does.
 """
 
 from __future__ import annotations
@@ -11,9 +12,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from types import ModuleType
+from typing import Any
 
 # Families of this package; a file `<name>.py` beside this one.
-FAMILIES = ("t5",)
+FAMILIES = (
+    "t5",
+    "bart",
+    "bert",
+    "roberta",
+    "gpt2",
+    "gptj",
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "mixtral",
+)
+
+# Where to find the config of those whose own module imports JAX at once.
+_LIGHT_CONFIG = {"t5": "t5_config"}
 
 
 def find_model(name: str) -> ModuleType:
@@ -27,15 +46,32 @@ def find_model(name: str) -> ModuleType:
     """
     if name in FAMILIES:
         return importlib.import_module(f"redco_flow.models.{name}")
-    known = ", ".join(FAMILIES)
-    if "." not in name or not _exists(name):
-        raise ValueError(
-            f"no model family {name!r}; known: {known}, or the dotted name of your own module."
-        )
-    module = importlib.import_module(name)
+    module = importlib.import_module(find_module_name(name))
     if not hasattr(module, "Config"):
         raise ValueError(f"module {name} is no model family: it has no Config (as t5.py has).")
     return module
+
+
+def find_module_name(name: str) -> str:
+    """Return the dotted name of a family's module without importing it.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name in FAMILIES:
+        return f"redco_flow.models.{name}"
+    if "." not in name or not _exists(name):
+        known = ", ".join(FAMILIES)
+        raise ValueError(
+            f"no model family {name!r}; known: {known}, or the dotted name of your own module."
+        )
+    return name
+
+
+def find_config(name: str) -> Any:
+    """Return the config class of one of FAMILIES without importing JAX, so on a login node."""
+    module = importlib.import_module(f"redco_flow.models.{_LIGHT_CONFIG.get(name, name)}")
+    return module.Config
 
 
 def _exists(dotted: str) -> bool:

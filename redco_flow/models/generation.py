@@ -1,75 +1,27 @@
-"""Greedy and beam search for any model that decodes one token at a time with a cache.
+"""Generate texts: greedily, by beam search or by sampling, for any model with a cache.
 
-One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has.
-A row's result does not depend on the rows beside it. The semantics are those of transformers'
-`generate` (`num_beams`, `length_penalty`, `early_stopping`), token for token. Refuses to know
-models: it calls `decode_step` and reorders `cache.beams`.
-Dims in this file: B batch, N beams, C candidates, T new tokens, V vocabulary.
+Pure functions, to be jitted as a whole. A row's result does not depend on the rows beside it.
+Encoder-decoders read a source and begin with their start token; decoder-only models read a
+prompt, padded on either side, and begin with its last token. Refuses to know models beyond
+their face, and how tokens are chosen: that is `greedy.py`, `beam.py` and `sampling.py`.
+Dims in this file: B batch, S source or prompt, N beams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-# What transformers gives to hypotheses that must not win.
-_LOWEST = -1.0e9
+from redco_flow.models.beam import beam_search
+from redco_flow.models.dropout import example_keys
+from redco_flow.models.forced import ForcedTokens, with_forced_tokens
+from redco_flow.models.greedy import greedy_search, token_search
+from redco_flow.models.sampling import Sampling, draw
+from redco_flow.models.search import Generated
 
-
-class BeamCache(Protocol):
-    """A model's cache: a named tuple in which beams are one field.
-
-    `beams` is a tree whose every leaf has dims (layers, B, N, …): what differs between the
-    hypotheses of a source. Everything else in the cache stays as it is.
-    """
-
-    @property
-    def beams(self) -> Any:
-        """The part that is reordered."""
-
-    def _replace(self, **fields: Any) -> Any: ...
-
-
-CacheT = TypeVar("CacheT", bound=BeamCache)
-DecodeStep = Callable[[CacheT, jax.Array, jax.Array], tuple[jax.Array, CacheT]]
-
-
-class Generated(NamedTuple):
-    """The best sequence found for each row.
-
-    Attributes:
-        tokens: (B, T) int32 without the start token; padding after the end token.
-        scores: (B,) float32 log-probability, over length ** length_penalty for beam search.
-    """
-
-    tokens: jax.Array
-    scores: jax.Array
-
-
-class _Greedy(NamedTuple):
-    position: jax.Array
-    last: jax.Array  # (B, 1)
-    tokens: jax.Array  # (B, T)
-    scores: jax.Array  # (B,)
-    ended: jax.Array  # (B,)
-    cache: Any
-
-
-class _Beams(NamedTuple):
-    position: jax.Array
-    last: jax.Array  # (B, N)
-    tokens: jax.Array  # (B, N, T) of the hypotheses that run on
-    scores: jax.Array  # (B, N) their log-probabilities
-    done_tokens: jax.Array  # (B, N, T) of the best that have ended
-    done_scores: jax.Array  # (B, N) normalised by length
-    is_done: jax.Array  # (B, N) whether that place is taken
-    can_improve: jax.Array  # (B, 1) whether running ones may still beat ended ones
-    cache: Any
+__all__ = ["Generated", "Sampling", "beam_search", "generate", "greedy_search"]
 
 
 def generate(
@@ -83,223 +35,97 @@ def generate(
     num_beams: int = 1,
     length_penalty: float = 1.0,
     early_stopping: bool = False,
+    sampling: Sampling | None = None,
+    rngs: jax.Array | None = None,
 ) -> Generated:
-    """Encode sources and search for their targets; pure, to be jitted as a whole.
+    """Read sources or prompts and search for what follows; pure, to be jitted as a whole.
 
     Args:
-        model: an encoder-decoder module of this package, such as `models.t5`.
+        model: a family's module, such as `models.t5` or `models.gpt2`.
         input_ids, attention_mask: (B, S); rows of any lengths, mask 0 is padding.
         max_new_tokens: the end token included.
         num_beams: 1 is greedy search; the next two count only above that.
+        sampling: draw tokens instead of searching for the likeliest.
+        rngs: (B,) keys, one per row, for sampling only.
 
     Raises:
-        ValueError: a count below 1.
+        ValueError: a count below 1; sampling with beams, or without keys; a model that does
+            not generate.
     """
+    if not hasattr(model, "decode_step"):
+        raise ValueError(f"{model.__name__} does not generate: it has no decode_step.")
     for name, count in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):
         if count < 1:
             raise ValueError(f"{name} is {count}; it must be at least 1.")
-    encoded = model.encode(config, params, input_ids, attention_mask)
-    cache = model.init_cache(
-        config, params, encoded, attention_mask, num_beams=num_beams, max_length=max_new_tokens
-    )
     search: Any = greedy_search
-    if num_beams > 1:
+    if sampling is not None:
+        search = partial(token_search, choose=_choice(sampling, num_beams, rngs, len(input_ids)))
+    elif num_beams > 1:
         search = partial(beam_search, length_penalty=length_penalty, early_stopping=early_stopping)
+    start = _start_decoder_only if hasattr(model, "prefill") else _start_encoder_decoder
+    cache, special_tokens = start(
+        model,
+        config,
+        params,
+        input_ids,
+        attention_mask,
+        num_beams=num_beams,
+        max_length=max_new_tokens,
+    )
+    step = partial(model.decode_step, config, params)
     found: Generated = search(
-        partial(model.decode_step, config, params),
+        with_forced_tokens(step, _forced(config), max_new_tokens),
         cache,
         max_new_tokens=max_new_tokens,
-        start_token_id=config.decoder_start_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
+        **special_tokens,
     )
     return found
 
 
-def greedy_search(
-    decode_step: DecodeStep[CacheT],
-    cache: CacheT,
-    *,
-    max_new_tokens: int,
-    start_token_id: int,
-    eos_token_id: int,
-    pad_token_id: int,
-) -> Generated:
-    """Take the likeliest token each time.
-
-    Args:
-        decode_step: (cache, tokens (B, 1), position) to (logits (B, 1, V), cache).
-        cache: with one beam and room for `max_new_tokens`.
-    """
-    batch_size, _ = _batch_and_beams(cache)
-
-    def advance(state: _Greedy) -> _Greedy:
-        logits, cache = decode_step(state.cache, state.last, state.position)
-        scores = logits[:, 0].astype(jnp.float32)
-        best = jnp.argmax(scores, axis=-1).astype(jnp.int32)
-        gained = jnp.max(scores, axis=-1) - jax.nn.logsumexp(scores, axis=-1)
-        token = jnp.where(state.ended, pad_token_id, best)
-        return _Greedy(
-            position=state.position + 1,
-            last=token[:, None],
-            tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.position)),
-            scores=state.scores + jnp.where(state.ended, 0.0, gained),
-            ended=state.ended | (token == eos_token_id),
-            cache=cache,
-        )
-
-    first = _Greedy(
-        position=jnp.zeros((), jnp.int32),
-        last=jnp.full((batch_size, 1), start_token_id, jnp.int32),
-        tokens=jnp.full((batch_size, max_new_tokens), pad_token_id, jnp.int32),
-        scores=jnp.zeros((batch_size,), jnp.float32),
-        ended=jnp.zeros((batch_size,), bool),
-        cache=cache,
-    )
-    last = jax.lax.while_loop(
-        lambda state: (state.position < max_new_tokens) & ~jnp.all(state.ended), advance, first
-    )
-    return Generated(last.tokens, last.scores)
+def _choice(sampling: Sampling, num_beams: int, rngs: jax.Array | None, num_rows: int) -> Any:
+    if num_beams > 1:
+        raise ValueError(f"num_beams is {num_beams}; sampling follows one hypothesis per row.")
+    keys = example_keys(rngs, num_rows)
+    if keys is None:
+        raise ValueError("sampling needs rngs: one key per row.")
+    return partial(draw, keys=keys, how=sampling)
 
 
-def beam_search(
-    decode_step: DecodeStep[CacheT],
-    cache: CacheT,
-    *,
-    max_new_tokens: int,
-    start_token_id: int,
-    eos_token_id: int,
-    pad_token_id: int,
-    length_penalty: float = 1.0,
-    early_stopping: bool = False,
-) -> Generated:
-    """Keep the N likeliest hypotheses and return the best that ended.
-
-    Args:
-        decode_step: (cache, tokens (B, N), position) to (logits (B, N, V), cache).
-        cache: with N beams and room for `max_new_tokens`.
-        length_penalty: exponent of the length that scores are divided by; > 0 favours long ones.
-        early_stopping: stop a row as soon as N hypotheses have ended; otherwise when
-            the best running one, at its present length, is no better than the worst of them.
-    Source: transformers 5.23, GenerationMixin._beam_search; differs: cross-attention's keys and
-        values are held once per row, and each beam offers its own best tokens only.
-    """
-    batch_size, num_beams = _batch_and_beams(cache)
-    lengths = np.arange(1, max_new_tokens + 1, dtype=np.float64)
-    normalisers = jnp.asarray(lengths**length_penalty, jnp.float32)
-
-    def advance(state: _Beams) -> _Beams:
-        logits, cache = decode_step(state.cache, state.last, state.position)
-        candidates = _best_candidates(logits, state.scores, 2 * num_beams)
-        tokens = _extend(state.tokens, candidates, state.position)
-        is_last = state.position + 1 >= max_new_tokens
-        ends = (candidates.token == eos_token_id) | is_last
-
-        running = jnp.where(ends, candidates.score + _LOWEST, candidates.score)
-        scores, chosen = jax.lax.top_k(running, num_beams)
-        normaliser = normalisers[state.position]
-        blocked = ~state.can_improve | (jnp.all(state.is_done, 1, keepdims=True) & early_stopping)
-        # Candidates beyond the first N are there to run on, not to end.
-        may_end = ends & (jnp.arange(2 * num_beams) < num_beams)
-        ended_scores = candidates.score / normaliser + jnp.where(blocked, _LOWEST, 0.0)
-        ended_scores = jnp.where(may_end, ended_scores, ended_scores + _LOWEST)
-        done = _keep_best(state, tokens, ended_scores, may_end)
-
-        worst_done = jnp.where(done.is_done, done.done_scores.min(1, keepdims=True), _LOWEST)
-        could_win = jnp.any(scores[:, :1] / normaliser > worst_done, axis=1, keepdims=True)
-        parents = jnp.take_along_axis(candidates.beam, chosen, axis=1)
-        return done._replace(
-            position=state.position + 1,
-            last=jnp.take_along_axis(candidates.token, chosen, axis=1),
-            tokens=jnp.take_along_axis(tokens, chosen[:, :, None], axis=1),
-            scores=scores,
-            can_improve=state.can_improve & could_win,
-            cache=_reorder(cache, parents),
-        )
-
-    def is_open(state: _Beams) -> jax.Array:
-        rows = state.can_improve[:, 0]
-        if early_stopping:
-            rows &= ~jnp.all(state.is_done, axis=1)
-        return (state.position < max_new_tokens) & jnp.any(rows)
-
-    start = jnp.full((batch_size, num_beams), start_token_id, jnp.int32)
-    first = _first_beams(cache, start, max_new_tokens, pad_token_id)
-    last = jax.lax.while_loop(is_open, advance, first)
-    return Generated(last.done_tokens[:, 0], last.done_scores[:, 0])
-
-
-def _batch_and_beams(cache: Any) -> tuple[int, int]:
-    batch_size, num_beams = jax.tree.leaves(cache.beams)[0].shape[1:3]
-    return batch_size, num_beams
-
-
-class _Candidates(NamedTuple):
-    score: jax.Array  # (B, C) log-probability of the whole hypothesis, best first
-    beam: jax.Array  # (B, C) which it continues
-    token: jax.Array  # (B, C) with which token
-
-
-def _best_candidates(logits: jax.Array, scores: jax.Array, count: int) -> _Candidates:
-    """Return the `count` best continuations of all beams of a row.
-
-    Each beam's own best first, then the best of those: the whole row's N * V scores are never
-    formed. Ties go to the lower beam, then to the lower token.
-    """
-    batch_size, _, vocab_size = logits.shape
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) + scores[:, :, None]
-    per_beam = min(count, vocab_size)
-    best, token = jax.lax.top_k(log_probs, per_beam)
-    best, token = best.reshape(batch_size, -1), token.reshape(batch_size, -1)
-    score, place = jax.lax.top_k(best, count)
-    return _Candidates(
-        score=score,
-        beam=place // per_beam,
-        token=jnp.take_along_axis(token, place, axis=1).astype(jnp.int32),
+def _forced(config: Any) -> ForcedTokens:
+    """Return what the family's config says, if it is one that says such things."""
+    return ForcedTokens(
+        getattr(config, "forced_bos_token_id", None), getattr(config, "forced_eos_token_id", None)
     )
 
 
-def _extend(tokens: jax.Array, candidates: _Candidates, position: jax.Array) -> jax.Array:
-    """Return each candidate's tokens so far: (B, N, T) to (B, C, T)."""
-    parents = jnp.take_along_axis(tokens, candidates.beam[:, :, None], axis=1)
-    return jax.lax.dynamic_update_slice(parents, candidates.token[:, :, None], (0, 0, position))
+def _start_encoder_decoder(
+    model: Any,
+    config: Any,
+    params: Any,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    **size: int,
+) -> tuple[Any, dict[str, Any]]:
+    encoded = model.encode(config, params, input_ids, attention_mask)
+    cache = model.init_cache(config, params, encoded, attention_mask, **size)
+    return cache, {
+        "start_token_id": config.decoder_start_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
 
 
-def _keep_best(state: _Beams, tokens: jax.Array, scores: jax.Array, may_end: jax.Array) -> _Beams:
-    """Merge the candidates that end now into the N best that have ended."""
-    all_scores = jnp.concatenate([state.done_scores, scores], axis=1)
-    all_tokens = jnp.concatenate([state.done_tokens, tokens], axis=1)
-    all_done = jnp.concatenate([state.is_done, may_end], axis=1)
-    kept_scores, kept = jax.lax.top_k(all_scores, state.done_scores.shape[1])
-    return state._replace(
-        done_scores=kept_scores,
-        done_tokens=jnp.take_along_axis(all_tokens, kept[:, :, None], axis=1),
-        is_done=jnp.take_along_axis(all_done, kept, axis=1),
-    )
-
-
-def _reorder(cache: Any, parents: jax.Array) -> Any:
-    """Give beam n the cached past of beam `parents[:, n]`."""
-
-    def pick(leaf: jax.Array) -> jax.Array:
-        index = parents.reshape(1, *parents.shape, *[1] * (leaf.ndim - 3))
-        return jnp.take_along_axis(leaf, index, axis=2)
-
-    return cache._replace(beams=jax.tree.map(pick, cache.beams))
-
-
-def _first_beams(cache: Any, start: jax.Array, max_new_tokens: int, pad_token_id: int) -> _Beams:
-    """Return the state before the first token: only one of the equal beams counts."""
-    batch_size, num_beams = start.shape
-    padding = jnp.full((batch_size, num_beams, max_new_tokens), pad_token_id, jnp.int32)
-    return _Beams(
-        position=jnp.zeros((), jnp.int32),
-        last=start,
-        tokens=padding,
-        scores=jnp.full(start.shape, _LOWEST, jnp.float32).at[:, 0].set(0.0),
-        done_tokens=padding,
-        done_scores=jnp.full(start.shape, _LOWEST, jnp.float32),
-        is_done=jnp.zeros(start.shape, bool),
-        can_improve=jnp.ones((batch_size, 1), bool),
-        cache=cache,
-    )
+def _start_decoder_only(
+    model: Any,
+    config: Any,
+    params: Any,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    **size: int,
+) -> tuple[Any, dict[str, Any]]:
+    prompt = model.prefill(config, params, input_ids, attention_mask)
+    return model.init_cache(config, prompt, **size), {
+        "start_token_id": prompt.last_token,
+        "eos_token_id": config.eos_token_ids,
+        "pad_token_id": config.filler_token_id,
+    }

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _MAX_FILE_BYTES = 5 * 10**9
 _MAX_LISTED = 20
+_ROWS_AT_A_TIME = 4096
 _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -93,6 +95,18 @@ class TensorFiles:
         self._file_of.update(dict.fromkeys(file.keys(), file))
 
 
+def equal_tensors(files: TensorFiles, one: str, other: str) -> bool:
+    """Compare two matrices, a run of rows at a time."""
+    if files.shape(one) != files.shape(other):
+        return False
+    num_rows, width = files.shape(one)
+    for start in range(0, num_rows, _ROWS_AT_A_TIME):
+        block = (slice(start, min(start + _ROWS_AT_A_TIME, num_rows)), slice(0, width))
+        if not np.array_equal(files.read(one, block), files.read(other, block)):
+            return False
+    return True
+
+
 def load_params(
     directory: Path,
     layouts: Any,
@@ -108,7 +122,7 @@ def load_params(
         layouts: tree of TensorLayout.
         shapes: the same tree of what is wanted, with `shape` and `dtype`.
         shardings: the same tree of `jax.sharding.Sharding`; None: all on the default device.
-        ignored: names of tensors that may be there and are not read.
+        ignored: names of tensors that may be there and are not read; `*` stands for anything.
 
     Raises:
         CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
@@ -198,19 +212,27 @@ def _match(
 ) -> dict[str, str]:
     """Return under which name each wanted tensor is there, or tell all that is wrong."""
     found, missing, misshaped = {}, [], []
+    other_names: set[str] = set()
     for layout, leaf in zip(layouts, leaves, strict=True):
         wanted_shape = layout.tensor_shape(leaf.shape)
-        for _, name in layout.tensor_names(leaf.shape):
-            present = next((n for n in (name, *layout.aliases) if n in files.names), None)
+        for index, name in layout.tensor_names(leaf.shape):
+            names = layout.names(index)
+            other_names.update(names[1:])
+            present = next((n for n in names if n in files.names), None)
+            if present is None and layout.is_optional:
+                continue
             if present is None:
                 missing.append(name)
             elif files.shape(present) != wanted_shape:
                 misshaped.append(f"{present} is {files.shape(present)}, expected {wanted_shape}")
             else:
                 found[name] = present
-        ignored = ignored | set(layout.aliases)
-    accounted = {*found.values(), *(line.split(" ")[0] for line in misshaped), *ignored}
-    unexpected = sorted(files.names - accounted)
+    accounted = {*found.values(), *(line.split(" ")[0] for line in misshaped), *other_names}
+    unexpected = sorted(
+        name
+        for name in files.names - accounted
+        if not any(fnmatchcase(name, pattern) for pattern in ignored)
+    )
     problems = [
         f"{len(lines)} {what}: {_listed(lines)}"
         for what, lines in (
@@ -238,13 +260,16 @@ def _load_one(
     """Read one parameter, each distinct shard once."""
     blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
+    def read_tensor(name: str, part: tuple[slice, ...]) -> np.ndarray:
+        if name in source_of:
+            return files.read(source_of[name], part)
+        return np.zeros([one.stop - one.start for one in part], leaf.dtype)
+
     def read_block(block: tuple[slice, ...] | None) -> np.ndarray:
         assert block is not None
         bounds = tuple(part.indices(size)[:2] for part, size in zip(block, leaf.shape, strict=True))
         if bounds not in blocks:
-            values = layout.read_block(
-                leaf.shape, block, lambda name, part: files.read(source_of[name], part)
-            )
+            values = layout.read_block(leaf.shape, block, read_tensor)
             blocks[bounds] = np.ascontiguousarray(values, dtype=leaf.dtype)
         return blocks[bounds]
 

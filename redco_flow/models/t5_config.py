@@ -163,3 +163,5 @@ _POSITIVE = (
     "relative_attention_num_buckets",
     "relative_attention_max_distance",
 )
+
+Config = T5Config

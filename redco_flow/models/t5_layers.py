@@ -10,7 +10,6 @@ Source: Raffel et al. 2020; Shazeer 2020 for the gates; checked against transfor
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -19,18 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from redco_flow.models import random_bits
+from redco_flow.models.activation import activate
 from redco_flow.models.attention import attend, rms_norm, softmax, wide_einsum
 from redco_flow.models.dropout import dropout, fold_keys
+from redco_flow.models.key_value_cache import append
 from redco_flow.models.t5_config import T5Config
 
 Initializer = Callable[..., jax.Array]
 
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": nn.relu,
-    "gelu": partial(nn.gelu, approximate=False),
-    "gelu_new": partial(nn.gelu, approximate=True),
-    "silu": nn.silu,
-}
 # Which dropout this is among those that share a layer's keys.
 _SELF_WEIGHTS, _SELF_OUT, _CROSS_WEIGHTS, _CROSS_OUT, _FF_INNER, _FF_OUT = range(6)
 
@@ -60,29 +55,9 @@ def _qkv_init(config: T5Config) -> Initializer:
     return initialize
 
 
-@partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
-def _activate(projected: jax.Array, activation: str) -> jax.Array:
-    """Apply the activation to the first gate and multiply by the second, where there is one.
-
-    (B, T, G, F) to (B, T, F). The backward pass computes it again: gelu alone would keep five
-    arrays of this size.
-    """
-    inner = _ACTIVATIONS[activation](projected[:, :, 0])
-    return inner if projected.shape[2] == 1 else inner * projected[:, :, 1]
-
-
 def _raw(key: jax.Array) -> jax.Array:
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(key) if is_typed else key
-
-
-def _append(
-    cache: jax.Array, heads: jax.Array, layer: jax.Array, position: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Write (B, N, H, K) into (L, B, N, H, T, K) in place; return it and the layer's part."""
-    update = heads[None, :, :, :, None, :].astype(cache.dtype)
-    cache = jax.lax.dynamic_update_slice(cache, update, (layer, 0, 0, 0, position, 0))
-    return cache, jax.lax.dynamic_index_in_dim(cache, layer, axis=0, keepdims=False)
 
 
 class SelfAttention(nn.Module):
@@ -185,7 +160,7 @@ class FeedForward(nn.Module):
         c = self.config
         normed = rms_norm(hidden, self.norm, c.layer_norm_epsilon)
         projected = jnp.einsum("btd,dgf->btgf", normed, self.wi.astype(hidden.dtype))
-        inner = _activate(projected, c.activation)
+        inner = activate(projected, c.activation)
         inner = dropout(inner, c.dropout_rate, keys, _FF_INNER)
         outer = jnp.einsum("btf,fd->btd", inner, self.wo.astype(hidden.dtype))
         return dropout(outer, c.dropout_rate, keys, _FF_OUT)
@@ -261,8 +236,8 @@ class DecoderLayer(nn.Module):
         layer, source = per_layer
         position, bias, mask_bias = shared
         query, key, value = jnp.unstack(self.self_attention.project(hidden), axis=2)
-        all_keys, keys = _append(all_keys, key, layer, position)
-        all_values, values = _append(all_values, value, layer, position)
+        all_keys, keys = append(all_keys, key, layer, position)
+        all_values, values = append(all_values, value, layer, position)
         scores = wide_einsum("bnhk,bnhtk->bnht", query, keys) + bias
         weights = softmax(scores).astype(hidden.dtype)
         heads = jnp.einsum("bnht,bnhtk->bnhk", weights, values)

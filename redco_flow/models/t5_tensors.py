@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from redco_flow.models.safetensors_io import TensorFiles
+from redco_flow.models.safetensors_io import TensorFiles, equal_tensors
 from redco_flow.models.t5_config import T5Config
 from redco_flow.models.tensor_layout import TensorLayout
 
@@ -21,7 +19,6 @@ IGNORED_TENSORS = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     _HEAD,
 )
-_ROWS_AT_A_TIME = 4096
 
 
 def tensor_layouts(config: T5Config) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def config_of_tensors(config: T5Config, files: TensorFiles) -> T5Config:
     """
     if not config.tie_word_embeddings or not {_HEAD, _EMBEDDING} <= files.names:
         return config
-    if _equal_tensors(files, _HEAD, _EMBEDDING):
+    if equal_tensors(files, _HEAD, _EMBEDDING):
         return config
     return config.updated(
         {"tie_word_embeddings": False, "scale_decoder_outputs": config.scale_decoder_outputs}
@@ -132,15 +129,3 @@ def _ungated(prefix: str) -> dict[str, TensorLayout]:
         ),
         "wo": TensorLayout("layer units model", "model units", f"{name}.wo.weight"),
     }
-
-
-def _equal_tensors(files: TensorFiles, one: str, other: str) -> bool:
-    """Compare two matrices, a run of rows at a time."""
-    if files.shape(one) != files.shape(other):
-        return False
-    num_rows, width = files.shape(one)
-    for start in range(0, num_rows, _ROWS_AT_A_TIME):
-        block = (slice(start, min(start + _ROWS_AT_A_TIME, num_rows)), slice(0, width))
-        if not np.array_equal(files.read(one, block), files.read(other, block)):
-            return False
-    return True

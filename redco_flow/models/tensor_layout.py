@@ -33,7 +33,9 @@ class TensorLayout:
         tensor: the same for each tensor; dims in parentheses are flattened into one.
         name: the tensors' name; `{dim}` stands for a dim that is stacked.
         labels: what a stacked dim's indices are called in the name; numbers where not given.
-        aliases: other names under which the same tensor is published; tied weights have many.
+        aliases: other such patterns under which the same tensor is published; tied weights
+            have many.
+        is_optional: files may lack it, which means zeros.
     """
 
     parameter: str
@@ -41,6 +43,7 @@ class TensorLayout:
     name: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    is_optional: bool = False
 
     @property
     def dims(self) -> list[str]:
@@ -67,7 +70,15 @@ class TensorLayout:
         """Yield (index along the stacked dims, name) of every tensor."""
         sizes = self._sizes(shape)
         for index in itertools.product(*(range(sizes[dim]) for dim in self.stacked)):
-            yield index, self._name(index)
+            yield index, self.names(index)[0]
+
+    def names(self, index: tuple[int, ...]) -> tuple[str, ...]:
+        """Return every name of the tensor at an index along the stacked dims, ours first."""
+        labels = {
+            dim: self.labels[dim][i] if dim in self.labels else str(i)
+            for dim, i in zip(self.stacked, index, strict=True)
+        }
+        return tuple(name.format(**labels) for name in (self.name, *self.aliases))
 
     def read_block(self, shape: Shape, block: tuple[slice, ...], read: ReadTensor) -> np.ndarray:
         """Assemble a block of the parameter from the tensors that it covers.
@@ -82,7 +93,7 @@ class TensorLayout:
             for dim, part in zip(self.dims, block, strict=True)
         }
         parts = [
-            self._read_one(self._name(index), sizes, bounds, read)
+            self._read_one(self.names(index)[0], sizes, bounds, read)
             for index in itertools.product(*(bounds[dim] for dim in self.stacked))
         ]
         stacked_shape = [len(bounds[dim]) for dim in self.stacked]
@@ -107,26 +118,36 @@ class TensorLayout:
     def _sizes(self, shape: Shape) -> dict[str, int]:
         return dict(zip(self.dims, shape, strict=True))
 
-    def _name(self, index: tuple[int, ...]) -> str:
-        labels = {
-            dim: self.labels[dim][i] if dim in self.labels else str(i)
-            for dim, i in zip(self.stacked, index, strict=True)
-        }
-        return self.name.format(**labels)
-
     def _read_one(
         self, name: str, sizes: Mapping[str, int], bounds: Mapping[str, range], read: ReadTensor
     ) -> np.ndarray:
         """Read one tensor's part, with its dims unflattened."""
-        parts, unflattened, kept = [], [], []
-        for group in self.tensor_dims:
-            # Of flattened dims a run along the first is read, and the others are cut after it.
-            outer, inner = group[0], math.prod(sizes[dim] for dim in group[1:])
-            parts.append(slice(bounds[outer].start * inner, bounds[outer].stop * inner))
-            unflattened += [len(bounds[outer]), *(sizes[dim] for dim in group[1:])]
-            kept += [slice(None), *(_as_slice(bounds[dim]) for dim in group[1:])]
-        return read(name, tuple(parts)).reshape(unflattened)[tuple(kept)]
+        runs = [_runs(group, sizes, bounds) for group in self.tensor_dims]
+        return _read_runs(name, runs, read).reshape([len(bounds[dim]) for dim in self._flat_dims])
 
 
-def _as_slice(bounds: range) -> slice:
-    return slice(bounds.start, bounds.stop)
+def _runs(group: list[str], sizes: Mapping[str, int], bounds: Mapping[str, range]) -> list[slice]:
+    """Return where the wanted elements of dims that are flattened into one lie, in runs."""
+    outer, *inner = group
+    stride = math.prod(sizes[dim] for dim in inner)
+    if all(len(bounds[dim]) == sizes[dim] for dim in inner):
+        return [slice(bounds[outer].start * stride, bounds[outer].stop * stride)]
+    within = _runs(inner, sizes, bounds)
+    return [
+        slice(index * stride + run.start, index * stride + run.stop)
+        for index in bounds[outer]
+        for run in within
+    ]
+
+
+def _read_runs(name: str, runs: list[list[slice]], read: ReadTensor) -> np.ndarray:
+    """Read the block that runs along every dim of a tensor span."""
+
+    def read_within(chosen: tuple[slice, ...]) -> np.ndarray:
+        dim = len(chosen)
+        if dim == len(runs):
+            return read(name, chosen)
+        parts = [read_within((*chosen, run)) for run in runs[dim]]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+
+    return read_within(())

@@ -47,5 +47,8 @@ def _encode(
     texts: Sequence[str], tokenizer: TextTokenizer, max_length: int
 ) -> tuple[list[list[int]], list[bool]]:
     ids = tokenizer.encode_batch(texts)
-    ended = [[*row[: max_length - 1], tokenizer.eos_id] for row in ids]
-    return ended, [len(row) >= max_length for row in ids]
+    is_cut = [len(row) >= max_length for row in ids]
+    for row in ids:
+        del row[max_length - 1 :]
+        row.append(tokenizer.eos_id)
+    return ids, is_cut

@@ -1,16 +1,19 @@
-"""Tiny T5s of both kinds, and the same models in transformers/torch as the reference."""
+"""Tiny models of every family, and the same in transformers/torch as the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from redco_flow.models import t5
+from redco_flow.models.find import find_model
 from redco_flow.models.pretrained import save_pretrained
 
 VERSIONS = {
@@ -99,3 +102,181 @@ def torch_model(tmp_path: Path) -> Callable[[t5.Config, t5.Params], Any]:
         return transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "torch").eval()
 
     return load
+
+
+_GPT = {"vocab_size": 61, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_inner": 40,
+        "n_positions": 48, "bos_token_id": 2, "eos_token_id": 1}  # fmt: skip
+_OPT = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "ffn_dim": 40, "max_position_embeddings": 48}  # fmt: skip
+_LLAMA = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 48,
+          "bos_token_id": 2, "eos_token_id": 1}  # fmt: skip
+_LLAMA3_SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+                   "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+# Each family, and what published models of it do differently; windows are shorter than rows.
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", _GPT),
+    "gptj": ("gptj", {**_GPT, "rotary_dim": 4}),
+    "opt": ("opt", _OPT),
+    "opt-350m": ("opt", {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    "llama": ("llama", {**_LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-biased": (
+        "llama", {**_LLAMA, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}
+    ),
+    "llama-linear": ("llama", {**_LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "llama3": ("llama", {**_LLAMA, "head_dim": 12, "rope_scaling": _LLAMA3_SCALING}),
+    "mistral": ("mistral", {**_LLAMA, "sliding_window": 4}),
+    "qwen2": (
+        "qwen2",
+        {**_LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {**_LLAMA, "head_dim": 12}),
+    "gemma2": (
+        "gemma2",
+        {**_LLAMA, "head_dim": 12, "sliding_window": 4, "query_pre_attn_scalar": 20,
+         "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    ),
+    "mixtral": ("mixtral", {**_LLAMA, "num_local_experts": 4}),
+}  # fmt: skip
+
+
+_BERT = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+         "intermediate_size": 40, "max_position_embeddings": 20, "type_vocab_size": 3}  # fmt: skip
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", _BERT),
+    "roberta": ("roberta", {**_BERT, "hidden_act": "relu"}),
+    "bert-headless": ("bert", {**_BERT, "has_head": False}),
+}
+# No two sizes are equal, so that no swapped dim goes unseen.
+_BART = {"vocab_size": 61, "d_model": 24, "encoder_layers": 3, "decoder_layers": 2,
+         "encoder_attention_heads": 4, "decoder_attention_heads": 6, "encoder_ffn_dim": 40,
+         "decoder_ffn_dim": 36, "max_position_embeddings": 20}  # fmt: skip
+BARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("bart", _BART),
+    "bart-scaled": (
+        "bart",
+        {**_BART, "scale_embedding": True, "activation_function": "relu", "forced_bos_token_id": 0},
+    ),
+}
+
+
+class ModelCase(NamedTuple):
+    """A family, one of its configs, and parameters."""
+
+    module: ModuleType
+    config: Any
+    params: Any
+
+    def changed(self, seed: int = 0, **values: Any) -> ModelCase:
+        """The same with another config and parameters of its own."""
+        config = self.config.updated(values)
+        return ModelCase(self.module, config, random_params(self.module, config, seed))
+
+
+def random_params(module: ModuleType, config: Any, seed: int = 0) -> Any:
+    """Draw parameters of which every one is random, biases and norms too.
+
+    Three times the usual deviation: attention then prefers some tokens to others.
+    """
+    rng = np.random.default_rng(seed)
+
+    def shake(path: Any, leaf: jax.Array) -> jax.Array:
+        is_kernel = path[-1].key not in ("scale", "bias") and not path[-1].key.endswith("_bias")
+        noise = 0 if is_kernel else 0.3 * rng.standard_normal(leaf.shape)
+        return jnp.asarray(leaf * (3 if is_kernel else 1) + noise, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(shake, module.init_params(config, jax.random.key(seed)))
+
+
+# Those that between them have nearly every part; the others are `slow`.
+_USUAL = ("gpt2", "llama3", "gemma2")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in _USUAL else pytest.mark.slow) for name in DECODERS
+    ]
+)
+def decoder(request: pytest.FixtureRequest) -> ModelCase:
+    """Every family; `parametrize("decoder", ["gpt2"], indirect=True)` picks one."""
+    return make_case(*DECODERS[request.param])
+
+
+@pytest.fixture(params=["bert", "roberta"])
+def encoder(request: pytest.FixtureRequest) -> ModelCase:
+    """Every family, or one of ENCODERS that is asked for."""
+    return make_case(*ENCODERS[request.param])
+
+
+@pytest.fixture(params=list(BARTS))
+def bart(request: pytest.FixtureRequest) -> ModelCase:
+    return make_case(*BARTS[request.param])
+
+
+def make_case(family: str, values: dict[str, Any]) -> ModelCase:
+    module = find_model(family)
+    config = module.Config.from_hugging_face(values)
+    return ModelCase(module, config, random_params(module, config))
+
+
+@pytest.fixture
+def padded_batch() -> dict[str, np.ndarray]:
+    """Rows of 11 tokens: padded in front, padded behind, and full."""
+    rng = np.random.default_rng(1)
+    mask = np.ones((3, 11), np.int32)
+    mask[0, :4] = 0
+    mask[1, 8:] = 0
+    return {
+        "input_ids": rng.integers(2, 61, mask.shape),
+        "attention_mask": mask,
+        # What `generate` and training code of transformers give, and forward() does not.
+        "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0),
+    }
+
+
+@pytest.fixture
+def torch_reference(tmp_path: Path) -> Callable[[ModelCase], Any]:
+    """Give transformers' model of the same weights, which reach it through exported files."""
+    pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+    def load(case: ModelCase) -> Any:
+        save_pretrained(tmp_path / "torch", *case)
+        (architecture,) = case.config.architectures()
+        return (
+            getattr(transformers, architecture)
+            .from_pretrained(tmp_path / "torch", attn_implementation="eager")
+            .eval()
+        )
+
+    return load
+
+
+@pytest.fixture
+def assert_same_gradients() -> Callable[..., None]:
+    """Compare the gradients of every parameter with those that torch has computed."""
+
+    def compare(case: ModelCase, loss: Callable[[Any], jax.Array], reference: Any) -> None:
+        expected = {name: p.grad.numpy() for name, p in reference.named_parameters()}
+        layouts = jax.tree.leaves(case.module.tensor_layouts(case.config))
+        leaves = jax.tree.leaves(jax.jit(jax.grad(loss))(case.params))
+        found = {
+            name: tensor
+            for layout, leaf in zip(layouts, leaves, strict=True)
+            for name, tensor in layout.split(np.asarray(leaf))
+        }
+        for name in found.keys() - expected.keys():
+            # What torch does not train.
+            np.testing.assert_array_equal(found.pop(name), 0, err_msg=name)
+        assert found.keys() == expected.keys()
+        # The largest of all: a bias of keys shifts every score alike, and has no gradient at all.
+        largest = max(np.abs(tensor).max() for tensor in expected.values())
+        for name, tensor in found.items():
+            scale = max(np.abs(expected[name]).max(), 1e-3 * largest)
+            tolerance = 1e-5 * scale
+            np.testing.assert_allclose(tensor, expected[name], rtol=0, atol=tolerance, err_msg=name)
+
+    return compare

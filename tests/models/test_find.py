@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from redco_flow.models.find import FAMILIES, find_model
+from redco_flow.models.find import FAMILIES, find_config, find_model
 
 FACE = (
     "Config", "init_params", "abstract_params", "apply", "tensor_layouts", "config_of_tensors",
@@ -15,6 +18,24 @@ def test_every_family_has_the_whole_face(family):
     model = find_model(family)
 
     assert [name for name in FACE if not hasattr(model, name)] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_found_alone_is_that_of_the_family(family):
+    assert find_config(family) is find_model(family).Config
+
+
+def test_no_config_needs_jax():
+    """A login node has none, or would wait seconds for it."""
+    code = (
+        "import sys; from redco_flow.models.find import FAMILIES, find_config\n"
+        "for family in FAMILIES: find_config(family)()\n"
+        "print(sorted({'jax', 'flax'} & sys.modules.keys()))"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "[]"
 
 
 def test_a_dotted_name_is_the_users_own_family(tmp_path, monkeypatch):

@@ -68,3 +68,29 @@ def test_a_block_reads_only_what_it_covers(parameter):
     QKV.read_block(SHAPE, one_head, read)
 
     assert num_read == parameter[one_head].size
+
+
+FUSED = TensorLayout("model part heads", "model (part heads)", "block.c_attn.weight")
+
+
+def test_a_block_of_a_fused_tensor_reads_only_what_it_covers(parameter):
+    fused = parameter[0].reshape(5, 3, 24)
+    tensor = fused.reshape(5, 72)
+    num_read = 0
+
+    def read(name: str, part: tuple[slice, ...]) -> np.ndarray:
+        nonlocal num_read
+        num_read += tensor[part].size
+        return tensor[part]
+
+    block = np.s_[1:4, 0:3, 6:12]
+    found = FUSED.read_block(fused.shape, block, read)
+
+    np.testing.assert_array_equal(found, fused[block])
+    assert num_read == fused[block].size
+
+
+def test_every_name_of_a_stacked_tensor_is_known():
+    layout = TensorLayout("layer model", "model", "model.{layer}.norm", aliases=("{layer}.norm",))
+
+    assert layout.names((3,)) == ("model.3.norm", "3.norm")

@@ -1,0 +1,186 @@
+"""The blocks that transformers here are made of, as Flax modules: norm, attention, feed-forward.
+
+Driven by the configs of `block_config.py`; each holds its parameters and offers its parts, so
+that a layer can bring the products of several blocks together. Refuses to know residuals,
+layers and models.
+Dims in this file: B batch, T sequence, D model, H heads, G key-value groups, K head dim,
+F feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_flow.models import random_bits
+from redco_flow.models.activation import activate
+from redco_flow.models.attention import layer_norm, rms_norm
+from redco_flow.models.block_config import AttentionConfig, MlpConfig, NormConfig, RotaryConfig
+from redco_flow.models.dropout import dropout
+from redco_flow.models.projections import SplitKernel, num_groups_held
+from redco_flow.models.rotary import Rotation, rotate
+
+Initializer = Callable[..., jax.Array]
+Heads = tuple[jax.Array, jax.Array, jax.Array]
+
+zeros: Initializer = nn.initializers.zeros
+ones: Initializer = nn.initializers.ones
+
+
+def normal(deviation: float) -> Initializer:
+    """Return an initializer of that standard deviation."""
+
+    def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        raw = jax.random.key_data(key) if is_typed else key
+        return random_bits.normal(raw, shape) * np.float32(deviation)
+
+    return initialize
+
+
+class Norm(nn.Module):
+    """A norm over the last dim: scale (D), and bias (D) for a layer norm."""
+
+    config: NormConfig
+    width: int
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        is_offset = self.config.kind == "rms_offset"
+        self.scale = self.param("scale", zeros if is_offset else ones, (self.width,))
+        if self.config.kind == "layer":
+            self.bias = self.param("bias", zeros, (self.width,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise (…, D); float32 inside."""
+        if self.config.kind == "layer":
+            centred: jax.Array = layer_norm(x, self.scale, self.bias, self.config.epsilon)
+            return centred
+        scale = self.scale + 1 if self.config.kind == "rms_offset" else self.scale
+        normed: jax.Array = rms_norm(x, scale, self.config.epsilon)
+        return normed
+
+
+class Attention(nn.Module):
+    """Attention's parameters: from the model's width to heads, and back.
+
+    With as many key-value heads as heads one kernel `qkv` (D, 3, H, K), else, and over another
+    sequence, `q` (D, H, K) and `kv` (D, 2, G, K); `out` (H, K, D); biases like the kernels
+    without D, or (D).
+    """
+
+    config: AttentionConfig
+    width: int
+    init_deviation: float
+    out_deviation: float
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c, init = self.config, normal(self.init_deviation)
+        shapes: dict[str, tuple[int, ...]] = {"qkv": (3, c.num_heads, c.head_dim)}
+        if not c.is_fused:
+            shapes = {"q": (c.num_heads, c.head_dim), "kv": (2, c.num_kv_heads, c.head_dim)}
+        for name, shape in shapes.items():
+            setattr(self, name, self.param(name, init, (self.width, *shape)))
+            if c.has_input_bias:
+                setattr(self, f"{name}_bias", self.param(f"{name}_bias", zeros, shape))
+        shape = (c.num_heads, c.head_dim, self.width)
+        self.out = self.param("out", normal(self.out_deviation), shape)
+        if c.has_output_bias:
+            self.out_bias = self.param("out_bias", zeros, (self.width,))
+        if c.norm_epsilon is not None:
+            self.q_norm = Norm(NormConfig("rms", c.norm_epsilon), c.head_dim)
+            self.k_norm = Norm(NormConfig("rms", c.norm_epsilon), c.head_dim)
+
+    def kernels(self) -> list[SplitKernel]:
+        """Return what reads the activation, for `project_together`.
+
+        The last, of keys and values, reads the other sequence in cross-attention.
+        """
+        if self.config.is_fused:
+            return [SplitKernel(self.qkv, 2)]
+        return [SplitKernel(self.q, 1), SplitKernel(self._repeated(self.kv), 2)]
+
+    def heads(
+        self, projected: list[jax.Array], rotary: RotaryConfig | None, turn: Rotation | None
+    ) -> Heads:
+        """Turn the kernels' products into queries (B, T, H, K), keys and values (B, T, G, K)."""
+        if self.config.is_fused:
+            biased = self._biased(projected[0], "qkv")
+            query, key, value = jnp.unstack(biased, axis=-3)
+            query, key = self._normed(query, "q_norm"), self._normed(key, "k_norm")
+        else:
+            query, (key, value) = self.queries(projected[0]), self.keys_values(projected[1])
+        if rotary is not None and turn is not None:
+            query, key = rotate(rotary, query, turn), rotate(rotary, key, turn)
+        return query, key, value
+
+    def queries(self, projected: jax.Array) -> jax.Array:
+        """Turn the product with `q` into queries (B, T, H, K)."""
+        return self._normed(self._biased(projected, "q"), "q_norm")
+
+    def keys_values(self, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Turn the product with `kv` into keys and values (B, T, G, K)."""
+        key, value = jnp.unstack(self._biased(projected, "kv"), axis=-3)
+        return self._normed(key, "k_norm"), value
+
+    def output_bias(self) -> jax.Array | None:
+        """Return what is added after `out`."""
+        return self.out_bias if self.config.has_output_bias else None
+
+    def _biased(self, projected: jax.Array, kernel: str) -> jax.Array:
+        if not self.config.has_input_bias:
+            return projected
+        bias = getattr(self, f"{kernel}_bias")
+        bias = self._repeated(bias) if kernel == "kv" else bias
+        return projected + bias.astype(projected.dtype)
+
+    def _normed(self, heads: jax.Array, norm: str) -> jax.Array:
+        if self.config.norm_epsilon is None:
+            return heads
+        normed: jax.Array = getattr(self, norm)(heads)
+        return normed
+
+    def _repeated(self, kv: jax.Array) -> jax.Array:
+        """Repeat the groups (…, G, K) until the model's shards can split them."""
+        c = self.config
+        held = num_groups_held(c.num_kv_heads, c.num_heads)
+        return kv if held == c.num_kv_heads else jnp.repeat(kv, held // c.num_kv_heads, axis=-2)
+
+
+class Mlp(nn.Module):
+    """The position-wise layer's parameters: `wi` (D, 1 or 2 gates, F), `wo` (F, D), biases."""
+
+    config: MlpConfig
+    width: int
+    init_deviation: float
+    out_deviation: float
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        shape = (2 if c.is_gated else 1, c.num_units)
+        self.wi = self.param("wi", normal(self.init_deviation), (self.width, *shape))
+        self.wo = self.param("wo", normal(self.out_deviation), (c.num_units, self.width))
+        if c.has_bias:
+            self.wi_bias = self.param("wi_bias", zeros, shape)
+            self.wo_bias = self.param("wo_bias", zeros, (self.width,))
+
+    def kernels(self) -> list[SplitKernel]:
+        """Return what reads the activation, for `project_together`."""
+        return [SplitKernel(self.wi, 2)]
+
+    def inner(self, projected: jax.Array, keys: jax.Array | None, site: int) -> jax.Array:
+        """Turn the kernel's product (B, T, gates, F) into (B, T, F), which `wo` reads."""
+        c = self.config
+        if c.has_bias:
+            projected = projected + self.wi_bias.astype(projected.dtype)
+        return dropout(activate(projected, c.activation), c.dropout, keys, site)
+
+    def output_bias(self) -> jax.Array | None:
+        """Return what is added after `wo`."""
+        return self.wo_bias if self.config.has_bias else None

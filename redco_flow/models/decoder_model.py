@@ -1,0 +1,256 @@
+"""The one decoder-only transformer: whole sequences, and token by token with a cache.
+
+Driven by a `DecoderConfig`; layers are scanned, so every layer parameter has a leading layer
+dim; parameters are a plain nested dict of float32 arrays, products are in `config.dtype`. Knows
+no devices but the number of model shards that it is traced for. Refuses to know families,
+files, tokenizers and losses.
+
+Parameters (L layers, D model, H heads, G key-value groups, K head dim, F feed-forward, V
+vocabulary, E experts; norms have `scale`, and `bias` for layer norms):
+  embedding (V, D) · positions (P, D), where learned · lm_head (D, V), untied models only
+  layers/attention_norm · layers/mlp_norm · final_norm · layers/{attention,mlp}_post_norm
+  layers/attention/{qkv (L, D, 3, H, K) or q (L, D, H, K) and kv (L, D, 2, G, K),
+    out (L, H, K, D), q_norm, k_norm}
+  layers/mlp/{wi (L, D, 1 or 2, F), wo (L, F, D)}, or
+  layers/experts/{router (L, D, E), wi (L, E, D, 2, F), wo (L, E, F, D)}
+  biases beside their kernels, `<kernel>_bias`
+Further dims in this file: B batch, T sequence, S prompt, N beams.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.attention import wide_einsum
+from redco_flow.models.blocks import Norm, normal, zeros
+from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.dropout import dropout, example_keys, fold_keys
+from redco_flow.models.grouped_attention import cap
+from redco_flow.models.layer import scanned_layers
+from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
+from redco_flow.models.projections import num_groups_held
+from redco_flow.models.rotary import Rotation, rotation
+from redco_flow.models.visibility import default_positions, row_biases
+
+Params = dict[str, Any]
+
+# Which derived key this is among those that an example's key gives.
+_EMBEDDED, _LAYERS = range(2)
+# A window that hides nothing, for the layers without one among layers with one.
+_ENDLESS = 2**30
+
+
+class Prompt(NamedTuple):
+    """A batch of prompts as read, but for each one's last token, with which decoding begins.
+
+    Attributes:
+        keys, values: of every layer and token, (L, B, S, G, K).
+        is_visible: (B, S) whether a token may be attended to.
+        positions: (B, S) position ids.
+        last_token, last_position: (B,) int32.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    is_visible: jax.Array
+    positions: jax.Array
+    last_token: jax.Array
+    last_position: jax.Array
+
+
+class Cache(NamedTuple):
+    """What decoding one more token needs.
+
+    Attributes:
+        source: the prompt, the same for all its beams and all steps.
+        beams: keys and values of the tokens since, (L, B, N, G, T, K): grow and are reordered.
+    """
+
+    source: Prompt
+    beams: dict[str, jax.Array]
+
+
+class Decoder(nn.Module):
+    """The whole model; the functions below are its face."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        init = normal(c.init_deviation)
+        self.embedding = self.param("embedding", init, (c.vocab_size, c.token_width))
+        if c.num_positions:
+            self.positions = self.param("positions", init, (c.num_positions, c.width))
+        if c.embedding_width:
+            self.project_in = self.param("project_in", init, (c.token_width, c.width))
+            self.project_out = self.param("project_out", init, (c.width, c.token_width))
+        self.layers = scanned_layers(c, "prefill", "step")
+        if c.has_final_norm:
+            self.final_norm = Norm(c.norm, c.width)
+        if not c.tie_word_embeddings:
+            self.lm_head = self.param("lm_head", init, (c.token_width, c.vocab_size))
+        if c.has_head_bias:
+            self.lm_head_bias = self.param("lm_head_bias", zeros, (c.vocab_size,))
+
+    def embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
+        """Look tokens up, (B, T) to (B, T, D); ids outside the vocabulary read its nearest end."""
+        c = self.config
+        hidden = self.embedding.at[ids].get(mode="clip").astype(c.dtype)
+        if c.embedding_scale != 1:
+            hidden = hidden * jnp.asarray(c.embedding_scale, hidden.dtype)
+        if c.embedding_width:
+            hidden = jnp.tensordot(hidden, self.project_in.astype(hidden.dtype), 1)
+        if c.num_positions:
+            learned = self.positions.at[positions + c.position_offset].get(mode="clip")
+            hidden = hidden + learned.astype(hidden.dtype)
+        return hidden
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
+        c = self.config
+        if c.has_final_norm:
+            hidden = self.final_norm(hidden)
+        if c.embedding_width:
+            hidden = jnp.tensordot(hidden, self.project_out.astype(hidden.dtype), 1)
+        if c.tie_word_embeddings:
+            scores = wide_einsum("btd,vd->btv", hidden, self.embedding.astype(hidden.dtype))
+        else:
+            scores = wide_einsum("btd,dv->btv", hidden, self.lm_head.astype(hidden.dtype))
+        if c.has_head_bias:
+            scores = scores + self.lm_head_bias
+        return cap(scores, c.logit_cap)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        positions: jax.Array,
+        biases: tuple[jax.Array, ...],
+        keys: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
+        hidden = self.embed(input_ids, positions)
+        hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
+        shared = WholeShared(biases, self._turn(positions), fold_keys(keys, _LAYERS))
+        hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
+        return self.logits(hidden), router_logits
+
+    def prefill(
+        self, input_ids: jax.Array, positions: jax.Array, biases: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return every layer's keys and values, (L, B, S, G, K) each."""
+        shared = WholeShared(biases, self._turn(positions), None)
+        hidden = self.embed(input_ids, positions)
+        keys_values: tuple[jax.Array, jax.Array]
+        _, keys_values = self.layers.prefill(hidden, self._per_layer(), shared)
+        return keys_values
+
+    def step(self, cache: Cache, tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, Cache]:
+        """Return logits (B, N, V), float32, and the cache with one position more."""
+        source = cache.source
+        position = (source.last_position + step)[:, None]
+        at_beams = jnp.broadcast_to(position, tokens.shape)
+        shared = StepShared(
+            step=step,
+            turn=self._turn(at_beams),
+            is_visible=source.is_visible,
+            back=position - source.positions,
+        )
+        carry = (self.embed(tokens, at_beams), cache.beams["keys"], cache.beams["values"])
+        per_layer = StepLayer(*self._per_layer(), prompt=(source.keys, source.values))
+        (hidden, keys, values), _ = self.layers.step(carry, per_layer, shared)
+        return self.logits(hidden), cache._replace(beams={"keys": keys, "values": values})
+
+    def _turn(self, positions: jax.Array) -> Rotation | None:
+        rotary = self.config.rotary
+        return None if rotary is None else rotation(rotary, positions)
+
+    def _per_layer(self) -> tuple[jax.Array, jax.Array | None]:
+        """Return each layer's index, and its window where they differ."""
+        c = self.config
+        windows = None
+        if not c.has_common_window:
+            windows = jnp.asarray([w or _ENDLESS for w in c.windows], jnp.int32)
+        return jnp.arange(c.num_layers), windows
+
+
+def _run(config: DecoderConfig, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+    return Decoder(config).apply({"params": params}, *inputs, method=method)
+
+
+@partial(jax.jit, static_argnums=0)
+def init_params(config: DecoderConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    params: Params = Decoder(config).init(key, tokens, tokens, (), None)["params"]
+    return params
+
+
+def abstract_params(config: DecoderConfig) -> Params:
+    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
+    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return shapes
+
+
+def apply_with_router(
+    config: DecoderConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    position_ids: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Return logits (B, T, V) and router logits (L, B, T, E), None without experts; float32."""
+    keys = example_keys(rngs, input_ids.shape[0])
+    if position_ids is None:
+        position_ids = default_positions(input_ids.shape, attention_mask, segment_ids)
+    biases = row_biases(attention_mask, segment_ids)
+    result: tuple[jax.Array, jax.Array | None] = _run(
+        config, params, input_ids, position_ids, biases, keys
+    )
+    return result
+
+
+def prefill(
+    config: DecoderConfig, params: Params, input_ids: jax.Array, attention_mask: jax.Array
+) -> Prompt:
+    """Read prompts (B, S), padded on either side; see `decoder.prefill`."""
+    is_token = attention_mask != 0
+    positions = default_positions(input_ids.shape, attention_mask, None)
+    places = jnp.arange(input_ids.shape[1])
+    last = jnp.max(jnp.where(is_token, places, 0), axis=1)[:, None]
+    keys, values = _run(
+        config, params, input_ids, positions, row_biases(attention_mask, None), method="prefill"
+    )
+    return Prompt(
+        keys=keys,
+        values=values,
+        is_visible=is_token & (places != last),
+        positions=positions,
+        last_token=jnp.take_along_axis(input_ids, last, axis=1)[:, 0].astype(jnp.int32),
+        last_position=jnp.take_along_axis(positions, last, axis=1)[:, 0],
+    )
+
+
+def init_cache(config: DecoderConfig, prompt: Prompt, *, num_beams: int, max_length: int) -> Cache:
+    """Return the cache before the first step, with room for `max_length` tokens."""
+    attention = config.attention
+    num_groups = num_groups_held(attention.num_kv_heads, attention.num_heads)
+    batch = prompt.is_visible.shape[0]
+    shape = (config.num_layers, batch, num_beams, num_groups, max_length, attention.head_dim)
+    empty = jnp.zeros(shape, prompt.keys.dtype)
+    return Cache(source=prompt, beams={"keys": empty, "values": empty})
+
+
+def decode_step(
+    config: DecoderConfig, params: Params, cache: Cache, tokens: jax.Array, step: jax.Array
+) -> tuple[jax.Array, Cache]:
+    """Return logits (B, N, V) of the token after `tokens` (B, N), and the new cache."""
+    result: tuple[jax.Array, Cache] = _run(config, params, cache, tokens, step, method="step")
+    return result

@@ -1,0 +1,91 @@
+"""The face of every encoder family: what its module offers besides `Config`.
+
+A family's file declares its config and hands these on. Imports nothing heavy until a function
+is called. Refuses to know how anything is computed: that is `encoder_model.py`.
+Dims in this file: B batch, T sequence, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jax
+
+    from redco_flow.models.bert_family import BertFamilyConfig
+    from redco_flow.models.encoder_model import Params
+    from redco_flow.models.safetensors_io import TensorFiles
+
+
+def init_params(config: BertFamilyConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters; deviations are the family's."""
+    from redco_flow.models import encoder_model
+
+    params: Params = encoder_model.init_params(config.core, key)
+    return params
+
+
+def abstract_params(config: BertFamilyConfig) -> Params:
+    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
+    from redco_flow.models import encoder_model
+
+    return encoder_model.abstract_params(config.core)
+
+
+def apply(
+    config: BertFamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    token_type_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return float32 logits (B, T, V) of what stands at every place.
+
+    Args:
+        input_ids: (B, T); some of them the tokenizer's mask token.
+        attention_mask: (B, T); 0 is padding, on either side. None: there is none.
+        token_type_ids: (B, T); which of two texts a token belongs to. None: all to the first.
+        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+
+    Raises:
+        ValueError: the model has no head (`config.has_head`).
+    """
+    from redco_flow.models import encoder_model
+
+    inputs = (input_ids, attention_mask, token_type_ids, rngs)
+    return encoder_model.run(config.core, params, *inputs, method="__call__")
+
+
+def encode(
+    config: BertFamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    token_type_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return the last layer's hidden states (B, T, D) in `config.dtype`; see `apply`.
+
+    `pooling.mean_pool` makes one vector per text of them.
+    """
+    from redco_flow.models import encoder_model
+
+    inputs = (input_ids, attention_mask, token_type_ids, rngs)
+    return encoder_model.run(config.core, params, *inputs, method="encode")
+
+
+def tensor_layouts(config: BertFamilyConfig) -> dict[str, Any]:
+    """Return a tree like the parameters that says what each is made of."""
+    return config.tensor_layouts()
+
+
+def config_of_tensors(config: BertFamilyConfig, files: TensorFiles) -> BertFamilyConfig:
+    """Return `config`, without a head where the checkpoint has none of its tensors.
+
+    Models for embeddings are published so.
+    """
+    if not config.has_head:
+        return config
+    kernel = config.tensor_layouts()["head"]["kernel"]
+    return config if kernel.name in files.names else config.updated({"has_head": False})

@@ -1,0 +1,127 @@
+"""The face of every encoder-decoder family over `encoder_decoder_model.py`, besides `Config`.
+
+A family's file declares its config and hands these on; T5, whose positions are another kind,
+brings its own. Imports nothing heavy until a function is called. Refuses to know how anything
+is computed.
+Dims in this file: B batch, S source, T target, N beams, D model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jax
+
+    from redco_flow.models.encoder_decoder_model import Cache, Params
+    from redco_flow.models.family_config import FamilyConfig
+    from redco_flow.models.safetensors_io import TensorFiles
+
+# The tied head, published beside the embedding.
+IGNORED_TENSORS = ("lm_head.weight",)
+
+
+def init_params(config: FamilyConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters; deviations are the family's."""
+    from redco_flow.models import encoder_decoder_model
+
+    params: Params = encoder_decoder_model.init_params(config.core, key)
+    return params
+
+
+def abstract_params(config: FamilyConfig) -> Params:
+    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
+    from redco_flow.models import encoder_decoder_model
+
+    return encoder_decoder_model.abstract_params(config.core)
+
+
+def apply(
+    config: FamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    decoder_input_ids: jax.Array,
+    decoder_attention_mask: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return float32 logits (B, T, V) of every next target token.
+
+    Args:
+        input_ids, attention_mask: (B, S); mask 0 is padding, on either side.
+        decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
+        decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
+        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+
+    Raises:
+        ValueError: sequences longer than the model's positions reach.
+    """
+    from redco_flow.models import encoder_decoder_model
+
+    inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, rngs)
+    return encoder_decoder_model.apply(config.core, params, *inputs)
+
+
+def encode(
+    config: FamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return the encoder's output (B, S, D) in `config.dtype`."""
+    from redco_flow.models import encoder_decoder_model
+
+    return encoder_decoder_model.encode(config.core, params, input_ids, attention_mask, rngs)
+
+
+def init_cache(
+    config: FamilyConfig,
+    params: Params,
+    encoded: jax.Array,
+    attention_mask: jax.Array,
+    *,
+    num_beams: int,
+    max_length: int,
+) -> Cache:
+    """Return the cache before the first token; cross-attention's keys and values are made here.
+
+    Args:
+        encoded: (B, S, D), `encode`'s result.
+        max_length: how many tokens will be decoded at most.
+
+    Raises:
+        ValueError: more tokens than the model's positions reach.
+    """
+    from redco_flow.models import encoder_decoder_model
+
+    inputs = (encoded, attention_mask, num_beams, max_length)
+    cache: Cache = encoder_decoder_model.run(config.core, params, *inputs, method="start")
+    return cache
+
+
+def decode_step(
+    config: FamilyConfig, params: Params, cache: Cache, tokens: jax.Array, position: jax.Array
+) -> tuple[jax.Array, Cache]:
+    """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
+
+    Args:
+        position: of `tokens`, from 0, where they are `decoder_start_token_id`.
+    """
+    from redco_flow.models import encoder_decoder_model
+
+    result: tuple[jax.Array, Cache] = encoder_decoder_model.run(
+        config.core, params, cache, tokens, position, method="step"
+    )
+    return result
+
+
+def tensor_layouts(config: FamilyConfig) -> dict[str, Any]:
+    """Return a tree like the parameters that says what each is made of."""
+    return config.tensor_layouts()
+
+
+def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
+    """Return `config`: nothing in it is known better from the tensors."""
+    del files  # the face's interface
+    return config

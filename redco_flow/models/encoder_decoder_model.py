@@ -1,0 +1,175 @@
+"""The one encoder-decoder of two stacks, one embedding and a tied head; with cached decoding.
+
+Driven by an `EncoderDecoderConfig`; layers are scanned; parameters are a plain nested dict of
+float32 arrays, products are in the stacks' dtype. Knows no devices. Refuses to know families,
+files, tokenizers and losses.
+
+Parameters (L layers, D model, H heads, K head dim, F feed-forward, V vocabulary, P positions;
+norms have `scale` and `bias`):
+  embedding (V, D) · final_logits_bias (1, V), which is not trained
+  {encoder,decoder}/positions (P, D) · {encoder,decoder}/embedding_norm
+  {encoder,decoder}/layers/{attention_norm, attention/{qkv (L, D, 3, H, K), out (L, H, K, D)},
+    mlp_norm, mlp/{wi (L, D, 1, F), wo (L, F, D)}}, biases beside their kernels
+  decoder/layers/{cross_attention_norm, cross_attention/{q (L, D, H, K), kv (L, D, 2, H, K), out}}
+Further dims in this file: B batch, S source, T target, N beams.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.attention import wide_einsum
+from redco_flow.models.blocks import normal, zeros
+from redco_flow.models.dropout import example_keys, fold_keys
+from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
+from redco_flow.models.stack import Stack
+from redco_flow.models.visibility import row_biases
+
+Params = dict[str, Any]
+
+# Which derived key this is among those that an example's key gives.
+_SOURCE, _TARGET = range(2)
+
+
+class Cache(NamedTuple):
+    """What decoding one more token needs.
+
+    Attributes:
+        source: per source, the same for all its beams and all steps: every cross-attention's
+            keys and values (L, B, S, H, K), what hides the source's padding.
+        beams: keys and values of the tokens so far, (L, B, N, H, T, K): grow and are reordered.
+    """
+
+    source: dict[str, Any]
+    beams: dict[str, jax.Array]
+
+
+class EncoderDecoder(nn.Module):
+    """The whole model; the functions below are its face."""
+
+    config: EncoderDecoderConfig
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        init = normal(c.encoder.init_deviation)
+        self.embedding = self.param("embedding", init, (c.vocab_size, c.encoder.width))
+        self.encoder, self.decoder = Stack(c.encoder), Stack(c.decoder)
+        self.final_logits_bias = self.param("final_logits_bias", zeros, (1, c.vocab_size))
+
+    def embed(self, ids: jax.Array) -> jax.Array:
+        """Look tokens up, (…) to (…, D); ids outside the vocabulary read its nearest end."""
+        c = self.config
+        embedded = self.embedding.at[ids].get(mode="clip").astype(c.encoder.dtype)
+        return embedded * jnp.asarray(c.embedding_scale, embedded.dtype)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
+        scores = wide_einsum("btd,vd->btv", hidden, self.embedding.astype(hidden.dtype))
+        # A constant of published models, no weight of theirs.
+        return scores + jax.lax.stop_gradient(self.final_logits_bias)
+
+    def encode(
+        self, input_ids: jax.Array, attention_mask: jax.Array, keys: jax.Array | None
+    ) -> jax.Array:
+        """Return (B, S, D)."""
+        encoded: jax.Array = self.encoder(
+            self.embed(input_ids),
+            jnp.arange(input_ids.shape[1]),
+            row_biases(attention_mask, None),
+            fold_keys(keys, _SOURCE),
+        )
+        return encoded
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        decoder_input_ids: jax.Array,
+        decoder_attention_mask: jax.Array | None,
+        keys: jax.Array | None,
+    ) -> jax.Array:
+        """Return logits (B, T, V), float32."""
+        (encoded_bias,) = row_biases(attention_mask, None)
+        hidden = self.decoder(
+            self.embed(decoder_input_ids),
+            jnp.arange(decoder_input_ids.shape[1]),
+            row_biases(decoder_attention_mask, None),
+            fold_keys(keys, _TARGET),
+            self.encode(input_ids, attention_mask, keys),
+            encoded_bias,
+        )
+        return self.logits(hidden)
+
+    def start(
+        self, encoded: jax.Array, attention_mask: jax.Array, num_beams: int, max_length: int
+    ) -> Cache:
+        """Return the cache before the first token."""
+        (encoded_bias,) = row_biases(attention_mask, None)
+        size = (encoded.shape[0], num_beams, max_length)
+        return Cache(
+            source={"heads": self.decoder.source_heads(encoded), "bias": encoded_bias},
+            beams=self.decoder.empty_cache(*size, encoded.dtype),
+        )
+
+    def step(self, cache: Cache, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+        """Return logits (B, N, V), float32, and the cache with one position more."""
+        source = cache.source
+        hidden, beams = self.decoder.step(
+            self.embed(tokens), cache.beams, source["heads"], source["bias"], position
+        )
+        return self.logits(hidden), cache._replace(beams=beams)
+
+
+def run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
+    """Call one of the module's methods on `params`."""
+    return EncoderDecoder(config).apply({"params": params}, *inputs, method=method)
+
+
+@partial(jax.jit, static_argnums=0)
+def init_params(config: EncoderDecoderConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    inputs = (tokens, jnp.ones_like(tokens), tokens, None, None)
+    params: Params = EncoderDecoder(config).init(key, *inputs)["params"]
+    return params
+
+
+def abstract_params(config: EncoderDecoderConfig) -> Params:
+    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
+    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return shapes
+
+
+def apply(
+    config: EncoderDecoderConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    decoder_input_ids: jax.Array,
+    decoder_attention_mask: jax.Array | None,
+    rngs: jax.Array | None,
+) -> jax.Array:
+    """Return float32 logits (B, T, V); see `encoder_decoder.apply`."""
+    keys = example_keys(rngs, input_ids.shape[0])
+    inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
+    logits: jax.Array = run(config, params, *inputs, method="__call__")
+    return logits
+
+
+def encode(
+    config: EncoderDecoderConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    rngs: jax.Array | None,
+) -> jax.Array:
+    """Return the encoder's output (B, S, D)."""
+    keys = example_keys(rngs, input_ids.shape[0])
+    encoded: jax.Array = run(config, params, input_ids, attention_mask, keys, method="encode")
+    return encoded

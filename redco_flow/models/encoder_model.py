@@ -1,0 +1,141 @@
+"""The one encoder with a head for masked tokens: hidden states, or logits of every token.
+
+Driven by an `EncoderConfig`; layers are scanned; parameters are a plain nested dict of float32
+arrays, products are in the stack's dtype. Knows no devices. Refuses to know families, files,
+tokenizers and losses.
+
+Parameters (L layers, D model, H heads, K head dim, F feed-forward, V vocabulary, Y token types,
+P positions; norms have `scale` and `bias`):
+  embedding (V, D) · token_types (Y, D) · encoder/positions (P, D) · encoder/embedding_norm
+  encoder/layers/{attention_norm, attention/{qkv (L, D, 3, H, K), out (L, H, K, D)},
+    mlp_norm, mlp/{wi (L, D, 1, F), wo (L, F, D)}}, biases beside their kernels
+  head/{kernel (D, D), bias (D), norm, vocabulary_bias (V)}
+Further dims in this file: B batch, T sequence.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.activation import activate
+from redco_flow.models.attention import wide_einsum
+from redco_flow.models.blocks import Norm, normal, zeros
+from redco_flow.models.dropout import example_keys
+from redco_flow.models.encoder_config import EncoderConfig
+from redco_flow.models.stack import Stack
+from redco_flow.models.visibility import row_biases
+
+Params = dict[str, Any]
+
+
+class MaskedHead(nn.Module):
+    """What turns a hidden state into the vocabulary's scores, but for the embedding itself."""
+
+    config: EncoderConfig
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config.stack
+        self.kernel = self.param("kernel", normal(c.init_deviation), (c.width, c.width))
+        self.bias = self.param("bias", zeros, (c.width,))
+        self.norm = Norm(c.norm, c.width)
+        self.vocabulary_bias = self.param("vocabulary_bias", zeros, (self.config.vocab_size,))
+
+    def __call__(self, hidden: jax.Array, embedding: jax.Array) -> jax.Array:
+        """Map (B, T, D) to (B, T, V), float32."""
+        assert self.config.head_activation is not None
+        dtype = hidden.dtype
+        inner = jnp.tensordot(hidden, self.kernel.astype(dtype), 1) + self.bias.astype(dtype)
+        hidden = self.norm(activate(inner[..., None, :], self.config.head_activation))
+        return wide_einsum("btd,vd->btv", hidden, embedding.astype(dtype)) + self.vocabulary_bias
+
+
+class Encoder(nn.Module):
+    """The whole model; the functions below are its face."""
+
+    config: EncoderConfig
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c, width = self.config, self.config.stack.width
+        init = normal(c.stack.init_deviation)
+        self.embedding = self.param("embedding", init, (c.vocab_size, width))
+        self.token_types = self.param("token_types", init, (c.num_token_types, width))
+        self.encoder = Stack(c.stack)
+        if c.head_activation is not None:
+            self.head = MaskedHead(c)
+
+    def encode(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array,
+        biases: tuple[jax.Array, ...],
+        keys: jax.Array | None,
+    ) -> jax.Array:
+        """Return (B, T, D); ids outside a table read its nearest end."""
+        embedded = self.embedding.at[input_ids].get(mode="clip")
+        embedded = embedded + self.token_types.at[token_type_ids].get(mode="clip")
+        positions = _positions(self.config, input_ids)
+        encoded: jax.Array = self.encoder(
+            embedded.astype(self.config.stack.dtype), positions, biases, keys
+        )
+        return encoded
+
+    def __call__(self, *inputs: Any) -> jax.Array:
+        """Return logits (B, T, V), float32."""
+        encoded = self.encode(*inputs)
+        if self.config.head_activation is None:
+            raise ValueError(
+                "this model was published without a head for masked tokens: it encodes only."
+            )
+        logits: jax.Array = self.head(encoded, self.embedding)
+        return logits
+
+
+def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
+    """Return each token's position, (T) or (B, T); padding is before the first."""
+    if config.padding_token is None:
+        return jnp.arange(input_ids.shape[1])
+    is_token = (input_ids != config.padding_token).astype(jnp.int32)
+    return jnp.cumsum(is_token, axis=1) * is_token - 1
+
+
+@partial(jax.jit, static_argnums=0)
+def init_params(config: EncoderConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters."""
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    method = "encode" if config.head_activation is None else "__call__"
+    params: Params = Encoder(config).init(key, tokens, tokens, (), None, method=method)["params"]
+    return params
+
+
+def abstract_params(config: EncoderConfig) -> Params:
+    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
+    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return shapes
+
+
+def run(
+    config: EncoderConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None,
+    token_type_ids: jax.Array | None,
+    rngs: jax.Array | None,
+    *,
+    method: str,
+) -> jax.Array:
+    """Return logits (method `__call__`) or hidden states (`encode`); see `encoder.py`."""
+    if token_type_ids is None:
+        token_type_ids = jnp.zeros_like(input_ids)
+    keys = example_keys(rngs, input_ids.shape[0])
+    biases = row_biases(attention_mask, None)
+    inputs = (input_ids, token_type_ids, biases, keys)
+    result: Any = Encoder(config).apply({"params": params}, *inputs, method=method)
+    found: jax.Array = result
+    return found

@@ -1,0 +1,110 @@
+"""One hypothesis per row, a token at a time: the likeliest, or whichever a rule chooses.
+
+One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has.
+A row's result does not depend on the rows beside it. Refuses to know models: it calls
+`decode_step`.
+Dims in this file: B batch, T new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.search import (
+    CacheT,
+    DecodeStep,
+    EndTokens,
+    Generated,
+    batch_and_beams,
+    is_end,
+    start_tokens,
+)
+
+# (logits (B, V) float32, position) to tokens (B,).
+ChooseToken = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class _State(NamedTuple):
+    position: jax.Array
+    last: jax.Array  # (B, 1)
+    tokens: jax.Array  # (B, T)
+    scores: jax.Array  # (B,)
+    ended: jax.Array  # (B,)
+    cache: Any
+
+
+def greedy_search(
+    decode_step: DecodeStep[CacheT],
+    cache: CacheT,
+    *,
+    max_new_tokens: int,
+    start_token_id: int | jax.Array,
+    eos_token_id: EndTokens,
+    pad_token_id: int,
+) -> Generated:
+    """Take the likeliest token each time; see `token_search`."""
+    return token_search(
+        decode_step,
+        cache,
+        lambda logits, position: jnp.argmax(logits, axis=-1),
+        max_new_tokens=max_new_tokens,
+        start_token_id=start_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+    )
+
+
+def token_search(
+    decode_step: DecodeStep[CacheT],
+    cache: CacheT,
+    choose: ChooseToken,
+    *,
+    max_new_tokens: int,
+    start_token_id: int | jax.Array,
+    eos_token_id: EndTokens,
+    pad_token_id: int,
+) -> Generated:
+    """Decode with one beam, each token chosen by `choose`.
+
+    Args:
+        decode_step: (cache, tokens (B, 1), position) to (logits (B, 1, V), cache).
+        cache: with one beam and room for `max_new_tokens`.
+        start_token_id: one for all rows, or each row's own (B,).
+
+    Returns:
+        the tokens; scores are the model's own log-probabilities of them, however chosen.
+    """
+    batch_size, _ = batch_and_beams(cache)
+
+    def advance(state: _State) -> _State:
+        logits, cache = decode_step(state.cache, state.last, state.position)
+        scores = logits[:, 0].astype(jnp.float32)
+        best = choose(scores, state.position).astype(jnp.int32)
+        chosen = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+        gained = chosen - jax.nn.logsumexp(scores, axis=-1)
+        token = jnp.where(state.ended, pad_token_id, best)
+        return _State(
+            position=state.position + 1,
+            last=token[:, None],
+            tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.position)),
+            scores=state.scores + jnp.where(state.ended, 0.0, gained),
+            ended=state.ended | is_end(token, eos_token_id),
+            cache=cache,
+        )
+
+    first = _State(
+        position=jnp.zeros((), jnp.int32),
+        last=start_tokens(start_token_id, batch_size, 1),
+        tokens=jnp.full((batch_size, max_new_tokens), pad_token_id, jnp.int32),
+        scores=jnp.zeros((batch_size,), jnp.float32),
+        ended=jnp.zeros((batch_size,), bool),
+        cache=cache,
+    )
+    last = jax.lax.while_loop(
+        lambda state: (state.position < max_new_tokens) & ~jnp.all(state.ended), advance, first
+    )
+    return Generated(last.tokens, last.scores)

@@ -1,0 +1,268 @@
+"""One scanned layer of a transformer: over whole sequences, or one token with a cache.
+
+Knows where norms and residuals stand and which products are brought together; whether it
+attends to the future and to another sequence is its config's to say. Refuses to know how many
+layers there are.
+Dims in this file: B batch, T sequence, N beams, D model, H heads, G key-value groups, K head
+dim, E experts; S source or prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from redco_flow.models.block_config import MlpConfig
+from redco_flow.models.blocks import Attention, Mlp, Norm
+from redco_flow.models.cached_attention import PromptHeads, attend_cached
+from redco_flow.models.dropout import dropout, fold_keys
+from redco_flow.models.grouped_attention import attend_grouped
+from redco_flow.models.key_value_cache import append
+from redco_flow.models.layer_inputs import (
+    KeysValues,
+    Source,
+    StepLayer,
+    StepShared,
+    WholeShared,
+)
+from redco_flow.models.mixture import MixtureOfExperts
+from redco_flow.models.projections import merge_together, project_together
+from redco_flow.models.rotary import Rotation
+from redco_flow.models.stack_config import StackConfig
+
+# Queries, keys and values of the tokens at hand to what their heads gather, (B, T, H, K).
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+# Which dropout this is among those that share a layer's keys.
+_WEIGHTS, _ATTENTION_OUT, _MLP_INNER, _MLP_OUT, _CROSS_WEIGHTS, _CROSS_OUT = range(6)
+
+
+class Layer(nn.Module):
+    """Attention, over another sequence too, and feed-forward; or both side by side."""
+
+    config: StackConfig
+
+    def setup(self) -> None:
+        """Declare the parts."""
+        c = self.config
+        deviations = (c.init_deviation, c.init_deviation * c.residual_init)
+        self.attention_norm = Norm(c.norm, c.width)
+        self.attention = Attention(c.attention, c.width, *deviations)
+        if c.cross_attention is not None:
+            self.cross_attention_norm = Norm(c.norm, c.width)
+            self.cross_attention = Attention(c.cross_attention, c.width, *deviations)
+        if not c.is_parallel:
+            self.mlp_norm = Norm(c.norm, c.width)
+        if c.norm_placement == "both":
+            self.attention_post_norm = Norm(c.norm, c.width)
+            self.mlp_post_norm = Norm(c.norm, c.width)
+        if isinstance(c.mlp, MlpConfig):
+            self.mlp = Mlp(c.mlp, c.width, *deviations)
+        else:
+            self.experts = MixtureOfExperts(c.mlp, c.width, *deviations)
+
+    def __call__(
+        self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Map (B, T, D) to (B, T, D), and to a mixture's router logits (B, T, E)."""
+        hidden, router_logits, _ = self._whole(hidden, per_layer, shared)
+        return hidden, router_logits
+
+    def prefill(
+        self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
+    ) -> tuple[jax.Array, KeysValues]:
+        """Map (B, T, D) to (B, T, D), and to the tokens' keys and values (B, T, G, K)."""
+        hidden, _, keys_values = self._whole(hidden, per_layer, shared)
+        return hidden, keys_values
+
+    def source_heads(
+        self, carry: None, per_layer: tuple[Any, ...], encoded: jax.Array
+    ) -> tuple[None, KeysValues]:
+        """Return another sequence's keys and values (B, S, G, K), to be kept while decoding."""
+        del per_layer  # the scan's interface
+        return carry, self._source_heads(encoded)
+
+    def step(
+        self, carry: tuple[jax.Array, jax.Array, jax.Array], own: StepLayer, shared: StepShared
+    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
+        """Map one token of each beam, (B, N, D), and add its key and value to the cache.
+
+        Beams stand where positions stand elsewhere: to cross-attention, norms and feed-forward
+        they are the same.
+        """
+        hidden, all_keys, all_values = carry
+        window = self.config.common_window if own.window is None else own.window
+        prompt = None
+        if own.prompt is not None:
+            assert shared.is_visible is not None
+            assert shared.back is not None
+            prompt = PromptHeads(*own.prompt, shared.is_visible, shared.back)
+        source = None
+        if own.source is not None:
+            assert shared.encoded_bias is not None
+            source = Source(*own.source, shared.encoded_bias)
+        grown: KeysValues = (all_keys, all_values)
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            nonlocal grown
+            all_keys_now, keys = append(all_keys, key, own.layer, shared.step)
+            all_values_now, values = append(all_values, value, own.layer, shared.step)
+            grown = (all_keys_now, all_values_now)
+            return attend_cached(
+                self.config.attention,
+                query,
+                (keys, values),
+                prompt,
+                step=shared.step,
+                window=window,
+            )
+
+        hidden, _ = self._sublayers(hidden, shared.turn, attend, source, None)
+        return (hidden, *grown), None
+
+    def _whole(
+        self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
+    ) -> tuple[jax.Array, jax.Array | None, KeysValues]:
+        c = self.config
+        layer, window = per_layer
+        window = c.common_window if window is None else window
+        keys = fold_keys(shared.keys, layer)
+        source = None
+        if shared.encoded is not None:
+            assert shared.encoded_bias is not None
+            source = Source(*self._source_heads(shared.encoded), shared.encoded_bias)
+        seen: list[KeysValues] = []
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            seen.append((key, value))
+            return attend_grouped(
+                c.attention,
+                query,
+                key,
+                value,
+                shared.biases,
+                window=window,
+                dropout_keys=keys,
+                dropout_site=_WEIGHTS,
+            )
+
+        hidden, router_logits = self._sublayers(hidden, shared.turn, attend, source, keys)
+        return hidden, router_logits, seen[0]
+
+    def _sublayers(
+        self,
+        hidden: jax.Array,
+        turn: Rotation | None,
+        attend: Attend,
+        source: Source | None,
+        keys: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Run attention and feed-forward with their norms and residuals."""
+        c = self.config
+        if c.is_parallel:
+            return self._side_by_side(hidden, turn, attend, keys), None
+
+        projected = project_together(self._normed("attention", hidden), self.attention.kernels())
+        heads = attend(*self.attention.heads(projected, c.rotary, turn))
+        added = _biased(merge_together([(heads, self.attention.out)]), self.attention.output_bias())
+        added = dropout(added, c.residual_dropout, keys, _ATTENTION_OUT)
+        hidden = self._add("attention", hidden, added)
+
+        if source is not None:
+            added = self._attend_source(self._normed("cross_attention", hidden), source, keys)
+            added = dropout(added, c.residual_dropout, keys, _CROSS_OUT)
+            hidden = self._add("cross_attention", hidden, added)
+
+        added, router_logits = self._feed_forward(self._normed("mlp", hidden), keys)
+        added = dropout(added, c.residual_dropout, keys, _MLP_OUT)
+        return self._add("mlp", hidden, added), router_logits
+
+    def _source_heads(self, encoded: jax.Array) -> KeysValues:
+        (projected,) = project_together(encoded, self.cross_attention.kernels()[1:])
+        return self.cross_attention.keys_values(projected)
+
+    def _attend_source(
+        self, normed: jax.Array, source: Source, keys: jax.Array | None
+    ) -> jax.Array:
+        config, attention = self.config.cross_attention, self.cross_attention
+        assert config is not None
+        (projected,) = project_together(normed, attention.kernels()[:1])
+        heads = attend_grouped(
+            config,
+            attention.queries(projected),
+            source.keys,
+            source.values,
+            (source.bias,),
+            dropout_keys=keys,
+            dropout_site=_CROSS_WEIGHTS,
+        )
+        return _biased(merge_together([(heads, attention.out)]), attention.output_bias())
+
+    def _feed_forward(
+        self, normed: jax.Array, keys: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        if not isinstance(self.config.mlp, MlpConfig):
+            outer, router_logits = self.experts(normed)
+            return outer, router_logits
+        (projected,) = project_together(normed, self.mlp.kernels())
+        inner = self.mlp.inner(projected, keys, _MLP_INNER)
+        return _biased(merge_together([(inner, self.mlp.wo)]), self.mlp.output_bias()), None
+
+    def _side_by_side(
+        self, hidden: jax.Array, turn: Rotation | None, attend: Attend, keys: jax.Array | None
+    ) -> jax.Array:
+        """Both read the same normed input; dropout falls on the sum of what they add."""
+        c, attention, mlp = self.config, self.attention, self.mlp
+        kernels = attention.kernels()
+        products = project_together(self.attention_norm(hidden), [*kernels, *mlp.kernels()])
+        heads = attend(*attention.heads(products[: len(kernels)], c.rotary, turn))
+        inner = mlp.inner(products[-1], keys, _MLP_INNER)
+        added = merge_together([(heads, attention.out), (inner, mlp.wo)])
+        added = _biased(_biased(added, attention.output_bias()), mlp.output_bias())
+        return hidden + dropout(added, c.residual_dropout, keys, _MLP_OUT)
+
+    def _normed(self, sublayer: str, hidden: jax.Array) -> jax.Array:
+        """Return what a sublayer reads."""
+        if self.config.norm_placement == "post":
+            return hidden
+        normed: jax.Array = getattr(self, f"{sublayer}_norm")(hidden)
+        return normed
+
+    def _add(self, sublayer: str, hidden: jax.Array, added: jax.Array) -> jax.Array:
+        """Add what a sublayer gave to its input, with the norm on the result or on the sum."""
+        placement = self.config.norm_placement
+        if placement == "both":
+            added = getattr(self, f"{sublayer}_post_norm")(added)
+        total = hidden + added
+        return getattr(self, f"{sublayer}_norm")(total) if placement == "post" else total
+
+
+def scanned_layers(config: StackConfig, *methods: str) -> Any:
+    """Return all layers as one module, scanned over their parameters and recomputed by policy.
+
+    Args:
+        methods: of `Layer`, besides calling it, that the module is to have.
+    """
+    layer: Any = Layer
+    if config.remat != "none":
+        policies = {
+            "full": None,
+            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        }
+        layer = nn.remat(layer, prevent_cse=False, policy=policies[config.remat])
+    scanned: Any = nn.scan(
+        layer,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(0, nn.broadcast),
+        methods=("__call__", *methods),
+        length=config.num_layers,
+    )
+    return scanned(config)
+
+
+def _biased(x: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return x if bias is None else x + bias.astype(x.dtype)

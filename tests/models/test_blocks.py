@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_flow.models.block_config import AttentionConfig
+from redco_flow.models.blocks import Attention
+from redco_flow.models.grouped_attention import attend_grouped, fused_attention
+from redco_flow.models.projections import merge_together, project_together
+from redco_flow.models.visibility import row_biases
+
+CONFIG = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=6, scale=6**-0.5)
+
+
+def draw(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape), jnp.float32)
+
+
+def attention_in_loops(query: Any, key: Any, value: Any, visible: np.ndarray) -> np.ndarray:
+    """Softmax attention by definition; heads 0 and 1 share group 0, heads 2 and 3 group 1."""
+    found = np.zeros(query.shape)
+    for row, at, head in np.ndindex(*query.shape[:3]):
+        group = head * key.shape[2] // query.shape[2]
+        scores = np.asarray(key[row, :, group] @ query[row, at, head], np.float64) * 6**-0.5
+        weights = np.where(visible[row, at], np.exp(scores), 0)
+        found[row, at, head] = weights / weights.sum() @ np.asarray(value[row, :, group])
+    return found
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+def test_grouped_attention_is_softmax_attention_by_definition(is_causal, window):
+    config = AttentionConfig(4, 2, 6, 6**-0.5, is_causal=is_causal)
+    query, key, value = draw(2, 5, 4, 6), draw(2, 5, 2, 6), draw(2, 5, 2, 6) + 1
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    visible = np.broadcast_to(mask[:, None, :] == 1, (2, 5, 5))
+    back = np.arange(5)[:, None] - np.arange(5)
+    visible = visible & (back >= 0) if is_causal else visible
+    # Row 1's last query would see nothing but padding.
+    visible = visible & (back < window) if window else visible
+
+    found = attend_grouped(config, query, key, value, row_biases(mask, None), window=window)
+
+    is_some = visible.any(axis=2)
+    expected = attention_in_loops(query, key, value, visible | ~is_some[:, :, None])
+    np.testing.assert_allclose(np.asarray(found)[is_some], expected[is_some], atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3, jnp.asarray(3)])
+def test_jaxs_own_attention_is_asked_for_the_same(window):
+    """What cuDNN computes on a GPU, by XLA; the arguments are the same."""
+    query, key, value = draw(2, 8, 4, 6), draw(2, 8, 2, 6), draw(2, 8, 2, 6) + 1
+    segments = np.repeat([[1, 2, 3]], [2, 5, 1], axis=1).repeat(2, axis=0)
+    biases = row_biases(None, segments)
+
+    found = fused_attention(CONFIG, query, key, value, biases, window, implementation="xla")
+
+    expected = attend_grouped(CONFIG, query, key, value, biases, window=window)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+class CrossAttention(nn.Module):
+    """Cross-attention as a layer puts it together."""
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, source: jax.Array) -> jax.Array:
+        config = AttentionConfig(4, 4, 6, 6**-0.5, is_causal=False, is_cross=True)
+        attention = Attention(config, 16, 0.3, 0.3, name="attention")
+        query_kernel, source_kernel = attention.kernels()
+        (query,) = project_together(hidden, [query_kernel])
+        (both,) = project_together(source, [source_kernel])
+        heads = attend_grouped(config, *attention.heads([query, both], None, None))
+        return merge_together([(heads, attention.out)])
+
+
+def test_attention_may_be_over_another_sequence():
+    hidden, source = draw(2, 3, 16), draw(2, 5, 16)
+    found, variables = CrossAttention().init_with_output(jax.random.key(0), hidden, source)
+
+    kernels = {name: np.asarray(k) for name, k in variables["params"]["attention"].items()}
+    query = np.einsum("btd,dhk->bthk", hidden, kernels["q"])
+    key, value = np.einsum("bsd,dchk->cbshk", source, kernels["kv"])
+    heads = attention_in_loops(query, key, value, np.ones((2, 3, 5), bool))
+    expected = np.einsum("bthk,hkd->btd", heads, kernels["out"])
+    np.testing.assert_allclose(found, expected, atol=1e-5)

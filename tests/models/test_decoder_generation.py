@@ -1,0 +1,182 @@
+"""Decoder-only models continue prompts of any lengths, padded on either side."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from redco_flow.models.generation import Sampling, generate
+
+MAX_NEW_TOKENS = 12
+PROMPT_LENGTHS = (6, 1, 4, 2, 7, 3, 5, 8)
+EOS = 1
+# Weights with which some rows end early and others run to the limit.
+SEEDS = {"gpt2": 11, "llama": 7, "mistral": 4, "gemma2": 13}
+
+one_family = pytest.mark.parametrize("decoder", ["llama3"], indirect=True)
+both_paddings = pytest.mark.parametrize("side", ["left", "right"])
+
+
+@pytest.fixture
+def talkative(decoder):
+    """A model of so few tokens that some of its rows end early."""
+    return decoder.changed(vocab_size=11, seed=SEEDS[decoder.config.model_type])
+
+
+def prompts(side: str, vocab_size: int = 11) -> dict[str, np.ndarray]:
+    """The same prompts whichever side they are padded on."""
+    rng = np.random.default_rng(3)
+    width = max(PROMPT_LENGTHS)
+    ids = np.zeros((len(PROMPT_LENGTHS), width), np.int32)
+    mask = np.zeros_like(ids)
+    for row, length in enumerate(PROMPT_LENGTHS):
+        place = slice(width - length, width) if side == "left" else slice(0, length)
+        ids[row, place] = rng.integers(2, vocab_size, length)
+        mask[row, place] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def search(case: Any, batch: dict[str, np.ndarray], **how: Any) -> Any:
+    rngs = how.pop("rngs", None)
+    run = jax.jit(partial(generate, case.module, case.config, max_new_tokens=MAX_NEW_TOKENS, **how))
+    return run(case.params, batch["input_ids"], batch["attention_mask"], rngs=rngs)
+
+
+def torch_search(model: Any, batch: dict[str, np.ndarray], **how: Any) -> Any:
+    import torch
+
+    found = model.generate(
+        **{name: torch.tensor(values) for name, values in batch.items()},
+        max_new_tokens=MAX_NEW_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **how,
+    )
+    return found.sequences[:, batch["input_ids"].shape[1] :], found
+
+
+def until_end(tokens: Any) -> list[list[int]]:
+    rows = np.asarray(tokens).tolist()
+    return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["gpt2", "llama3", "mistral", "gemma2"], indirect=True)
+def test_greedy_tokens_equal_the_torch_reference(talkative, torch_reference):
+    found = search(talkative, prompts("left"))
+
+    expected, _ = torch_search(torch_reference(talkative), prompts("left"))
+    rows = until_end(found.tokens)
+    assert rows == until_end(expected)
+    assert len({len(row) for row in rows}) > 1, "the rows end at different lengths"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("decoder", "length_penalty", "early_stopping"),
+    [
+        ("gpt2", 1.0, False),
+        ("llama3", 1.0, False),
+        ("llama3", 2.0, True),
+        ("gpt2", 0.0, True),
+    ],
+    indirect=["decoder"],
+)
+def test_beams_equal_the_torch_reference(
+    talkative, torch_reference, length_penalty, early_stopping
+):
+    how = {"num_beams": 4, "length_penalty": length_penalty, "early_stopping": early_stopping}
+
+    found = search(talkative, prompts("left"), **how)
+
+    expected, scored = torch_search(torch_reference(talkative), prompts("left"), **how)
+    assert until_end(found.tokens) == until_end(expected)
+    np.testing.assert_allclose(found.scores, scored.sequences_scores, rtol=1e-4)
+
+
+@pytest.mark.slow
+@one_family
+def test_any_of_several_end_tokens_ends_a_row_as_in_the_reference(talkative, torch_reference):
+    several = talkative.changed(eos_token_id=(1, 4, 7), seed=1)
+    model = torch_reference(several)
+
+    for how in ({}, {"num_beams": 3}):
+        found = search(several, prompts("left"), **how)
+        expected, _ = torch_search(model, prompts("left"), pad_token_id=1, **how)
+        width = expected.shape[1]
+        np.testing.assert_array_equal(np.asarray(found.tokens)[:, :width], expected)
+
+
+@pytest.mark.parametrize("decoder", ["gpt2", "mistral"], indirect=True)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_prompt_padded_behind_is_continued_like_one_padded_in_front(talkative, num_beams):
+    left = search(talkative, prompts("left"), num_beams=num_beams)
+    right = search(talkative, prompts("right"), num_beams=num_beams)
+
+    np.testing.assert_array_equal(left.tokens, right.tokens)
+
+
+@one_family
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"sampling": Sampling(top_p=0.9)}])
+def test_a_row_is_continued_alike_whatever_is_beside_it(talkative, how):
+    batch = prompts("right")
+    rngs = jax.random.split(jax.random.key(5), len(PROMPT_LENGTHS))
+    keyed = {"rngs": rngs} if "sampling" in how else {}
+    together = search(talkative, batch, **how, **keyed)
+
+    for row in (0, 3):
+        length = PROMPT_LENGTHS[row]
+        alone = {name: values[row : row + 1, :length] for name, values in batch.items()}
+        keyed = {"rngs": rngs[row : row + 1]} if "sampling" in how else {}
+        found = search(talkative, alone, **how, **keyed)
+        np.testing.assert_array_equal(found.tokens[0], together.tokens[row])
+
+
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
+def test_sampling_the_likeliest_token_only_is_greedy_search(talkative):
+    rngs = jax.random.split(jax.random.key(0), len(PROMPT_LENGTHS))
+
+    found = search(talkative, prompts("left"), sampling=Sampling(top_k=1), rngs=rngs)
+
+    expected = search(talkative, prompts("left"))
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
+def test_rows_with_other_keys_draw_other_tokens(talkative):
+    batch = {name: np.repeat(values[:1], 8, axis=0) for name, values in prompts("left").items()}
+
+    found = search(
+        talkative, batch, sampling=Sampling(), rngs=jax.random.split(jax.random.key(0), 8)
+    )
+
+    assert len({tuple(row) for row in np.asarray(found.tokens).tolist()}) > 4
+
+
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"num_beams": 2, "sampling": Sampling()}, "num_beams is 2; sampling follows one"),
+        ({"sampling": Sampling()}, "sampling needs rngs: one key per row"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(talkative, how, message):
+    with pytest.raises(ValueError, match=message):
+        search(talkative, prompts("left"), **how)
+
+
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
+def test_new_prompts_of_one_shape_compile_nothing(talkative):
+    run = jax.jit(partial(generate, talkative.module, talkative.config, max_new_tokens=3))
+
+    for side in ("left", "right"):
+        run(talkative.params, *prompts(side).values())
+
+    assert run._cache_size() == 1

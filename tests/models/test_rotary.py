@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from redco_flow.models.block_config import RopeScaling, RotaryConfig
+from redco_flow.models.rotary import frequencies, rotate, rotation
+
+LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_each_pair_is_turned_like_a_complex_number(is_interleaved):
+    config = RotaryConfig(num_dims=6, is_interleaved=is_interleaved)
+    rng = np.random.default_rng(0)
+    heads = rng.standard_normal((2, 5, 3, 8)).astype(np.float32)
+    positions = rng.integers(0, 100, (2, 5))
+
+    found = np.asarray(rotate(config, heads, rotation(config, positions)))
+
+    turned, rest = heads[..., :6], heads[..., 6:]
+    real = turned[..., ::2] if is_interleaved else turned[..., :3]
+    imaginary = turned[..., 1::2] if is_interleaved else turned[..., 3:]
+    angle = positions[..., None, None] * 10_000.0 ** (-np.arange(3) / 3)
+    numbers = (real + 1j * imaginary) * np.exp(1j * angle)
+    parts = np.stack([numbers.real, numbers.imag], axis=-1)
+    expected = (
+        parts.reshape(turned.shape)
+        if is_interleaved
+        else np.concatenate([numbers.real, numbers.imag], axis=-1)
+    )
+    np.testing.assert_allclose(found[..., :6], expected, atol=1e-5)
+    np.testing.assert_array_equal(found[..., 6:], rest)
+
+
+def test_linear_scaling_stretches_every_frequency():
+    plain = frequencies(RotaryConfig(64))
+
+    found = frequencies(RotaryConfig(64, scaling=RopeScaling("linear", 4.0)))
+
+    np.testing.assert_allclose(found, plain / 4, rtol=1e-6)
+
+
+def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones():
+    config = RotaryConfig(128, theta=500_000.0, scaling=LLAMA3)
+    plain = frequencies(RotaryConfig(128, theta=500_000.0))
+    wavelengths = 2 * np.pi / plain
+
+    ratio = frequencies(config) / plain
+
+    np.testing.assert_allclose(ratio[wavelengths < 8192 / 4], 1, rtol=1e-6)
+    np.testing.assert_allclose(ratio[wavelengths > 8192], 1 / 8, rtol=1e-6)
+    between = ratio[(wavelengths > 8192 / 4) & (wavelengths < 8192)]
+    assert len(between) > 2
+    assert (np.diff(between) < 0).all()
+
+
+def test_llama3_scaling_equals_the_torch_reference():
+    pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=2, rope_theta=500_000.0, rope_scaling=scaling
+    )
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+
+    found = frequencies(RotaryConfig(128, theta=500_000.0, scaling=LLAMA3))
+
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+
+
+def test_a_scaling_that_is_not_offered_is_refused_with_those_that_are():
+    with pytest.raises(ValueError, match="rope_type 'yarn'; it must be one of linear, llama3"):
+        RopeScaling("yarn", 2.0)
