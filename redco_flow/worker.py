@@ -2,7 +2,8 @@
 
 `python -m redco_flow.worker CALL_JSON`. Owns result.json, error.json, progress.json and
 metrics.jsonl of the attempt and, in the end, results/<fingerprint>.json. Knows nothing of who
-started it. Imports no JAX itself: the environment is set before the stage does.
+started it. Imports no JAX itself: the environment is set before the stage does. Where several
+processes run the stage together, rank 0 alone locks and publishes.
 
 Exit codes: 0 with result.json; 1 with error.json; 75 stopped as asked, with error.json too.
 """
@@ -22,10 +23,12 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.launch.ending import STOPPED_EXIT_CODE
 from redco_flow.launch.jax_environment import jax_variables
+from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.launch.work_lock import acquire
 from redco_flow.launch.worker_process import ReservedFiles, end, prepare, report_error, say
 from redco_flow.records import canonical_json, write_json
 from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs, StopFlag, Stopped
+from redco_flow.stages.process_group import ProcessGroup
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
@@ -54,10 +57,11 @@ def main(arguments: list[str]) -> NoReturn:
             raise Stopped("it had nothing to save.")
 
     path = Path(arguments[0]).absolute()
-    attempt = AttemptDirectory(path.parent)
+    place = ProcessPlace.from_environment(os.environ)
+    attempt = AttemptDirectory(path.parent, place.rank)
     try:
         prepare(on_terminate)
-        run_call(path, attempt, stop)
+        run_call(path, attempt, stop, place)
     except BaseException as error:  # noqa: BLE001 (the last frame: nobody is above to see it)
         stop.is_watched = True
         reserved.release()
@@ -68,11 +72,20 @@ def main(arguments: list[str]) -> NoReturn:
     end(0)
 
 
-def run_call(path: Path, attempt: AttemptDirectory, stop: StopFlag) -> None:
+def run_call(
+    path: Path,
+    attempt: AttemptDirectory,
+    stop: StopFlag,
+    place: ProcessPlace = ProcessPlace(),  # noqa: B008 (frozen)
+) -> None:
     """Run the call at `path`, or take a result that is there already; write result.json.
+
+    Args:
+        place: which of the job's processes this is.
 
     Raises:
         CallRejected: it cannot be run here.
+        CannotMeet: the job's other processes are not there, or would run something else.
         BadOutputs: what the stage returned cannot be published.
         Stopped: `stop` was requested.
     """
@@ -92,16 +105,23 @@ def run_call(path: Path, attempt: AttemptDirectory, stop: StopFlag) -> None:
     )
     _check_fingerprint(call)
     context = _make_context(call, attempt, workspace, stop)
+    group = ProcessGroup(call, context, place)
+    if place.rank > 0:
+        _take_part(call, context, group)
+        return
     _take_lock(context, call)
     result = find_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
+        group.join()
         outputs = _run_stage(call, context)
         # From here on a stop only waits: what is left is short and must not be cut in two.
         stop.is_watched = True
+        group.part()
         result = _publish(workspace, call, context, outputs, time.monotonic() - started_at)
     else:
         say(f"run {result.run} published this result already; reusing it.")
+        group.call_off()
     write_json(
         attempt.result_path,
         {
@@ -111,6 +131,16 @@ def run_call(path: Path, attempt: AttemptDirectory, stop: StopFlag) -> None:
             "seconds": result.seconds,
         },
     )
+
+
+def _take_part(call: Call, context: StageContext, group: ProcessGroup) -> None:
+    """Run the stage as one of the ranks that publish nothing."""
+    _check_code(call)
+    if group.join():
+        _run_stage(call, context)
+        context.stop.is_watched = True
+        group.part()
+    write_json(context.attempt_dir.result_path, {"fingerprint": call.fingerprint, "outputs": {}})
 
 
 def _check_fingerprint(call: Call) -> None:
@@ -212,7 +242,8 @@ def _run_stage(call: Call, context: StageContext) -> StageOutputs:
     outputs = run(context, config)
     context.flush()
     names = kind.output_names(config) if kind.output_names else list(kind.outputs)
-    _check_outputs(call, outputs, names)
+    if context.attempt_dir.rank == 0:  # what rank 0 publishes may not be there yet on another
+        _check_outputs(call, outputs, names)
     return outputs
 
 

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+# Its import configures logging anew and closes every handler's stream: imported later, it would
+# close the captured stderr that absl, imported by JAX's libraries, still holds.
+import submitit  # noqa: F401
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Tests compile much and compute little: the cheap compiler passes halve their time.
 os.environ["XLA_FLAGS"] = (

@@ -29,6 +29,7 @@ def commands():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_command_of_the_readme_does_what_it_says(tmp_path, prefect_home):
     pipelines = tmp_path / "pipelines"
     pipelines.mkdir()

@@ -113,7 +113,7 @@ def stage_line(name: str, stage: dict[str, Any]) -> str:
 
 def _stage_detail(stage: dict[str, Any]) -> str:
     if stage["state"] == "running":
-        return progress_text(stage["progress"])
+        return stage["message"] or progress_text(stage["progress"])
     if stage["state"] == "completed":
         return "  ".join(f"{key} {short_id(id)}" for key, id in stage["artifacts"].items())
     return str(stage["message"]).partition("\n")[0]

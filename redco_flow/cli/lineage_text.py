@@ -47,7 +47,7 @@ def _title(node: LineageNode) -> str:
     if node.type == "metric":
         return f"{node.name} = {number(node.value)}"
     if node.type == "data":
-        return f"data {node.name}  sha256 {node.id}"
+        return f"data {node.name}  blake3 {node.id}"
     missing = "" if node.is_intact else "  MISSING OR DAMAGED"
     return f"{node.type} {node.name} {short_id(node.id)}{missing}"
 

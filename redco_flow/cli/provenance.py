@@ -23,7 +23,7 @@ def register(verbs: Verbs) -> None:
     )
     why.add_argument("--all", action="store_true", help="also the settings left at their defaults")
     impact = verbs.add("impact", _impact, "what was made from an artifact or a data file")
-    impact.add_argument("target", metavar="ID", help="artifact id or a data file's SHA-256")
+    impact.add_argument("target", metavar="ID", help="artifact id or a data file's BLAKE3")
     verify = verbs.add("verify", _verify, "read artifacts whole and compare their digests")
     verify.add_argument("ids", nargs="*", metavar="ARTIFACT", help="which (all)")
     for parser in (artifacts, why, impact, verify):

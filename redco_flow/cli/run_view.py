@@ -69,7 +69,11 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
         "progress": None,
     }
     if view["state"] == "running" and view["attempt"]:
-        view["progress"] = run.attempt(name, view["attempt"]).read_progress()
+        progress = run.attempt(name, view["attempt"]).read_progress()
+        view["progress"] = progress
+        # The cluster is asked seldom: a heartbeat since then knows better than its answer.
+        if progress and progress.get("time", "") > state.get("told_at", ""):
+            view["message"] = ""
     return view
 
 

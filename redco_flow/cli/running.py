@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ def register(verbs: Verbs) -> None:
     run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
     run.add_argument("--detach", action="store_true", help="start it and return at once")
     plan = verbs.add("plan", _plan, "print what a run would do, and why")
+    plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
     resume = verbs.add("resume", _resume, "take up a run that was interrupted, failed or cancelled")
     retry = verbs.add("retry", _retry, "new attempts for an ended run's failed, cancelled stages")
     retry.add_argument("--failed", action="store_true", help="leave cancelled stages alone")
@@ -76,8 +78,13 @@ def _load(
 
 
 def _plan(options: argparse.Namespace) -> int:
-    resolved, _, _, plan = _load(options)
+    resolved, profile, workspace, plan = _load(options)
     _print_plan(resolved, plan, as_json=options.json)
+    if options.render:
+        from redco_flow.orchestrate.rendering import rendered_submissions
+
+        for name, text in rendered_submissions(resolved, profile, workspace, plan, os.environ):
+            print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
     return 0
 
 
@@ -123,7 +130,7 @@ def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
         print(json.dumps(summary(view, code)))
     elif view["state"] not in ("pending", "running"):
         print(status_text(view))
-        print(f"next: redco-flow why {_example_metric(view)} · redco-flow logs {run.id}")
+        print(_next_steps(view))
     return code
 
 
@@ -140,6 +147,15 @@ def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
         "stages": stages,
         "metrics": view["metrics"],
     }
+
+
+def _next_steps(view: dict[str, Any]) -> str:
+    """What to type after the run has ended."""
+    if view["state"] == "completed":
+        return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
+    failed = [name for name, stage in view["stages"].items() if stage["state"] == "failed"]
+    logs = "/".join([view["run"], *failed[:1]])
+    return f"next: redco-flow logs {logs} · redco-flow retry {view['run']}"
 
 
 def _example_metric(view: dict[str, Any]) -> str:

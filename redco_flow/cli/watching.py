@@ -76,9 +76,11 @@ def _status(options: argparse.Namespace) -> int:
 def status_text(view: dict[str, Any]) -> str:
     """One run for people: its stages, then what to read or do next."""
     lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
-    if view["message"]:
+    stages = view["stages"]
+    lines += [f"  {stage_line(name, stage)}" for name, stage in stages.items()]
+    # A failed run's message is its first failed stage's, which stands in that stage's line.
+    if not any(str(stage["message"]).startswith(view["message"]) for stage in stages.values()):
         lines.append(view["message"])
-    lines += [f"  {stage_line(name, stage)}" for name, stage in view["stages"].items()]
     if view["metrics"]:
         lines.append(
             "metrics: " + "  ".join(f"{k} {number(v)}" for k, v in view["metrics"].items())
@@ -108,12 +110,22 @@ def _logs(options: argparse.Namespace) -> int:
         raise UsageError(f"run {run.id} has no stage {stage!r}; its stages: {', '.join(known)}.")
     wanted = [stage] if stage else known
     if not options.follow:
+        _check_rank(run, wanted, options.rank)
         for name in wanted:
             attempt = run.latest_attempt(name)
             for line in last_lines(attempt.log_path(options.rank), options.last) if attempt else ():
                 print(line if stage else f"{name} | {line}")
         return 0
     return _follow_logs(run, wanted, options.rank, with_name=not stage)
+
+
+def _check_rank(run: RunDirectory, stages: list[str], rank: int) -> None:
+    """Refuse a rank that none of the stages has, once they have any."""
+    attempts = [attempt for name in stages if (attempt := run.latest_attempt(name))]
+    ranks = sorted({one for attempt in attempts for one in attempt.ranks_with_logs()})
+    if ranks and rank not in ranks:
+        listed = ", ".join(map(str, ranks))
+        raise UsageError(f"{run.id}: no process of rank {rank} has a log; those of {listed} have.")
 
 
 def _follow_logs(run: RunDirectory, stages: list[str], rank: int, *, with_name: bool) -> int:

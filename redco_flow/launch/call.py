@@ -31,6 +31,29 @@ class InputReference:
 
 
 @dataclass(frozen=True)
+class JobResources:
+    """What one job asks of the machines.
+
+    Args:
+        processes_per_host: ranks on each host; they share its GPUs evenly.
+        gpus_per_host: 0 for none.
+        cpus_per_host, memory_gib, walltime_minutes: None leaves it to the machine.
+    """
+
+    num_hosts: int = 1
+    processes_per_host: int = 1
+    gpus_per_host: int = 0
+    cpus_per_host: int | None = None
+    memory_gib: float | None = None
+    walltime_minutes: int | None = None
+
+    @property
+    def num_processes(self) -> int:
+        """How many ranks the job has."""
+        return self.num_hosts * self.processes_per_host
+
+
+@dataclass(frozen=True)
 class Call:
     """One stage to run once.
 
@@ -44,6 +67,7 @@ class Call:
         code: the repository's commit and whether it is dirty, without the patch.
         num_cpu_devices: how many devices JAX makes of the CPU; None leaves it to JAX.
         environment: the names, never the values, of the variables that the profile sets.
+        resources: read by the executor alone.
     """
 
     run: str
@@ -60,6 +84,7 @@ class Call:
     code: dict[str, Any] = field(default_factory=dict)
     num_cpu_devices: int | None = None
     environment: list[str] = field(default_factory=list)
+    resources: JobResources = JobResources()
     protocol: int = PROTOCOL
 
     @property
@@ -101,7 +126,8 @@ def read_call(path: Path) -> Call:
             slot: [InputReference(**reference) for reference in references]
             for slot, references in record["inputs"].items()
         }
-        return Call(**(record | {"inputs": inputs}))
+        resources = JobResources(**record.get("resources", {}))
+        return Call(**(record | {"inputs": inputs, "resources": resources}))
     except FileNotFoundError as error:
         raise UsageError(f"{path}: there is no call; was the attempt written whole?") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -19,6 +19,7 @@ from submitit.core.core import DelayedJob, Executor, Job
 from submitit.core.utils import DelayedSubmission
 
 from redco_flow.errors import UsageError
+from redco_flow.launch.call import JobResources
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -43,6 +44,18 @@ class CallExecutor(Executor):
             self._delayed_batch.append((job, submission))
             return cast("CallJob", job)  # it becomes one when the batch is submitted
         return cast("CallJob", self._internal_process_submissions([submission])[0])
+
+    def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
+        """Return what `submit_call` would hand to a cluster; "" where there is none.
+
+        Args:
+            attempt: where its files would be; need not exist.
+            title: run, stage and attempt, for people.
+
+        Raises:
+            UsageError: it cannot be submitted.
+        """
+        return ""
 
     def _internal_process_submissions(
         self, delayed_submissions: list[DelayedSubmission]

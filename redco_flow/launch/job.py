@@ -27,6 +27,9 @@ from redco_flow.errors import RunCancelled, StageFailed, UsageError
 from redco_flow.launch.ending import explain
 from redco_flow.tracking.attempt import AttemptDirectory
 
+NEVER_SUBMITTED = "never_submitted"
+"""The cause of a lost job that no cluster ever got: submitting it again repeats nothing."""
+
 _UNFINISHED = ("pending", "running")
 _SECONDS_BETWEEN_LOOKS = 0.05
 _STDOUT_BYTES = 1 << 20
@@ -38,11 +41,13 @@ class JobStatus:
     """What is known of a job.
 
     Args:
-        state: pending, running, completed, failed, cancelled, stalled, out_of_memory, lost.
+        state: pending, running, completed, failed, cancelled, stalled, out_of_memory, lost,
+            and of clusters: preempted, timeout, node_failure.
         exit_code: the worker's, where it exited by itself.
-        cause: why it ended: one of the last six states; None while it has not.
+        cause: why it ended: one of the states after running; None while it has not.
         message: for people.
         source: what says so: a file's name, or the process table.
+        news: what followers should be told when it changes: why it waits, where it runs.
     """
 
     state: str
@@ -50,6 +55,7 @@ class JobStatus:
     cause: str | None = None
     message: str = ""
     source: str = ""
+    news: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -194,13 +200,18 @@ class CallJob(Job[dict[str, Any]]):
         return read_log_end(path)
 
     def _describe(self, status: JobStatus) -> str:
-        log = self.paths.stdout
-        lines = (self._get_logs_string("stdout") or "").splitlines()[-_NUM_LINES_SHOWN:]
+        log = self._culprits_log()
+        text = read_log_end(log) if log.exists() else ""
+        lines = text.splitlines()[-_NUM_LINES_SHOWN:]
         shown = "\n".join(f"  {line[:1000]}" for line in lines)
         return (
             f"stage '{self.attempt.stage}', attempt {self.attempt.path.name}: {status.state}: "
             f"{status.message}\njob {self.job_id}, log {log}, its last lines:\n{shown}"
         )
+
+    def _culprits_log(self) -> Path:
+        """The log of the rank that ended the job, as far as exit.json says which."""
+        return self.attempt.log_path((self.attempt.read_exit() or {}).get("rank", 0))
 
     def _doze(self, seconds: float) -> None:
         """Pass some of `seconds`, less if the job ends; subclasses know better ways."""

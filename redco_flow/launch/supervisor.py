@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.ending import Ending, exit_record, failure_record
@@ -54,7 +55,6 @@ class Supervisor:
     log: LogWriter
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _actions: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    _stop_requests: int = 0
     _stop_cause: str | None = None
     _stop_reason: str = ""
     _worker: int = 0
@@ -63,11 +63,12 @@ class Supervisor:
     _progress: tuple[int, int] = (0, 0)
     _progress_at: float = 0.0
 
-    def listen(self) -> None:
-        """Take signals from here on: TERM asks for a stop, a second one for a stop at once."""
+    def listen(self, handlers: Mapping[signal.Signals, Callable[[], None]]) -> None:
+        """Take signals from here on; each handler is called in the loop, soon after its signal."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_terminate)
+        for number, handler in handlers.items():
+            signal.signal(number, lambda *_, act=handler: self.later(0.0, act))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -112,7 +113,7 @@ class Supervisor:
         process.returncode = 0  # `_reap` waits for it, together with adopted orphans
         self._selector.register(output, selectors.EVENT_READ, lambda: self._read(output))
         self._progress_at = time.monotonic()
-        self._later(0.0, self._check_progress)
+        self.later(0.0, self._check_progress)
         return output
 
     # Events
@@ -154,16 +155,10 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             os.read(wake, _CHUNK_BYTES)
 
-    def _on_terminate(self, *_: object) -> None:
-        self._stop_requests += 1
-        if self._stop_requests == 1:
-            self._later(0.0, self._cancel)
-        else:
-            self._later(0.0, self._kill)
-
     # Actions, each at its time
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something while the worker runs; dropped when it has ended."""
         self._actions.append((time.monotonic() + seconds, action))
 
     def _act(self) -> None:
@@ -185,7 +180,7 @@ class Supervisor:
         if now - self._progress_at >= self.limits.stall_seconds:
             self._stop_stalled()
         else:
-            self._later(min(5.0, self.limits.stall_seconds / 10), self._check_progress)
+            self.later(min(5.0, self.limits.stall_seconds / 10), self._check_progress)
 
     def _stop_stalled(self) -> None:
         self._stop_cause = "stalled"
@@ -194,25 +189,44 @@ class Supervisor:
             f"(stall_timeout_minutes in the profile); the stacks of all threads stand in "
             f"{self.log.path}."
         )
+        self._write_stacks()
+        self.later(_SECONDS_FOR_STACKS, self._terminate)
+
+    def _write_stacks(self) -> None:
         self.log.note(f"{self._stop_reason} Stopping the worker.")
         self._signal(signal.SIGUSR1)
         self._signal(signal.SIGCONT)  # a stopped process takes no other signal
-        self._later(_SECONDS_FOR_STACKS, self._terminate)
 
-    def _cancel(self) -> None:
+    def stop(self, cause: str, reason: str) -> None:
+        """Ask the worker to stop, and kill it when its grace is over; the first cause counts."""
         if self._stop_cause is None:
-            self._stop_cause = "cancelled"
-            self._stop_reason = "it was cancelled."
+            self._stop_cause, self._stop_reason = cause, reason
             self._terminate()
+
+    def stop_with_stacks(self, cause: str, reason: str) -> None:
+        """Kill the worker once its threads' stacks are in the log; the first cause counts."""
+        if self._stop_cause is None:
+            self._stop_cause, self._stop_reason = cause, reason
+            self._write_stacks()
+        self.later(_SECONDS_FOR_STACKS, self._kill)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the worker was asked to stop."""
+        return self._stop_cause is not None
 
     def _terminate(self) -> None:
         self.log.note(f"asking the worker to stop; it has {self.limits.grace_seconds:g} s to save.")
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
-        self._later(self.limits.grace_seconds, self._kill)
+        self.later(self.limits.grace_seconds, self.kill_late)
+
+    def kill_late(self) -> None:
+        """Kill a worker that was asked to stop and has not."""
+        self._stop_reason += " The worker did not stop in time and was killed."
+        self._kill()
 
     def _kill(self) -> None:
-        self._stop_reason += " The worker did not stop in time and was killed."
         self.log.note("killing the worker and all that it started.")
         self._signal(signal.SIGKILL)
 
@@ -231,15 +245,25 @@ def main(arguments: list[str]) -> int:
     limits = Limits(options.stall_seconds, options.grace_seconds)
     log = LogWriter(attempt.log_path(0), secret_values(os.environ))
     supervisor = Supervisor(attempt, limits, log)
-    supervisor.listen()
+    supervisor.listen({signal.SIGTERM: lambda: _cancel(supervisor)})
     adopt_orphans()
     disk_reserve.take(attempt.path)
     write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
     os.write(options.ready_fd, _READY)
     os.close(options.ready_fd)
-    command = [sys.executable, "-P", "-m", "redco_flow.worker", str(attempt.call_path)]
+    record = run_worker(supervisor)
+    remove_temporary_files(attempt.path)
+    write_json(attempt.exit_path, record)
+    return 0
+
+
+def run_worker(supervisor: Supervisor) -> dict[str, Any]:
+    """Run the attempt's worker to its end; return what exit.json shall hold, whatever happens."""
+    attempt, log = supervisor.attempt, supervisor.log
     try:
-        ending = supervisor.run(command)
+        ending = supervisor.run(
+            [sys.executable, "-P", "-m", "redco_flow.worker", str(attempt.call_path)]
+        )
         record = exit_record(ending, attempt, utc_now())
     except Exception as error:  # noqa: BLE001 (whatever it is, the job must not be left unknown)
         traceback.print_exc()
@@ -248,9 +272,15 @@ def main(arguments: list[str]) -> int:
     log.close()
     if log.problem:
         record["message"] = f"{record['message']} {log.problem}"
-    _remove_temporary_files(attempt.path)
-    write_json(attempt.exit_path, record)
-    return 0
+    return record
+
+
+def _cancel(supervisor: Supervisor) -> None:
+    """A first SIGTERM asks for a stop, a second one for a stop at once."""
+    if supervisor.is_stopping:
+        supervisor.kill_late()
+    else:
+        supervisor.stop("cancelled", "it was cancelled.")
 
 
 def job_record(attempt: AttemptDirectory, supervisor: ProcessIdentity) -> dict[str, object]:
@@ -281,7 +311,7 @@ def _change_mark(path: Path) -> tuple[int, int]:
     return (stat.st_mtime_ns, stat.st_ino)
 
 
-def _remove_temporary_files(directory: Path) -> None:
+def remove_temporary_files(directory: Path) -> None:
     """Remove what a killed worker was writing when it died, and the disk reserves."""
     for path in directory.glob(".*.tmp"):
         with contextlib.suppress(OSError):

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from redco_flow.launch.call import Call, InputReference, write_call
+from redco_flow.errors import UsageError
+from redco_flow.launch.call import Call, InputReference, JobResources, write_call
 from redco_flow.orchestrate.planning import output_id
 from redco_flow.orchestrate.run_context import RunContext
 from redco_flow.spec.load import ResolvedStage
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -47,9 +50,33 @@ def write_attempt(
         code=context.code,
         num_cpu_devices=context.profile.num_cpu_devices,
         environment=sorted(context.profile.environment),
+        resources=job_resources(stage, context.profile),
     )
     write_call(attempt, call)
     return attempt
+
+
+def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
+    """Return what the stage's job asks for: the pipeline's wishes, the profile's defaults.
+
+    Raises:
+        UsageError: several hosts for a kind that runs in one process.
+    """
+    asked = stage.resources
+    several = find_stage_kind(stage.kind).runs_on_several_processes
+    if asked.num_hosts > 1 and not several:
+        raise UsageError(
+            f"stage '{stage.name}': kind {stage.kind} runs in one process and its "
+            f"resources.num_hosts is {asked.num_hosts}; set it to 1."
+        )
+    return JobResources(
+        num_hosts=asked.num_hosts,
+        processes_per_host=profile.slurm.processes_per_host if several else 1,
+        gpus_per_host=asked.gpus_per_host,
+        cpus_per_host=asked.cpus_per_host,
+        memory_gib=asked.memory_gib,
+        walltime_minutes=asked.walltime_minutes or profile.slurm.walltime_minutes,
+    )
 
 
 def _inputs(

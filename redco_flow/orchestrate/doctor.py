@@ -13,11 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
+from redco_flow.orchestrate.doctor_slurm import examine_slurm
+from redco_flow.orchestrate.finding import Finding
 from redco_flow.orchestrate.prefect_server import server_status
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.workspace import Workspace
@@ -29,23 +30,6 @@ _DEVICES_PROGRAM = (
     "import json, jax; d = jax.devices();"
     "print(json.dumps({'platform': d[0].platform, 'kind': d[0].device_kind, 'count': len(d)}))"
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check's outcome.
-
-    Args:
-        check: what was looked at.
-        is_good: whether it can be used as it is.
-        detail: what was found.
-        remedy: what to do where it is not good.
-    """
-
-    check: str
-    is_good: bool
-    detail: str
-    remedy: str = ""
 
 
 def examine(profile: Profile) -> Iterator[Finding]:
@@ -61,6 +45,8 @@ def examine(profile: Profile) -> Iterator[Finding]:
     )
     for check in checks:
         yield check(profile)
+    if profile.executor == "slurm":
+        yield from examine_slurm(profile)
 
 
 def _check_python(profile: Profile) -> Finding:

@@ -6,7 +6,8 @@ here, so that a plan cannot differ from the run. Knows nothing of what was compu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,14 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
     """
     paths = list(kind.data_files(stage.config))
     digests = digest_files(workspace, paths)
-    named = {_unique_name(paths, index): digests[path] for index, path in enumerate(paths)}
+    named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
     return {**named, **kind.data_identity(stage.config)}
 
 
-def _unique_name(paths: Sequence[Path], index: int) -> str:
-    name = paths[index].name
-    earlier = sum(path.name == name for path in paths[:index])
-    return f"{name}#{earlier + 1}" if earlier else name
+def _unique_names(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield each file's name; the second of a name gets `#2`, the third `#3`."""
+    seen: Counter[str] = Counter()
+    for path in paths:
+        seen[path.name] += 1
+        count = seen[path.name]
+        yield f"{path.name}#{count}" if count > 1 else path.name

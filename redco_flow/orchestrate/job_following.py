@@ -6,6 +6,7 @@ Works on any executor's job, started here or found again. Knows nothing of resul
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import RunCancelled, StageFailed
@@ -15,15 +16,26 @@ from redco_flow.orchestrate.stopping import Detached, StopRequest
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
+    from redco_flow.launch.job import JobStatus
 
 _POLL_SECONDS = 0.25
 _EXTRA_SECONDS_TO_STOP = 60.0
 
 
-def follow_job(job: CallJob, stop: StopRequest, say: Say, *, grace_seconds: float) -> None:
+def follow_job(
+    job: CallJob,
+    stop: StopRequest,
+    say: Say,
+    *,
+    grace_seconds: float,
+    on_news: Callable[[JobStatus], None],
+) -> None:
     """Return when the job has ended with a result; its log lines go to `say` as they appear.
 
     A request to cancel is handed on to the job, which then has its grace to save.
+
+    Args:
+        on_news: called when there is news: it waits in a queue, and why; it runs, and where.
 
     Raises:
         StageFailed: it ended without a result; names job id, log and last lines.
@@ -32,8 +44,15 @@ def follow_job(job: CallJob, stop: StopRequest, say: Say, *, grace_seconds: floa
     """
     tail = LogTail(job.attempt.log_path(0))
     give_up_at: float | None = None
+    told = ""
     while True:
-        finished = job.done()  # before the log: what it printed before its end is then all there
+        # Before the log: what it printed before its end is then all there.
+        status = job.status()
+        finished = status.is_finished
+        if status.news and status.news != told:
+            told = status.news
+            say(f"job {job.job_id} {told}")
+            on_news(status)
         for line in tail.last_lines() if finished else tail.new_lines():
             say(line)
         if finished:

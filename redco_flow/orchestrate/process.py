@@ -8,6 +8,7 @@ taken up by the next one on the same directory.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -43,7 +44,10 @@ def main(arguments: Sequence[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, stop.on_signal)
         try:
-            # Imported now, so that whoever started this process sees the lease at once.
+            # Imported now, so that whoever started this process sees the lease at once. submitit
+            # configures logging when it is imported, which closes every handler: once Prefect
+            # has its own, that can wait for ever on a lock.
+            importlib.import_module("redco_flow.launch.executor")
             from redco_flow.orchestrate.driving import drive, open_session
             from redco_flow.orchestrate.flow_thread import FlowThread
 

@@ -8,7 +8,7 @@ no Prefect; lines for people go to `say`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,13 @@ from redco_flow.orchestrate.stopping import Detached
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.fingerprint import fingerprint
 from redco_flow.tracking.results import StageResult, find_result
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
+    from redco_flow.launch.job import JobStatus
 
 _POLL_SECONDS = 0.25
 
@@ -56,6 +58,10 @@ class Finished:
         return self.attempt is None
 
 
+class RetryableFailure(Exception):
+    """An attempt failed, and the profile allows another one."""
+
+
 class StageRunner:
     """One stage of one run, in one thread."""
 
@@ -79,7 +85,10 @@ class StageRunner:
         name = self._stage.name
         try:
             ids = input_ids(self._stage, made)
-            finished = self._take_up_earlier_attempt(ids) or self._reuse_or_submit(made, ids)
+            try:
+                finished = self._take_up_earlier_attempt(ids) or self._reuse_or_submit(made, ids)
+            except RetryableFailure:
+                finished = self._reuse_or_submit(made, ids)
         except RunCancelled as error:
             self._book.set_stage(name, "cancelled", message=str(error))
             raise
@@ -104,6 +113,7 @@ class StageRunner:
         if record is None or attempt.read_exit() is not None:
             return None
         from redco_flow.launch.executor import reattach
+        from redco_flow.launch.job import NEVER_SUBMITTED
 
         job = reattach(record)
         if job.done() or taken != ids:
@@ -111,7 +121,13 @@ class StageRunner:
             return self._result_of(attempt) if taken == ids else None
         self._say(f"found job {job.job_id} again (attempt {attempt.number})")
         self._set_running("job_reattached", attempt, job)
-        return self._follow(job, attempt)
+        try:
+            return self._follow(job, attempt)
+        except StageFailed:
+            if job.status().cause != NEVER_SUBMITTED:
+                raise
+        self._say(f"attempt {attempt.number} was never submitted")
+        return None
 
     def _reuse_or_submit(self, made: Made, ids: InputIds) -> Finished:
         self._raise_if_stopped()
@@ -125,8 +141,11 @@ class StageRunner:
             if (finished := self._reuse(digest)) is not None:
                 return finished
             with self._slot(), self._old_result_set_aside(digest):
-                attempt = write_attempt(self._context, self._stage, made, ingredients, digest)
-                return self._submit(attempt)
+                while True:
+                    attempt = write_attempt(self._context, self._stage, made, ingredients, digest)
+                    with suppress(RetryableFailure):
+                        return self._submit(attempt)
+                    self._raise_if_stopped()
 
     def _reuse(self, digest: str) -> Finished | None:
         if self._is_forced():
@@ -138,7 +157,7 @@ class StageRunner:
         return Finished(result, None)
 
     def _submit(self, attempt: AttemptDirectory) -> Finished:
-        # Imported here, so that a run that reuses everything never pays for it.
+        # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_executor
 
         self._book.note("job_submitting", stage=self._stage.name, attempt=attempt.number)
@@ -154,9 +173,26 @@ class StageRunner:
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": ""}
         self._book.set_stage(self._stage.name, "running", event=event, **fields)
 
+    def _set_news(self, job: CallJob, status: JobStatus) -> None:
+        """What a person sees who asks for the run's status: a job in a queue is not at work."""
+        is_waiting = status.state == "pending"
+        message = f"job {job.job_id} {status.message}" if is_waiting else ""
+        fields = {"message": message, "told_at": utc_now()}
+        self._book.set_stage(self._stage.name, "running", event="job_news", **fields)
+
     def _follow(self, job: CallJob, attempt: AttemptDirectory) -> Finished:
         stop, grace_seconds = self._context.stop, self._context.profile.grace_seconds
-        follow_job(job, stop, self._say, grace_seconds=grace_seconds)
+        try:
+            follow_job(
+                job,
+                stop,
+                self._say,
+                grace_seconds=grace_seconds,
+                on_news=lambda status: self._set_news(job, status),
+            )
+        except StageFailed as failure:
+            self._raise_if_worth_a_retry(attempt, failure)
+            raise
         finished = self._result_of(attempt)
         if finished is None:
             raise StageFailed(
@@ -164,6 +200,20 @@ class StageRunner:
                 f"published or its artifacts are gone; see {attempt.result_path}."
             )
         return finished
+
+    def _raise_if_worth_a_retry(self, attempt: AttemptDirectory, failure: StageFailed) -> None:
+        """Raise RetryableFailure if the profile's budget for this ending is not used up.
+
+        The budget is counted from the attempts' own records, so that it outlives this process.
+        """
+        cause = (attempt.read_exit() or {}).get("cause", "lost")
+        attempts = self._context.run.attempts(self._stage.name)
+        num_ended = sum((one.read_exit() or {}).get("cause") == cause for one in attempts)
+        if not self._context.profile.retries.allows(cause, num_ended):
+            return
+        self._book.note("job_retried", stage=self._stage.name, attempt=attempt.number, cause=cause)
+        self._say(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
+        raise RetryableFailure(str(failure)) from failure
 
     def _result_of(self, attempt: AttemptDirectory) -> Finished | None:
         """The published result of an attempt, if it has one and its artifacts stand."""

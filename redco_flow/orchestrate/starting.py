@@ -17,6 +17,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.redaction import Redactor
+from redco_flow.orchestrate.calls import job_resources
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan
 from redco_flow.orchestrate.state_book import ENDED_RUN_STATES, note_takeover
@@ -55,6 +56,7 @@ def start_run(
         The run, driven by a process that holds its lease.
 
     Raises:
+        UsageError: a stage asks for more hosts than its kind can use; there is no run.
         RedcoFlowError: the process did not come up; the message has its last words.
         OSError: the disk is full or read-only; names the path.
     """
@@ -81,7 +83,14 @@ def write_run(
     overrides: Sequence[str] = (),
     argv: Sequence[str] = (),
 ) -> RunDirectory:
-    """Write all that a run needs into a new directory; `start_run` without the start."""
+    """Write all that a run needs into a new directory; `start_run` without the start.
+
+    Raises:
+        UsageError: a stage asks for more hosts than its kind can use; nothing is written.
+    """
+    for name, stage in plan.stages.items():
+        if stage.action in ("run", "wait"):
+            job_resources(resolved.stages[name], profile)
     code = _without_secrets(git_state(Path.cwd()))
     run = RunDirectory.create(
         workspace,

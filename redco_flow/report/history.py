@@ -7,7 +7,7 @@ that point is replaced. Reads metrics.jsonl; knows nothing of charts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,13 +81,29 @@ def _add(history: History, attempt: AttemptDirectory) -> None:
     records, remark = _read(attempt)
     if remark:
         history.remarks.append(remark)
-    if not records:
-        return
+    for index, of_one_start in enumerate(_split_at_starts(records)):
+        _add_start(history, of_one_start, attempt.number, is_requeued=index > 0)
+
+
+def _split_at_starts(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """An attempt's records by start: a cluster may queue its job again, and it resumes."""
+    found: list[Record] = []
+    for record in records:
+        if record.get("is_resumed") and found:
+            yield found
+            found = []
+        found.append(record)
+    if found:
+        yield found
+
+
+def _add_start(history: History, records: list[Record], attempt: int, *, is_requeued: bool) -> None:
     start = _start(records)
     if start and history.is_empty:
         history.remarks.append(f"An earlier run did the steps up to {start:,}; it has its records.")
     elif start:
-        history.remarks.append(f"Attempt {attempt.number} went on from step {start:,}.")
+        how = "was queued again and went on" if is_requeued else "went on"
+        history.remarks.append(f"Attempt {attempt} {how} from step {start:,}.")
     history.forget_after(start)
     history.logged = _ascending([*history.logged, *filter(_is_of_training, records)])
     scored = [_flat(record) for record in records if not _is_of_training(record)]

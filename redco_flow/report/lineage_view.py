@@ -37,7 +37,7 @@ class LineageItem:
     Args:
         type: metric, stage, artifact or data.
         name: the stage's name, the artifact's kind, the data file's name.
-        id: whole; a data file's is its SHA-256.
+        id: whole; a data file's is its BLAKE3.
         note: anything else that identifies it, or what is wrong with it.
         anchor: its place in the page; empty for what was shown before.
         link: the place where it, or how it was made, was shown before.

@@ -96,6 +96,7 @@ class ArrowSplit(Sequence[dict[str, Any]]):
                 error
             )
         self.path = path
+        self._columns = table.schema.names
         self._batches = table.to_batches()
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
 
@@ -122,7 +123,19 @@ class ArrowSplit(Sequence[dict[str, Any]]):
 
     def batches(self) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows column by column, BATCH_ROWS at a time, in order."""
-        for batch in self._batches:
+        for batch in read_batches(self.path):
+            yield {name: batch[name] for name in self._columns}
+
+
+def read_batches(path: Path) -> Iterator[dict[str, list[Any]]]:
+    """Yield a file's rows column by column, BATCH_ROWS at a time, in order.
+
+    Read, not mapped: pages of a mapped file count as this process's memory once touched.
+    """
+    import pyarrow as pa
+
+    with pa.OSFile(str(path), "rb") as source:
+        for batch in pa.ipc.open_stream(source):
             yield batch.to_pydict()
 
 

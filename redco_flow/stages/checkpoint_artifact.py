@@ -18,6 +18,7 @@ import jax
 
 from redco_flow.engine.checkpoint import checkpoint_files, restore_params
 from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.sharding import ShardingRules
 from redco_flow.errors import ArtifactError
 from redco_flow.recipes.recipe import Recipe, find_recipe
 from redco_flow.recipes.text_tokenizer import TextTokenizer
@@ -94,14 +95,20 @@ class CheckpointArtifact:
         )
         return recipe
 
-    def load_params(self, recipe: Recipe, deployer: Deployer) -> Any:
-        """Read the parameters, laid out by the deployer's rules, after checking their digests.
+    def load_params(
+        self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None
+    ) -> Any:
+        """Read the parameters, laid out over the deployer's mesh, after checking their digests.
+
+        Args:
+            rules: not needed where there is one model shard.
 
         Raises:
             CheckpointError: a file is damaged, or the parameters are another model's.
         """
         shapes = recipe.abstract_params()
-        shardings = deployer.params_sharding(shapes, deployer.get_sharding_rules(shapes))
+        rules = rules or deployer.get_sharding_rules(shapes)
+        shardings = deployer.params_sharding(shapes, rules)
         like = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             shapes,
@@ -116,7 +123,7 @@ def write_checkpoint_artifact(
     """Put an artifact's files together; big ones are linked where the disk can.
 
     Returns:
-        SHA-256 by path relative to `folder`, of all its files.
+        BLAKE3 by path relative to `folder`, of all its files.
     """
     if folder.exists():
         shutil.rmtree(folder)

@@ -62,7 +62,7 @@ class Output:
         kind: dataset, checkpoint, predictions or metrics.
         path: a file or a directory; its files are linked or copied, never moved.
         metadata: JSON to stand in the artifact's manifest; not part of its identity.
-        digests: SHA-256 by relative path where they are known already, to spare a second read.
+        digests: BLAKE3 by relative path where they are known already, to spare a second read.
     """
 
     kind: str
@@ -183,7 +183,12 @@ class StageContext:
         self._is_pending = False
 
     def log_metrics(self, record: Mapping[str, Any]) -> None:
-        """Append one record to metrics.jsonl; `time` is added, NaN and infinity become null."""
+        """Append one record to metrics.jsonl; `time` is added, NaN and infinity become null.
+
+        Of several processes that run the stage together, rank 0 alone writes it.
+        """
+        if self.attempt_dir.rank > 0:
+            return
         path = self.attempt_dir.metrics_path
         try:
             append_json_line(path, _plain({"time": utc_now(), **record}))

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from redco_flow.stages.arrow_split import BATCH_ROWS, ArrowSplit
+from redco_flow.stages.text_pairs import PairBatch
 
 Batch = dict[str, list[Any]]
 
 
-def ungrouped(rows: ArrowSplit) -> Iterator[Batch]:
-    """Yield batches of examples with one reference each, in order."""
-    for batch in rows.batches():
-        yield {
-            "row_id": batch["row_id"],
-            "source": batch["source"],
-            "references": [[target] for target in batch["target"]],
-        }
+def ungrouped(batch: PairBatch) -> Batch:
+    """Return a batch of examples with one reference each."""
+    return {
+        "row_id": batch["row_id"],
+        "source": batch["source"],
+        "references": [[target] for target in batch["target"]],
+    }
 
 
 def grouped(rows: ArrowSplit) -> Iterator[Batch]:

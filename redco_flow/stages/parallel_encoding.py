@@ -1,8 +1,9 @@
-"""Encode batches in several processes, giving them back in order: the result does not depend
-on how many there are.
+"""Encode batches beside the caller, giving them back in order: the result does not depend on
+how many processes there are.
 
-Knows processes and order; the encoding itself is a recipe's `encode`. At most two batches per
-process wait at a time, so memory stays flat.
+One worker is this process itself, in threads: a tokenizer works without the interpreter's lock
+and on all cores. Knows processes and order; the encoding itself is a recipe's `encode`. At most
+two batches per worker wait at a time, so memory stays flat.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Generator, Iterable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,8 @@ from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.stages.grouping import Batch
 
 _WAITING_PER_WORKER = 2
+# One thread reads a batch's ids, which holds the interpreter, while the other's tokenizer works.
+_NUM_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -51,30 +54,39 @@ class EncodeCall:
 
 
 def encode_batches(
-    call: EncodeCall, batches: Iterator[Batch], num_workers: int
-) -> Iterator[tuple[Batch, Any]]:
-    """Yield each batch with its encoding, in order; targets are the first references."""
-    if num_workers == 1:
-        for batch in batches:
-            yield batch, call(batch["source"], _first_references(batch))
-        return
-    # Spawned, not forked: a fork of a process with threads (Arrow's, the tokenizer's) can hang.
-    processes = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=processes) as pool:
-        waiting: deque[tuple[Batch, Future[Any]]] = deque()
+    call: EncodeCall, batches: Iterable[tuple[str, Batch]], num_workers: int
+) -> Generator[tuple[str, Batch, Any], None, None]:
+    """Yield each split's name and batch with its encoding, in order; targets are the first
+    references.
+
+    Batches are drawn, and their encodings used, in the caller's thread while others are encoded.
+    """
+    with _pool(num_workers) as pool:
+        waiting: deque[tuple[str, Batch, Future[Any]]] = deque()
         try:
-            for batch in batches:
+            for split, batch in batches:
                 future = pool.submit(call, batch["source"], _first_references(batch))
-                waiting.append((batch, future))
-                if len(waiting) >= _WAITING_PER_WORKER * num_workers:
-                    done, future = waiting.popleft()
-                    yield done, future.result()
+                waiting.append((split, batch, future))
+                if len(waiting) >= _WAITING_PER_WORKER * max(num_workers, _NUM_THREADS):
+                    yield _finished(waiting)
             while waiting:
-                done, future = waiting.popleft()
-                yield done, future.result()
+                yield _finished(waiting)
         finally:
-            for _, future in waiting:
+            for _, _, future in waiting:
                 future.cancel()
+
+
+def _pool(num_workers: int) -> Executor:
+    if num_workers == 1:
+        return ThreadPoolExecutor(_NUM_THREADS)
+    # Spawned, not forked: a fork of a process with threads (Arrow's, the tokenizer's) can hang.
+    return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _finished(waiting: deque[tuple[str, Batch, Future[Any]]]) -> tuple[str, Batch, Any]:
+    """Wait for the oldest batch and take it out."""
+    split, batch, future = waiting.popleft()
+    return split, batch, future.result()
 
 
 def _first_references(batch: Batch) -> list[str]:

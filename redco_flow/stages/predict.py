@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from redco_flow.models.find import FAMILIES, find_module_name
 from redco_flow.recipes.recipe import recipe_module
 from redco_flow.spec.model import Placement, PositiveInt, Text
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
@@ -18,6 +19,7 @@ INPUTS = {
     "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),
 }
 OUTPUTS = {"predictions": "predictions"}
+SEVERAL_PROCESSES = True
 
 
 class Config(StageConfig):
@@ -43,8 +45,8 @@ class Config(StageConfig):
 
 
 def code_modules(config: Config) -> list[str]:
-    """The recipe, with the model behind it."""
-    return [recipe_module(config.recipe)]
+    """The recipe, and every family: which one the checkpoint is of, no plan can know."""
+    return [recipe_module(config.recipe), *map(find_module_name, FAMILIES)]
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:

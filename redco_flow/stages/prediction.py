@@ -11,6 +11,7 @@ from redco_flow.engine.predictor import Predictor
 from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.recipe import Generation
 from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.dataset_artifact import DatasetArtifact, DatasetSummary
 from redco_flow.stages.model_tokenizer import WrongTokenizer
@@ -54,8 +55,9 @@ def predict(context: StageContext, config: Config) -> StageOutputs:
         most_frequent_target=dataset.summary.most_frequent_target,
     )
     folder = context.work_dir / "predictions"
-    shutil.rmtree(folder, ignore_errors=True)
-    write_predictions(folder, _predictions(examples, texts), summary)
+    if context.attempt_dir.rank == 0:  # every process has all texts, in input order
+        shutil.rmtree(folder, ignore_errors=True)
+        write_predictions(folder, _predictions(examples, texts), summary)
     return StageOutputs({"predictions": Output("predictions", folder, summary.to_json())})
 
 
@@ -90,7 +92,11 @@ def _generate(
     target_length = summary.padded_length("target")
     recipe = checkpoint.build_recipe(source_length, target_length)
     deployer = Deployer(config.num_model_shards)
-    params = checkpoint.load_params(recipe, deployer)
+    batch = recipe.collate_fn(examples[:1])
+    rules = deployer.get_sharding_rules(
+        recipe.abstract_params(), recipe.loss_fn, batch, None, False
+    )
+    params = checkpoint.load_params(recipe, deployer, rules)
     generation = Generation(
         max_length=config.max_target_length or target_length,
         num_beams=config.num_beams,
@@ -101,12 +107,15 @@ def _generate(
         collate_fn=recipe.collate_fn,
         pred_fn=recipe.make_pred_fn(generation),
         output_fn=recipe.output_fn,
+        sharding_rules=rules,
         batch_size=config.batch_size,
     )
 
+    stop = CommonStop(context)
+
     def on_progress(done: int, total: int) -> None:
         context.report(phase="predicting", step=done, total_steps=total)
-        context.raise_if_stopped()
+        stop.raise_if_requested()
 
     return predictor.predict(examples, params, on_progress=on_progress)
 

@@ -26,7 +26,7 @@ OUTPUTS = {"dataset": "dataset"}
 class TokenizerModel(ModelSection):
     """The model section as preprocessing sees it: only whose tokenizer it is."""
 
-    family: Annotated[Literal["t5"] | None, Placement()] = None
+    family: Annotated[Text | None, Placement()] = None
     config: Annotated[dict[str, Scalar], Placement()] = Field(default_factory=dict)
     dtype: Annotated[Literal["float32", "bfloat16"], Placement()] = "float32"
     from_scratch: Annotated[bool, Placement()] = False

@@ -9,19 +9,19 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from redco_flow.stages.bad_rows import BadRow
 from redco_flow.stages.text_lines import MAX_LINE_BYTES, BadLine, TextLines
 
 _BATCH_ROWS = 1000
+# json.loads spends a quarter of a short row's time on its arguments and white space.
+_decode = json.JSONDecoder().raw_decode
 
 
-@dataclass(frozen=True)
-class FileRow:
+class FileRow(NamedTuple):
     """One row as it stands in a file.
 
     Args:
@@ -66,16 +66,27 @@ def _read_jsonl(path: Path) -> Rows:
 
 
 def _json_row(path: Path, lines: TextLines, text: str) -> FileRow | BadRow:
-    place = f"{path}:{lines.line}"
     try:
-        value = json.loads(text)
+        value = _parse(text)
     except (json.JSONDecodeError, RecursionError) as error:
+        place = f"{path}:{lines.line}"
         if not lines.is_last_whole:
             return BadRow(place, "not JSON", f"{error}; the file ends inside this line: truncated?")
         return BadRow(place, "not JSON", str(error))
     if not isinstance(value, dict):
-        return BadRow(place, "not a JSON object", f"it is a {type(value).__name__}")
+        return BadRow(
+            f"{path}:{lines.line}", "not a JSON object", f"it is a {type(value).__name__}"
+        )
     return FileRow(lines.line, value)
+
+
+def _parse(text: str) -> Any:
+    """Do what json.loads does, faster for a line that begins with its value and ends after it."""
+    try:
+        value, end = _decode(text)
+    except json.JSONDecodeError:  # white space comes first, or it is no JSON
+        return json.loads(text)
+    return value if text[end:] in ("", "\n", "\r\n") else json.loads(text)
 
 
 def _read_csv(path: Path, delimiter: str) -> Rows:

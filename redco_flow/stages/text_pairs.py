@@ -7,18 +7,23 @@ files and tokenizers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.arrow_split import BATCH_ROWS
 from redco_flow.stages.bad_rows import BadRow, BadRowLog
 from redco_flow.stages.data_source import SPLITS, Source
 from redco_flow.stages.row_files import FileRow
 
+PairBatch = dict[str, list[str]]
+"""Pairs column by column: row_id, source, target."""
 
-@dataclass(frozen=True)
-class TextPair:
+SplitOf = Callable[[str], str]
+"""From a source text to its split."""
+
+
+class TextPair(NamedTuple):
     """One usable row.
 
     Args:
@@ -40,32 +45,55 @@ def read_pairs(
     Args:
         on_row: called once for each row read, good or bad: progress, and the place to stop.
     """
-    held_out = _held_out(sources, data)
+    split_of_train = _held_out(sources, data)
     num_read = dict.fromkeys(SPLITS, 0)
     for source in sources:
+        split_of = split_of_train if source.split == "train" else None
         for row in source.rows():
             on_row()
             if num_read[source.split] == data.max_examples:
                 break
-            pair = _pair(row, source, data)
+            pair = _pair(row, source, data, split_of)
             if isinstance(pair, BadRow):
                 bad_rows.add(pair)
                 continue
             num_read[source.split] += 1
-            split = held_out(pair.source) if source.split == "train" else source.split
-            yield TextPair(split, pair.row_id, pair.source, pair.target)
+            yield pair
 
 
-def _pair(row: FileRow | BadRow, source: Source, data: DataSection) -> TextPair | BadRow:
+def batches_by_split(pairs: Iterable[TextPair]) -> Iterator[tuple[str, PairBatch]]:
+    """Yield the pairs of each split column by column, BATCH_ROWS at a time, in order.
+
+    A split's last batch may be shorter; it comes when all pairs have been read.
+    """
+    waiting: dict[str, PairBatch] = {}
+    for split, row_id, source, target in pairs:
+        batch = waiting.get(split)
+        if batch is None:
+            batch = waiting[split] = {"row_id": [], "source": [], "target": []}
+        batch["row_id"].append(row_id)
+        batch["source"].append(source)
+        batch["target"].append(target)
+        if len(batch["row_id"]) == BATCH_ROWS:
+            yield split, waiting.pop(split)
+    for split in SPLITS:
+        if split in waiting:
+            yield split, waiting[split]
+
+
+def _pair(
+    row: FileRow | BadRow, source: Source, data: DataSection, split_of: SplitOf | None
+) -> TextPair | BadRow:
+    """Check one row; `split_of` tells the split where the source of the data does not."""
     if isinstance(row, BadRow):
         return row
-    texts = []
-    for key in (data.source_key, data.target_key):
-        problem = _problem_of_text(row.fields, key)
-        if problem:
-            return BadRow(f"{source.place}:{row.line}", *problem)
-        texts.append(row.fields[key])
-    return TextPair(source.split, f"{source.name}:{row.line}", *texts)
+    line, fields = row
+    problem = _problem_of_text(fields, data.source_key) or _problem_of_text(fields, data.target_key)
+    if problem:
+        return BadRow(f"{source.place}:{line}", *problem)
+    text = fields[data.source_key]
+    split = split_of(text) if split_of else source.split
+    return TextPair(split, f"{source.name}:{line}", text, fields[data.target_key])
 
 
 def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:
@@ -75,10 +103,12 @@ def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:
     value = fields[key]
     if not isinstance(value, str):
         return f"field '{key}' is not text", f"it is {type(value).__name__}"
-    if not value.strip():
+    if not value or value.isspace():
         return f"field '{key}' is empty", ""
     if "\0" in value:
         return "NUL byte", f"in field '{key}'"
+    if value.isascii():
+        return None
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -86,11 +116,13 @@ def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:
     return None
 
 
-def _held_out(sources: list[Source], data: DataSection) -> Callable[[str], str]:
+def _held_out(sources: list[Source], data: DataSection) -> SplitOf:
     """A function from a training source to its split; equal sources stay together."""
     given = {source.split for source in sources}
     test = 0.0 if "test" in given else data.test_fraction
     validation = 0.0 if "validation" in given else data.validation_fraction
+    if test + validation == 0:
+        return lambda _: "train"
 
     def split_of(source: str) -> str:
         # A hash, not a random number: the split survives reordering and added rows.

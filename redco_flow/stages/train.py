@@ -5,13 +5,16 @@ Light at the top, for plans read its Config; the work is in `training`, imported
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from redco_flow.metrics.metric import find_metric, find_metric_of, metric_module
-from redco_flow.models.t5_config import T5Config
+from redco_flow.models.find import FAMILIES, find_config, find_module_name
 from redco_flow.recipes.recipe import recipe_module
 from redco_flow.spec.model import (
     Fraction,
@@ -31,7 +34,9 @@ from redco_flow.stages.local_model import model_files
 SECTIONS = ("recipe", "model")
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"checkpoint": "checkpoint"}
+SEVERAL_PROCESSES = True
 EVAL_LOSS = "eval_loss"
+DEFAULT_FAMILY = "t5"
 
 
 class Schedule(StrictModel):
@@ -104,6 +109,25 @@ class Evaluation(StrictModel):
         return self
 
 
+class Lora(StrictModel):
+    """Train low-rank factors beside kernels; the checkpoints that come out are merged.
+
+    Args:
+        rank: of the factors.
+        alpha: their product counts alpha / rank times.
+        targets: a regex searched in the kernels' paths.
+    """
+
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    targets: Text
+
+    @field_validator("targets")
+    @classmethod
+    def _regex(cls, targets: str) -> str:
+        return _checked_regex(targets)
+
+
 class Config(StageConfig):
     """Training.
 
@@ -111,7 +135,12 @@ class Config(StageConfig):
         global_batch_size: examples per optimizer step, whatever the number of devices.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         dropout_rate: None leaves the model's own.
-        num_model_shards: devices that share one copy of the parameters.
+        num_model_shards: devices that split every product among them.
+        fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
+            `auto`: as few as their memory allows.
+        freeze: a regex searched in the parameters' paths: those stay as they are.
+        on_nonfinite: whether a step whose loss or gradient is not finite ends the training or is
+            skipped, at most max_skipped - 1 in a row.
         save_every_steps: checkpoints besides those at evaluations and ends of epochs.
     """
 
@@ -125,21 +154,61 @@ class Config(StageConfig):
     schedule: Schedule = Schedule()
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
+    lora: Lora | None = None
+    freeze: Text | None = None
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_skipped: PositiveInt = 10
     dropout_rate: Fraction | None = None
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
+    fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1
     seed: NonNegativeInt = 0
     keep: Keep = Keep()
     eval: Evaluation = Evaluation()
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
 
+    @field_validator("freeze")
+    @classmethod
+    def _regex(cls, freeze: str | None) -> str | None:
+        return None if freeze is None else _checked_regex(freeze)
+
+    @model_validator(mode="after")
+    def _one_way_to_freeze(self) -> Config:
+        if self.lora is not None and self.freeze is not None:
+            raise ValueError("give 'lora' or 'freeze', not both: lora freezes all of the model")
+        return self
+
     @field_validator("model")
     @classmethod
     def _known_model_keys(cls, model: ModelSection) -> ModelSection:
         # What can be checked before anything runs; a model's own config.json is read later.
-        if model.name_or_path is None and model.family in (None, "t5"):
-            T5Config().updated(model.config)
+        family = model.family or DEFAULT_FAMILY
+        find_module_name(family)
+        if model.name_or_path is None and family in FAMILIES:
+            _check_config(family, model.config)
         return model
+
+
+def _checked_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regex: {error}") from error
+    return pattern
+
+
+def _check_config(family: str, changes: Mapping[str, Any]) -> None:
+    """Refuse keys and values that no model of the family has.
+
+    Raises:
+        ValueError: one of them; the message names it.
+    """
+    defaults = find_config(family)()
+    # Those of the tokenizer take their places, and a small vocabulary lacks the defaults.
+    tokens = {
+        field.name: 0 for field in dataclasses.fields(defaults) if field.name.endswith("_token_id")
+    }
+    defaults.updated({**tokens, **changes})
 
 
 def metrics_needed(config: Config) -> list[str]:
@@ -154,8 +223,16 @@ def output_names(config: Config) -> list[str]:
 
 
 def code_modules(config: Config) -> list[str]:
-    """The recipe, with the model behind it, and the metrics."""
-    return [recipe_module(config.recipe), *map(metric_module, metrics_needed(config))]
+    """The recipe, the model behind it, and the metrics."""
+    metrics = map(metric_module, metrics_needed(config))
+    return [recipe_module(config.recipe), *_model_modules(config.model), *metrics]
+
+
+def _model_modules(model: ModelSection) -> list[str]:
+    """The family's module; of a model whose config.json says which it is, every one."""
+    if model.family is None and model.name_or_path is not None:
+        return [find_module_name(family) for family in FAMILIES]
+    return [find_module_name(model.family or DEFAULT_FAMILY)]
 
 
 def data_files(config: Config) -> list[Path]:

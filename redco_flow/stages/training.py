@@ -6,21 +6,19 @@ follow each other is the engine's; what a record must name is `training_records`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from redco_flow.engine import errors as engine_errors
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint import Checkpointer, Commit
 from redco_flow.engine.data_order import BatchPlan
-from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.optimizers import make_optimizer
 from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.retention import Mode
-from redco_flow.engine.schedules import make_schedule
-from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import find_metric, find_metric_of
@@ -34,6 +32,7 @@ from redco_flow.stages.model_tokenizer import check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train import EVAL_LOSS, Config, data_files, metrics_needed, output_names
 from redco_flow.stages.training_records import TrainingRecords
+from redco_flow.stages.training_setup import TrainerSetup, set_up_trainer
 
 EvalFn = Callable[[Any, int], Mapping[str, float]]
 _COLUMNS = ("row_id", "source_ids", "target_ids")
@@ -49,7 +48,7 @@ class _Training:
 
     dataset: DatasetArtifact
     recipe: Recipe
-    trainer: Trainer
+    setup: TrainerSetup
     validation: list[dict[str, Any]] | None
     eval_fn: EvalFn | None
 
@@ -98,11 +97,14 @@ def _prepare(context: StageContext, config: Config) -> _Training:
         source_length=_source_length(dataset),
         target_length=summary.padded_length("target"),
     )
-    deployer = Deployer(config.num_model_shards, seed=config.seed)
-    trainer = _make_trainer(config, recipe, deployer, summary.splits["train"]["rows"])
+    batch = recipe.collate_fn(dataset.split("train", _COLUMNS).__getitems__([0]))
+    num_rows = summary.splits["train"]["rows"]
+    setup = set_up_trainer(
+        config, recipe, batch, config.num_epochs * _steps_per_epoch(config, num_rows)
+    )
     validation = _validation(dataset, config)
-    eval_fn = _make_eval_fn(context, config, recipe, trainer, validation)
-    return _Training(dataset, recipe, trainer, validation, eval_fn)
+    eval_fn = _make_eval_fn(context, config, recipe, setup, validation)
+    return _Training(dataset, recipe, setup, validation, eval_fn)
 
 
 def _source_length(dataset: DatasetArtifact) -> int:
@@ -116,37 +118,6 @@ def _model(config: Config) -> dict[str, Any]:
     if config.dropout_rate is not None:
         model["config"] = {**model["config"], "dropout_rate": config.dropout_rate}
     return model
-
-
-def _make_trainer(config: Config, recipe: Recipe, deployer: Deployer, num_rows: int) -> Trainer:
-    shapes = recipe.abstract_params()
-    rules = deployer.get_sharding_rules(shapes)
-    deployer.log_rules(rules)
-    shardings = deployer.params_sharding(shapes, rules)
-    if recipe.load_params is not None:
-        params = recipe.load_params(shardings)
-    else:
-        initialise = jax.jit(recipe.init_params, out_shardings=shardings)
-        params = initialise(jax.random.key(config.seed))
-    total_steps = config.num_epochs * _steps_per_epoch(config, num_rows)
-    asked = config.schedule
-    warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
-    schedule = make_schedule(
-        asked.type, config.learning_rate, total_steps, min(warmup_steps, total_steps)
-    )
-    return Trainer(
-        deployer,
-        collate_fn=recipe.collate_fn,
-        loss_fn=recipe.loss_fn,
-        params=params,
-        optimizer=make_optimizer(config.optimizer, schedule, weight_decay=config.weight_decay),
-        sharding_rules=rules,
-        global_batch_size=config.global_batch_size,
-        per_device_batch_size=config.per_device_batch_size,
-        lr_schedule=schedule,
-        seed=config.seed,
-        max_grad_norm=config.max_grad_norm,
-    )
 
 
 def _steps_per_epoch(config: Config, num_rows: int) -> int:
@@ -171,7 +142,7 @@ def _make_eval_fn(
     context: StageContext,
     config: Config,
     recipe: Recipe,
-    trainer: Trainer,
+    setup: TrainerSetup,
     validation: list[dict[str, Any]] | None,
 ) -> EvalFn | None:
     """A function that generates texts for the validation examples and scores them."""
@@ -180,12 +151,12 @@ def _make_eval_fn(
         return None
     length = recipe.collate_fn(validation[:1])["labels"].shape[1]
     predictor = Predictor(
-        trainer.deployer,
+        setup.trainer.deployer,
         collate_fn=recipe.collate_fn,
         pred_fn=recipe.make_pred_fn(Generation(length, num_beams=config.eval.num_beams)),
         output_fn=recipe.output_fn,
-        sharding_rules=trainer.sharding_rules,
-        batch_size=trainer.layout.micro_batch_size,
+        sharding_rules=setup.rules,
+        batch_size=setup.trainer.layout.micro_batch_size,
     )
     references: Sequence[Sequence[str]] = [row["references"] for row in validation]
 
@@ -193,6 +164,7 @@ def _make_eval_fn(
         context.report(phase="evaluating", step=done, total_steps=total)
 
     def evaluate(params: Any, step: int) -> dict[str, float]:
+        params = setup.model_params(params)
         texts = predictor.predict(validation, params, on_progress=on_progress)
         scores: dict[str, float] = {}
         for name in names:
@@ -216,7 +188,7 @@ def _fit(
         every = config.eval.every_epochs * _steps_per_epoch(config, len(examples))
     intervals = [config.log_every_steps, every, config.save_every_steps]
     try:
-        return training.trainer.fit(
+        return training.setup.trainer.fit(
             examples,
             num_epochs=config.num_epochs,
             eval_examples=training.validation,
@@ -267,11 +239,30 @@ def _output(
         config=provenance.config,
     )
     folder = context.work_dir / "outputs" / name.replace("/", "-")
-    digests = write_checkpoint_artifact(
-        folder,
-        checkpointer.step_directory(step),
-        training.dataset.path / TOKENIZER_FOLDER,
-        record,
-    )
+    step_directory = checkpointer.step_directory(step)
+    if training.setup.is_merged:
+        merged_folder = context.work_dir / "merged"
+        step_directory = _merge_checkpoint(merged_folder, checkpointer, commit, training.setup)
+    digests = {}
+    if jax.process_index() == 0:
+        digests = write_checkpoint_artifact(
+            folder,
+            step_directory,
+            training.dataset.path / TOKENIZER_FOLDER,
+            record,
+        )
     metadata = {"step": step, "metrics": dict(commit.metrics), "recipe": config.recipe}
     return Output("checkpoint", folder, metadata, digests)
+
+
+def _merge_checkpoint(
+    folder: Path, checkpointer: Checkpointer, commit: Commit, setup: TrainerSetup
+) -> Path:
+    """Save the model's parameters of a checkpoint that holds more; return where they are."""
+    scores = {name: value for name, value in commit.metrics.items() if value is not None}
+    with Checkpointer(folder, keep_last=sys.maxsize) as merged:
+        if commit.step not in merged.steps():
+            setup.trainer.restore(checkpointer, commit.step)
+            params = setup.model_params(setup.trainer.state["params"])
+            merged.save(commit.step, {"params": params}, metrics=scores, cursor=commit.cursor)
+        return merged.step_directory(commit.step)

@@ -13,6 +13,7 @@ from typing import Any
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint import Checkpointer
 from redco_flow.records import digest_file
+from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.provenance import Provenance
 
@@ -29,12 +30,13 @@ class TrainingRecords(Callback):
         self._checkpointer = checkpointer
         self._provenance = asdict(provenance)
         self._pace: tuple[int, float] | None = None
+        self._stop = CommonStop(context)
         self._record_what_is_resumed()
 
     def should_stop(self) -> bool:
         """Ask after each step; also the heartbeat between log records."""
         self._context.report(phase="training")
-        return self._context.stop_requested()
+        return self._stop.requested()
 
     def on_log(self, record: dict[str, Any]) -> None:
         """Record a training loss."""

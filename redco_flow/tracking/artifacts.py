@@ -111,7 +111,7 @@ class ArtifactStore:
             metadata: anything JSON that describes it; no part of its id.
             parents: name to id of the artifacts that it was made from.
             produced_by: who made it.
-            digests: SHA-256 of files by path relative to `source` (or by a file's name).
+            digests: BLAKE3 of files by path relative to `source` (or by a file's name).
 
         Returns:
             The artifact; the one already there, unchanged, if its content is the same.
@@ -292,6 +292,6 @@ def _wrong(root: Path, entry: FileEntry) -> str | None:
     size = path.stat().st_size
     if size != entry["bytes"]:
         return f"{path}: {size} bytes, the manifest says {entry['bytes']}"
-    if digest_file(path) != entry["sha256"]:
-        return f"{path}: its bytes are not what was published (SHA-256 differs)"
+    if digest_file(path) != entry["blake3"]:
+        return f"{path}: its bytes are not what was published (BLAKE3 differs)"
     return None

@@ -1,7 +1,8 @@
 """One try of a stage in a run: which file stands where, and what it holds.
 
 Each file has one writer (named below); readers get None where it does not exist yet. Knows
-nothing of how a job is started.
+nothing of how a job is started. A job of several processes has one rank that is `the worker`
+here, rank 0; what the others write stands in `ranks/<rank>/`.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ class ErrorRecord(TypedDict, total=False):
 
 
 class ExitRecord(TypedDict, total=False):
-    """exit.json, by the supervisor, last; cause: completed, failed, cancelled, stalled, …."""
+    """exit.json, by the supervisor, last; cause: completed, failed, cancelled, stalled, ….
+
+    Of one rank of several: `ranks/<rank>/exit.json`, with rank, restart and host.
+    """
 
     exit_code: int | None
     signal: int | None
     cause: str
     message: str
     ended_at: str
+    rank: int
+    restart: int
+    host: str
 
 
 class ResultRecord(TypedDict, total=False):
@@ -64,9 +71,14 @@ class ResultRecord(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AttemptDirectory:
-    """`<run>/stages/<stage>/attempts/<n>/`."""
+    """`<run>/stages/<stage>/attempts/<n>/`, as one of the job's processes sees it.
+
+    Args:
+        rank: whose progress, metrics, error and result are meant.
+    """
 
     path: Path
+    rank: int = 0
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -94,36 +106,58 @@ class AttemptDirectory:
     @property
     def progress_path(self) -> Path:
         """How far the worker is; by the worker."""
-        return self.path / "progress.json"
+        return self._own / "progress.json"
 
     @property
     def metrics_path(self) -> Path:
         """Training log and evaluations, one JSON object a line; by the worker."""
-        return self.path / "metrics.jsonl"
+        return self._own / "metrics.jsonl"
 
     @property
     def error_path(self) -> Path:
         """Why the worker failed; by the worker."""
-        return self.path / "error.json"
+        return self._own / "error.json"
+
+    @property
+    def cancel_path(self) -> Path:
+        """There once somebody asked redco-flow to cancel the job; by whoever asked."""
+        return self.path / "cancel.json"
 
     @property
     def exit_path(self) -> Path:
-        """How the job ended; by the supervisor."""
+        """How the job ended; by the job's last act, or by who learns that it had none."""
         return self.path / "exit.json"
 
     @property
     def result_path(self) -> Path:
         """The outputs' artifact ids; by the worker, last."""
-        return self.path / "result.json"
+        return self._own / "result.json"
+
+    def rank_exit_path(self, rank: int) -> Path:
+        """How one rank of a job with several ended; by its own supervisor."""
+        return self.rank_directory(rank) / "exit.json"
+
+    def rank_directory(self, rank: int) -> Path:
+        """Where one rank's own files are."""
+        return self.path / "ranks" / str(rank)
 
     @property
     def logs(self) -> Path:
         """The folder of the ranks' logs; made by the supervisor."""
         return self.path / "logs"
 
+    @property
+    def _own(self) -> Path:
+        return self.path if self.rank == 0 else self.rank_directory(self.rank)
+
     def log_path(self, rank: int = 0) -> Path:
         """Return the path of one rank's output, secrets blotted out; by the supervisor."""
         return self.logs / f"rank{rank}.log"
+
+    def ranks_with_logs(self) -> list[int]:
+        """Return the ranks whose processes have begun, ascending."""
+        names = (path.stem.removeprefix("rank") for path in self.logs.glob("rank*.log"))
+        return sorted(int(name) for name in names if name.isdigit())
 
     def read_call(self) -> dict[str, Any] | None:
         """Return call.json."""

@@ -1,4 +1,4 @@
-"""SHA-256 of data files, remembered as long as a file is surely unchanged.
+"""BLAKE3 of data files, remembered as long as a file is surely unchanged.
 
 A file counts as unchanged while path, size, times of change and inode are. The memory is a
 cache: it can be deleted at any time, and a damaged one is forgotten.
@@ -24,7 +24,7 @@ _SETTLED_NANOSECONDS = 2_000_000_000
 def digest_files(
     workspace: Workspace, paths: Iterable[Path], *, now: Callable[[], int] = time.time_ns
 ) -> dict[Path, str]:
-    """Return each file's SHA-256, 64 hex digits; reads only files that are new or changed.
+    """Return each file's BLAKE3, 64 hex digits; reads only files that are new or changed.
 
     Args:
         workspace: whose cache/ remembers.

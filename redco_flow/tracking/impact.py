@@ -22,7 +22,7 @@ def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
 
     Args:
         workspace: need not be writable.
-        id_or_prefix: an artifact's id or its beginning, or a data file's SHA-256 or its first 6
+        id_or_prefix: an artifact's id or its beginning, or a data file's BLAKE3 or its first 6
             digits or more.
 
     Raises:

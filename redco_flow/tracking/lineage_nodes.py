@@ -77,7 +77,7 @@ class LineageNode:
     Args:
         type: what it is.
         name: the metric's or stage's name, the artifact's kind, the data file's name.
-        id: an artifact's id, a data file's SHA-256, a stage's fingerprint; a metric's artifact.
+        id: an artifact's id, a data file's BLAKE3, a stage's fingerprint; a metric's artifact.
         value: a metric's value, a stage's outputs (name to id), a data set's identity.
         production: how it was made; None for data, and for an artifact whose result is gone.
         is_intact: an artifact's files are all there; true for everything else.
@@ -118,7 +118,7 @@ class ImpactNode:
     Args:
         type: "artifact" or "data".
         name: the artifact's kind, or the data file's name.
-        id: the artifact's id, or the data file's SHA-256.
+        id: the artifact's id, or the data file's BLAKE3.
         stage: the stage that made it; empty for data.
         run: the run that made it; empty for data.
         children: what was made from it.

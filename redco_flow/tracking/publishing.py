@@ -8,7 +8,6 @@ Knows no ids but the digest of content; `artifacts.py` decides what is published
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import secrets
 import shutil
@@ -18,21 +17,20 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from redco_flow.errors import ArtifactError
-from redco_flow.records import digest_json, write_json
+from redco_flow.records import digest_file, digest_json, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _MARK = ".publishing"
 _READ_ONLY = 0o444
-_CHUNK_BYTES = 1 << 20
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class FileEntry(TypedDict):
-    """One file of an artifact: its path under files/, its size, its SHA-256."""
+    """One file of an artifact: its path under files/, its size, its BLAKE3."""
 
     path: str
     bytes: int
-    sha256: str
+    blake3: str
 
 
 class Manifest(TypedDict, total=False):
@@ -163,11 +161,11 @@ def _bring(path: Path, target: Path, name: str, digest: str | None) -> FileEntry
     if digest is None or not _link(path, target):
         copied = _copy(path, target)
         if digest not in (None, copied):
-            raise ArtifactError(f"{path}: its SHA-256 is {copied}, its producer said {digest}.")
+            raise ArtifactError(f"{path}: its BLAKE3 is {copied}, its producer said {digest}.")
         digest = copied
     target.chmod(_READ_ONLY)
     _sync(target)
-    return {"path": name, "bytes": target.stat().st_size, "sha256": digest}
+    return {"path": name, "bytes": target.stat().st_size, "blake3": digest}
 
 
 def _link(path: Path, target: Path) -> bool:
@@ -181,17 +179,12 @@ def _link(path: Path, target: Path) -> bool:
 
 
 def _copy(path: Path, target: Path) -> str:
-    """Copy a file and return the SHA-256 of what was copied."""
-    digest = hashlib.sha256()
+    """Copy a file and return the BLAKE3 of what was copied."""
     try:
-        with path.open("rb") as reader, target.open("xb") as writer:
-            while chunk := reader.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                writer.write(chunk)
+        return digest_file(path, copy_to=target)
     except OSError as error:
         error.filename = error.filename or str(target)
         raise
-    return digest.hexdigest()
 
 
 def _sync_directories(root: Path) -> None:

@@ -342,3 +342,43 @@ def submit_and_say_nothing(run, stage):
 
 def job_of(run, stage):
     return reattach(run.latest_attempt(stage).read_job())
+
+
+def test_a_crash_is_retried_in_new_attempts_as_often_as_the_profile_allows(
+    planning, executions, counted, tmp_path
+):
+    never = tmp_path / "never"
+    planning.profile = {"retries": {"failed": 2}}
+    driven = InProcess(planning.write(TWO_STAGES, [*counted, f"train.fails_until={never}"]))
+
+    outcome = driven.end()
+
+    assert outcome.state == "failed"
+    assert len(driven.run.attempts("train")) == 3
+    assert events(driven.run).count("job_retried") == 2
+    assert all(one.read_exit()["cause"] == "failed" for one in driven.run.attempts("train"))
+
+
+def test_a_retry_that_succeeds_makes_the_stage_complete(planning, tmp_path):
+    cured = tmp_path / "cured"
+    planning.profile = {"retries": {"failed": 5}}
+    run = planning.write(TWO_STAGES, [f"train.fails_until={cured}"])
+    driven = InProcess(run)
+    until(lambda: len(run.attempts("train")) > 1)
+    cured.touch()
+
+    outcome = driven.end()
+
+    assert outcome.state == "completed"
+    assert run.read_state()["stages"]["train"]["attempt"] == len(run.attempts("train"))
+
+
+def test_a_budget_that_is_used_up_stays_used_up_for_the_next_launcher(planning, tmp_path):
+    never = tmp_path / "never"
+    planning.profile = {"retries": {"failed": 1}}
+    run = planning.write(TWO_STAGES, [f"train.fails_until={never}"])
+    InProcess(run).end()
+
+    InProcess(run).end()
+
+    assert len(run.attempts("train")) == 3  # resuming by hand is one more, and no retry of it

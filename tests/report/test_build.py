@@ -133,8 +133,8 @@ def test_several_trainings_and_evaluations_stand_side_by_side(builder, read_repo
 def test_lineage_goes_back_to_digests_of_data_and_places_of_settings(builder, read_report):
     page = read_report(builder.whole())
 
-    assert f"train.csv sha256 {'1' * 64}" in page.text
-    assert f"test.csv sha256 {'2' * 64}" in page.text
+    assert f"train.csv blake3 {'1' * 64}" in page.text
+    assert f"test.csv blake3 {'2' * 64}" in page.text
     assert "learning_rate 0.0001 pipelines/demo.yaml:12" in page.text
     assert "num_epochs 3 command line" in page.text
     assert "by stage train · attempt 1 · job train-1 · on node7" in page.text

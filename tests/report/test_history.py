@@ -75,6 +75,18 @@ def test_a_training_that_another_run_began_says_so(builder):
     ]
 
 
+def test_an_attempt_that_its_cluster_queued_again_goes_on_with_its_own_history(builder):
+    before = [log(step) for step in (10, 20, 30)]
+    after = [scored(20, is_resumed=True), log(30, loss=7.0), log(40, loss=7.0)]
+    attempt = builder.attempt("train", records=[*before, *after])
+
+    history = read_history([attempt])
+
+    assert [step for step, _ in points_of(history.logged, "loss")] == [10, 20, 30, 40]
+    assert points_of(history.logged, "loss")[2] == (30, 7.0)
+    assert history.remarks == ["Attempt 1 was queued again and went on from step 20."]
+
+
 def test_values_that_are_not_finite_are_counted_and_left_out(builder):
     attempt = builder.attempt("train", records=[log(10), log(20, loss=None), log(30)])
 

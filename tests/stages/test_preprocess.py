@@ -146,6 +146,34 @@ def test_equal_input_gives_a_byte_identical_dataset_whatever_the_workers(bench, 
     assert first.id == second.id
 
 
+def test_rows_are_the_same_encoded_while_read_and_encoded_after_training_the_tokenizer(
+    bench, tmp_path
+):
+    as_jsonl(tmp_path / "train.jsonl", ROWS * 20)
+    as_jsonl(tmp_path / "test.jsonl", ROWS)
+    files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
+    data = {**files, "group_by_source": True, "source_prefix": "say: ", "validation_fraction": 0.2}
+
+    trained = preprocessed(bench, data)
+    tokenizer = {"name_or_path": str(trained.path / "tokenizer")}
+    given = preprocessed(bench, {**data, "tokenizer": tokenizer})
+
+    assert given.summary.splits == trained.summary.splits
+    assert given.summary.most_frequent_target == trained.summary.most_frequent_target
+    for split in ("train", "validation", "test"):
+        files = [dataset.path / f"{split}.arrow" for dataset in (given, trained)]
+        assert digest_file(files[0]) == digest_file(files[1])
+
+
+def test_white_space_around_a_jsonl_row_is_no_fault_and_a_second_value_is_one(bench, tmp_path):
+    path = tmp_path / "train.jsonl"
+    row = GOOD.strip()
+    path.write_bytes(b"".join((b" ", row, b" \r\n", row, b"\r\n\n", row, row, b"\n", row)))
+
+    with pytest.raises(BadRows, match=r"(?s)1 bad row.*train\.jsonl:4: not JSON: Extra data"):
+        preprocessed(bench, {"train": str(path), "validation_fraction": 0.0})
+
+
 def test_workers_and_the_models_size_are_no_part_of_the_datasets_fingerprint(tmp_path):
     as_jsonl(tmp_path / "train.jsonl", ROWS)
     given = settings({"train": str(tmp_path / "train.jsonl")})

@@ -6,8 +6,11 @@ import math
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, NonFiniteLoss
+from redco_flow.metrics import rouge
 from redco_flow.records import digest_file
 from redco_flow.spec.settings import settings_of
 from redco_flow.stages import predict, preprocess, train
@@ -59,8 +62,6 @@ def trained(shared_bench, dataset):
 
 def params_of(artifact):
     """The parameters as arrays by path, read from the artifact alone."""
-    from redco_flow.engine.deployer import Deployer
-
     checkpoint = CheckpointArtifact(artifact.path)
     params = checkpoint.load_params(checkpoint.build_recipe(), Deployer())
     return {
@@ -133,8 +134,6 @@ def test_predictions_of_the_checkpoint_equal_those_in_memory(bench, dataset, tra
     assert [line.row_id for line in lines] == [row["row_id"] for row in rows]
     assert [line.source for line in lines] == [row["source"] for row in rows]
     assert (summary.checkpoint, summary.data) == (checkpoints["checkpoint/last"].id, dataset.id)
-    from redco_flow.metrics import rouge
-
     scores = rouge.compute([line.prediction for line in lines], [r.references for r in lines])
     in_memory = [record for record in records if record["kind"] == "evaluation"][-1]["metrics"]
     assert {key: in_memory[key] for key in scores} == scores
@@ -215,11 +214,55 @@ def test_a_nan_loss_stops_and_is_no_checkpoint(bench, dataset):
         assert all(math.isfinite(value) for value in metrics.values())
 
 
+@pytest.mark.slow
+def test_steps_that_are_not_finite_are_skipped_when_asked_and_end_it_when_too_many(bench, dataset):
+    """Fault 25."""
+    settings = {
+        **SETTINGS, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8,
+        "on_nonfinite": "skip", "max_skipped": 3,
+    }  # fmt: skip
+
+    with pytest.raises(NonFiniteLoss, match="3 steps in a row"):
+        bench.run(train, settings, {"dataset": [dataset]})
+
+
+@pytest.mark.slow
+def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, pretrained):
+    """Only the attention's kernels differ from the base; predictions are those that were scored."""
+    settings = {
+        **SETTINGS,
+        "model": {"name_or_path": str(pretrained)},
+        "lora": {"rank": 2, "alpha": 4, "targets": "attention"},
+        "fsdp": 2,
+        "num_model_shards": 2,
+        "keep": {"best": ["rouge1"]},
+    }
+    inputs = {"dataset": [dataset]}
+
+    checkpoints = bench.run(train, settings, inputs)
+
+    records = bench.records()
+    last = checkpoints["checkpoint/last"]
+    base = load_file(pretrained / "model.safetensors")
+    recipe = CheckpointArtifact(last.path).build_recipe()
+    recipe.save_pretrained(
+        CheckpointArtifact(last.path).load_params(recipe, Deployer()), bench.root / "merged"
+    )
+    merged = load_file(bench.root / "merged" / "model.safetensors")
+    differing = {name for name in base if (base[name] != merged[name]).any()}
+    assert differing
+    assert all("Attention" in name for name in differing)
+    scored = [record for record in records if record["kind"] == "evaluation"][-1]["metrics"]
+    inputs = {**inputs, "checkpoint": [last]}
+    asked = {"split": "validation", "num_examples": 8, "batch_size": 8}
+    lines, _ = read_predictions(bench.run(predict, asked, inputs)["predictions"].path)
+    found = rouge.compute([line.prediction for line in lines], [r.references for r in lines])
+    assert {key: scored[key] for key in found} == found
+
+
 @pytest.fixture(scope="module")
 def pretrained(shared_bench, trained, dataset):
     """A Hugging Face directory: the trained model and its tokenizer."""
-    from redco_flow.engine.deployer import Deployer
-
     checkpoint = CheckpointArtifact(trained[0]["checkpoint/last"].path)
     recipe = checkpoint.build_recipe()
     folder = shared_bench.root / "pretrained"
@@ -325,7 +368,12 @@ def test_a_dataset_of_another_recipe_is_an_error(bench, dataset):
 
 
 def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
-    placement = {"num_model_shards": 4, "per_device_batch_size": 2, "log_every_steps": 7}
+    placement = {
+        "num_model_shards": 4,
+        "fsdp": "auto",
+        "per_device_batch_size": 2,
+        "log_every_steps": 7,
+    }
 
     plain, other = (train.Config.from_json({**SETTINGS, **more}) for more in ({}, placement))
 
@@ -342,6 +390,11 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
         ({"eval": {"every_epochs": 1, "every_steps": 5}}, "not both"),
         ({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}}, "not both"),
         ({"global_batch_size": 0}, "greater than 0"),
+        ({"fsdp": 0}, "greater than 0"),
+        ({"on_nonfinite": "ignore"}, "'stop' or 'skip'"),
+        ({"freeze": "("}, "is not a regex"),
+        ({"lora": {"targets": "("}}, "is not a regex"),
+        ({"lora": {"targets": "wi"}, "freeze": "wi"}, "lora freezes all of the model"),
         ({"learning_rate": -1.0}, "greater than 0"),
         ({"model": {"config": {"d_modle": 4}}}, "did you mean 'd_model'"),
     ],

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import signal
@@ -7,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.records import digest_json
@@ -27,16 +27,16 @@ def checkpoint(tmp_path) -> Path:
     return source
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _digest(data: bytes) -> str:
+    return blake3(data).hexdigest()
 
 
 def test_an_artifact_is_named_by_the_digest_of_its_kind_and_files(store, checkpoint):
     artifact = store.publish("checkpoint", checkpoint)
 
     expected = [
-        {"path": "commit.json", "bytes": 2, "sha256": _sha256(b"{}")},
-        {"path": "state/d/0", "bytes": 7, "sha256": _sha256(b"weights")},
+        {"path": "commit.json", "bytes": 2, "blake3": _digest(b"{}")},
+        {"path": "state/d/0", "bytes": 7, "blake3": _digest(b"weights")},
     ]
     assert artifact.manifest["files"] == expected
     assert artifact.id == digest_json({"kind": "checkpoint", "files": expected})
@@ -135,7 +135,7 @@ def test_a_file_that_may_still_be_written_is_copied(store, tmp_path):
 
 
 def test_a_file_whose_digest_its_producer_gives_is_linked_not_copied(store, checkpoint):
-    digests = {"state/d/0": _sha256(b"weights")}
+    digests = {"state/d/0": _digest(b"weights")}
 
     artifact = store.publish("checkpoint", checkpoint, digests=digests)
 
@@ -356,7 +356,7 @@ def _bulk(workspace, count: int) -> None:
     """Artifacts as `publish` leaves them, written without its syncs."""
     for number in range(count):
         entries = [
-            {"path": f"state/d/{part}", "bytes": 0, "sha256": _sha256(f"{number}/{part}".encode())}
+            {"path": f"state/d/{part}", "bytes": 0, "blake3": _digest(f"{number}/{part}".encode())}
             for part in range(10)
         ]
         artifact_id = digest_json({"kind": "checkpoint", "files": entries})

@@ -1,9 +1,9 @@
-import hashlib
 import json
 import os
 import time
 
 import pytest
+from blake3 import blake3
 
 from redco_flow.errors import WorkspaceError
 from redco_flow.tracking.file_digests import digest_files
@@ -16,8 +16,8 @@ def data(tmp_path):
     return path
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(text: str) -> str:
+    return blake3(text.encode()).hexdigest()
 
 
 def _later() -> int:
@@ -26,7 +26,7 @@ def _later() -> int:
 
 
 def test_the_digest_is_that_of_the_bytes(workspace, data):
-    assert digest_files(workspace, [data]) == {data: _sha256("a,b\n")}
+    assert digest_files(workspace, [data]) == {data: _digest("a,b\n")}
 
 
 def test_an_unchanged_file_is_read_once_and_a_changed_one_again(workspace, data):
@@ -40,7 +40,7 @@ def test_an_unchanged_file_is_read_once_and_a_changed_one_again(workspace, data)
 
     data.write_text("a,c\n")
 
-    assert digest_files(workspace, [data]) == {data: _sha256("a,c\n")}
+    assert digest_files(workspace, [data]) == {data: _digest("a,c\n")}
 
 
 def test_a_change_that_keeps_size_and_modification_time_is_seen(workspace, data):
@@ -51,7 +51,7 @@ def test_a_change_that_keeps_size_and_modification_time_is_seen(workspace, data)
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     assert data.stat().st_mtime_ns == before.st_mtime_ns
-    assert digest_files(workspace, [data]) == {data: _sha256("x,y\n")}
+    assert digest_files(workspace, [data]) == {data: _digest("x,y\n")}
 
 
 def test_a_file_written_just_now_is_not_remembered(workspace, data):
@@ -64,7 +64,7 @@ def test_a_damaged_cache_is_forgotten(workspace, data):
     for damage in ("{", "[]", json.dumps({str(data): "x"}), json.dumps({str(data): []})):
         (workspace.cache / "digests.json").write_text(damage)
 
-        assert digest_files(workspace, [data]) == {data: _sha256("a,b\n")}
+        assert digest_files(workspace, [data]) == {data: _digest("a,b\n")}
 
 
 def test_a_missing_file_is_named(workspace, tmp_path):

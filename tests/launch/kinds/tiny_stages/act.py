@@ -63,6 +63,43 @@ def save_when_stopped(context, config):
     context.raise_if_stopped()
 
 
+def note_process(context, config):
+    """Write which process this is, in JAX's words."""
+    import jax
+
+    index = jax.process_index()
+    local = os.environ["REDCO_FLOW_LOCAL_RANK"]
+    text = f"{index} of {jax.process_count()}, {len(jax.devices())} devices, {local} on its host"
+    (Path(config.folder) / f"{index}.noted").write_text(text)
+
+
+def raise_on_rank_one(context, config):
+    if os.environ["REDCO_FLOW_RANK"] == "1":
+        raise RuntimeError("only rank 1 does this")
+    hang(context, config)
+
+
+def save_beside_a_child(context, config):
+    """Save whether a helper, which expects no signals, is alive when the stage is to stop."""
+    child = subprocess.Popen(["sleep", "600"])
+    context.stop_requested()
+    context.report(phase="training")
+    while not context.stop_requested():
+        time.sleep(0.01)
+    (Path(config.folder) / "saved").write_text(
+        "the child lives" if child.poll() is None else "the child is dead"
+    )
+    context.raise_if_stopped()
+
+
+def finish_if_saved(context, config):
+    """Save and stop as asked; where that was done before, go on to the end."""
+    if (Path(config.folder) / "saved").exists():
+        context.report(phase="resumed")
+    else:
+        save_when_stopped(context, config)
+
+
 def ignore_termination(context, config):
     """Refuse to stop, as do a child and its child, which left for a session of its own."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,144 @@
+"""Supervise one rank of a cluster's job, in the foreground: what srun starts on each host.
+
+`python -m redco_flow.launch.rank ATTEMPT …`. Owns `logs/rank<r>.log` and `ranks/<r>/exit.json`.
+Watches the other ranks' endings: when one fails, this one ends within seconds instead of waiting
+for it in a collective operation for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redco_flow.launch import disk_reserve
+from redco_flow.launch.log_writer import LogWriter
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.process_tree import adopt_orphans
+from redco_flow.launch.rank_endings import (
+    FAILURES,
+    TERMINATED,
+    find_culprit,
+    read_endings,
+    says_that_a_rank_was_lost,
+)
+from redco_flow.launch.supervisor import Limits, Supervisor, remove_temporary_files, run_worker
+from redco_flow.records import write_json
+from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import AttemptDirectory
+
+WARNING_SIGNAL = "URG"
+"""What Slurm sends some time before the end. It reaches every process of the job, the worker's
+helpers too, so it must be one that does nothing to those who do not expect it."""
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_EARLY = 75.0  # Slurm sends the warning up to a minute before it was asked to
+
+
+@dataclass
+class RankWatch:
+    """Why this rank is to stop: the cluster's signals and the other ranks' endings."""
+
+    supervisor: Supervisor
+    place: ProcessPlace
+    seconds_to_warning: float | None
+    started_at: float = field(default_factory=time.monotonic)
+
+    def on_terminate(self) -> None:
+        """SIGTERM: cancelled, preempted, out of time or given up for another rank's failure."""
+        if not self._follow_a_failed_rank():
+            self.supervisor.stop(TERMINATED, "the cluster asked it to stop.")
+
+    def on_warning(self) -> None:
+        """Slurm's warning: the time is nearly over, or the nodes are wanted for another job."""
+        elapsed = time.monotonic() - self.started_at
+        if (
+            self.seconds_to_warning is not None
+            and elapsed >= self.seconds_to_warning - _SECONDS_EARLY
+        ):
+            self.supervisor.stop("timeout", "its time (walltime_minutes) is nearly over.")
+        else:
+            self.supervisor.stop("preempted", "its nodes are wanted for another job.")
+
+    def look_at_others(self) -> None:
+        """End with the first rank that fails; look again soon."""
+        if not self._follow_a_failed_rank():
+            self.supervisor.later(_SECONDS_BETWEEN_LOOKS, self.look_at_others)
+
+    def _follow_a_failed_rank(self) -> bool:
+        culprit = find_culprit(read_endings(self.supervisor.attempt, self.place.restart))
+        if culprit is not None:
+            why = f"rank {culprit.rank} {culprit.cause}."
+            self.supervisor.stop_with_stacks(TERMINATED, why)
+        return culprit is not None
+
+
+def main(arguments: list[str]) -> int:
+    """Run the worker to its end; return 0 unless the other ranks are to be ended too."""
+    options = _parse(arguments)
+    place = ProcessPlace.from_slurm(
+        os.environ,
+        gpus_per_host=options.gpus_per_host,
+        rendezvous_seconds=options.rendezvous_seconds,
+    )
+    os.environ.update(place.to_environment())
+    attempt = AttemptDirectory(options.attempt, place.rank)
+    folder = attempt.rank_directory(place.rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_earlier_endings(attempt)
+    log_start = _size(attempt.log_path(place.rank))
+    log = LogWriter(attempt.log_path(place.rank), secret_values(os.environ))
+    limits = Limits(options.stall_seconds, options.grace_seconds)
+    supervisor = Supervisor(attempt, limits, log)
+    watch = RankWatch(supervisor, place, options.seconds_to_warning)
+    supervisor.listen({signal.SIGTERM: watch.on_terminate, signal.SIGURG: watch.on_warning})
+    if place.num_processes > 1:
+        supervisor.later(0.0, watch.look_at_others)
+    adopt_orphans()
+    # JAX ends who has lost another rank by an abort: no core files of gigabytes for that.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if place.rank == 0:
+        disk_reserve.take(attempt.path)
+    record = run_worker(supervisor)
+    if record["cause"] == "cancelled":  # the worker was faster than its supervisor
+        record["cause"] = TERMINATED
+    record |= {"rank": place.rank, "restart": place.restart, "host": os.uname().nodename}
+    if place.num_processes > 1 and record["cause"] in FAILURES:
+        record["lost_another_rank"] = says_that_a_rank_was_lost(log.path, log_start)
+    if place.rank == 0:
+        remove_temporary_files(attempt.path)
+    write_json(attempt.rank_exit_path(place.rank), record)
+    return 1 if record["cause"] in FAILURES else 0
+
+
+def _remove_earlier_endings(attempt: AttemptDirectory) -> None:
+    """What this rank wrote before the cluster started the job anew."""
+    paths = [attempt.error_path, attempt.rank_exit_path(attempt.rank)]
+    for path in paths + ([attempt.exit_path] if attempt.rank == 0 else []):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="redco_flow.launch.rank")
+    parser.add_argument("attempt", type=Path)
+    parser.add_argument("--stall-seconds", type=float, required=True)
+    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser.add_argument("--gpus-per-host", type=int, default=0)
+    parser.add_argument("--rendezvous-seconds", type=int, default=300)
+    parser.add_argument("--seconds-to-warning", type=float)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

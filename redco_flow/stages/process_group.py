@@ -1,0 +1,111 @@
+"""Make this process one of several that run a stage together, and part from the others again.
+
+The only place that starts `jax.distributed`. A process on its own joins nobody and pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from redco_flow.launch.call import Call
+from redco_flow.launch.package_versions import package_versions
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.rendezvous import Rendezvous
+from redco_flow.stages.context import StageContext
+
+_HEARTBEAT_TIMEOUT_SECONDS = 15
+_SECONDS_TO_START = 120
+_SECONDS_TO_PART = 60
+_PLACES = ("JAX_COMPILATION_CACHE_DIR",)
+
+
+class ProcessGroup:
+    """The processes of one job, seen from one of them.
+
+    Args:
+        context: takes reports of what is waited for.
+        place: which one this is.
+    """
+
+    def __init__(self, call: Call, context: StageContext, place: ProcessPlace) -> None:
+        self._call = call
+        self._context = context
+        self._place = place
+
+    def join(self) -> bool:
+        """Meet the others and start `jax.distributed`; return whether there is a stage to run.
+
+        From here on SIGTERM is JAX's, which has all ranks agree on the step to stop after.
+
+        Raises:
+            CannotMeet: a rank is missing or would run something else; nothing has run.
+            Stopped: a stop was requested while waiting.
+        """
+        if self._place.num_processes == 1:
+            return True
+        coordinator = self._meeting().meet().coordinator
+        if coordinator is None:
+            return False
+        import jax
+
+        self._context.report(phase="joining the other processes")
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=self._place.num_processes,
+            process_id=self._place.rank,
+            # Given in full: JAX would take one GPU per process wherever SLURM_* is set.
+            local_device_ids=self._place.local_device_ids,
+            cluster_detection_method="deactivate",
+            initialization_timeout=_SECONDS_TO_START,
+            heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
+            shutdown_timeout_seconds=_SECONDS_TO_PART,
+        )
+        return True
+
+    def part(self) -> None:
+        """Wait for all ranks and leave: from here on none misses another's heartbeat."""
+        if self._place.num_processes > 1:
+            import jax
+
+            jax.distributed.shutdown()
+
+    def call_off(self) -> None:
+        """Tell the others that there is nothing to run."""
+        if self._place.num_processes > 1:
+            self._meeting().call_off()
+
+    def _meeting(self) -> Rendezvous:
+        def while_waiting(for_what: str) -> None:
+            self._context.report(phase=for_what)
+            self._context.raise_if_stopped()
+
+        return Rendezvous(
+            self._context.attempt_dir.path,
+            self._place,
+            dict(facts_of(self._call, os.environ)),
+            self._place.rendezvous_seconds,
+            while_waiting,
+        )
+
+
+def facts_of(call: Call, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield all that must be the same in every process, by name."""
+    yield "fingerprint", call.fingerprint
+    yield from _leaves("config", call.config)
+    for name, digest in call.ingredients.get("code", {}).items():
+        yield f"code.{name}", str(digest)
+    for name, version in package_versions().items():
+        yield f"version.{name}", version
+    for name, value in environ.items():
+        if name.startswith(("JAX_", "XLA_")) and name not in _PLACES:
+            yield f"environment.{name}", value
+
+
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(f"{place}.{key}", item)
+    else:
+        yield place, repr(value)

@@ -1,0 +1,151 @@
+"""What is killed goes on: the command line as a person uses it, real processes, `kill -9`."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+from redco_flow.engine.checkpoint import restore_params
+from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from tests.cli.conftest import Command
+
+pytestmark = pytest.mark.slow
+
+PIPELINE = """\
+name: survival
+recipe: text_to_text
+model: {family: t5, config: {d_model: 64, d_kv: 16, num_heads: 4, d_ff: 128, num_layers: 1}}
+data:
+  dataset: rows.jsonl
+  source_key: source
+  target_key: target
+  validation_fraction: 0.1
+  tokenizer: {train: {vocab_size: 270, type: bpe}}
+stages:
+  preprocess: {max_source_length: 24, max_target_length: 24}
+  train:
+    num_epochs: 2
+    global_batch_size: 8
+    learning_rate: 1e-3
+    dropout_rate: 0.1
+    save_every_steps: 10
+    eval: {num_examples: 8}
+"""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, prefect_server):
+    """The same training in a workspace of its own, from its beginning to its end."""
+    command = _folder_with_pipeline(tmp_path_factory.mktemp("uninterrupted"))
+    return _parameters(command, command.json("run", "survival.yaml"))
+
+
+@pytest.fixture
+def interrupted(tmp_path, prefect_server):
+    return _folder_with_pipeline(tmp_path)
+
+
+def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
+    interrupted, uninterrupted
+):
+    process = interrupted.start("run", "survival.yaml", "--json")
+    attempt = _attempt(interrupted)
+    _wait_for_commit(interrupted)
+    (worker,) = psutil.Process(_read(attempt / "job.json")["supervisor"]["pid"]).children()
+    worker.kill()
+    out, _ = process.communicate(timeout=60)
+
+    failed = json.loads(out)
+    resumed = interrupted.json("resume", failed["run"])
+
+    assert process.returncode == 1
+    assert resumed["state"] == "completed"
+    assert resumed["stages"]["preprocess"]["state"] == "completed"
+    first_attempt, second_attempt = _steps(attempt), _steps(attempt.parent / "2")
+    assert first_attempt[-1] < 90  # of all steps: it was killed at work
+    assert second_attempt[0] > 10  # the second began where the first had saved
+    _assert_equal(_parameters(interrupted, resumed), uninterrupted)
+
+
+def test_a_killed_launcher_leaves_the_stage_running_and_resume_runs_nothing_twice(
+    interrupted, uninterrupted
+):
+    process = interrupted.start("run", "survival.yaml", "--json")
+    attempt = _attempt(interrupted)
+    _wait_for_commit(interrupted)
+    job = _read(attempt / "job.json")
+    psutil.Process(_read(attempt.parents[3] / "lease.json")["pid"]).kill()
+    process.communicate(timeout=60)
+    assert psutil.pid_exists(job["supervisor"]["pid"])
+
+    resumed = interrupted.json("resume", "@last")
+
+    assert resumed["state"] == "completed"
+    assert _read(attempt / "job.json") == job
+    assert [path.name for path in attempt.parent.iterdir()] == ["1"]
+    steps = _steps(attempt)
+    assert steps == sorted(set(steps))
+    _assert_equal(_parameters(interrupted, resumed), uninterrupted)
+
+
+def _folder_with_pipeline(folder: Path) -> Command:
+    draw = random.Random(0)
+    words = ["red", "blue", "old", "new", "tall", "small", "house", "tree", "bird", "stone"]
+    rows = []
+    for _ in range(400):
+        source = " ".join(draw.choices(words, k=8))
+        rows.append({"source": source, "target": " ".join(reversed(source.split()))})
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "survival.yaml").write_text(PIPELINE)
+    return Command(folder)
+
+
+def _attempt(command: Command) -> Path:
+    """The training's first attempt, once it has a job."""
+    pattern = "redco-workspace/runs/*/stages/train/attempts/1/job.json"
+    return _wait_for(lambda: next(command.folder.glob(pattern), None)).parent
+
+
+def _wait_for_commit(command: Command) -> None:
+    _wait_for(
+        lambda: next(command.folder.glob("redco-workspace/work/*/checkpoints/*/commit.json"), None)
+    )
+
+
+def _wait_for(look):
+    deadline = time.monotonic() + 120
+    while (found := look()) is None:
+        assert time.monotonic() < deadline, "it did not happen within two minutes"
+        time.sleep(0.01)
+    return found
+
+
+def _read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def _steps(attempt: Path) -> list[int]:
+    """The steps that an attempt logged."""
+    records = map(json.loads, (attempt / "metrics.jsonl").read_text().splitlines())
+    return [record["step"] for record in records if "loss" in record]
+
+
+def _parameters(command: Command, result: dict) -> dict[str, np.ndarray]:
+    checkpoint = result["stages"]["train"]["artifacts"]["checkpoint/last"]
+    folder = command.folder / "redco-workspace/artifacts/checkpoint" / checkpoint[:16] / "files"
+    shapes = CheckpointArtifact(folder).build_recipe().abstract_params()
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+    leaves = jax.tree_util.tree_leaves_with_path(restore_params(folder / "checkpoint", like))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        assert array.tobytes() == expected[name].tobytes(), name

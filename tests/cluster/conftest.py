@@ -1,0 +1,70 @@
+"""One real Slurm cluster for all tests of this folder; none of its jobs outlives its test."""
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KINDS = HERE.parent / "launch" / "kinds"
+sys.path += [str(HERE), str(KINDS)]  # jobs search where the submitting process does
+
+from slurm_cluster import INSTALL, missing_programs, running_cluster  # noqa: E402
+from tiny_stages.calls import make_attempt  # noqa: E402
+
+from redco_flow.launch.slurm import SlurmExecutor  # noqa: E402
+from redco_flow.spec.slurm_section import SlurmSection  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """The cluster that the session's tests share, found through SLURM_CONF."""
+    if missing := missing_programs():
+        pytest.skip(f"not here: {', '.join(missing)}; {INSTALL}")
+    with pytest.MonkeyPatch.context() as patch, running_cluster() as cluster:
+        patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        yield cluster
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster with every node up and no job at the start and at the end."""
+    yield cluster
+    for job_id in cluster.jobs():
+        with suppress(RuntimeError):  # it has just ended
+            cluster.run("scancel", "--quiet", "--full", "--signal=KILL", job_id)
+            cluster.run("scancel", "--quiet", job_id)
+    cluster.wait_for("no job is left", lambda: not cluster.jobs())
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return tmp_path / "workspace"
+
+
+@pytest.fixture
+def submit(slurm, workspace):
+    """Submit an action of the tiny stage as a Slurm job."""
+
+    def submit(
+        action="write",
+        *,
+        environment=None,
+        stall_seconds=600,
+        grace_seconds=5,
+        settings=None,
+        **call,
+    ):
+        attempt = make_attempt(workspace, action, **call)
+        executor = SlurmExecutor(
+            workspace,
+            SlurmSection(**(settings or {})),
+            environment=os.environ | (environment or {}),
+            stall_seconds=stall_seconds,
+            grace_seconds=grace_seconds,
+        )
+        return executor.submit_call(attempt)
+
+    return submit

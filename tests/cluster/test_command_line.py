@@ -1,0 +1,68 @@
+"""The command as a person runs it with `-p slurm`, Prefect included."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_stages.calls import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+KINDS = Path(__file__).parent.parent / "orchestrate" / "kinds"
+PIPELINE = """\
+name: sums
+stages:
+  numbers: {kind: orchestrate_kinds.numbers, count: 3}
+"""
+
+
+@pytest.fixture
+def redco_flow(slurm, prefect_server, tmp_path):
+    """Run the command in a directory of its own; return what it printed."""
+    (tmp_path / "sums.yaml").write_text(PIPELINE)
+
+    def run(*words, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "redco_flow.cli.main", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(KINDS)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout if code == 0 else done.stderr
+
+    return run
+
+
+def test_a_run_that_waits_in_the_queue_says_why_and_leaves_it_when_cancelled(redco_flow, slurm):
+    asked = ("--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    blocker = slurm.run("sbatch", "--parsable", *asked).strip()
+    run = redco_flow("run", "sums.yaml", "-p", "slurm", "--detach").strip()
+
+    shown = wait_until(lambda: said_of_the_queue(redco_flow("status", run)), 60)
+    waiting = set(slurm.jobs()) - {blocker}
+    redco_flow("cancel", run)
+
+    job = waiting.pop()
+    assert shown == f"numbers: running  job {job} waits in the queue: Resources"
+    assert not waiting
+    assert json.loads(redco_flow("status", run, "--json"))["state"] == "cancelled"
+    slurm.wait_for("the job has left the queue", lambda: job not in slurm.jobs())
+
+
+def said_of_the_queue(status):
+    """The line of `status` on a stage that waits in the queue."""
+    return next((line.strip() for line in status.splitlines() if "queue" in line), None)
+
+
+def test_logs_of_a_rank_that_there_was_not_name_those_that_there_were(redco_flow):
+    run = json.loads(redco_flow("run", "sums.yaml", "-p", "slurm", "--json").splitlines()[-1])
+
+    assert "writing 3 numbers" in redco_flow("logs", run["run"], "--rank", "0")
+    message = redco_flow("logs", run["run"], "--rank", "3", code=2)
+    assert "no process of rank 3 has a log; those of 0 have" in message

@@ -1,0 +1,328 @@
+"""How Slurm jobs begin and end, on a real cluster."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from job_processes import phase_of, processes_of, worker_of
+from tiny_stages.calls import make_attempt, wait_until
+
+from redco_flow.errors import RunCancelled, StageFailed
+from redco_flow.launch.call import JobResources
+from redco_flow.launch.executor import reattach
+from redco_flow.launch.slurm import SlurmExecutor
+from redco_flow.spec.slurm_section import SlurmSection
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+def test_a_job_ends_with_its_result_and_its_record_names_host_and_rank(submit):
+    job = submit("write")
+
+    job.wait()
+
+    assert job.state == "COMPLETED", job.status()
+    assert job.result()["outputs"].keys() == {"dataset"}
+    assert job.status().source == "exit.json"
+    record = job.attempt.read_exit()
+    assert (record["rank"], record["restart"], record["exit_code"]) == (0, 0, 0)
+    assert record["host"] == os.uname().nodename
+
+
+def test_a_worker_that_raises_is_reported_with_its_error_and_log(submit):
+    job = submit("raise_beside_a_running_thread")
+
+    job.wait()
+
+    assert job.state == "FAILED"
+    with pytest.raises(StageFailed, match=r"(?s)ValueError: the loss went away.*rank0\.log"):
+        job.result()
+
+
+def test_a_waiting_job_says_why_it_waits(submit):
+    job = submit("write", settings={"options": ["--begin=now+1hour"]})
+
+    status = wait_until(lambda: (s := job.status()).source.startswith("squeue") and s)
+
+    assert (status.state, status.message) == ("pending", "waits in the queue: BeginTime")
+    job.cancel()
+    assert job.state == "CANCELLED"
+
+
+def test_a_job_whose_interpreter_is_missing_fails_with_the_end_of_its_log(submit):
+    job = submit("write", settings={"python": "/nowhere/python"})
+
+    job.wait()
+
+    assert job.state == "FAILED"
+    assert "/nowhere/python" in job.status().message
+    assert "squeue" not in job.status().source
+
+
+def test_what_slurm_refuses_is_told_in_its_words_and_leaves_no_job(submit):
+    with pytest.raises(StageFailed, match=r"(?i)partition"):
+        submit("write", settings={"partition": "nowhere"})
+
+
+def preempt(slurm, job):
+    """Have a job of higher priority take every node; return its id."""
+    script = slurm.directory / "high.sh"
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    options = ["--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
+    return slurm.run("sbatch", "--parsable", *options, str(script)).strip()
+
+
+@pytest.mark.parametrize("by", ["a job of higher priority", "a plain SIGTERM"])
+def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_path, by):
+    """Fault 5."""
+    job = submit("finish_if_saved", grace_seconds=20, config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "training")
+
+    if by == "a plain SIGTERM":
+        slurm.run("scancel", "--signal=TERM", job.job_id)
+    else:
+        other = preempt(slurm, job)
+    wait_until((tmp_path / "saved").exists)
+    wait_until(lambda: job.status().state == "pending", 30)
+    assert "started anew" in job.status().message or "waits" in job.status().message
+    if by != "a plain SIGTERM":
+        slurm.run("scancel", other)
+    # Slurm starts it again by itself once the old start's credential has expired.
+    assert job.wait_seconds(60)
+
+    assert job.state == "COMPLETED", job.status()
+    assert job.attempt.read_exit()["restart"] == 1
+    assert not job.attempt.error_path.exists()
+
+
+def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, submit, tmp_path):
+    """Fault 8."""
+    job = submit("wait_for_go", config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "waiting")
+    (node,) = slurm.run("squeue", "--noheader", "--job", job.job_id, "--format=%N").split()
+
+    slurm.kill_node(node)
+    try:
+        wait_until(lambda: (tmp_path / "starts").read_text() == "xx", 60)
+        (tmp_path / "go").touch()
+        assert job.wait_seconds(60)
+    finally:
+        slurm.start_node(node)
+
+    assert job.state == "COMPLETED", job.status()
+    assert job.attempt.read_exit()["restart"] == 1
+
+
+def test_scancel_by_somebody_is_reported_as_cancelled_and_leaves_nothing(submit, slurm, tmp_path):
+    """Fault 9; the children that ignore SIGTERM are gone too."""
+    job = submit("ignore_termination", config={"folder": str(tmp_path)})
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+
+    slurm.run("scancel", job.job_id)
+    assert job.wait_seconds(60)
+
+    assert job.state == "CANCELLED"
+    assert "scancel" in job.status().message
+    wait_until(lambda: processes_of(job.attempt) == [], 5)
+    with pytest.raises(RunCancelled):
+        job.result()
+
+
+def test_a_cancelled_worker_may_save_first(submit, tmp_path):
+    job = submit("save_when_stopped", config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "training")
+
+    job.cancel()
+
+    assert job.state == "CANCELLED"
+    assert (tmp_path / "saved").exists()
+    wait_until(lambda: processes_of(job.attempt) == [], 5)
+
+
+def test_a_restart_of_the_controller_does_not_touch_a_running_job(submit, slurm, tmp_path):
+    """Fault 10."""
+    job = submit("wait_for_go", config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "waiting")
+
+    before = wait_until(lambda: (s := job.status()).source == "squeue: RUNNING" and s)
+    slurm.kill_controller()
+    try:
+        during = wait_until(lambda: (s := job.status()) != before and s, 60)
+        stranger = reattach(job.record())
+        first_look = stranger.status()
+    finally:
+        slurm.start_controller()
+    (tmp_path / "go").touch()
+    assert job.wait_seconds(60)
+
+    assert (during.state, during.source) == ("running", "squeue of before: RUNNING")
+    assert "last known; squeue: slurm_load_jobs error: Unable to contact" in during.message
+    assert first_look.state == "running"  # by the job's own heartbeat, or what squeue said before
+    assert job.state == "COMPLETED"
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_a_job_killed_whole_is_known_to_have_failed_without_accounting(slurm, submit):
+    """Fault 11: neither an exit record nor sacct, only squeue."""
+    with pytest.raises(RuntimeError, match=r"(?i)accounting"):
+        slurm.run("sacct")
+    job = submit("hang")
+    wait_until(lambda: phase_of(job.attempt) == "hanging")
+
+    for pid in processes_of(job.attempt):  # the job's script, the supervisor and the worker
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert job.wait_seconds(60)
+
+    assert job.state == "FAILED", job.status()
+    assert "Slurm says" in job.status().message
+    wait_until(lambda: processes_of(job.attempt) == [], 5)
+
+
+def test_a_job_that_slurm_has_forgotten_is_lost_within_seconds(slurm, submit):
+    """Fault 11."""
+    job = submit("write", settings={"options": ["--hold"]})
+    record = job.record() | {"job_id": "1"}
+
+    stranger = reattach(record)
+
+    assert stranger.wait_seconds(30)
+    assert stranger.state == "LOST"
+    assert "redco-flow resume" in stranger.status().message
+    job.cancel()
+
+
+SUBMIT = """
+import sys
+kinds, workspace, folder = sys.argv[1:]
+sys.path.append(kinds)
+from tiny_stages.calls import make_attempt
+from redco_flow.launch.slurm import SlurmExecutor
+from redco_flow.spec.slurm_section import SlurmSection
+attempt = make_attempt(workspace, "wait_for_go", config={"folder": folder})
+SlurmExecutor(workspace, SlurmSection()).submit_call(attempt)
+"""
+
+
+def submit_and_die(workspace, tmp_path, sbatch):
+    """Submit from a process that sbatch, which stands before the real one on PATH, kills."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\nkill -9 $PPID\n")
+    (programs / "sbatch").chmod(0o755)
+    kinds = str(Path(__file__).parent.parent / "launch" / "kinds")
+    done = subprocess.run(
+        [sys.executable, "-c", SUBMIT, kinds, str(workspace), str(tmp_path)],
+        env=os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+    )
+    assert done.returncode == -signal.SIGKILL
+    (record,) = workspace.rglob("job.json")
+    return reattach(json.loads(record.read_text()))
+
+
+def test_a_job_whose_id_was_lost_is_found_by_its_name_and_not_submitted_twice(
+    slurm, workspace, tmp_path
+):
+    """Fault 12."""
+    real = subprocess.check_output(["which", "sbatch"], text=True).strip()
+
+    job = submit_and_die(workspace, tmp_path, f'{real} "$@"')
+    wait_until(lambda: job.status().state == "running")
+
+    assert list(slurm.jobs()) == [job.job_id]
+    assert job.attempt.read_job()["job_id"] == job.job_id
+    (tmp_path / "go").touch()
+    assert job.wait_seconds(60)
+    assert job.state == "COMPLETED"
+    assert (tmp_path / "starts").read_text() == "x"
+
+
+def test_a_submission_that_never_reached_slurm_is_lost_and_may_be_repeated(
+    slurm, workspace, tmp_path
+):
+    """Fault 12, the other way round."""
+    job = submit_and_die(workspace, tmp_path, "true")
+
+    assert job.wait_seconds(60)
+
+    assert job.state == "LOST"
+    assert "never got" in job.status().message
+    assert slurm.jobs() == {}
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_silent_worker_is_stopped_after_its_stacks_are_in_the_log(submit, is_stopped):
+    """Fault 7."""
+    job = submit("hang", stall_seconds=4, grace_seconds=0.5)
+    wait_until(lambda: phase_of(job.attempt) == "hanging")
+    if is_stopped:
+        os.kill(worker_of(job.attempt), signal.SIGSTOP)
+
+    assert job.wait_seconds(60)
+
+    assert job.state == "STALLED"
+    assert "in hang" in job.stdout()
+    wait_until(lambda: processes_of(job.attempt) == [], 5)
+
+
+def test_a_job_at_the_end_of_its_time_saves_and_ends_as_timeout(submit, tmp_path):
+    """Slurm's warning comes before the end; a minute is the shortest time it gives."""
+    job = submit(
+        "save_when_stopped",
+        grace_seconds=20,
+        settings={"warning_seconds": 50},
+        resources=JobResources(walltime_minutes=1),
+        config={"folder": str(tmp_path)},
+    )
+
+    assert job.wait_seconds(90)
+
+    assert job.state == "TIMEOUT", job.status()
+    assert "walltime_minutes" in job.status().message
+    assert (tmp_path / "saved").exists()
+
+
+def test_odd_names_and_values_never_reach_a_shell(slurm, tmp_path):
+    """Fault 30: sbatch's own parser and bash read the file for real."""
+    odd = tmp_path / "$(touch X) `touch X`; touch X 'a' \"b\" ünï # --stall-seconds"
+    odd.mkdir()
+    config = {"text": "$(touch X); touch X\n'\"", "folder": "--help"}
+    attempt = make_attempt(odd, "write", run="--run", config=config)
+    environment = {**os.environ, "ODD": "$(touch X)\n;touch X"}
+
+    job = SlurmExecutor(odd, SlurmSection(), environment=environment).submit_call(attempt)
+
+    assert job.result()["outputs"].keys() == {"dataset"}
+    assert list(Path.cwd().glob("X")) == list(tmp_path.rglob("X")) == []
+
+
+def test_a_secret_of_the_environment_reaches_the_job_but_no_file_and_no_record(submit, tmp_path):
+    """Fault 31."""
+    secret = "sk-test-0123456789abcdef"
+    job = submit("print_secret", environment={"TINY_API_TOKEN": secret})
+
+    job.wait()
+
+    assert job.state == "FAILED"
+    assert "a [redacted] z" in job.stdout()
+    for path in job.attempt.path.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+
+
+def test_the_warning_signal_does_nothing_to_processes_that_do_not_expect_it(
+    submit, slurm, tmp_path
+):
+    """A data loader's helper process must not die of the warning before the stage has saved."""
+    job = submit("save_beside_a_child", grace_seconds=20, config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "training")
+
+    slurm.run("scancel", "--signal=URG", job.job_id)
+    wait_until((tmp_path / "saved").exists)
+
+    assert (tmp_path / "saved").read_text() == "the child lives"

@@ -1,0 +1,217 @@
+"""Real training on the test cluster: the same result as at home, and no step lost."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from job_processes import processes_of, worker_of
+from tiny_stages.calls import wait_until
+
+from pipelines import Driven, losses, make_run
+from redco_flow.tracking.attempt import AttemptDirectory
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+
+GROUP = {"executor": "slurm", "slurm": {"processes_per_host": 2, "walltime_minutes": 10}}
+ONE_PROCESS = {"executor": "slurm", "slurm": {"walltime_minutes": 10}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_cache(tmp_path_factory):
+    """Equal programs are compiled once for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture(scope="module")
+def trained(cluster, folder):
+    """Training over two hosts with two processes each, undisturbed."""
+    driven = Driven(make_run(folder, num_hosts=2, **GROUP))
+    outcome = driven.end()
+    assert outcome.state == "completed", "\n".join(driven.said)
+    return driven
+
+
+def test_two_hosts_with_two_processes_each_train_as_one_process_does(trained, folder):
+    """Four data shards in any case; sums over them may be added in another order."""
+    driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4))
+    assert driven.end().state == "completed"
+
+    home, away = losses(driven.run), losses(trained.run)
+    assert list(away) == list(home) == list(range(1, 9))
+    assert away == pytest.approx(home, rel=1e-5)
+    there, here = trained.stage("train")["metrics"], driven.stage("train")["metrics"]
+    assert there == pytest.approx(here, rel=1e-5)
+
+
+def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
+    driven = Driven(make_run(folder, num_cpu_devices=4))
+
+    outcome = driven.end()
+
+    assert outcome.message == "2 stages completed, 2 of them reused"
+
+
+def test_a_group_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_it_stopped(
+    trained, slurm, folder
+):
+    """Fault 5: all ranks save the same step; Slurm queues the job again by itself."""
+    run = make_run(folder, num_hosts=2, workspace="preempted", **GROUP)
+    driven = Driven(run)
+    attempt = wait_for_step(run, 2)
+    job_id = attempt.read_job()["job_id"]
+
+    slurm.run("scancel", "--signal=TERM", job_id)
+    wait_until(lambda: slurm.jobs().get(job_id) == "PENDING", 60)
+    assert not attempt.exit_path.exists()
+    slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    outcome = driven.end()
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    assert attempt.read_exit()["restart"] == 1
+    assert driven.stage("train")["attempt"] == 1
+    assert [record["step"] for record in attempt.read_metrics() if is_training(record)] == list(
+        range(1, 9)
+    )
+    assert losses(run) == losses(trained.run)
+    assert same_parameters(driven, trained)
+
+
+def test_a_group_whose_node_dies_goes_on_elsewhere_to_the_same_result(trained, slurm, folder):
+    """Fault 8, with a checkpoint at each epoch's end."""
+    run = make_run(folder, num_hosts=2, workspace="node-death", **GROUP)
+    driven = Driven(run)
+    attempt = wait_for_step(run, 5)
+    job_id = attempt.read_job()["job_id"]
+    hosts = slurm.run("squeue", "--noheader", "--job", job_id, "--format=%N")
+    node = slurm.run("scontrol", "show", "hostnames", hosts.strip()).split()[-1]
+
+    slurm.kill_node(node)
+    try:
+        outcome = driven.end()
+    finally:
+        slurm.start_node(node)
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    assert same_parameters(driven, trained)
+
+
+LAUNCH = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from pipelines import Driven
+from redco_flow.tracking.run_directory import RunDirectory
+driven = Driven(RunDirectory(Path(sys.argv[1])))
+driven.end()
+"""
+
+
+def test_a_launcher_that_is_killed_is_replaced_and_its_job_found_again(slurm, folder):
+    """Fault 17."""
+    run = make_run(folder, workspace="killed-launcher", num_epochs=4, **ONE_PROCESS)
+    launcher = launch(run)
+    attempt = wait_for_step(run, 1)
+
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    driven = Driven(run)
+    outcome = driven.end()
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    job_id = attempt.read_job()["job_id"]
+    assert f"train | found job {job_id} again (attempt 1)" in driven.said
+    assert len(run.attempts("train")) == 1
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_launcher_that_dies_while_it_submits_leaves_one_job_in_all(slurm, folder, accepted):
+    """Fault 12, to its end: the job is found by its name, or else submitted for the first time."""
+    run = make_run(folder, workspace=f"dies-{accepted}", until="preprocess", **ONE_PROCESS)
+    programs = folder / f"bin-{accepted}"
+    programs.mkdir()
+    real = subprocess.check_output(["which", "sbatch"], text=True).strip()
+    submit = f'{real} "$@"' if accepted else "true"
+    (programs / "sbatch").write_text(f"#!/bin/sh\n{submit}\nkill -9 $PPID\n")
+    (programs / "sbatch").chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    launcher = launch(run, environment)
+    assert launcher.wait() == -signal.SIGKILL
+
+    driven = Driven(run)
+    outcome = driven.end()
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    assert len(run.attempts("preprocess")) == (1 if accepted else 2)
+
+
+def launch(run, environment=None):
+    """Drive a run from a process of its own."""
+    search = [path for path in sys.path if "tests" in path]
+    return subprocess.Popen([sys.executable, "-c", LAUNCH, str(run.path), *search], env=environment)
+
+
+def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
+    """Fault 2, to its end: one new attempt, which goes on from the last checkpoint."""
+    run = make_run(folder, num_hosts=2, workspace="retried", retries={"failed": 1}, **GROUP)
+    driven = Driven(run)
+    attempt = wait_for_step(run, 5)
+
+    os.kill(worker_of(attempt, rank=2), signal.SIGKILL)
+    outcome = driven.end()
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    first, second = run.attempts("train")
+    assert (first.read_exit()["cause"], first.read_exit()["rank"]) == ("failed", 2)
+    assert min(record["step"] for record in second.read_metrics() if is_training(record)) == 5
+    wait_until(lambda: processes_of(first) == [], 10)
+
+
+def same_parameters(one, other):
+    """Whether two runs' last checkpoints are bitwise equal."""
+    first, second = parameters_of(one), parameters_of(other)
+    assert first.keys() == second.keys()
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def parameters_of(driven):
+    """The last checkpoint's arrays by path, read from the artifact alone."""
+    import jax
+    import numpy as np
+
+    from redco_flow.engine.deployer import Deployer
+    from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+    from redco_flow.tracking.artifacts import ArtifactStore
+
+    artifact = ArtifactStore(driven.session.context.workspace).get(
+        driven.stage("train")["artifacts"]["checkpoint/last"]
+    )
+    checkpoint = CheckpointArtifact(artifact.path)
+    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer())
+    return {
+        jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)
+    }
+
+
+def is_training(record):
+    return record["kind"] == "training"
+
+
+def wait_for_step(run, step):
+    """Wait until the train stage has logged a step; return its attempt."""
+
+    def reached():
+        attempt = run.latest_attempt("train")
+        records = attempt.read_metrics() if attempt is not None else ()
+        return attempt if any(record["step"] >= step for record in records) else None
+
+    found: AttemptDirectory = wait_until(reached, 200)
+    return found

@@ -1,0 +1,121 @@
+"""How ranks find each other, by real sockets on this machine."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
+from redco_flow.records import read_json_if_present, write_json
+
+FACTS = {"config.learning_rate": "0.01", "version.jax": "0.10.2"}
+
+
+@pytest.fixture
+def meet(tmp_path):
+    """Let ranks meet, each in a thread; return what each got: a meeting, or its error."""
+
+    def one(rank, facts, num_processes, seconds):
+        place = ProcessPlace(rank=rank, num_processes=num_processes)
+        try:
+            return Rendezvous(tmp_path, place, facts, seconds).meet()
+        except CannotMeet as error:
+            return str(error)
+
+    def meet(*facts, num_processes=None, seconds=20):
+        num_processes = num_processes or len(facts)
+        with ThreadPoolExecutor(len(facts)) as pool:
+            futures = [
+                pool.submit(one, rank, said, num_processes, seconds)
+                for rank, said in enumerate(facts)
+            ]
+            return [future.result() for future in futures]
+
+    return meet
+
+
+def test_all_ranks_get_the_address_of_rank_zero_at_one_free_port(meet):
+    meetings = meet(FACTS, FACTS, FACTS)
+
+    (port,) = {meeting.coordinator.rpartition(":")[2] for meeting in meetings}
+    with socket.create_server(("", int(port))):  # free for JAX again
+        pass
+
+
+def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):
+    """Engine case 18."""
+    told = meet(FACTS, FACTS, FACTS | {"config.learning_rate": "0.1"})
+
+    assert told[0] == told[1] == told[2]
+    assert "config.learning_rate is '0.01' on rank 0, '0.1' on rank 2" in told[0]
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_time_for_it(meet):
+    told = meet(FACTS, FACTS, num_processes=4, seconds=1)
+
+    assert "ranks 2, 3 of 4 did not arrive within 1 s" in told[0]
+    assert "rank 0 left the meeting" in told[1]
+
+
+def test_without_rank_zero_the_others_say_where_they_looked(tmp_path):
+    place = ProcessPlace(rank=1, num_processes=2)
+
+    with pytest.raises(CannotMeet, match=r"rank 0 did not write .*meeting0\.json within 0\.5 s"):
+        Rendezvous(tmp_path, place, FACTS, 0.5).meet()
+
+
+def test_a_port_that_nobody_listens_at_is_a_clear_error_in_time(tmp_path):
+    """Engine cases 19 and 24."""
+    place = ProcessPlace(rank=1, num_processes=2)
+    rendezvous = Rendezvous(tmp_path, place, FACTS, 0.5)
+    with socket.socket() as bound:  # taken, and deaf
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        rendezvous.path.parent.mkdir()
+        write_json(rendezvous.path, {"addresses": ["127.0.0.1"], "port": port, "word": "x"})
+
+        with pytest.raises(CannotMeet, match=rf"cannot reach rank 0 at port {port}.*refused"):
+            rendezvous.meet()
+
+
+def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):
+    def knock(for_what):
+        record = read_json_if_present(host.path)
+        if record and not knocked:
+            with socket.create_connection(("127.0.0.1", record["port"])) as stranger:
+                stranger.sendall(b'{"word": "guess", "rank": 1}\n')
+            knocked.append(True)
+
+    knocked = []
+    host = Rendezvous(tmp_path, ProcessPlace(num_processes=2), FACTS, 20, knock)
+    guest = Rendezvous(tmp_path, ProcessPlace(rank=1, num_processes=2), FACTS, 20)
+    with ThreadPoolExecutor(2) as pool:
+        meetings = list(pool.map(lambda one: one.meet(), [host, guest]))
+
+    assert knocked
+    assert meetings[0].coordinator.rpartition(":")[2] == meetings[1].coordinator.rpartition(":")[2]
+
+
+def test_a_meeting_that_is_called_off_sends_the_others_home(tmp_path):
+    Rendezvous(tmp_path, ProcessPlace(num_processes=2), FACTS, 5).call_off()
+
+    meeting = Rendezvous(tmp_path, ProcessPlace(rank=1, num_processes=2), FACTS, 5).meet()
+
+    assert meeting.coordinator is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "local_rank", "expected"),
+    [(0, 4, 1, None), (8, 1, 0, list(range(8))), (8, 4, 1, [2, 3]), (8, 8, 7, [7])],
+)
+def test_the_gpus_of_a_host_are_shared_evenly(gpus, processes, local_rank, expected):
+    place = ProcessPlace(gpus_per_host=gpus, processes_per_host=processes, local_rank=local_rank)
+
+    assert place.local_device_ids == expected
+    assert ProcessPlace.from_environment(place.to_environment()) == place
+
+
+def test_gpus_that_cannot_be_shared_evenly_are_refused():
+    with pytest.raises(ValueError, match="let processes_per_host divide"):
+        _ = ProcessPlace(gpus_per_host=8, processes_per_host=3).local_device_ids

@@ -1,0 +1,86 @@
+"""When Slurm is asked: seldom, by one thread, less often when it does not answer."""
+
+import pytest
+
+from redco_flow.errors import ClusterUnreachable, StageFailed
+from redco_flow.launch.slurm_commands import JobEntry
+from redco_flow.launch.slurm_queue import SlurmQueue
+
+
+class Cluster:
+    """Stands for squeue and sacct: counts the questions, and may be out of order."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.asked_at = []
+        self.accounting_asked_at = []
+        self.problem = None
+        self.queue = SlurmQueue(self.list_jobs, self.find_accounted, clock=lambda: self.now)
+
+    def list_jobs(self):
+        self.asked_at.append(self.now)
+        if self.problem:
+            raise ClusterUnreachable(self.problem)
+        return {"1": JobEntry("1", "RUNNING")}
+
+    def find_accounted(self, job_ids):
+        self.accounting_asked_at.append(self.now)
+        raise StageFailed("Slurm accounting storage is disabled")
+
+    def look_often(self, seconds, **how):
+        end = self.now + seconds
+        while self.now < end:
+            for _ in range(200):  # jobs
+                self.queue.look(**how)
+            self.now += 0.25
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+def test_two_hundred_jobs_cost_six_requests_a_minute(cluster):
+    cluster.look_often(60)
+
+    assert len(cluster.asked_at) == 6
+
+
+def test_an_event_makes_it_ask_within_a_second_but_not_more_often_than_that(cluster):
+    cluster.queue.look()
+
+    cluster.look_often(3, urgent=True)
+
+    assert cluster.asked_at == [0.0, 1.0, 2.0]
+
+
+def test_a_cluster_that_does_not_answer_is_asked_ever_less_and_the_last_answer_stands(cluster):
+    cluster.queue.look()
+    cluster.problem = "squeue: Unable to contact slurm controller"
+
+    cluster.look_often(400, urgent=True)
+
+    assert cluster.asked_at[1:] == [1.0, 11.0, 31.0, 71.0, 151.0, 271.0, 391.0]
+    view = cluster.queue.look()
+    assert view.entries["1"].state == "RUNNING"
+    assert (view.asked_at, view.problem) == (0.0, cluster.problem)
+
+
+def test_it_asks_at_its_usual_pace_again_once_it_gets_answers(cluster):
+    cluster.problem = "down"
+    cluster.look_often(15)
+    cluster.problem = None
+
+    cluster.look_often(30)
+
+    assert cluster.queue.look().problem == ""
+    assert cluster.asked_at == [0.0, 10.0, 30.0, 40.0]
+
+
+def test_missing_accounting_is_asked_for_once_in_ten_minutes(cluster):
+    """Fault 11."""
+    for _ in range(1200):
+        assert cluster.queue.accounted("1") is None
+        cluster.now += 1.0
+
+    assert cluster.accounting_asked_at == [0.0, 600.0]

@@ -1,0 +1,155 @@
+"""The text of a submission: what stands in it, quoted how, and what never does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from redco_flow.errors import UsageError
+from redco_flow.launch.call import JobResources
+from redco_flow.launch.slurm_script import Submission, render
+from redco_flow.spec.slurm_section import SlurmSection
+
+SETTINGS = {
+    "partition": "a100",
+    "account": "nlp",
+    "modules": ["cuda/13.0"],
+    "setup": ["source /opt/env.sh"],
+    "python": "/opt/venv/bin/python",
+    "options": ["--exclusive"],
+    "processes_per_host": 2,
+    "gpu_type": "a100",
+}
+RESOURCES = JobResources(
+    num_hosts=2,
+    processes_per_host=2,
+    gpus_per_host=8,
+    cpus_per_host=32,
+    memory_gib=100.5,
+    walltime_minutes=60,
+)
+SUBMISSION = Submission(
+    attempt=Path("/data/ws/runs/tiny-abcd/stages/train/attempts/1"),
+    title="tiny-abcd train 1",
+    directory=Path("/home/me/my project"),
+    resources=RESOURCES,
+    settings=SlurmSection(**SETTINGS),
+    stall_seconds=1800,
+    grace_seconds=30,
+)
+SCRIPT = """\
+#!/bin/bash
+# redco-flow: tiny-abcd train 1
+#SBATCH --job-name=tiny-abcd-train-1-{digest}
+#SBATCH --chdir=/data/ws/runs/tiny-abcd/stages/train/attempts/1
+#SBATCH --output=logs/slurm.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --export=ALL
+#SBATCH --partition=a100
+#SBATCH --account=nlp
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=102912M
+#SBATCH --gpus-per-node=a100:8
+#SBATCH --time=60
+#SBATCH --signal=URG@120
+#SBATCH --exclusive
+
+printf '%s\\n' "$SLURM_JOB_ID" > slurm.jobid
+module load cuda/13.0
+source /opt/env.sh
+
+srun --kill-on-bad-exit=1 --wait=0 --input=none \\
+    --ntasks=4 \\
+    --cpus-per-task=16 \\
+    --chdir='/home/me/my project' \\
+    /opt/venv/bin/python -P -m redco_flow.launch.rank \\
+    /data/ws/runs/tiny-abcd/stages/train/attempts/1 \\
+    --stall-seconds 1800 \\
+    --grace-seconds 30 \\
+    --gpus-per-host 8 \\
+    --rendezvous-seconds 300 \\
+    --seconds-to-warning 3480
+
+/opt/venv/bin/python -P -m redco_flow.launch.job_end \
+/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --srun-exit-code $?
+# Slurm takes the job back for a later start; where it may not, the launcher does.
+if [ $? -eq 75 ]; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 120
+    /opt/venv/bin/python -P -m redco_flow.launch.job_end \
+/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --for-good
+fi
+"""
+
+
+def test_a_submission_is_rendered_to_exactly_this_text():
+    digest = SUBMISSION.job_name.rpartition("-")[2]
+
+    assert render(SUBMISSION) == SCRIPT.format(digest=digest)
+
+
+def test_a_stage_that_asks_for_nothing_leaves_memory_time_and_gpus_to_the_cluster():
+    text = render(replace(SUBMISSION, resources=JobResources(), settings=SlurmSection()))
+
+    for option in (
+        "--mem",
+        "--time",
+        "--gpus-per-node",
+        "--cpus-per-task",
+        "--partition",
+        "--seconds-to",
+    ):
+        assert option not in text
+
+
+def test_the_container_stands_before_the_interpreter():
+    settings = SlurmSection(
+        container=["apptainer", "exec", "--nv", "my image.sif"], python="python"
+    )
+
+    text = render(replace(SUBMISSION, settings=settings))
+
+    assert "\n    apptainer exec --nv 'my image.sif' python -P -m redco_flow.launch.rank" in text
+
+
+def test_gpus_can_be_asked_for_as_generic_resources():
+    settings = SlurmSection(gpu_option="gres", gpu_type="h100")
+
+    assert "#SBATCH --gres=gpu:h100:8\n" in render(replace(SUBMISSION, settings=settings))
+
+
+def test_job_names_are_plain_and_no_two_attempts_share_one():
+    titled = replace(SUBMISSION, title="a $(touch X)\n; b")
+    other = replace(titled, attempt=titled.attempt / "2")
+
+    assert titled.job_name.startswith("a-touch-X-b-")
+    assert titled.job_name != other.job_name
+    assert "\n;" not in render(titled)
+
+
+@pytest.mark.parametrize("character", ["\n", "\\", "%", "\x1b", "\r"])
+def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
+    """Fault 30."""
+    odd = replace(SUBMISSION, attempt=Path(f"/data/a{character}b/1"))
+
+    with pytest.raises(UsageError, match="cannot be submitted to Slurm"):
+        render(odd)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"setup": ["true\nrm -rf x"]},
+        {"modules": ["cuda; rm x"]},
+        {"partition": "a b"},
+        {"options": ["-x"]},
+        {"constraint": "a\x00b"},
+        {"container": ["apptainer\n"]},
+    ],
+)
+def test_settings_that_would_be_a_second_command_are_refused(settings):
+    with pytest.raises(ValidationError):
+        SlurmSection(**settings)
