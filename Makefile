@@ -1,9 +1,10 @@
-# make quickstart | test | lint | format | bench | clean
+# make quickstart | slurm-demo | test | lint | format | bench | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
+BENCHMARKS := cli second_run collectives train_step checkpoint preprocess generate
 SOURCES := redco_flow flows tests benchmarks docs
 
 UV := $(shell command -v uv 2>/dev/null)
@@ -13,10 +14,14 @@ else
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 endif
 
-.PHONY: quickstart test lint format bench clean constraints
+.PHONY: quickstart slurm-demo test lint format bench clean constraints
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
+
+# A Slurm of four nodes on this machine (apt-get install slurm-wlm munge), then the same without it.
+slurm-demo: $(VENV)/.installed
+	$(BIN)/python tests/cluster/slurm_demo.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -32,7 +37,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix $(SOURCES)
 
 bench: $(VENV)/.installed-dev
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("redco-flow needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -1,146 +1,201 @@
-"""Our trainer's whole loop against a hand-written JAX step of the same T5.
+"""Our trainer's whole loop against a hand-written JAX step, upstream Redco and torch.
 
-    python benchmarks/train_step.py [--rounds 7] [--steps 12]
+    python benchmarks/train_step.py [--model gpt2|t5|llama] [--num-model-shards 1|2|4]
+        [--redco-python redco-env/bin/python] [--rounds 7] [--steps 8]
 
-The bare loop is what one would write by hand: one jitted, donated step (same model, loss, AdamW)
-on a batch that is on the device already, nothing fetched before its end. Ours is `Trainer.fit`:
-shuffling, collating, padding, transfers, per-example dropout keys, masked token mean, gradient
-norm, logging. Both take turns in one process, so that a busy machine slows both. Prints one JSON
-line last; `ratio_bare_jax` is the median over rounds of our tokens/s over the bare loop's.
+All contenders train models of one config on batches of one size and take turns, so that a busy
+machine slows all of them. Ours is `Trainer.fit`: shuffling, collating, transfers, per-example keys,
+token mean, gradient norm, logging. The bare loop is what one would write by hand: one jitted,
+donated step of our model on a batch that is on the device already, nothing fetched before its end
+(one model shard only). `ratio_torch` is against transformers' eager torch model on the same cores
+(extra `reference`); `ratio_redco` needs `--redco-python` (see `step_redco.py`) and is left out
+without it. Prints one JSON line last; ratios are medians over rounds of our tokens/s over theirs.
+With `gemm_*` stand the rates of float32 products and which share of it each step's own products
+(six operations per parameter and token) reach.
 """
 
 import argparse
+import importlib.util
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--model", choices=("gpt2", "t5", "llama"), default="t5")
+PARSER.add_argument("--num-model-shards", type=int, choices=(1, 2, 4), default=1)
+PARSER.add_argument("--redco-python", help="a Python with redco==0.4.23, transformers==4.57.6")
+PARSER.add_argument("--rounds", type=int, default=7)
+PARSER.add_argument("--steps", type=int, default=8, help="optimizer steps a round")
+OPTIONS = PARSER.parse_args()
+os.environ["JAX_PLATFORMS"] = "cpu"
+if OPTIONS.num_model_shards > 1:
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={OPTIONS.num_model_shards}"
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from step_models import BATCH, CONFIGS, collate, make_examples, tokens_per_step
 
 from redco_flow import Deployer, Trainer
-from redco_flow.models import t5
-from redco_flow.models.t5_config import T5Config
+from redco_flow.models.find import find_model
 
-BATCH, SOURCE, TARGET = 16, 64, 32
-CONFIG = T5Config(
-    vocab_size=4096, d_model=256, d_kv=32, num_heads=8, d_ff=1024, num_layers=4,
-    num_decoder_layers=4, dropout_rate=0.0,
-)  # fmt: skip
+MODULE = find_model(OPTIONS.model)
+CONFIG = MODULE.Config.from_hugging_face({"model_type": OPTIONS.model, **CONFIGS[OPTIONS.model]})
+COLLATE = partial(collate, OPTIONS.model)
 
 
-def make_examples(num_examples: int) -> list[dict[str, np.ndarray]]:
-    """Random token ids of full length, so that both loops compute the same tokens."""
-    random = np.random.default_rng(0)
-    return [
-        {
-            "source": random.integers(3, CONFIG.vocab_size, SOURCE, dtype=np.int32),
-            "target": random.integers(3, CONFIG.vocab_size, TARGET, dtype=np.int32),
-        }
-        for _ in range(num_examples)
-    ]
-
-
-def collate(examples: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    target = np.stack([example["target"] for example in examples])
-    return {
-        "input_ids": np.stack([example["source"] for example in examples]),
-        "decoder_input_ids": np.pad(target[:, :-1], ((0, 0), (1, 0))),
-        "labels": target,
-    }
-
-
-def per_example_losses(params, batch, rngs, is_training):
-    mask = jnp.ones_like(batch["input_ids"])
-    logits = t5.apply(CONFIG, params, batch["input_ids"], mask, batch["decoder_input_ids"])
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+def loss_fn(params, batch, rngs, is_training):
+    """The summed cross-entropy and the number of tokens of each example."""
+    if OPTIONS.model == "t5":
+        mask = jnp.ones_like(batch["input_ids"])
+        logits = MODULE.apply(CONFIG, params, batch["input_ids"], mask, batch["decoder_input_ids"])
+        labels = batch["labels"]
+    else:
+        logits = MODULE.apply(CONFIG, params, batch["input_ids"])[:, :-1]
+        labels = batch["labels"][:, 1:]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return losses.sum(-1), jnp.full(losses.shape[0], losses.shape[1], jnp.float32)
 
 
-def make_bare_loop(params, examples):
-    """Return a function that runs n hand-written steps and returns the seconds they took."""
-    optimizer = optax.adamw(1e-3)
+class BareLoop:
+    """Hand-written steps on a batch that stays on the device."""
 
-    @partial(jax.jit, donate_argnums=0)
-    def step(state, batch):
-        def mean_loss(params):
-            totals, weights = per_example_losses(params, batch, None, True)
-            return totals.sum() / weights.sum()
+    def __init__(self, params, examples) -> None:
+        optimizer = optax.adamw(1e-3)
 
-        loss, gradients = jax.value_and_grad(mean_loss)(state[0])
-        updates, opt_state = optimizer.update(gradients, state[1], state[0])
-        return (optax.apply_updates(state[0], updates), opt_state), loss
+        @partial(jax.jit, donate_argnums=0)
+        def step(state, batch):
+            def mean_loss(params):
+                totals, weights = loss_fn(params, batch, None, True)
+                return totals.sum() / weights.sum()
 
-    state = (jax.tree.map(jnp.copy, params), optimizer.init(params))
-    batch = jax.device_put(collate(examples[:BATCH]))
+            loss, gradients = jax.value_and_grad(mean_loss)(state[0])
+            updates, opt_state = optimizer.update(gradients, state[1], state[0])
+            return (optax.apply_updates(state[0], updates), opt_state), loss
 
-    def run(num_steps: int) -> float:
-        nonlocal state
+        self.step, self.batch = step, jax.device_put(COLLATE(examples))
+        self.state = (jax.tree.map(jnp.copy, params), optimizer.init(params))
+
+    def run(self, num_steps: int) -> float:
         start = time.perf_counter()
         for _ in range(num_steps):
-            state, loss = step(state, batch)
-        jax.block_until_ready((state, loss))
+            self.state, loss = self.step(self.state, self.batch)
+        jax.block_until_ready((self.state, loss))
         return time.perf_counter() - start
 
-    return run
 
+class OurLoop:
+    """`Trainer.fit`, one epoch more each time."""
 
-def make_trainer_loop(params, num_steps):
-    """Return a function that trains one more epoch of `num_steps` steps and times it."""
-    examples = make_examples(BATCH * num_steps)
-    schedule = optax.constant_schedule(1e-3)
-    trainer = Trainer(
-        Deployer(devices=jax.devices()[:1]),
-        collate_fn=collate,
-        loss_fn=per_example_losses,
-        params=params,
-        optimizer=optax.adamw(schedule),
-        lr_schedule=schedule,
-        global_batch_size=BATCH,
-    )
-    epochs = 0
+    def __init__(self, params, examples) -> None:
+        deployer = Deployer(OPTIONS.num_model_shards)
+        sample = COLLATE(examples[:2])
+        schedule = optax.constant_schedule(1e-3)
+        self.trainer = Trainer(
+            deployer,
+            collate_fn=COLLATE,
+            loss_fn=loss_fn,
+            params=params,
+            optimizer=optax.adamw(schedule),
+            sharding_rules=deployer.get_sharding_rules(params, loss_fn, sample, None, True),
+            lr_schedule=schedule,
+            global_batch_size=BATCH[OPTIONS.model],
+        )
+        self.examples, self.epochs = examples, 0
 
-    def run() -> float:
-        nonlocal epochs
-        epochs += 1
+    def run(self, num_steps: int) -> float:
+        assert len(self.examples) == num_steps * BATCH[OPTIONS.model]
+        self.epochs += 1
         start = time.perf_counter()
-        trainer.fit(examples, num_epochs=epochs, log_every_steps=10)
-        jax.block_until_ready(trainer.state)
+        self.trainer.fit(self.examples, num_epochs=self.epochs, log_every_steps=10)
+        jax.block_until_ready(self.trainer.state["params"])
         return time.perf_counter() - start
 
-    return run
+
+class RedcoLoop:
+    """Upstream's loop in its own environment, on demand."""
+
+    def __init__(self, python: str) -> None:
+        words = [OPTIONS.model, str(OPTIONS.num_model_shards), str(OPTIONS.steps)]
+        script = str(Path(__file__).with_name("step_redco.py"))
+        self.process = subprocess.Popen(
+            [python, script, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, num_steps: int) -> float:
+        self.process.stdin.write("run\n")
+        self.process.stdin.flush()
+        while True:
+            line = self.process.stdout.readline()
+            if not line:
+                sys.exit("upstream Redco's process ended; see its messages above.")
+            try:
+                return float(line)
+            except ValueError:
+                continue  # what it says to people
+
+
+def gemm_rate(size: int = 1024, repeats: int = 20) -> float:
+    """GFLOP/s of a float32 product of two square matrices."""
+    a = jax.random.uniform(jax.random.key(0), (size, size))
+    product = jax.jit(jnp.matmul)
+    product(a, a).block_until_ready()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        b = product(a, a)
+    b.block_until_ready()
+    return 2 * size**3 * repeats / (time.perf_counter() - start) / 1e9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=12, help="optimizer steps a round")
-    options = parser.parse_args()
-    params = jax.jit(partial(t5.init_params, CONFIG))(jax.random.key(0))
-    bare = make_bare_loop(params, make_examples(BATCH))
-    ours = make_trainer_loop(params, options.steps)
-    bare(options.steps)
-    ours()  # both have compiled now
-    bare_seconds, our_seconds = [], []
-    for _ in range(options.rounds):
-        bare_seconds.append(bare(options.steps))
-        our_seconds.append(ours())
-    tokens = options.steps * BATCH * (SOURCE + TARGET)
-    ratios = [theirs / own for theirs, own in zip(bare_seconds, our_seconds, strict=True)]
-    print(f"bare JAX  {tokens / statistics.median(bare_seconds):8.0f} tokens/s")
-    print(f"ours      {tokens / statistics.median(our_seconds):8.0f} tokens/s")
-    print(
-        json.dumps(
-            {
-                "model": "t5",
-                "tokens_per_second": round(tokens / statistics.median(our_seconds)),
-                "ratio_bare_jax": round(statistics.median(ratios), 3),
-                "rounds": options.rounds,
-            }
-        )
-    )
+    params = MODULE.init_params(CONFIG, jax.random.key(0))
+    examples = make_examples(OPTIONS.model, OPTIONS.steps)
+    loops = {"ours": OurLoop(params, examples)}
+    if OPTIONS.num_model_shards == 1:
+        loops["bare_jax"] = BareLoop(params, examples[: BATCH[OPTIONS.model]])
+        if importlib.util.find_spec("torch"):
+            from step_torch import TorchLoop
+
+            loops["torch"] = TorchLoop(OPTIONS.model, examples[: BATCH[OPTIONS.model]])
+    if OPTIONS.redco_python:
+        loops["redco"] = RedcoLoop(OPTIONS.redco_python)
+    for loop in loops.values():
+        loop.run(OPTIONS.steps)  # compiles
+    seconds = [
+        {name: loop.run(OPTIONS.steps) for name, loop in loops.items()}
+        for _ in range(OPTIONS.rounds)
+    ]
+    print(json.dumps(figures(params, seconds)))
+
+
+def figures(params, seconds: list[dict[str, float]]) -> dict[str, object]:
+    tokens = tokens_per_step(OPTIONS.model) * OPTIONS.steps
+    medians = {name: statistics.median(one[name] for one in seconds) for name in seconds[0]}
+    found: dict[str, object] = {
+        "model": OPTIONS.model,
+        "num_model_shards": OPTIONS.num_model_shards,
+        "tokens_per_second": round(tokens / medians["ours"]),
+    }
+    for name in medians:
+        if name != "ours":
+            ratio = statistics.median(one[name] / one["ours"] for one in seconds)
+            found[f"ratio_{name}"] = round(ratio, 3)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    gflop = 6 * num_parameters * tokens / 1e9
+    rates = {"jax": gemm_rate()}
+    if "torch" in medians:
+        from step_torch import gemm_rate as torch_gemm_rate
+
+        rates["torch"] = torch_gemm_rate()
+        found["torch_gemm_share"] = round(gflop / medians["torch"] / rates["torch"], 2)
+    found["our_gemm_share"] = round(gflop / medians["ours"] / rates["jax"], 2)
+    found |= {f"{name}_gemm_gflops": round(rate) for name, rate in rates.items()}
+    return found | {"rounds": OPTIONS.rounds}
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ def main():
 
     deployer = Deployer(arguments.num_model_shards, seed=0)
     params = model.init(jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))["params"]
-    rules = deployer.get_sharding_rules(params)
+    # Read off what the loss computes: nothing about the model has to be declared.
+    rules = deployer.get_sharding_rules(params, loss_fn, collate_fn(train[:2]), None, False)
     print(rules.explain())
 
     trainer = Trainer(

@@ -1,0 +1,234 @@
+"""Bytes that a train step sends between model shards, against the optimum in closed form.
+
+    python benchmarks/collectives.py --model llama [--num-model-shards 4] [--all]
+
+Compiles the whole train step (loss, gradients, clipping, AdamW) of a model of real proportions for
+CPU devices, from shapes alone, and adds up the collectives in the optimised HLO (all-reduce counts
+2(n-1)/n of its bytes, all-gather and reduce-scatter (n-1)/n; what a scan's body sends counts once
+per layer). The optimum is Megatron's: per decoder layer four all-reduces of an activation (two
+where attention and feed-forward run in parallel), six and one of the source for a decoder layer
+with cross-attention, one per embedding lookup and one for the head's input gradient. `--all` prints
+one line per model at 2, 4 and 8 shards. Prints one JSON line last.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from user_model import UserModel
+
+from redco_flow import Deployer
+from redco_flow.engine.compiled_step import lower_train_step
+from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.traffic import read_collectives
+from redco_flow.models.find import find_model
+
+BATCH, SOURCE, TARGET = 8, 512, 256
+LAYERS, WIDTH, HEADS, HIDDEN = 4, 1024, 16, 4096
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the activations (in sequence positions) that its step must reduce.
+
+    Args:
+        loss_fn: (params, batch, rngs, is_training) -> totals and weights.
+        batch: shapes of one micro-batch.
+        positions: how many positions of WIDTH floats are reduced, per example.
+    """
+
+    params: Any
+    loss_fn: Callable[..., Any]
+    batch: dict[str, Any]
+    positions: int
+
+
+def ids(length: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((BATCH, length), jnp.int32)
+
+
+def decoder(family: str, reductions_per_layer: int = 4, **values: Any) -> Case:
+    """A decoder-only model; two further reductions are the lookup's and the head's."""
+    module = find_model(family)
+    config = module.Config.from_hugging_face({"model_type": family, **values})
+
+    def loss_fn(params, batch, rngs, is_training):
+        return cross_entropy(module.apply(config, params, batch["input_ids"]), batch["labels"])
+
+    batch = {"input_ids": ids(SOURCE), "labels": ids(SOURCE)}
+    positions = (LAYERS * reductions_per_layer + 2) * SOURCE
+    return Case(module.abstract_params(config), loss_fn, batch, positions)
+
+
+def encoder_decoder(family: str, **values: Any) -> Case:
+    """T5 or BART: two lookups, eleven reductions per pair of layers, the head."""
+    module = find_model(family)
+    config = module.Config.from_hugging_face({"model_type": family, **values})
+
+    def loss_fn(params, batch, rngs, is_training):
+        mask = jnp.ones_like(batch["input_ids"])
+        logits = module.apply(config, params, batch["input_ids"], mask, batch["decoder_input_ids"])
+        return cross_entropy(logits, batch["labels"])
+
+    batch = {"input_ids": ids(SOURCE), "decoder_input_ids": ids(TARGET), "labels": ids(TARGET)}
+    positions = LAYERS * (5 * SOURCE + 6 * TARGET) + SOURCE + 2 * TARGET
+    return Case(module.abstract_params(config), loss_fn, batch, positions)
+
+
+def gpt2() -> Case:
+    return decoder(
+        "gpt2", vocab_size=50257, n_positions=SOURCE, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
+        n_inner=HIDDEN, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+
+
+def gptj() -> Case:
+    return decoder(
+        "gptj", 2, vocab_size=50400, n_positions=SOURCE, n_embd=WIDTH, n_layer=LAYERS,
+        n_head=HEADS, n_inner=HIDDEN, rotary_dim=32, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )  # fmt: skip
+
+
+def opt() -> Case:
+    return decoder(
+        "opt", vocab_size=50272, max_position_embeddings=SOURCE, hidden_size=WIDTH,
+        word_embed_proj_dim=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        ffn_dim=HIDDEN, dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+
+
+def llama(num_kv_heads: int = HEADS) -> Case:
+    return decoder(
+        "llama", vocab_size=32000, max_position_embeddings=SOURCE, hidden_size=WIDTH,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=HIDDEN,
+        num_key_value_heads=num_kv_heads, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def t5(form: str = "gated-gelu") -> Case:
+    """Version 1.1, or with `relu` and a tied head 1.0."""
+    return encoder_decoder(
+        "t5", vocab_size=32128, d_model=WIDTH, d_kv=WIDTH // HEADS, d_ff=HIDDEN,
+        num_layers=LAYERS, num_heads=HEADS, dropout_rate=0.0, feed_forward_proj=form,
+        tie_word_embeddings=form == "relu",
+    )  # fmt: skip
+
+
+def bart() -> Case:
+    return encoder_decoder(
+        "bart", vocab_size=50265, d_model=WIDTH, max_position_embeddings=SOURCE,
+        encoder_layers=LAYERS, decoder_layers=LAYERS, encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS, encoder_ffn_dim=HIDDEN, decoder_ffn_dim=HIDDEN,
+        dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
+    )  # fmt: skip
+
+
+def bert() -> Case:
+    return decoder(
+        "bert", vocab_size=30522, max_position_embeddings=SOURCE, hidden_size=WIDTH,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=HIDDEN,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+
+
+def renamed() -> Case:
+    """LLaMA with grouped queries whose parameters have meaningless names."""
+    case = llama(8)
+    leaves, structure = jax.tree.flatten(case.params)
+    order = np.random.default_rng(0).permutation(len(leaves))
+    names = [f"{'abcdefgh'[place % 8]}{place}" for place in order]
+
+    def loss_fn(params, *rest):
+        original = jax.tree.unflatten(structure, [params[name] for name in names])
+        return case.loss_fn(original, *rest)
+
+    return Case(dict(zip(names, leaves, strict=True)), loss_fn, case.batch, case.positions)
+
+
+def user() -> Case:
+    """`user_model.py`, whose author thought of no device."""
+    module = UserModel(32000, WIDTH, LAYERS, HEADS)
+    tokens = jnp.zeros((1, SOURCE), jnp.int32)
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), tokens)["params"])
+
+    def loss_fn(params, batch, rngs, is_training):
+        logits = module.apply({"params": params}, batch["input_ids"])
+        return cross_entropy(logits, batch["labels"])
+
+    batch = {"input_ids": ids(SOURCE), "labels": ids(SOURCE)}
+    return Case(params, loss_fn, batch, (LAYERS * 4 + 2) * SOURCE)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "llama": llama,
+    "llama_gqa": partial(llama, 8),
+    "gpt2": gpt2,
+    "gptj": gptj,
+    "opt": opt,
+    "bart": bart,
+    "t5": t5,
+    "t5_v1.0": partial(t5, "relu"),
+    "bert": bert,
+    "renamed": renamed,
+    "user": user,
+}
+
+
+def compile_step(case: Case, num_model_shards: int) -> str:
+    """Return the optimised HLO of the whole train step on one group of model shards."""
+    deployer = Deployer(num_model_shards, devices=jax.devices()[:num_model_shards])
+    rules = deployer.get_sharding_rules(case.params, case.loss_fn, case.batch, None, False)
+    lowered = lower_train_step(
+        deployer, case.loss_fn, case.params, optax.adamw(1e-3), rules, case.batch,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    return lowered.compile().as_text()
+
+
+def measure(name: str, num_model_shards: int) -> dict[str, Any]:
+    case = CASES[name]()
+    found = read_collectives(compile_step(case, num_model_shards))
+    share = (num_model_shards - 1) / num_model_shards
+    optimum = 2 * share * case.positions * BATCH * WIDTH * FLOAT_BYTES
+    num_bytes = sum(one.wire_bytes for one in found)
+    return {
+        "model": name,
+        "num_model_shards": num_model_shards,
+        "bytes": round(num_bytes),
+        "optimum_bytes": round(optimum),
+        "ratio": round(num_bytes / optimum, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(CASES), default="llama")
+    parser.add_argument("--num-model-shards", type=int, default=4, choices=(2, 4, 8))
+    parser.add_argument("--all", action="store_true", help="every model at 2, 4 and 8 shards")
+    options = parser.parse_args()
+    if not options.all:
+        print(json.dumps(measure(options.model, options.num_model_shards)))
+        return
+    found = []
+    for name in CASES:
+        for num_model_shards in (2, 4, 8):
+            found.append(measure(name, num_model_shards))
+            print(json.dumps(found[-1]), flush=True)
+    print(json.dumps({"models": len(CASES), "largest_ratio": max(one["ratio"] for one in found)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""How near preprocessing comes to the bare tokenizer, and whether its memory stays flat.
+
+    python benchmarks/preprocess.py [--rows 20000] [--rounds 5]
+
+Rows of English-like text (about 60 source and 20 target tokens) stand in a JSONL file, and a
+tokenizer is trained on the first of them once, by the stage's own trainer. Each round times, in
+two fresh processes one after the other, first one and then the other first:
+
+- the stage: `preprocess.run` with that tokenizer's directory: digest the file, read, check, hold
+  out, encode, write Arrow;
+- the bare encoder: `Tokenizer.encode_batch_fast` over the same texts, held in memory, in lists of
+  1000, with the same number of threads; its ids are not even read.
+
+Libraries are imported before the clock starts; transformers and pyarrow import more as they are
+first used, so the stage's process loads the tokenizer and makes an array once before.
+`ratio_tokenizers` is the median of the rounds' ratios of tokens per second (the stage's over the
+encoder's; the end tokens count for neither); `ratio_cpu` that of tokens per processor second.
+`peak_rss_mib_10x` is the peak of one more process, over ten times the rows. Prints one JSON line
+last.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+BATCH_ROWS = 1000
+LENGTHS = {"max_source_length": 512, "max_target_length": 128}
+NUM_WORDS = 20_000
+TRAINING_ROWS = 10_000
+VOCAB_SIZE = 8_000
+
+
+def word(rng: random.Random) -> str:
+    """One to four syllables."""
+    num_syllables = rng.choice((1, 1, 2, 2, 3, 4))
+    syllables = zip(
+        rng.choices("bcdfghjklmnprstvw", k=num_syllables),
+        rng.choices("aeiou", k=num_syllables),
+        rng.choices(("", "", "n", "r", "s", "t"), k=num_syllables),
+        strict=True,
+    )
+    return "".join(part for syllable in syllables for part in syllable)
+
+
+def write_rows(path: Path, num_rows: int) -> None:
+    """Write rows whose words are as unequally frequent as a language's (Zipf's law)."""
+    rng = random.Random(0)
+    words = [word(rng) for _ in range(NUM_WORDS)]
+    weights = list(accumulate(1 / rank for rank in range(1, NUM_WORDS + 1)))
+
+    def sentence(shortest: int, longest: int) -> str:
+        chosen = rng.choices(words, cum_weights=weights, k=rng.randint(shortest, longest))
+        return " ".join(chosen).capitalize() + "."
+
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(num_rows):
+            row = {"source": sentence(37, 68), "target": sentence(12, 24)}
+            file.write(json.dumps(row) + "\n")
+
+
+def texts(path: Path) -> Iterator[tuple[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            yield row["source"], row["target"]
+
+
+def train(path: Path, tokenizer: Path, kind: Any) -> None:
+    from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+
+    first = [
+        text for pair, _ in zip(texts(path), range(TRAINING_ROWS), strict=False) for text in pair
+    ]
+    save_tokenizer(train_tokenizer(first, VOCAB_SIZE, kind), tokenizer)
+
+
+def time_stage(path: Path, tokenizer: Path) -> dict[str, float]:
+    """Run the stage once; returns its seconds, tokens and this process's peak memory."""
+    import pyarrow
+    from transformers import AutoTokenizer
+
+    from redco_flow.stages import encode_dataset, preprocess  # noqa: F401
+    from redco_flow.stages.context import StageContext
+    from redco_flow.tracking.attempt import AttemptDirectory
+
+    given = {"train": str(path), "tokenizer": {"name_or_path": str(tokenizer)}}
+    config = preprocess.Config.from_json({"data": given, **LENGTHS})
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        context = StageContext(
+            run="benchmark",
+            stage="preprocess",
+            fingerprint="0" * 64,
+            inputs={},
+            work_dir=Path(folder),
+            attempt_dir=AttemptDirectory(Path(folder)),
+        )
+        AutoTokenizer.from_pretrained(tokenizer)
+        pyarrow.array([0])
+        start, cpu_start = time.perf_counter(), time.process_time()
+        outputs = preprocess.run(context, config)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    splits = outputs.outputs["dataset"].metadata["splits"].values()
+    ended = sum(split["source_tokens"] + split["target_tokens"] for split in splits)
+    ends = 2 * sum(split["rows"] for split in splits)
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "tokens": ended - ends,
+        "peak_rss_mib": peak_rss_mib(),
+    }
+
+
+def time_encoder(path: Path, tokenizer: Path) -> dict[str, float]:
+    """Encode all texts with the bare encoder; returns its seconds and this process's peak."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    sides = [list(side) for side in zip(*texts(path), strict=True)]
+    starts = range(0, len(sides[0]), BATCH_ROWS)
+    batches = [side[start : start + BATCH_ROWS] for start in starts for side in sides]
+    start, cpu_start = time.perf_counter(), time.process_time()
+    for batch in batches:
+        backend.encode_batch_fast(batch, add_special_tokens=False)
+    return {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu_start,
+        "peak_rss_mib": peak_rss_mib(),
+    }
+
+
+def peak_rss_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+CHILDREN = {"stage": time_stage, "encoder": time_encoder}
+
+
+def child(kind: str, path: Path, tokenizer: Path) -> dict[str, float]:
+    """Measure in a process of its own."""
+    command = [sys.executable, __file__, "--child", kind, str(path), str(tokenizer)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def measure(folder: Path, num_rows: int, rounds: int, kind: str) -> dict[str, object]:
+    """Return the figures of all rounds."""
+    path, path_10x, tokenizer = (folder / name for name in ("1x.jsonl", "10x.jsonl", "tokenizer"))
+    write_rows(path, num_rows)
+    write_rows(path_10x, 10 * num_rows)
+    train(path, tokenizer, kind)
+    stage, ratios, cpu_ratios = [], [], []
+    for index in range(rounds):
+        order = ("stage", "encoder") if index % 2 else ("encoder", "stage")
+        found = {name: child(name, path, tokenizer) for name in order}
+        stage.append(found["stage"])
+        ratios.append(found["encoder"]["seconds"] / found["stage"]["seconds"])
+        cpu_ratios.append(found["encoder"]["cpu_seconds"] / found["stage"]["cpu_seconds"])
+    peak = statistics.median(figures["peak_rss_mib"] for figures in stage)
+    large = child("stage", path_10x, tokenizer)
+    speeds = [figures["tokens"] / figures["seconds"] for figures in stage]
+    return {
+        "tokens_per_second": round(statistics.median(speeds)),
+        "ratio_tokenizers": round(statistics.median(ratios), 3),
+        "ratio_cpu": round(statistics.median(cpu_ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "peak_rss_mib": round(peak),
+        "peak_rss_mib_10x": round(large["peak_rss_mib"]),
+        "ratio_peak_rss": round(large["peak_rss_mib"] / peak, 3),
+        "tokens_per_second_10x": round(large["tokens"] / large["seconds"]),
+        "tokenizer": kind,
+        "rows": num_rows,
+        "tokens": stage[0]["tokens"],
+        "rounds": rounds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokenizer", choices=("unigram", "bpe"), default="unigram")
+    parser.add_argument("--child", nargs=3, metavar=("KIND", "DATA", "TOKENIZER"))
+    given = parser.parse_args()
+    if given.child:
+        kind, path, tokenizer = given.child
+        print(json.dumps(CHILDREN[kind](Path(path), Path(tokenizer))))
+        return
+    with tempfile.TemporaryDirectory(prefix="redco-flow-preprocess-") as folder:
+        print(json.dumps(measure(Path(folder), given.rows, given.rounds, given.tokenizer)))
+
+
+if __name__ == "__main__":
+    main()
