@@ -31,12 +31,14 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def slurm(cluster):
     """The cluster with every node up and no job at the start and at the end."""
+    cluster.wait_until_idle()
     yield cluster
+    print(cluster.log_ends())  # pytest shows it with a test that failed
     for job_id in cluster.jobs():
         with suppress(RuntimeError):  # it has just ended
             cluster.run("scancel", "--quiet", "--full", "--signal=KILL", job_id)
             cluster.run("scancel", "--quiet", job_id)
-    cluster.wait_for("no job is left", lambda: not cluster.jobs())
+    cluster.wait_until_idle()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ NUM_NODES = 4
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "unshare")
 _SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _NAMESPACES = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
-_SECONDS_TO_START = 30.0
+_SECONDS_TO_START = 60.0
 _PR_SET_PDEATHSIG = 1
 
 _SLURM_CONF = """\
@@ -59,9 +59,9 @@ SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=0,batch_sc
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
-SlurmdTimeout=4
-MessageTimeout=2
-TCPTimeout=2
+SlurmdTimeout=8
+MessageTimeout=5
+TCPTimeout=5
 KillWait=5
 CompleteWait=0
 InactiveLimit=0
@@ -117,6 +117,14 @@ class SlurmCluster:
         self.start_controller()
         for node in self.nodes:
             self.start_node(node)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until every node is up and no job is left.
+
+        Raises:
+            RuntimeError: it does not become so; has the logs' ends.
+        """
         self.wait_for("every node is idle", lambda: self._idle_nodes() == set(self.nodes))
 
     def stop(self) -> None:
@@ -174,7 +182,7 @@ class SlurmCluster:
         while not holds():
             ended = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             if ended or time.monotonic() > deadline:
-                raise RuntimeError(f"not so: {what}; ended: {ended}\n{self._logs()}")
+                raise RuntimeError(f"not so: {what}; ended: {ended}\n{self.log_ends()}")
             time.sleep(0.05)
 
     def _write_configuration(self) -> None:
@@ -242,7 +250,8 @@ class SlurmCluster:
             return {line.split()[0] for line in lines if line.endswith(" idle")}
         return set()
 
-    def _logs(self) -> str:
+    def log_ends(self) -> str:
+        """Return the end of each daemon's log."""
         ends = []
         for path in sorted((self.directory / "log").iterdir()):
             ends.append(f"== {path.name}\n{path.read_text(errors='replace')[-1500:]}")
