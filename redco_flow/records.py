@@ -13,9 +13,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 _CHUNK_BYTES = 1 << 24
 
@@ -38,32 +38,56 @@ def digest_json(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def digest_file(path: Path, *, copy_to: Path | None = None, sync: bool = False) -> str:
+def digest_file(path: Path) -> str:
     """Return the BLAKE3 of a file's bytes, 64 hex digits (what `b3sum` prints).
 
-    Args:
-        copy_to: a new file that gets the bytes that were digested.
-        sync: force the file to the disk.
+    Raises:
+        OSError: the file cannot be read; names it.
+    """
+    return _digest_chunks(path, lambda chunk: None)
+
+
+def copy_file(path: Path, target: Path) -> str:
+    """Copy a file to a new one; return the BLAKE3 of the bytes that were copied.
 
     Raises:
-        OSError: a file cannot be read or written; names it.
+        OSError: a file cannot be read or written, or `target` exists; names it.
     """
+    try:
+        with target.open("xb") as writer:
+            return _digest_chunks(path, writer.write)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk is reported without one
+        raise
+
+
+def sync(path: Path) -> None:
+    """Force a file's bytes, or a directory's entries, to the disk.
+
+    Raises:
+        OSError: names the path.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
+    """Digest a file while each chunk of it is handed on."""
     from blake3 import blake3
 
     digest = blake3(max_threads=blake3.AUTO)
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as reader, _opened(copy_to) as writer:
+    with path.open("rb", buffering=0) as reader:
         while count := reader.readinto(buffer):
             digest.update(buffer[:count])
-            if writer is not None:
-                writer.write(buffer[:count])
-        if sync:
-            os.fsync(reader.fileno())
+            use(buffer[:count])
     return digest.hexdigest()
-
-
-def _opened(path: Path | None) -> contextlib.AbstractContextManager[IO[bytes] | None]:
-    return contextlib.nullcontext() if path is None else path.open("xb")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import digest_file, digest_json, read_json, write_json
+from redco_flow.records import digest_file, digest_json, read_json, sync, write_json
 
 COMMIT_FILE = "commit.json"
 TREE_FILE = "tree.json"
@@ -70,8 +70,8 @@ def write_commit(step_directory: Path, commit: Commit) -> None:
     }
     record["digest"] = digest_json(record)
     write_json(step_directory / COMMIT_FILE, record)
-    sync_directory(step_directory)
-    sync_directory(step_directory.parent)
+    sync(step_directory)
+    sync(step_directory.parent)
 
 
 def read_commit(step_directory: Path) -> Commit:
@@ -111,17 +111,8 @@ def digest_tree(step_directory: Path) -> dict[str, FileRecord]:
             path = Path(folder) / name
             if path != step_directory / COMMIT_FILE:
                 files[path.relative_to(step_directory).as_posix()] = _digest_and_sync(path)
-        sync_directory(Path(folder))
+        sync(Path(folder))
     return files
-
-
-def sync_directory(path: Path) -> None:
-    """Force a directory's entries to the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def find_damage(step_directory: Path, commit: Commit, *, params_only: bool = False) -> list[str]:
@@ -167,7 +158,8 @@ def _serves_params(path: str) -> bool:
 
 
 def _digest_and_sync(path: Path) -> FileRecord:
-    digest = digest_file(path, sync=True)
+    digest = digest_file(path)
+    sync(path)
     return FileRecord(path.stat().st_size, digest)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return, ast.Import, ast.ImportFrom, ast.Raise)
-
-
 _IMPORT = re.compile(rb"\bimport\b")
 _TOP_LEVEL = re.compile(rb"^[A-Za-z_@]", re.MULTILINE)
 
@@ -31,7 +30,7 @@ class Imported:
     name: str | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Imports:
     """A module's imports.
 
@@ -41,12 +40,13 @@ class Imports:
             imports on first use: name to module.
     """
 
-    taken: list[Imported] = field(default_factory=list)
-    lazy: dict[str, str] = field(default_factory=dict)
+    taken: tuple[Imported, ...] = ()
+    lazy: Mapping[str, str] = field(default_factory=dict)
 
 
+@cache
 def read_imports(source: bytes, module: str, *, is_package: bool) -> Imports:
-    """Return the imports in `source`.
+    """Return the imports in `source`; parsed once for all the stages whose closures have it.
 
     Args:
         source: the file's bytes.
@@ -58,13 +58,13 @@ def read_imports(source: bytes, module: str, *, is_package: bool) -> Imports:
     """
     package = module if is_package else module.rpartition(".")[0]
     tree = _parse(source)
-    imports = Imports()
+    taken: list[Imported] = []
     type_checking: list[Imported] = []
     for statement, runs in _statements(tree.body, runs=True):
-        (imports.taken if runs else type_checking).extend(_imported(statement, package))
-    if any(isinstance(one, ast.FunctionDef) and one.name == "__getattr__" for one in tree.body):
-        imports.lazy = {one.name: one.module for one in type_checking if one.name}
-    return imports
+        (taken if runs else type_checking).extend(_imported(statement, package))
+    if not any(isinstance(one, ast.FunctionDef) and one.name == "__getattr__" for one in tree.body):
+        return Imports(tuple(taken))
+    return Imports(tuple(taken), {one.name: one.module for one in type_checking if one.name})
 
 
 def _parse(source: bytes) -> ast.Module:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from redco_flow.errors import ArtifactError
-from redco_flow.records import digest_file, digest_json, write_json
+from redco_flow.records import copy_file, digest_json, sync, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _MARK = ".publishing"
@@ -88,7 +88,7 @@ def write_manifest(temporary: Path, manifest: Manifest) -> None:
     path = temporary / "manifest.json"
     write_json(path, manifest)
     path.chmod(_READ_ONLY)
-    _sync(temporary)
+    sync(temporary)
 
 
 def put_in_place(temporary: Path, final: Path) -> None:
@@ -100,7 +100,7 @@ def put_in_place(temporary: Path, final: Path) -> None:
         discard(damaged)
     else:
         temporary.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def discard(temporary: Path) -> None:
@@ -159,12 +159,12 @@ def _bring(path: Path, target: Path, name: str, digest: str | None) -> FileEntry
     """Link or copy one file; read-only, durable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if digest is None or not _link(path, target):
-        copied = _copy(path, target)
+        copied = copy_file(path, target)
         if digest not in (None, copied):
             raise ArtifactError(f"{path}: its BLAKE3 is {copied}, its producer said {digest}.")
         digest = copied
     target.chmod(_READ_ONLY)
-    _sync(target)
+    sync(target)
     return {"path": name, "bytes": target.stat().st_size, "blake3": digest}
 
 
@@ -178,26 +178,6 @@ def _link(path: Path, target: Path) -> bool:
     return True
 
 
-def _copy(path: Path, target: Path) -> str:
-    """Copy a file and return the BLAKE3 of what was copied."""
-    try:
-        return digest_file(path, copy_to=target)
-    except OSError as error:
-        error.filename = error.filename or str(target)
-        raise
-
-
 def _sync_directories(root: Path) -> None:
     for folder, _, _ in os.walk(root):
-        _sync(Path(folder))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    finally:
-        os.close(descriptor)
+        sync(Path(folder))
