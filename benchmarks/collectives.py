@@ -1,26 +1,29 @@
 """Bytes that a train step sends between model shards, against the optimum in closed form.
 
-    python benchmarks/collectives.py --model llama [--num-model-shards 4] [--all]
+    python benchmarks/collectives.py --model llama [--num-model-shards 4] [--all] [--target tpu]
 
 Compiles the whole train step (loss, gradients, clipping, AdamW) of a model of real proportions for
-CPU devices, from shapes alone, and adds up the collectives in the optimised HLO (all-reduce counts
-2(n-1)/n of its bytes, all-gather and reduce-scatter (n-1)/n; what a scan's body sends counts once
-per layer). The optimum is Megatron's: per decoder layer four all-reduces of an activation (two
-where attention and feed-forward run in parallel), six and one of the source for a decoder layer
-with cross-attention, one per embedding lookup and one for the head's input gradient. `--all` prints
-one line per model at 2, 4 and 8 shards. Prints one JSON line last.
+CPU devices (or for TPUs or GPUs that need not be there: `compile_targets.py`), from shapes alone,
+and adds up the collectives in the optimised HLO (all-reduce counts 2(n-1)/n of its bytes,
+all-gather and reduce-scatter (n-1)/n; what a scan's body sends counts once per layer). The optimum
+is Megatron's: per decoder layer four all-reduces of an activation (two where attention and
+feed-forward run in parallel), six and one of the source for a decoder layer with cross-attention,
+one per embedding lookup and one for the head's input gradient. `--all` prints one line per model at
+2, 4 and 8 shards. Prints one JSON line last.
 """
 
 import argparse
 import json
-import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+from compile_targets import TARGETS, find_devices, set_environment
+
+COMPILED_FOR = next((name for name in TARGETS if name in sys.argv), "cpu")
+set_environment(COMPILED_FOR, num_cpu_devices=8)
 
 import jax
 import jax.numpy as jnp
@@ -189,7 +192,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def compile_step(case: Case, num_model_shards: int) -> str:
     """Return the optimised HLO of the whole train step on one group of model shards."""
-    deployer = Deployer(num_model_shards, devices=jax.devices()[:num_model_shards])
+    deployer = Deployer(num_model_shards, devices=find_devices(COMPILED_FOR, num_model_shards))
     rules = deployer.get_sharding_rules(case.params, case.loss_fn, case.batch, None, False)
     lowered = lower_train_step(
         deployer, case.loss_fn, case.params, optax.adamw(1e-3), rules, case.batch,
@@ -206,6 +209,7 @@ def measure(name: str, num_model_shards: int) -> dict[str, Any]:
     num_bytes = sum(one.wire_bytes for one in found)
     return {
         "model": name,
+        "target": COMPILED_FOR,
         "num_model_shards": num_model_shards,
         "bytes": round(num_bytes),
         "optimum_bytes": round(optimum),
@@ -218,6 +222,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(CASES), default="llama")
     parser.add_argument("--num-model-shards", type=int, default=4, choices=(2, 4, 8))
     parser.add_argument("--all", action="store_true", help="every model at 2, 4 and 8 shards")
+    parser.add_argument("--target", choices=TARGETS, default="cpu", help="whose compiler")
     options = parser.parse_args()
     if not options.all:
         print(json.dumps(measure(options.model, options.num_model_shards)))
@@ -227,7 +232,8 @@ def main() -> None:
         for num_model_shards in (2, 4, 8):
             found.append(measure(name, num_model_shards))
             print(json.dumps(found[-1]), flush=True)
-    print(json.dumps({"models": len(CASES), "largest_ratio": max(one["ratio"] for one in found)}))
+    largest = max(one["ratio"] for one in found)
+    print(json.dumps({"models": len(CASES), "target": COMPILED_FOR, "largest_ratio": largest}))
 
 
 if __name__ == "__main__":

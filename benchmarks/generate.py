@@ -11,6 +11,7 @@ transformers', for greedy search and for four beams, at batch 16.
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from functools import partial
@@ -18,8 +19,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import torch
 import transformers
+
+try:
+    import torch
+except ImportError:
+    sys.exit("generate.py needs torch: pip install -c constraints.txt -e '.[reference]'")
 
 from redco_flow.models.find import find_model
 from redco_flow.models.generation import generate

@@ -42,6 +42,7 @@ import optax
 from step_models import BATCH, CONFIGS, collate, make_examples, tokens_per_step
 
 from redco_flow import Deployer, Trainer
+from redco_flow.engine.loss import IGNORED_LABEL, cross_entropy
 from redco_flow.models.find import find_model
 
 MODULE = find_model(OPTIONS.model)
@@ -54,12 +55,10 @@ def loss_fn(params, batch, rngs, is_training):
     if OPTIONS.model == "t5":
         mask = jnp.ones_like(batch["input_ids"])
         logits = MODULE.apply(CONFIG, params, batch["input_ids"], mask, batch["decoder_input_ids"])
-        labels = batch["labels"]
-    else:
-        logits = MODULE.apply(CONFIG, params, batch["input_ids"])[:, :-1]
-        labels = batch["labels"][:, 1:]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return losses.sum(-1), jnp.full(losses.shape[0], losses.shape[1], jnp.float32)
+        return cross_entropy(logits, batch["labels"])
+    # The labels move, not the logits: a slice of those would be a copy of the largest array.
+    labels = jnp.pad(batch["labels"][:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED_LABEL)
+    return cross_entropy(MODULE.apply(CONFIG, params, batch["input_ids"]), labels)
 
 
 class BareLoop:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import jax
+
 from redco_flow.engine.agreement import decide_first, is_first_process, wait_for_all
 from redco_flow.engine.checkpoint_arrays import (
     Leaf,
@@ -35,6 +37,7 @@ from redco_flow.engine.checkpoint_commit import (
     read_commit,
     write_commit,
 )
+from redco_flow.engine.checkpoint_copies import copy_to_all, whole_on_host
 from redco_flow.engine.checkpoint_directory import CheckpointDirectory
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.engine.retention import Mode, best_step
@@ -57,6 +60,8 @@ class Checkpointer:
             fall back to when that one is damaged.
         keep_best: metric -> "max" or "min": also keep the best by each.
         is_async: return from `save` as soon as the state is copied to the host.
+        is_shared: whether all processes see the directory. Where they do not, process 0 saves
+            and the others get copies.
 
     Raises:
         CheckpointError: the directory cannot be made, or an argument is out of range.
@@ -69,6 +74,7 @@ class Checkpointer:
         keep_last: int = 1,
         keep_best: Mapping[str, Mode] | None = None,
         is_async: bool = True,
+        is_shared: bool = True,
     ) -> None:
         if keep_last < 1:
             raise CheckpointError(f"keep_last is {keep_last}; at least the newest must be kept: 1.")
@@ -80,6 +86,7 @@ class Checkpointer:
         self.keep_last = keep_last
         self.keep_best = dict(keep_best or {})
         self._is_async = is_async
+        self.is_shared = is_shared or jax.process_count() == 1
         self._orbax: Any = None
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
         self._pending: Future[None] | None = None
@@ -149,8 +156,7 @@ class Checkpointer:
         record = Commit(step, scores, _json_object(cursor), {})
         try:
             decide_first(lambda: self._make_room(step))
-            self._orbax = self._orbax or make_checkpointer()
-            tree = start_save(self._orbax, self.step_directory(step), state)
+            tree = self._start_save(self.step_directory(step), state)
         except CheckpointError:
             raise
         except Exception as error:
@@ -173,6 +179,8 @@ class Checkpointer:
         finally:
             # Only process 0 commits; the others must not run ahead and look for it too early.
             wait_for_all("checkpoint committed")
+        if not self.is_shared:
+            copy_to_all(self._on_disk)
 
     def close(self) -> None:
         """Wait for the last save and end the background threads.
@@ -242,11 +250,20 @@ class Checkpointer:
         self._may_have_unfinished = False
         return step
 
+    def _start_save(self, path: Path, state: Any) -> dict[str, dict[str, Leaf]]:
+        if self.is_shared:
+            self._orbax = self._orbax or make_checkpointer()
+            return start_save(self._orbax, path, state)
+        if is_first_process():
+            self._orbax = self._orbax or make_checkpointer(is_alone=True)
+        return start_save(self._orbax, path, state, whole_on_host)
+
     def _finish(self, commit: Commit, tree: Mapping[str, Mapping[str, Leaf]]) -> None:
         """Wait for Orbax, then commit and retain; runs in the background."""
         path = self.step_directory(commit.step)
         try:
-            self._orbax.wait_until_finished()
+            if self._orbax is not None:
+                self._orbax.wait_until_finished()
             if is_first_process():
                 write_tree(path, tree)
                 write_commit(path, replace(commit, files=digest_tree(path)))

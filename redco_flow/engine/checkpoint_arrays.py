@@ -9,7 +9,7 @@ keys, and arrays without elements. Knows no commits and no retention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +49,36 @@ class Leaf:
         return f"{self.dtype}{list(self.shape)}"
 
 
-def make_checkpointer() -> Any:
-    """Return an Orbax checkpointer that copies to the host, then writes in the background."""
-    handler = ocp.CompositeCheckpointHandler(params=_handler(), training=_handler())
-    return ocp.AsyncCheckpointer(handler)
+def make_checkpointer(*, is_alone: bool = False) -> Any:
+    """Return an Orbax checkpointer that copies to the host, then writes in the background.
+
+    Args:
+        is_alone: only process 0 saves, and waits for no other.
+    """
+    options = ocp.options.MultiprocessingOptions()
+    if is_alone:
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=0, active_processes={0}, barrier_sync_key_prefix="first-process"
+        )
+    handler = ocp.CompositeCheckpointHandler(
+        params=_handler(options),
+        training=_handler(options),
+        composite_options=ocp.CompositeOptions(multiprocessing_options=options),
+    )
+    return ocp.AsyncCheckpointer(handler, multiprocessing_options=options)
 
 
-def start_save(checkpointer: Any, step_directory: Path, state: Any) -> dict[str, dict[str, Leaf]]:
+def start_save(
+    checkpointer: Any | None,
+    step_directory: Path,
+    state: Any,
+    take: Callable[[Any], Any] = lambda leaf: leaf,
+) -> dict[str, dict[str, Leaf]]:
     """Copy a state to the host and start writing it; return part -> path -> leaf for `tree.json`.
+
+    Args:
+        checkpointer: None: another process writes what is taken here.
+        take: makes of a leaf what is stored.
 
     Raises:
         CheckpointError: a leaf is no array or number; the message names its path.
@@ -65,10 +87,12 @@ def start_save(checkpointer: Any, step_directory: Path, state: Any) -> dict[str,
     stores = {}
     for part, leaves in _parts(state).items():
         tree[part] = {path: describe(path, leaf) for path, leaf in leaves.items()}
-        store = {p: _storable(leaf) for p, leaf in leaves.items() if tree[part][p].is_stored}
+        stored = {p: leaf for p, leaf in leaves.items() if tree[part][p].is_stored}
+        store = {p: take(_storable(leaf)) for p, leaf in stored.items()}
         if store:
             stores[part] = ocp.args.PyTreeSave(store)
-    checkpointer.save(step_directory, args=ocp.args.Composite(**stores))
+    if checkpointer is not None:
+        checkpointer.save(step_directory, args=ocp.args.Composite(**stores))
     return tree
 
 
@@ -128,9 +152,12 @@ def describe(path: str, leaf: Any) -> Leaf:
     return Leaf(tuple(leaf.shape), str(leaf.dtype))
 
 
-def _handler() -> Any:
+def _handler(options: Any = None) -> Any:
+    options = options or ocp.options.MultiprocessingOptions()
     # zarr3 without compression: float weights shrink by a few per cent and cost seconds.
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=True, use_compression=False)
+    return ocp.PyTreeCheckpointHandler(
+        use_ocdbt=True, use_zarr3=True, use_compression=False, multiprocessing_options=options
+    )
 
 
 def _flat(tree: Any) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class CheckpointDirectory:
             self.check_intact(step)
         except CheckpointError as error:
             _log.warning("%s It is saved again.", error)
-            self._delete(step)
+            self.delete(step)
             return step
         raise CheckpointError(
             f"{path}: step {step} is already committed; a step is saved once. Use another "
@@ -168,12 +168,13 @@ class CheckpointDirectory:
             for step in steps_to_delete(
                 self.scores(), keep_last=keep_last, keep_best=keep_best, pinned=pinned
             ):
-                self._delete(step)
+                self.delete(step)
 
     def _pin_file(self, step: int) -> Path:
         return self.path / f"{step}.pin"
 
-    def _delete(self, step: int) -> None:
+    def delete(self, step: int) -> None:
+        """Delete a committed step, whatever keeps it."""
         path = self.step_directory(step)
         # First the commit: a kill in between must not leave half a checkpoint that counts.
         (path / COMMIT_FILE).unlink(missing_ok=True)

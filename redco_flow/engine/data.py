@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from redco_flow.engine.data_order import BatchPlan, epoch_order
 from redco_flow.engine.errors import DataError
+from redco_flow.engine.length_buckets import Bucketing
 
 __all__ = [
     "Batch",
@@ -136,6 +137,7 @@ class TrainBatches:
         collate_fn: a list of B examples → named arrays with leading dim B.
         global_batch_size: rows per optimizer step over all processes.
         seed: of the order.
+        bucketing: batch examples of like length together, by its functions instead of collate_fn.
         start_step: the first batch's number; a seek costs nothing.
         stop_step: the number after the last batch; None goes on for ever.
         process_index: which of `num_processes` equal slices of each batch to read.
@@ -153,13 +155,15 @@ class TrainBatches:
         *,
         global_batch_size: int,
         seed: int,
+        bucketing: Bucketing | None = None,
         start_step: int = 0,
         stop_step: int | None = None,
         process_index: int = 0,
         num_processes: int = 1,
         num_ahead: int = 2,
     ) -> None:
-        self.plan = BatchPlan(len(examples), global_batch_size, seed)
+        buckets = bucketing.buckets if bucketing else None
+        self.plan = BatchPlan(len(examples), global_batch_size, seed, buckets)
         if start_step < 0:
             raise DataError(f"start_step is {start_step}; it counts from 0.")
         # grain wants a length; nobody gets to the end of this one.
@@ -167,7 +171,7 @@ class TrainBatches:
         self._source = _BatchSource(
             self.plan,
             examples,
-            collate_fn,
+            bucketing.collate_fns if bucketing else (collate_fn,),
             _slice_of(global_batch_size, process_index, num_processes),
         )
         self._num_ahead = num_ahead
@@ -194,7 +198,7 @@ class EvalBatches:
     ) -> None:
         self.plan = BatchPlan(len(examples), batch_size, None)
         self._source = _BatchSource(
-            self.plan, examples, collate_fn, _slice_of(batch_size, process_index, num_processes)
+            self.plan, examples, (collate_fn,), _slice_of(batch_size, process_index, num_processes)
         )
         self._num_ahead = num_ahead
 
@@ -208,17 +212,22 @@ class EvalBatches:
 # No repr: grain prints its sources, and this one holds all the data.
 @dataclass(frozen=True, repr=False)
 class _BatchSource:
-    """Makes the batch of a step; stateless, so that steps can be asked for in any order."""
+    """Makes the batch of a step; stateless, so that steps can be asked for in any order.
+
+    Args:
+        collate_fns: one per bucket of the plan; one where it has none.
+    """
 
     plan: BatchPlan
     examples: Examples
-    collate_fn: CollateFn
+    collate_fns: tuple[CollateFn, ...]
     part: slice
 
     def batch(self, step: int) -> Batch:
         rows, mask = self.plan.rows(step)
         rows, mask = rows[self.part], mask[self.part]
-        arrays = _collate(self.collate_fn, _read(self.examples, rows, step), rows, step)
+        collate_fn = self.collate_fns[self.plan.bucket(step) or 0]
+        arrays = _collate(collate_fn, _read(self.examples, rows, step), rows, step)
         return Batch(step, self.plan.epoch(step), arrays, mask, rows)
 
 

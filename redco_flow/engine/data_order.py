@@ -7,65 +7,23 @@ processes beyond a slice of the global batch, and no collating.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.engine.errors import DataError
+from redco_flow.engine.length_buckets import LengthBuckets
+from redco_flow.engine.permutation import permuted
 
-_NUM_ROUNDS = 8
 _POSITION_VERSION = 1
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the order in which an epoch visits the rows: a permutation of their indices."""
     return permuted(np.arange(num_examples, dtype=np.int64), num_examples, seed, epoch)
-
-
-def permuted(
-    places: NDArray[np.int64], num_examples: int, seed: int, epoch: int
-) -> NDArray[np.int64]:
-    """Return the rows at some places of an epoch's order, in time that depends on `places` only.
-
-    A keyed Feistel network over the next even number of bits, walked until it falls inside the
-    range: no table of `num_examples` entries, and the same on every NumPy version (whose own
-    shuffles are only promised within one).
-    """
-    # At least 3: over 16 values the network prefers some orders of 4 rows by several per cent.
-    num_half_bits = max(3, (int(num_examples - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, epoch)
-    rows = _feistel(places.astype(np.uint64), num_half_bits, keys)
-    outside = np.flatnonzero(rows >= num_examples)
-    while outside.size:
-        rows[outside] = _feistel(rows[outside], num_half_bits, keys)
-        outside = outside[rows[outside] >= num_examples]
-    return rows.astype(np.int64)
-
-
-def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    digest = hashlib.sha512(f"redco-flow epoch order {seed} {epoch}".encode()).digest()
-    return np.frombuffer(digest, dtype="<u8")[:_NUM_ROUNDS].astype(np.uint64)
-
-
-def _feistel(
-    values: NDArray[np.uint64], num_half_bits: int, keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """Permute the numbers below 4**num_half_bits."""
-    shift, mask = np.uint64(num_half_bits), np.uint64((1 << num_half_bits) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right + key) & mask)
-    return (left << shift) | right
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Splitmix64's finaliser: every input bit changes every output bit with probability 1/2."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -76,20 +34,31 @@ class BatchPlan:
         num_examples: rows in the data; at least 1.
         global_batch_size: rows of one optimizer step over all devices and processes.
         seed: decides the order of each epoch; None keeps the rows in their own order.
+        buckets: batch rows of like length together; needs a seed.
 
     Raises:
-        DataError: no examples, or a batch size below 1.
+        DataError: no examples, a batch size below 1, or buckets of other data.
     """
 
     num_examples: int
     global_batch_size: int
     seed: int | None
+    buckets: LengthBuckets | None = None
 
     def __post_init__(self) -> None:
         if self.num_examples < 1:
             raise DataError("there are no examples to read: num_examples is 0, at least 1 needed.")
         if self.global_batch_size < 1:
             raise DataError(f"global_batch_size is {self.global_batch_size}, at least 1 needed.")
+        if self.buckets is None:
+            return
+        if self.seed is None:
+            raise DataError("buckets change the order of the rows; give a seed.")
+        if self.buckets.num_examples != self.num_examples:
+            raise DataError(
+                f"the buckets hold {self.buckets.num_examples} examples, the data "
+                f"{self.num_examples}."
+            )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -106,26 +75,48 @@ class BatchPlan:
         A partial last batch repeats its first row with mask 0, so every row of the data has mask 1
         exactly once per epoch.
         """
-        epoch, index = divmod(step, self.steps_per_epoch)
-        start = index * self.global_batch_size
-        stop = min(start + self.global_batch_size, self.num_examples)
-        rows = np.arange(start, stop, dtype=np.int64)
-        if self.seed is not None:
-            rows = permuted(rows, self.num_examples, self.seed, epoch)
+        rows = self._real_rows(step)
         num_missing = self.global_batch_size - len(rows)
         mask = np.ones(self.global_batch_size, np.float32)
         mask[len(rows) :] = 0
         return np.concatenate([rows, np.repeat(rows[:1], num_missing)]), mask
 
-    def position(self, step: int) -> dict[str, int | None]:
+    def bucket(self, step: int) -> int | None:
+        """Return which bucket a step's rows are of; None without buckets."""
+        if self.buckets is None:
+            return None
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return self.buckets.bucket_of_batch(index, self.global_batch_size, self._seed, epoch)
+
+    @property
+    def _seed(self) -> int:
+        assert self.seed is not None
+        return self.seed
+
+    def _real_rows(self, step: int) -> NDArray[np.int64]:
+        """Return a step's rows without those that only fill up."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        if self.buckets is not None:
+            return self.buckets.rows(index, self.global_batch_size, self._seed, epoch)
+        start = index * self.global_batch_size
+        stop = min(start + self.global_batch_size, self.num_examples)
+        places = np.arange(start, stop, dtype=np.int64)
+        if self.seed is None:
+            return places
+        return permuted(places, self.num_examples, self.seed, epoch)
+
+    def position(self, step: int) -> dict[str, Any]:
         """Return the JSON cursor of "`step` batches were consumed", to be kept in a checkpoint."""
-        return {
+        position: dict[str, Any] = {
             "version": _POSITION_VERSION,
             "step": step,
             "num_examples": self.num_examples,
             "global_batch_size": self.global_batch_size,
             "seed": self.seed,
         }
+        if self.buckets is not None:
+            position["buckets"] = self.buckets.to_json()
+        return position
 
     def step_at(self, position: Mapping[str, object]) -> int:
         """Return the next step of a cursor that `position` made.
@@ -140,7 +131,7 @@ class BatchPlan:
         wanted = self.position(step)
         differing = [
             f"{key}: checkpoint {position.get(key)!r}, now {value!r}"
-            for key, value in wanted.items()
+            for key, value in {**dict.fromkeys(position), **wanted}.items()
             if position.get(key) != value
         ]
         if differing:

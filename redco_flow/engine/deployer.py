@@ -5,6 +5,7 @@ Knows devices and parameter shapes. Refuses to know what is trained, on which da
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_flow.engine.agreement import decide_first
+from redco_flow.engine.context_use import check_context_is_used
 from redco_flow.engine.fully_sharded import (
     choose_num_fsdp_shards,
     device_memory_bytes,
@@ -23,12 +25,14 @@ from redco_flow.engine.fully_sharded import (
 )
 from redco_flow.engine.mesh import (
     BATCH_AXES,
+    CONTEXT_AXIS,
     DATA_AXIS,
     FSDP_AXIS,
     MODEL_AXIS,
     DataProcess,
     build_mesh,
     find_data_process,
+    merge_context_into_data,
 )
 from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import Axes, ShardingRules
@@ -45,6 +49,8 @@ class Deployer:
     Args:
         num_model_shards: devices that split every product among them; the others are data
             parallel.
+        num_context_shards: devices that split every sequence among them, for rows too long for
+            one. The models of this package attend by a ring there; parameters are copied.
         num_fsdp_shards: data-parallel devices that share one copy of parameters and optimizer
             state (ZeRO-3), each gathering what it uses. `"auto"` is the smallest number with
             which they fit a device's memory; `get_sharding_rules` decides it, once.
@@ -60,6 +66,7 @@ class Deployer:
         self,
         num_model_shards: int = 1,
         *,
+        num_context_shards: int = 1,
         num_fsdp_shards: int | Literal["auto"] = 1,
         seed: int = 0,
         devices: Sequence[jax.Device] | None = None,
@@ -67,14 +74,19 @@ class Deployer:
     ) -> None:
         # Before "auto" is decided: as if it were 1.
         start = 1 if num_fsdp_shards == "auto" else num_fsdp_shards
-        self._mesh = build_mesh(num_model_shards, devices, num_fsdp_shards=start)
+        self._mesh = build_mesh(
+            num_model_shards,
+            devices,
+            num_fsdp_shards=start,
+            num_context_shards=num_context_shards,
+        )
         self._is_decided = num_fsdp_shards != "auto"
         self._device_memory_gib = device_memory_gib
         self.seed = seed
 
     @property
     def mesh(self) -> Mesh:
-        """The devices, arranged as (data, fsdp, model).
+        """The devices, arranged as (data, fsdp, context, model).
 
         Raises:
             ValueError: num_fsdp_shards is "auto" and not decided yet.
@@ -90,13 +102,18 @@ class Deployer:
     def data_process(self) -> DataProcess:
         """Which share of each batch this process reads."""
         processes = np.vectorize(lambda device: device.process_index)(self.mesh.devices)
-        by_row = processes.reshape(self.num_data_shards, self.num_model_shards)
+        by_row = processes.reshape(self.num_data_shards, -1)
         return find_data_process(by_row, jax.process_index())
 
     @property
     def num_model_shards(self) -> int:
         """Devices that split every product among them."""
         return int(self._mesh.shape[MODEL_AXIS])
+
+    @property
+    def num_context_shards(self) -> int:
+        """Devices that split every sequence among them."""
+        return int(self._mesh.shape[CONTEXT_AXIS])
 
     @property
     def num_fsdp_shards(self) -> int:
@@ -132,8 +149,9 @@ class Deployer:
             optimizer: what will train; num_fsdp_shards="auto" counts its state.
 
         Raises:
-            ShardingError: no function, and several model shards; or an override matches no
-                parameter or does not fit one.
+            ShardingError: no function, and several model shards; an override matches no
+                parameter or does not fit one; or there are several context shards, and the
+                function splits no sequence over them.
             ValueError: num_fsdp_shards is "auto", and there is no optimizer or the device does
                 not tell its memory.
         """
@@ -142,6 +160,8 @@ class Deployer:
         if not self._is_decided:
             self._decide_num_fsdp_shards(rules, params, optimizer)
         rules = split_over_fsdp(rules, params, dict(self.mesh.shape))
+        if function is not None:
+            check_context_is_used(self.on_mesh(function), params, inputs, self.num_context_shards)
         logger.info("%s", rules.summary())
         return rules
 
@@ -160,8 +180,23 @@ class Deployer:
             return choose_num_fsdp_shards(rules, params, optimizer, dict(self._mesh.shape), memory)
 
         count = decide_first(decide)
-        self._mesh = build_mesh(self.num_model_shards, devices, num_fsdp_shards=count)
+        self._mesh = build_mesh(
+            self.num_model_shards,
+            devices,
+            num_fsdp_shards=count,
+            num_context_shards=self.num_context_shards,
+        )
         self._is_decided = True
+
+    def without_context_shards(self) -> Deployer:
+        """Return one on the same devices whose context shards have rows of their own instead.
+
+        Generating, which takes token after token, has no sequence to split. Parameters lie the
+        same way on both.
+        """
+        other = copy.copy(self)
+        other._mesh = merge_context_into_data(self.mesh)
+        return other
 
     def log_rules(self, rules: ShardingRules) -> None:
         """Log every parameter's axes and reason, and how many bytes each device holds."""

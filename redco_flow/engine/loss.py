@@ -8,6 +8,7 @@ Dims in this file: B batch, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,18 +37,58 @@ def cross_entropy(
         labels: (B, ...) class ids; `ignored_label` and every other negative id counts nothing.
         label_smoothing: share of the probability that is spread evenly over all classes.
     """
-    logits, labels = logits.astype(jnp.float32), jnp.asarray(labels)
+    labels = jnp.asarray(labels)
     counted = ((labels != ignored_label) & (labels >= 0)).astype(jnp.float32)
-    # A comparison instead of a lookup: it stays local where the vocabulary is sharded, and an
-    # ignored label selects nothing instead of reading out of bounds.
-    is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
-    is_label = is_label == labels[..., None]
-    picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
-    if label_smoothing:
-        picked = (1 - label_smoothing) * picked + label_smoothing * jnp.mean(logits, axis=-1)
-    losses = (jax.nn.logsumexp(logits, axis=-1) - picked) * counted
+    losses = _label_losses(label_smoothing, logits, labels) * counted
     trailing = tuple(range(1, labels.ndim))
     return jnp.sum(losses, axis=trailing), jnp.sum(counted, axis=trailing)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _label_losses(label_smoothing: float, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return each label's cross-entropy (B, ...), float32.
+
+    Its gradient is one pass over the logits; differentiated term by term it would be written
+    three times, and logits are the largest array of a training step.
+    """
+    return _label_losses_forward(label_smoothing, logits, labels)[0]
+
+
+def _label_losses_forward(
+    label_smoothing: float, logits: jax.Array, labels: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    wide = logits.astype(jnp.float32)
+    picked = jnp.sum(jnp.where(_is_label(logits, labels), wide, 0.0), axis=-1)
+    if label_smoothing:
+        picked = (1 - label_smoothing) * picked + label_smoothing * jnp.mean(wide, axis=-1)
+    normalizer = jax.nn.logsumexp(wide, axis=-1)
+    return normalizer - picked, (logits, labels, normalizer)
+
+
+def _label_losses_backward(
+    label_smoothing: float,
+    kept: tuple[jax.Array, jax.Array, jax.Array],
+    cotangent: jax.Array,
+) -> tuple[jax.Array, None]:
+    logits, labels, normalizer = kept
+    probabilities = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
+    elsewhere = label_smoothing / logits.shape[-1]
+    wanted = jnp.where(_is_label(logits, labels), 1 - label_smoothing + elsewhere, elsewhere)
+    gradient = (probabilities - wanted) * cotangent[..., None]
+    return gradient.astype(logits.dtype), None
+
+
+_label_losses.defvjp(_label_losses_forward, _label_losses_backward)
+
+
+def _is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Say which class is each label's: (B, ..., V).
+
+    A comparison instead of a lookup: it stays local where the vocabulary is sharded, and an
+    ignored label selects nothing instead of reading out of bounds.
+    """
+    classes = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+    return classes == labels[..., None]
 
 
 def per_example_loss(

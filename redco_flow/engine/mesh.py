@@ -1,7 +1,8 @@
-"""The device mesh: `model` shards the parameters, `data` and `fsdp` shard the batch.
+"""The device mesh: `model` shards products, `context` sequences, `data` and `fsdp` the batch.
 
-Over `fsdp` parameters and optimizer state are split as well, over `data` they are copied. Knows
-devices and which process holds which. Refuses to know parameters, batches and models.
+Over `fsdp` parameters and optimizer state are split as well, over `data` and `context` they are
+copied. Knows devices and which process holds which. Refuses to know parameters, batches and
+models.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from jax.sharding import AxisType, Mesh
 
 DATA_AXIS = "data"
 FSDP_AXIS = "fsdp"
+CONTEXT_AXIS = "context"
 MODEL_AXIS = "model"
-MESH_AXES = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
+# What exchanges most comes last: neighbours there are neighbours in the machine.
+MESH_AXES = (DATA_AXIS, FSDP_AXIS, CONTEXT_AXIS, MODEL_AXIS)
+# `context` is for activations: parameters are whole over it.
+PARAMETER_AXES = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
 # The batch is split over both.
 BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
 
@@ -26,15 +31,18 @@ def build_mesh(
     devices: Sequence[jax.Device] | None = None,
     *,
     num_fsdp_shards: int = 1,
+    num_context_shards: int = 1,
 ) -> Mesh:
-    """Arrange devices as (data, fsdp, model).
+    """Arrange devices as (data, fsdp, context, model).
 
     Args:
         num_model_shards: devices that each have a share of every product; must divide their
             number.
         devices: all of them by default.
         num_fsdp_shards: devices with different rows that share one copy of the parameters; must
-            divide what is left.
+            divide what the others leave.
+        num_context_shards: devices that each have a part of every sequence; must divide what
+            the model shards leave.
 
     Raises:
         ValueError: one of them does not divide; the message lists what does.
@@ -42,13 +50,26 @@ def build_mesh(
     devices = list(jax.devices() if devices is None else devices)
     _check_divides("num_model_shards", num_model_shards, len(devices), "devices")
     num_left = len(devices) // num_model_shards
+    noun = f"groups of {num_model_shards} model shards"
+    _check_divides("num_context_shards", num_context_shards, num_left, noun)
+    num_left //= num_context_shards
     _check_divides("num_fsdp_shards", num_fsdp_shards, num_left, "data-parallel devices")
     return jax.make_mesh(
-        (num_left // num_fsdp_shards, num_fsdp_shards, num_model_shards),
+        (num_left // num_fsdp_shards, num_fsdp_shards, num_context_shards, num_model_shards),
         MESH_AXES,
         axis_types=(AxisType.Auto,) * len(MESH_AXES),
         devices=devices,
     )
+
+
+def merge_context_into_data(mesh: Mesh) -> Mesh:
+    """Return the mesh in which context shards have rows of their own instead.
+
+    Every device holds the same part of the parameters in both.
+    """
+    _, num_fsdp, _, num_model = mesh.devices.shape
+    devices = mesh.devices.transpose(0, 2, 1, 3).reshape(-1, num_fsdp, 1, num_model)
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def _check_divides(name: str, value: int, count: int, noun: str) -> None:
@@ -61,8 +82,8 @@ def _check_divides(name: str, value: int, count: int, noun: str) -> None:
 class DataProcess:
     """Which share of each global batch this process reads.
 
-    Processes that hold model shards of the same rows read the same rows, so `count` can be
-    smaller than the number of processes.
+    Processes that hold model or context shards of the same rows read the same rows, so `count`
+    can be smaller than the number of processes.
 
     Args:
         index: this process' share, from 0.
@@ -77,7 +98,7 @@ def find_data_process(processes: np.ndarray, process_index: int) -> DataProcess:
     """Return the share of the batch that a process reads.
 
     Args:
-        processes: which process holds each device, (data, model).
+        processes: which process holds each device, (data, shards of the same rows).
         process_index: of the process in question.
 
     Raises:
@@ -91,7 +112,8 @@ def find_data_process(processes: np.ndarray, process_index: int) -> DataProcess:
     if sum(map(len, shares)) != len(processes) or len({len(share) for share in shares}) != 1:
         raise ValueError(
             f"the processes' devices do not split the {len(processes)} data shards evenly; "
-            "let num_model_shards divide, or be a multiple of, the devices per process."
+            "let num_model_shards x num_context_shards divide, or be a multiple of, the devices "
+            "per process."
         )
     if process_index not in held:
         raise ValueError(f"process {process_index} holds no device of the mesh.")

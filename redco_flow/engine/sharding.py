@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.errors import ShardingError
-from redco_flow.engine.mesh import FSDP_AXIS, MESH_AXES, MODEL_AXIS
+from redco_flow.engine.mesh import FSDP_AXIS, MODEL_AXIS, PARAMETER_AXES
 from redco_flow.engine.parameter_paths import join, key_names, named_leaves
 
 Axes = Sequence[str | None]
@@ -177,11 +177,11 @@ def override_rules(overrides: Iterable[tuple[str, Axes]]) -> tuple[ShardingRule,
             re.compile(pattern)
         except re.error as error:
             raise ShardingError(f"sharding rule {pattern!r} is not a regex: {error}.") from error
-        unknown = [a for a in axes if a is not None and a not in MESH_AXES]
+        unknown = [a for a in axes if a is not None and a not in PARAMETER_AXES]
         if unknown:
             raise ShardingError(
                 f"sharding rule {pattern!r} names axis {unknown[0]!r}; "
-                f"allowed: None, {', '.join(map(repr, MESH_AXES))}."
+                f"allowed: None, {', '.join(map(repr, PARAMETER_AXES))}."
             )
         named = [a for a in axes if a is not None]
         if len(set(named)) < len(named):

@@ -1,8 +1,9 @@
 """Count what a compiled program sends between devices.
 
 Reads the text of an optimised HLO module: every collective, how many bytes it moves, and how
-often it runs (a loop's body as often as the compiler says the loop turns). Knows text only;
-refuses to know models, meshes and devices.
+often it runs (a loop's body as often as the compiler says the loop turns, or, where it does not
+say, up to the constant that the loop counts to, from 0 as scans do). Knows text only; refuses to
+know models, meshes and devices.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%[\w.\-]+ = (.*?) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\dm\d\w*)?)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:to_apply|body|condition|calls)=%?([\w.\-]+)")
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_CONSTANT = re.compile(r"^\s+%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_COUNTS_UP = re.compile(r"^\s+ROOT .* compare\(%[\w.\-]+, %([\w.\-]+)\), direction=LT")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _LISTED_GROUP = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -59,10 +63,19 @@ class Collective:
 
 @dataclass
 class _Computation:
-    """A computation's collectives, and the computations it calls with their counts."""
+    """A computation's collectives, and the computations it calls with their counts.
+
+    Args:
+        loops: the same of loops whose count is their condition's `limit`: (called, condition).
+        constants: whole numbers by name.
+        limit: what a loop's condition counts to; -1 where it is something else.
+    """
 
     collectives: list[Collective] = field(default_factory=list)
     calls: list[tuple[str, int]] = field(default_factory=list)
+    loops: list[tuple[str, str]] = field(default_factory=list)
+    constants: dict[str, int] = field(default_factory=dict)
+    limit: int = -1
 
 
 def read_collectives(hlo_text: str) -> list[Collective]:
@@ -95,6 +108,7 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str | None]:
             entry = header[1] if line.startswith("ENTRY") else entry
         elif instruction := _INSTRUCTION.match(line):
             _read_instruction(current, *instruction.groups())
+            _read_limit(current, line)
     return computations, entry
 
 
@@ -107,11 +121,22 @@ def _read_instruction(computation: _Computation, shape: str, operation: str, res
             num_bytes *= group
         computation.collectives.append(Collective(kind, num_bytes, group, 1))
         return
-    turns = _TRIPS.search(rest)
-    count = 1 if operation != "while" else int(turns[1]) if turns else -1
-    computation.calls += [(name, count) for name in _CALLED.findall(rest)]
+    called, turns = _CALLED.findall(rest), _TRIPS.search(rest)
+    if operation == "while" and not turns:
+        condition = _CONDITION.findall(rest)[0]
+        computation.loops += [(name, condition) for name in called]
+        return
+    count = int(turns[1]) if operation == "while" and turns else 1
+    computation.calls += [(name, count) for name in called]
     for names in _BRANCHES.findall(rest):
         computation.calls += [(name.strip().lstrip("%"), 1) for name in names.split(",")]
+
+
+def _read_limit(computation: _Computation, line: str) -> None:
+    if constant := _CONSTANT.match(line):
+        computation.constants[constant[1]] = int(constant[2])
+    elif compared := _COUNTS_UP.match(line):
+        computation.limit = computation.constants.get(compared[1], -1)
 
 
 def _walk(computations: dict[str, _Computation], name: str, count: int) -> Iterator[Collective]:
@@ -123,14 +148,22 @@ def _walk(computations: dict[str, _Computation], name: str, count: int) -> Itera
                 f"turns is not known."
             )
         yield Collective(one.kind, one.num_bytes, one.group_size, count)
-    for called, times in computation.calls:
+    counted = [
+        (called, computations.get(condition, _Computation()).limit)
+        for called, condition in computation.loops
+    ]
+    for called, times in [*computation.calls, *counted]:
         # A loop of unknown length around anything makes all of it unknown.
         yield from _walk(computations, called, count * times if min(count, times) > 0 else -1)
 
 
 def _result_bytes(shape: str, *, is_started: bool) -> int:
-    """Bytes of the result; an asynchronous start's tuple names operands first, then results."""
-    sizes = [_array_bytes(dtype, dims) for dtype, dims in _SHAPE.findall(shape)]
+    """Bytes of the result; an asynchronous start's tuple names operands first, then results.
+
+    Whole numbers without a dim after them (`u32[]`) are a permutation's own bookkeeping.
+    """
+    arrays = [found for found in _SHAPE.findall(shape) if not is_started or found != ("u32", "")]
+    sizes = [_array_bytes(dtype, dims) for dtype, dims in arrays]
     if is_started and len(sizes) > 1:
         sizes = sizes[len(sizes) // 2 :]
     return sum(sizes)

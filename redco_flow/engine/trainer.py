@@ -30,6 +30,7 @@ from redco_flow.engine.data import (
 from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.gathering import gather_where_used
+from redco_flow.engine.length_buckets import Bucketing
 from redco_flow.engine.loss import LossFn
 from redco_flow.engine.overlap import fetch_late, put_early
 from redco_flow.engine.sharding import ShardingRules
@@ -168,6 +169,7 @@ class Trainer:
         train_examples: Examples,
         *,
         num_epochs: int,
+        bucketing: Bucketing | None = None,
         eval_examples: Examples | None = None,
         eval_fn: EvalFn | None = None,
         checkpointer: Checkpointer | None = None,
@@ -184,7 +186,9 @@ class Trainer:
 
         Args:
             num_epochs: passes over the examples; each is ceil(examples / global_batch_size)
-                steps, and the last one may be a partial batch.
+                steps, and one of them may be a partial batch.
+            bucketing: batch training examples of like length together; there is one compilation
+                per bucket.
             eval_examples: their loss becomes the metric `eval_loss`.
             eval_fn: (params, step) -> further metrics; must not keep `params`.
             checkpointer: where to save and resume; None: nowhere.
@@ -200,12 +204,17 @@ class Trainer:
             Stopped: should_stop said so; the state is saved.
             NonFiniteLoss: the message names the step; nothing was saved after it. Where such
                 steps are skipped: too many of them in a row.
-            DataError: the newest checkpoint belongs to other data, batch size or seed; or rows
-                cannot be read.
+            DataError: the newest checkpoint belongs to other data, batch size, seed or buckets;
+                or rows cannot be read.
             CheckpointError: no checkpoint can be restored, or one cannot be written.
         """
         plan = Plan(
-            BatchPlan(len(train_examples), self.layout.global_batch_size, self.seed),
+            BatchPlan(
+                len(train_examples),
+                self.layout.global_batch_size,
+                self.seed,
+                bucketing.buckets if bucketing else None,
+            ),
             num_epochs=num_epochs,
             log_every_steps=log_every_steps,
             eval_every_steps=eval_every_steps,
@@ -224,7 +233,7 @@ class Trainer:
         loop = TrainingLoop(
             self, plan, evaluate if will_evaluate else None, checkpointer, callbacks, should_stop
         )
-        return loop.run(train_examples)
+        return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
 
     def eval_loss(self, examples: Examples) -> float:
         """Return the mean loss over `examples`: each once, without dropout.
@@ -273,7 +282,14 @@ class Trainer:
         self._state, metrics = self._train_step(self._state, batch)
         return metrics
 
-    def read_batches(self, examples: Examples, start_step: int, stop_step: int) -> BatchIterator:
+    def read_batches(
+        self,
+        examples: Examples,
+        start_step: int,
+        stop_step: int,
+        *,
+        bucketing: Bucketing | None = None,
+    ) -> BatchIterator:
         """Open this process' training batches [start_step, stop_step); to be closed."""
         return iter(
             TrainBatches(
@@ -281,6 +297,7 @@ class Trainer:
                 self._collate_fn,
                 global_batch_size=self.layout.global_batch_size,
                 seed=self.seed,
+                bucketing=bucketing,
                 start_step=start_step,
                 stop_step=stop_step,
                 process_index=self.layout.process.index,

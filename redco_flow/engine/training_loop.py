@@ -14,20 +14,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 from redco_flow.engine.batch_layout import check_positive
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.data import Examples
+from redco_flow.engine.data import BatchIterator
 from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.errors import NonFiniteLoss, Stopped
 from redco_flow.engine.nonfinite import SkippedSteps
 from redco_flow.engine.overlap import LateFetch
 from redco_flow.engine.step_watch import StepWatch
+from redco_flow.engine.train_step import MicroBatches
 
 if TYPE_CHECKING:
     from redco_flow.engine.checkpoint import Checkpointer
     from redco_flow.engine.trainer import Trainer
 
 Evaluate = Callable[[int], dict[str, float]]
+# (first step, the one after the last) -> this process' batches
+OpenBatches = Callable[[int, int], BatchIterator]
 
 # A step that takes so many medians is told of.
 SLOW_FACTOR = 10.0
@@ -127,6 +133,7 @@ class TrainingLoop:
     _skips: SkippedSteps = field(init=False)
     _watch: StepWatch = field(default_factory=lambda: StepWatch(SLOW_FACTOR))
     _last_fetch: float | None = None
+    _shapes: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     _loss: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
     _unannounced: deque[dict[str, Any]] = field(default_factory=deque)
@@ -134,19 +141,27 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self._skips = SkippedSteps(self.trainer.max_skipped)
 
-    def run(self, examples: Examples) -> FitResult:
+    def run(self, open_batches: OpenBatches) -> FitResult:
         """Train to the end of the plan."""
         start = self._resume()
         if start >= self.plan.total_steps:
             return FitResult(start, start, None, dict(self._metrics))
-        batches = self.trainer.read_batches(examples, start, self.plan.total_steps)
-        with batches:
+        with open_batches(start, self.plan.total_steps) as batches:
             for step, batch in enumerate(self.trainer.device_batches(batches), start + 1):
+                self._expect(batch)
                 self._hear(self._late.push(step, self.trainer.advance(batch)))
                 self._after(step)
         self._hear(self._late.drain())
         self._wait_for_saves()
         return FitResult(self.plan.total_steps, start, self._loss, dict(self._metrics))
+
+    def _expect(self, batch: MicroBatches) -> None:
+        """Let the steps before a new shape end: what it takes to compile is no step's time."""
+        shape = tuple(np.shape(array) for array in jax.tree.leaves(batch))
+        if shape not in self._shapes:
+            self._shapes.add(shape)
+            self._hear(self._late.drain())
+            self._last_fetch = None
 
     def _resume(self) -> int:
         """Restore the newest checkpoint, if there is one; return the steps already done."""

@@ -97,7 +97,8 @@ def weight_decay_mask(params: Any, function: TracedFn, *inputs: Any) -> Any:
 def read_roles(params: Any, function: TracedFn, inputs: Sequence[Any]) -> Roles:
     """Trace a function and say what its parameters' dims are for."""
     # A mesh of one device: the function may name axes, and takes its unsharded path.
-    mesh = AbstractMesh((1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    num_axes = len(MESH_AXES)
+    mesh = AbstractMesh((1,) * num_axes, MESH_AXES, axis_types=(AxisType.Auto,) * num_axes)
     with jax.sharding.use_abstract_mesh(mesh):
         return Roles(trace_function(function, params, inputs, HANDLERS))
 

@@ -26,13 +26,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.attention import wide_einsum
+from redco_flow.models.balanced_order import SequenceOrder, balanced_where_possible
 from redco_flow.models.blocks import Norm, normal, zeros
+from redco_flow.models.blockwise_bias import Biases
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.dropout import dropout, example_keys, fold_keys
 from redco_flow.models.grouped_attention import cap
 from redco_flow.models.layer import scanned_layers
 from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
+from redco_flow.models.product import product, wide_product
 from redco_flow.models.projections import num_groups_held
 from redco_flow.models.rotary import Rotation, rotation
 from redco_flow.models.visibility import default_positions, row_biases
@@ -105,7 +107,7 @@ class Decoder(nn.Module):
         if c.embedding_scale != 1:
             hidden = hidden * jnp.asarray(c.embedding_scale, hidden.dtype)
         if c.embedding_width:
-            hidden = jnp.tensordot(hidden, self.project_in.astype(hidden.dtype), 1)
+            hidden = product(hidden, self.project_in.astype(hidden.dtype))
         if c.num_positions:
             learned = self.positions.at[positions + c.position_offset].get(mode="clip")
             hidden = hidden + learned.astype(hidden.dtype)
@@ -117,11 +119,11 @@ class Decoder(nn.Module):
         if c.has_final_norm:
             hidden = self.final_norm(hidden)
         if c.embedding_width:
-            hidden = jnp.tensordot(hidden, self.project_out.astype(hidden.dtype), 1)
+            hidden = product(hidden, self.project_out.astype(hidden.dtype))
         if c.tie_word_embeddings:
-            scores = wide_einsum("btd,vd->btv", hidden, self.embedding.astype(hidden.dtype))
+            scores = wide_product(hidden, self.embedding.astype(hidden.dtype).T)
         else:
-            scores = wide_einsum("btd,dv->btv", hidden, self.lm_head.astype(hidden.dtype))
+            scores = wide_product(hidden, self.lm_head.astype(hidden.dtype))
         if c.has_head_bias:
             scores = scores + self.lm_head_bias
         return cap(scores, c.logit_cap)
@@ -130,18 +132,22 @@ class Decoder(nn.Module):
         self,
         input_ids: jax.Array,
         positions: jax.Array,
-        biases: tuple[jax.Array, ...],
+        biases: Biases,
         keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
+        order = self._order(input_ids.shape[1], keys)
+        input_ids, positions = order.arranged(input_ids), order.arranged(positions)
         hidden = self.embed(input_ids, positions)
         hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
-        shared = WholeShared(biases, self._turn(positions), fold_keys(keys, _LAYERS))
+        shared = WholeShared(biases, self._turn(positions), fold_keys(keys, _LAYERS), order=order)
         hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
-        return self.logits(hidden), router_logits
+        if router_logits is not None:
+            router_logits = jax.vmap(order.restored)(router_logits)
+        return self.logits(order.restored(hidden)), router_logits
 
     def prefill(
-        self, input_ids: jax.Array, positions: jax.Array, biases: tuple[jax.Array, ...]
+        self, input_ids: jax.Array, positions: jax.Array, biases: Biases
     ) -> tuple[jax.Array, jax.Array]:
         """Return every layer's keys and values, (L, B, S, G, K) each."""
         shared = WholeShared(biases, self._turn(positions), None)
@@ -165,6 +171,15 @@ class Decoder(nn.Module):
         per_layer = StepLayer(*self._per_layer(), prompt=(source.keys, source.values))
         (hidden, keys, values), _ = self.layers.step(carry, per_layer, shared)
         return self.logits(hidden), cache._replace(beams={"keys": keys, "values": values})
+
+    def _order(self, length: int, keys: jax.Array | None) -> SequenceOrder:
+        """Return the order in which tokens go through the layers."""
+        c = self.config
+        # A window makes shards alike as the text stands; dropout's masks belong to places.
+        is_alike = not c.attention.is_causal or c.common_window is not None
+        if is_alike or (keys is not None and c.drops):
+            return SequenceOrder()
+        return balanced_where_possible(length)
 
     def _turn(self, positions: jax.Array) -> Rotation | None:
         rotary = self.config.rotary

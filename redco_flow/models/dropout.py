@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.models.random_bits import fold_in, random_bits
+from redco_flow.models.random_bits import fold_in, random_bits, random_bits_at
 
 
 def example_keys(rngs: jax.Array | None, num_examples: int) -> jax.Array | None:
@@ -48,6 +48,20 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, site: int) -> jax
     """
     if keys is None or rate == 0:
         return x
-    bits = random_bits(keys, x.shape[1:], stream=site)
-    is_kept = jax.lax.optimization_barrier(bits < np.uint32((1 - rate) * 2**32))
+    is_kept = _is_kept(random_bits(keys, x.shape[1:], stream=site), rate)
     return jnp.where(is_kept, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
+
+
+def keep_factors(places: jax.Array, rate: float, keys: jax.Array, site: int) -> jax.Array:
+    """Return what `dropout` multiplies some elements of larger rows by: (B, *places' shape).
+
+    Args:
+        places: uint32, of the elements in their row, counted as its dims lie.
+    """
+    is_kept = _is_kept(random_bits_at(keys, places, site), rate)
+    return jnp.where(is_kept, np.float32(1 / (1 - rate)), np.float32(0))
+
+
+def _is_kept(bits: jax.Array, rate: float) -> jax.Array:
+    is_kept: jax.Array = jax.lax.optimization_barrier(bits < np.uint32((1 - rate) * 2**32))
+    return is_kept

@@ -23,10 +23,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.attention import wide_einsum
 from redco_flow.models.blocks import normal, zeros
 from redco_flow.models.dropout import example_keys, fold_keys
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
+from redco_flow.models.product import wide_product
 from redco_flow.models.stack import Stack
 from redco_flow.models.visibility import row_biases
 
@@ -70,7 +70,7 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
-        scores = wide_einsum("btd,vd->btv", hidden, self.embedding.astype(hidden.dtype))
+        scores = wide_product(hidden, self.embedding.astype(hidden.dtype).T)
         # A constant of published models, no weight of theirs.
         return scores + jax.lax.stop_gradient(self.final_logits_bias)
 

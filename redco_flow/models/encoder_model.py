@@ -23,10 +23,11 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.activation import activate
-from redco_flow.models.attention import wide_einsum
 from redco_flow.models.blocks import Norm, normal, zeros
+from redco_flow.models.blockwise_bias import Biases
 from redco_flow.models.dropout import example_keys
 from redco_flow.models.encoder_config import EncoderConfig
+from redco_flow.models.product import product, wide_product
 from redco_flow.models.stack import Stack
 from redco_flow.models.visibility import row_biases
 
@@ -50,9 +51,9 @@ class MaskedHead(nn.Module):
         """Map (B, T, D) to (B, T, V), float32."""
         assert self.config.head_activation is not None
         dtype = hidden.dtype
-        inner = jnp.tensordot(hidden, self.kernel.astype(dtype), 1) + self.bias.astype(dtype)
+        inner = product(hidden, self.kernel.astype(dtype)) + self.bias.astype(dtype)
         hidden = self.norm(activate(inner[..., None, :], self.config.head_activation))
-        return wide_einsum("btd,vd->btv", hidden, embedding.astype(dtype)) + self.vocabulary_bias
+        return wide_product(hidden, embedding.astype(dtype).T) + self.vocabulary_bias
 
 
 class Encoder(nn.Module):
@@ -74,7 +75,7 @@ class Encoder(nn.Module):
         self,
         input_ids: jax.Array,
         token_type_ids: jax.Array,
-        biases: tuple[jax.Array, ...],
+        biases: Biases,
         keys: jax.Array | None,
     ) -> jax.Array:
         """Return (B, T, D); ids outside a table read its nearest end."""

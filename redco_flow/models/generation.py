@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from redco_flow.models.beam import beam_search
+from redco_flow.models.context_axis import num_context_shards
 from redco_flow.models.dropout import example_keys
 from redco_flow.models.forced import ForcedTokens, with_forced_tokens
 from redco_flow.models.greedy import greedy_search, token_search
@@ -50,8 +51,14 @@ def generate(
 
     Raises:
         ValueError: a count below 1; sampling with beams, or without keys; a model that does
-            not generate.
+            not generate; or a mesh that splits sequences.
     """
+    if num_context_shards() > 1:
+        raise ValueError(
+            f"the mesh splits sequences over {num_context_shards()} context shards, and "
+            "generating takes token after token, which cannot be split: generate on "
+            "deployer.without_context_shards(), where the parameters lie as they are."
+        )
     if not hasattr(model, "decode_step"):
         raise ValueError(f"{model.__name__} does not generate: it has no decode_step.")
     for name, count in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):

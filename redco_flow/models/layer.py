@@ -18,8 +18,8 @@ import jax
 from redco_flow.models.block_config import MlpConfig
 from redco_flow.models.blocks import Attention, Mlp, Norm
 from redco_flow.models.cached_attention import PromptHeads, attend_cached
+from redco_flow.models.context_axis import split_sequence
 from redco_flow.models.dropout import dropout, fold_keys
-from redco_flow.models.grouped_attention import attend_grouped
 from redco_flow.models.key_value_cache import append
 from redco_flow.models.layer_inputs import (
     KeysValues,
@@ -31,6 +31,7 @@ from redco_flow.models.layer_inputs import (
 from redco_flow.models.mixture import MixtureOfExperts
 from redco_flow.models.projections import merge_together, project_together
 from redco_flow.models.rotary import Rotation
+from redco_flow.models.sequence_attention import attend_sequence
 from redco_flow.models.stack_config import StackConfig
 
 # Queries, keys and values of the tokens at hand to what their heads gather, (B, T, H, K).
@@ -138,7 +139,7 @@ class Layer(nn.Module):
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             seen.append((key, value))
-            return attend_grouped(
+            return attend_sequence(
                 c.attention,
                 query,
                 key,
@@ -147,10 +148,12 @@ class Layer(nn.Module):
                 window=window,
                 dropout_keys=keys,
                 dropout_site=_WEIGHTS,
+                is_balanced=shared.order.is_balanced,
             )
 
+        hidden = split_sequence(hidden)
         hidden, router_logits = self._sublayers(hidden, shared.turn, attend, source, keys)
-        return hidden, router_logits, seen[0]
+        return split_sequence(hidden), router_logits, seen[0]
 
     def _sublayers(
         self,
@@ -190,7 +193,7 @@ class Layer(nn.Module):
         config, attention = self.config.cross_attention, self.cross_attention
         assert config is not None
         (projected,) = project_together(normed, attention.kernels()[:1])
-        heads = attend_grouped(
+        heads = attend_sequence(
             config,
             attention.queries(projected),
             source.keys,

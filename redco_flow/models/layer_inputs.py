@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import jax
 
+from redco_flow.models.balanced_order import SequenceOrder
+from redco_flow.models.blockwise_bias import Bias, Biases
 from redco_flow.models.rotary import Rotation
 
 KeysValues = tuple[jax.Array, jax.Array]
@@ -25,13 +27,15 @@ class WholeShared(NamedTuple):
         keys: raw dropout keys (B, 2).
         encoded: another sequence (B, S, D), for cross-attention.
         encoded_bias: what hides its padding, (B, 1, 1, S).
+        order: in which the tokens lie; biases are told in the text's.
     """
 
-    biases: tuple[jax.Array, ...]
+    biases: Biases
     turn: Rotation | None
     keys: jax.Array | None
     encoded: jax.Array | None = None
-    encoded_bias: jax.Array | None = None
+    encoded_bias: Bias | None = None
+    order: SequenceOrder = SequenceOrder()
 
 
 class StepShared(NamedTuple):
@@ -49,7 +53,7 @@ class StepShared(NamedTuple):
     turn: Rotation | None = None
     is_visible: jax.Array | None = None
     back: jax.Array | None = None
-    encoded_bias: jax.Array | None = None
+    encoded_bias: Bias | None = None
 
 
 class StepLayer(NamedTuple):
@@ -72,4 +76,4 @@ class Source(NamedTuple):
 
     keys: jax.Array
     values: jax.Array
-    bias: jax.Array
+    bias: Bias

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.activation import activate
-from redco_flow.models.attention import wide_einsum
 from redco_flow.models.block_config import MixtureConfig
 from redco_flow.models.blocks import normal
+from redco_flow.models.product import wide_product
 
 
 class MixtureOfExperts(nn.Module):
@@ -38,7 +38,7 @@ class MixtureOfExperts(nn.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return what the chosen experts make of (B, T, D), and the router's logits (B, T, E)."""
         c = self.config
-        router_logits = wide_einsum("btd,de->bte", x, self.router.astype(x.dtype))
+        router_logits = wide_product(x, self.router.astype(x.dtype))
         weights = routing_weights(router_logits, c.experts_per_token)
         projected = jnp.einsum("btd,edgf->btegf", x, self.wi.astype(x.dtype))
         inner = activate(projected, c.activation) * weights.astype(x.dtype)[..., None]

@@ -43,6 +43,11 @@ def find_checkpoint(name_or_path: str, *, revision: str | None = None) -> Path:
     return _download(name_or_path, revision)
 
 
+def model_type(directory: Path) -> str:
+    """Return what a model's `config.json` calls its family; empty where it does not say."""
+    return str(read_json(directory / CONFIG_FILE).get("model_type", ""))
+
+
 def read_model(
     directory: Path,
     *,
@@ -61,7 +66,7 @@ def read_model(
         ValueError: an unknown family, key or value.
     """
     values = read_json(directory / CONFIG_FILE)
-    model = find_model(family or values.get("model_type", ""))
+    model = find_model(family or model_type(directory))
     config = model.Config.from_hugging_face(values, dtype=dtype).updated(overrides or {})
     if (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file():
         with TensorFiles(directory) as files:

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_flow.models.product import product
+
 MODEL_AXIS = "model"
 
 
@@ -52,16 +54,16 @@ def project_together(x: jax.Array, kernels: Sequence[SplitKernel]) -> list[jax.A
     num_shards = num_model_shards()
     are_even = all(kernel.shape[dim] % num_shards == 0 for kernel, dim in kernels)
     if num_shards == 1 or len(kernels) == 1 or not are_even:
-        return [jnp.tensordot(x, kernel.astype(x.dtype), 1) for kernel, _ in kernels]
+        return [product(x, kernel.astype(x.dtype)) for kernel, _ in kernels]
     flat = [
         jnp.moveaxis(kernel, dim, 1).reshape(kernel.shape[0], num_shards, -1)
         for kernel, dim in kernels
     ]
-    product = jnp.einsum("...d,dnx->...nx", x, jnp.concatenate(flat, axis=-1).astype(x.dtype))
+    together = product(x, jnp.concatenate(flat, axis=-1).astype(x.dtype))
     ends = np.cumsum([part.shape[-1] for part in flat])[:-1].tolist()
     return [
         _unflatten(part, kernel)
-        for part, kernel in zip(jnp.split(product, ends, axis=-1), kernels, strict=True)
+        for part, kernel in zip(jnp.split(together, ends, axis=-1), kernels, strict=True)
     ]
 
 
@@ -83,9 +85,7 @@ def merge_together(terms: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
     num_shards = num_model_shards()
     are_even = all(kernel.shape[0] % num_shards == 0 for _, kernel in terms)
     if num_shards == 1 or len(terms) == 1 or not are_even:
-        products = [
-            jnp.tensordot(x, kernel.astype(x.dtype), kernel.ndim - 1) for x, kernel in terms
-        ]
+        products = [product(x, kernel.astype(x.dtype), kernel.ndim - 1) for x, kernel in terms]
         return sum(products[1:], start=products[0])
     inputs, kernels = [], []
     for x, kernel in terms:
@@ -93,4 +93,4 @@ def merge_together(terms: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
         inputs.append(x.reshape(*lead, num_shards, -1))
         kernels.append(kernel.reshape(num_shards, -1, kernel.shape[-1]).astype(x.dtype))
     joined, kernel = jnp.concatenate(inputs, axis=-1), jnp.concatenate(kernels, axis=1)
-    return jnp.einsum("...nx,nxd->...d", joined, kernel)
+    return product(joined, kernel, 2)

@@ -44,23 +44,43 @@ def random_bits(
     Raises:
         ValueError: 2^32 elements per key or more; give each layer its own key.
     """
-    if math.prod(shape) >= 1 << 32:
-        raise ValueError(f"random_bits: {shape} has 2^32 elements or more for one key.")
+    check_num_elements(shape)
     bits: jax.Array = _stream_bits(keys, jnp.asarray(stream, jnp.uint32), shape)
     return bits
+
+
+def check_num_elements(shape: tuple[int, ...]) -> None:
+    """Raise ValueError for 2^32 elements per key or more."""
+    if math.prod(shape) >= 1 << 32:
+        raise ValueError(f"random_bits: {shape} has 2^32 elements or more for one key.")
+
+
+@jax.jit
+def random_bits_at(keys: jax.Array, places: jax.Array, stream: int | jax.Array) -> jax.Array:
+    """Draw those of a larger array's bits that are asked for, uint32 (…, *places' shape).
+
+    Args:
+        places: uint32, of the elements in the larger array, counted row by row.
+        stream: see `random_bits`.
+    """
+    return _bits_at(keys, jnp.asarray(stream, jnp.uint32), places)
 
 
 # Jitted so that twenty rounds are traced once per shape, not once per use.
 @partial(jax.jit, static_argnums=2)
 def _stream_bits(keys: jax.Array, stream: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    spread = (..., *[None] * len(shape))
-    first, second = (word[spread] for word in _words(keys))
     counters = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for dim in reversed(range(len(shape))):
         counters += jax.lax.broadcasted_iota(jnp.uint32, shape, dim) * np.uint32(stride)
         stride *= shape[dim]
-    one, other = _threefry((first, second), (jnp.broadcast_to(stream, shape), counters))
+    return _bits_at(keys, stream, counters)
+
+
+def _bits_at(keys: jax.Array, stream: jax.Array, counters: jax.Array) -> jax.Array:
+    spread = (..., *[None] * counters.ndim)
+    first, second = (word[spread] for word in _words(keys))
+    one, other = _threefry((first, second), (jnp.broadcast_to(stream, counters.shape), counters))
     return one ^ other
 
 

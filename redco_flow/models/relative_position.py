@@ -60,10 +60,10 @@ def pairwise_bias(
     by_distance = distance_bias(
         table, distances, bidirectional=bidirectional, max_distance=max_distance
     )
-    return _spread_diagonals(by_distance, num_queries, num_keys)[None]
+    return spread_diagonals(by_distance, num_queries, num_keys)[None]
 
 
-def _spread_diagonals(by_distance: jax.Array, num_queries: int, num_keys: int) -> jax.Array:
+def spread_diagonals(by_distance: jax.Array, num_queries: int, num_keys: int) -> jax.Array:
     """Lay (H, Q + M - 1) out as (H, Q, M) with entry [q, m] = by_distance[m - q + Q - 1]."""
     num_heads, length = by_distance.shape
     padded = jnp.pad(by_distance, ((0, 0), (0, 1)))

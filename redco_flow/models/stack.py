@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.blocks import Norm, normal
+from redco_flow.models.blockwise_bias import Bias, Biases
 from redco_flow.models.dropout import dropout, fold_keys
 from redco_flow.models.layer import scanned_layers
 from redco_flow.models.layer_inputs import KeysValues, StepLayer, StepShared, WholeShared
@@ -41,10 +42,10 @@ class Stack(nn.Module):
         self,
         embedded: jax.Array,
         positions: jax.Array,
-        biases: tuple[jax.Array, ...],
+        biases: Biases,
         keys: jax.Array | None,
         encoded: jax.Array | None = None,
-        encoded_bias: jax.Array | None = None,
+        encoded_bias: Bias | None = None,
     ) -> jax.Array:
         """Map embeddings (B, T, D) to what the last layer gives.
 
@@ -91,7 +92,7 @@ class Stack(nn.Module):
         embedded: jax.Array,
         beams: dict[str, jax.Array],
         source: KeysValues,
-        encoded_bias: jax.Array,
+        encoded_bias: Bias,
         step: jax.Array,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Map one token of each beam, (B, N, D), and return the cache with it in."""

@@ -63,6 +63,13 @@ class StackConfig:
         return self.num_positions - self.position_offset
 
     @property
+    def drops(self) -> bool:
+        """Whether there is any dropout."""
+        inner = self.mlp.dropout if isinstance(self.mlp, MlpConfig) else 0.0
+        rates = (self.embedding_dropout, self.residual_dropout, self.attention.dropout, inner)
+        return any(rates)
+
+    @property
     def common_window(self) -> int | None:
         """The window of all layers, where they have the same one."""
         return self.windows[0] if self.has_common_window and self.windows else None

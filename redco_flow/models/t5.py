@@ -26,16 +26,18 @@ import numpy as np
 
 from redco_flow.models.attention import (
     MASKED,
-    attention_mask_bias,
     causal_bias,
     rms_norm,
-    wide_einsum,
 )
+from redco_flow.models.blockwise_bias import Bias, Biases, ByDistance
+from redco_flow.models.context_axis import num_context_shards
 from redco_flow.models.dropout import dropout, example_keys, fold_keys
+from redco_flow.models.product import wide_product
 from redco_flow.models.relative_position import distance_bias, pairwise_bias
 from redco_flow.models.t5_config import T5Config
 from redco_flow.models.t5_layers import DecoderLayer, EncoderLayer, constant, normal
 from redco_flow.models.t5_tensors import IGNORED_TENSORS, config_of_tensors, tensor_layouts
+from redco_flow.models.visibility import padding_bias
 
 __all__ = [
     "IGNORED_TENSORS",
@@ -98,15 +100,17 @@ class _Stack(nn.Module):
         c = self.config
         return jnp.arange(c.num_decoder_layers if self.is_decoder else c.num_layers)
 
-    def position_bias(self, length: int) -> jax.Array:
-        """Return (1, H, T, T)."""
-        return pairwise_bias(
-            self.relative_bias,
-            length,
-            length,
-            bidirectional=not self.is_decoder,
-            max_distance=self.config.relative_attention_max_distance,
-        )
+    def position_bias(self, length: int) -> Bias:
+        """Return what positions add and hide, (1, H, T, T) or told by blocks."""
+        kind: dict[str, Any] = {
+            "bidirectional": not self.is_decoder,
+            "max_distance": self.config.relative_attention_max_distance,
+        }
+        if num_context_shards() > 1:
+            values = distance_bias(self.relative_bias, np.arange(1 - length, length), **kind)
+            return ByDistance(values, length, is_causal=self.is_decoder)
+        bias = pairwise_bias(self.relative_bias, length, length, **kind)
+        return bias + causal_bias(length) if self.is_decoder else bias
 
     def cached_position_bias(self, max_length: int) -> jax.Array:
         """Return (H, 2 T - 1): the keys' bias at step t is its slice of T from T - 1 - t."""
@@ -183,7 +187,7 @@ class T5(nn.Module):
     ) -> jax.Array:
         """Return (B, S, D)."""
         position_bias = self.encoder.position_bias(input_ids.shape[1])
-        biases = (position_bias, _per_key(attention_mask))
+        biases = (position_bias, padding_bias(attention_mask))
         sites = range(_SOURCE_IN, _SOURCE_LAYERS + 1)
         return self.encoder(self.embed(input_ids), (biases,), keys, sites)
 
@@ -197,11 +201,11 @@ class T5(nn.Module):
     ) -> jax.Array:
         """Return logits (B, T, V), float32."""
         length = decoder_input_ids.shape[1]
-        biases: tuple[jax.Array, ...] = (self.decoder.position_bias(length) + causal_bias(length),)
+        biases: Biases = (self.decoder.position_bias(length),)
         if decoder_attention_mask is not None:
-            biases = (*biases, _per_key(decoder_attention_mask))
+            biases = (*biases, padding_bias(decoder_attention_mask))
         sites = range(_TARGET_IN, _TARGET_LAYERS + 1)
-        shared = (biases, encoded, _per_key(attention_mask))
+        shared = (biases, encoded, padding_bias(attention_mask))
         return self.logits(self.decoder(self.embed(decoder_input_ids), shared, keys, sites))
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -210,8 +214,8 @@ class T5(nn.Module):
         if c.scale_decoder_outputs:
             hidden = hidden * c.d_model**-0.5
         if c.tie_word_embeddings:
-            return wide_einsum("btd,vd->btv", hidden, self.embedding.astype(hidden.dtype))
-        return wide_einsum("btd,dv->btv", hidden, self.lm_head.astype(hidden.dtype))
+            return wide_product(hidden, self.embedding.astype(hidden.dtype).T)
+        return wide_product(hidden, self.lm_head.astype(hidden.dtype))
 
     def __call__(
         self,
@@ -234,7 +238,7 @@ class T5(nn.Module):
         source = {
             "keys": keys,
             "values": values,
-            "mask_bias": _per_key(attention_mask),
+            "mask_bias": padding_bias(attention_mask),
             "position_bias": self.decoder.cached_position_bias(max_length),
         }
         batch = encoded.shape[0]
@@ -246,11 +250,6 @@ class T5(nn.Module):
         """Return logits (B, N, V), float32, and the cache with one position more."""
         hidden, cache = self.decoder.step(self.embed(tokens), cache, position)
         return self.logits(hidden), cache
-
-
-def _per_key(attention_mask: jax.Array) -> jax.Array:
-    """Return what hides padding from every query: (B, 1, 1, M)."""
-    return attention_mask_bias(attention_mask)[:, None, None, :]
 
 
 def _run(config: T5Config, params: Params, *inputs: Any, method: str = "__call__") -> Any:

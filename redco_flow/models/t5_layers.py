@@ -20,8 +20,13 @@ import numpy as np
 from redco_flow.models import random_bits
 from redco_flow.models.activation import activate
 from redco_flow.models.attention import attend, rms_norm, softmax, wide_einsum
+from redco_flow.models.block_config import AttentionConfig
+from redco_flow.models.blockwise_bias import Bias, Biases, as_arrays
+from redco_flow.models.context_axis import num_context_shards, split_sequence
 from redco_flow.models.dropout import dropout, fold_keys
 from redco_flow.models.key_value_cache import append
+from redco_flow.models.product import product
+from redco_flow.models.ring_attention import ring_attend
 from redco_flow.models.t5_config import T5Config
 
 Initializer = Callable[..., jax.Array]
@@ -60,6 +65,25 @@ def _raw(key: jax.Array) -> jax.Array:
     return jax.random.key_data(key) if is_typed else key
 
 
+def _attend(
+    config: T5Config,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    biases: Biases,
+    keys: jax.Array | None,
+    site: int,
+) -> jax.Array:
+    """Attend without scaling, (B, Q, H, K), wherever the sequences lie."""
+    rate = config.dropout_rate
+    options: dict[str, Any] = {"dropout_keys": keys, "dropout_site": site}
+    if num_context_shards() == 1:
+        return attend(query, key, value, as_arrays(biases), dropout_rate=rate, **options)
+    heads = (config.num_heads, config.num_heads, config.d_kv)
+    plain = AttentionConfig(*heads, scale=1.0, is_causal=False, dropout=rate)
+    return ring_attend(plain, query, key, value, biases, **options)
+
+
 class SelfAttention(nn.Module):
     """Attention of a sequence over itself, with the norm before it."""
 
@@ -76,28 +100,17 @@ class SelfAttention(nn.Module):
     def project(self, hidden: jax.Array) -> jax.Array:
         """Return queries, keys and values, stacked: (B, T, 3, H, K)."""
         normed = rms_norm(hidden, self.norm, self.config.layer_norm_epsilon)
-        return jnp.einsum("btd,dchk->btchk", normed, self.qkv.astype(hidden.dtype))
+        return product(normed, self.qkv.astype(hidden.dtype))
 
     def merge(self, heads: jax.Array) -> jax.Array:
         """Bring (B, T, H, K) back to the model's width."""
-        return jnp.einsum("bthk,hkd->btd", heads, self.out.astype(heads.dtype))
+        return product(heads, self.out.astype(heads.dtype), 2)
 
-    def __call__(
-        self, hidden: jax.Array, biases: tuple[jax.Array, ...], keys: jax.Array | None
-    ) -> jax.Array:
+    def __call__(self, hidden: jax.Array, biases: Biases, keys: jax.Array | None) -> jax.Array:
         """Return what is added to `hidden`."""
-        rate = self.config.dropout_rate
         query, key, value = jnp.unstack(self.project(hidden), axis=2)
-        heads = attend(
-            query,
-            key,
-            value,
-            biases,
-            dropout_rate=rate,
-            dropout_keys=keys,
-            dropout_site=_SELF_WEIGHTS,
-        )
-        return dropout(self.merge(heads), rate, keys, _SELF_OUT)
+        heads = _attend(self.config, query, key, value, biases, keys, _SELF_WEIGHTS)
+        return dropout(self.merge(heads), self.config.dropout_rate, keys, _SELF_OUT)
 
 
 class CrossAttention(nn.Module):
@@ -116,29 +129,23 @@ class CrossAttention(nn.Module):
 
     def keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the source's keys and values, (B, S, H, K) each."""
-        both = jnp.einsum("bsd,dchk->bschk", encoded, self.kv.astype(encoded.dtype))
-        return both[:, :, 0], both[:, :, 1]
+        both = product(encoded, self.kv.astype(encoded.dtype))
+        key, value = jnp.unstack(both, axis=2)
+        return key, value
 
     def __call__(
         self,
         hidden: jax.Array,
         keys_values: tuple[jax.Array, jax.Array],
-        mask_bias: jax.Array,
+        mask_bias: Bias,
         keys: jax.Array | None,
     ) -> jax.Array:
         """Return what is added to `hidden`."""
         rate = self.config.dropout_rate
         normed = rms_norm(hidden, self.norm, self.config.layer_norm_epsilon)
-        query = jnp.einsum("btd,dhk->bthk", normed, self.q.astype(hidden.dtype))
-        heads = attend(
-            query,
-            *keys_values,
-            (mask_bias,),
-            dropout_rate=rate,
-            dropout_keys=keys,
-            dropout_site=_CROSS_WEIGHTS,
-        )
-        merged = jnp.einsum("bthk,hkd->btd", heads, self.out.astype(heads.dtype))
+        query = product(normed, self.q.astype(hidden.dtype))
+        heads = _attend(self.config, query, *keys_values, (mask_bias,), keys, _CROSS_WEIGHTS)
+        merged = product(heads, self.out.astype(heads.dtype), 2)
         return dropout(merged, rate, keys, _CROSS_OUT)
 
 
@@ -159,10 +166,10 @@ class FeedForward(nn.Module):
         """Return what is added to `hidden`."""
         c = self.config
         normed = rms_norm(hidden, self.norm, c.layer_norm_epsilon)
-        projected = jnp.einsum("btd,dgf->btgf", normed, self.wi.astype(hidden.dtype))
+        projected = product(normed, self.wi.astype(hidden.dtype))
         inner = activate(projected, c.activation)
         inner = dropout(inner, c.dropout_rate, keys, _FF_INNER)
-        outer = jnp.einsum("btf,fd->btd", inner, self.wo.astype(hidden.dtype))
+        outer = product(inner, self.wo.astype(hidden.dtype))
         return dropout(outer, c.dropout_rate, keys, _FF_OUT)
 
 
@@ -182,8 +189,9 @@ class EncoderLayer(nn.Module):
         """Map (B, S, D) to (B, S, D); `shared` is (self-attention's biases, dropout keys)."""
         biases, keys = shared
         keys = fold_keys(keys, layer)
+        hidden = split_sequence(hidden)
         hidden = hidden + self.self_attention(hidden, biases, keys)
-        return hidden + self.feed_forward(hidden, keys), None
+        return split_sequence(hidden + self.feed_forward(hidden, keys)), None
 
 
 class DecoderLayer(nn.Module):
@@ -209,10 +217,11 @@ class DecoderLayer(nn.Module):
         """
         biases, encoded, mask_bias, keys = shared
         keys = fold_keys(keys, layer)
+        hidden = split_sequence(hidden)
         hidden = hidden + self.self_attention(hidden, biases, keys)
         source = self.cross_attention.keys_values(encoded)
         hidden = hidden + self.cross_attention(hidden, source, mask_bias, keys)
-        return hidden + self.feed_forward(hidden, keys), None
+        return split_sequence(hidden + self.feed_forward(hidden, keys)), None
 
     def keys_values(
         self, carry: None, layer: jax.Array, encoded: jax.Array

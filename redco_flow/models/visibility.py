@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention import attention_mask_bias
+from redco_flow.models.blockwise_bias import Bias, Biases, SameDocument, VisibleKeys
+from redco_flow.models.context_axis import num_context_shards
 
 
 def band_bias(
@@ -28,22 +30,35 @@ def band_bias(
     return None if visible is None else attention_mask_bias(visible)[None, None]
 
 
-def row_biases(
-    attention_mask: jax.Array | None, segment_ids: jax.Array | None
-) -> tuple[jax.Array, ...]:
+def row_biases(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Biases:
     """Return what hides padding and other documents, each broadcasting to (B, 1, Q, M).
+
+    Over several context shards they are told by blocks.
 
     Args:
         attention_mask: (B, T); 0 is padding.
         segment_ids: (B, T); which of a row's documents a token belongs to.
     """
-    biases: tuple[jax.Array, ...] = ()
+    biases: Biases = ()
     if attention_mask is not None:
-        biases = (*biases, attention_mask_bias(attention_mask)[:, None, None, :])
+        biases = (*biases, padding_bias(attention_mask))
     if segment_ids is not None:
-        is_same = segment_ids[:, :, None] == segment_ids[:, None, :]
-        biases = (*biases, attention_mask_bias(is_same)[:, None])
+        biases = (*biases, _document_bias(segment_ids))
     return biases
+
+
+def padding_bias(attention_mask: jax.Array) -> Bias:
+    """Return what hides padding from every query, (B, 1, 1, M) or told by blocks."""
+    if num_context_shards() > 1:
+        return VisibleKeys(attention_mask)
+    return attention_mask_bias(attention_mask)[:, None, None, :]
+
+
+def _document_bias(segment_ids: jax.Array) -> Bias:
+    if num_context_shards() > 1:
+        return SameDocument(segment_ids, segment_ids)
+    is_same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return attention_mask_bias(is_same)[:, None]
 
 
 def default_positions(

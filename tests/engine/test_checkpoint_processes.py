@@ -1,4 +1,4 @@
-"""Two processes save and restore one sharded state together."""
+"""Two processes save and restore one sharded state together, on one disk or each on its own."""
 
 import socket
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = """
 import sys
-rank, directory, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank, directory, port, is_shared = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "1"
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
@@ -25,7 +25,7 @@ def spread(array, *spec):
 def state_at(step):
     return {"params": {"w": spread(whole * step, "data", "model")}, "step": spread(np.int32(step))}
 
-with Checkpointer(directory, keep_last=2) as checkpointer:
+with Checkpointer(directory, keep_last=2, is_shared=is_shared) as checkpointer:
     for step in (1, 2, 3):
         checkpointer.save(step, state_at(step), cursor={"step": step})
     checkpointer.wait()
@@ -47,11 +47,13 @@ print("exact", flush=True)
 
 
 @pytest.mark.slow
-def test_two_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tmp_path):
+@pytest.mark.parametrize("disks", [["one", "one"], ["first", "second"]])
+def test_two_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tmp_path, disks):
     """Engine case 22: every process makes the same calls; who writes what is not theirs to say."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    is_shared = "1" if len(set(disks)) == 1 else "0"
     environment = {
         "PATH": "/usr/bin:/bin",
         "JAX_PLATFORMS": "cpu",
@@ -59,13 +61,13 @@ def test_two_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tm
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "checkpoints"), port],
+            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / disk), port, is_shared],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=environment,
         )
-        for rank in range(2)
+        for rank, disk in enumerate(disks)
     ]
     try:
         outputs = [process.communicate(timeout=200)[0] for process in processes]

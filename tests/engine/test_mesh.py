@@ -14,13 +14,13 @@ def test_devices_not_sharing_a_model_are_data_parallel(num_model_shards):
 
     assert deployer.num_model_shards == num_model_shards
     assert deployer.num_data_shards == 8 // num_model_shards
-    assert deployer.mesh.axis_names == ("data", "fsdp", "model")
+    assert deployer.mesh.axis_names == ("data", "fsdp", "context", "model")
 
 
 def test_fully_sharded_devices_have_rows_of_their_own():
     deployer = Deployer(2, num_fsdp_shards=2)
 
-    assert dict(deployer.mesh.shape) == {"data": 2, "fsdp": 2, "model": 2}
+    assert dict(deployer.mesh.shape) == {"data": 2, "fsdp": 2, "context": 1, "model": 2}
     assert deployer.num_data_shards == 4
 
 
@@ -39,7 +39,7 @@ def test_model_shards_that_do_not_divide_the_devices_are_refused(num_model_shard
 def test_model_shards_of_one_copy_are_neighbours():
     mesh = build_mesh(2, jax.devices()[:4])
 
-    assert [[d.id for d in row] for row in mesh.devices[:, 0]] == [[0, 1], [2, 3]]
+    assert [[d.id for d in row] for row in mesh.devices[:, 0, 0]] == [[0, 1], [2, 3]]
 
 
 def test_processes_that_share_rows_read_the_same_share():

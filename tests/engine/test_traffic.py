@@ -1,3 +1,4 @@
+import re
 from functools import partial
 
 import jax
@@ -56,11 +57,39 @@ def test_what_a_loop_sends_counts_once_per_turn(mesh):
     assert wire_bytes(compiled(mesh, five_turns)) == 5 * 2 * 3 / 4 * FLOATS * 4
 
 
+def test_a_loop_of_which_the_compiler_tells_no_length_counts_to_its_constant(mesh):
+    """As the compilers of other devices write them."""
+
+    def five_turns(x):
+        return jax.lax.fori_loop(0, 5, lambda i, carry: jax.lax.psum(carry, "model"), x)
+
+    text = compiled(mesh, five_turns)
+    untold = re.sub(r'"known_trip_count":\{"n":"5"\},?', "", text)
+
+    assert untold != text
+    assert wire_bytes(untold) == wire_bytes(text) == 5 * 2 * 3 / 4 * FLOATS * 4
+
+
 def test_a_permutation_counts_its_bytes_once(mesh):
     ring = [(i, (i + 1) % SHARDS) for i in range(SHARDS)]
     text = compiled(mesh, partial(jax.lax.ppermute, axis_name="model", perm=ring))
 
     assert wire_bytes(text) == FLOATS * 4
+
+
+def test_a_permutation_that_is_started_and_awaited_counts_once():
+    """As compilers for accelerators write it: operands, results, and two counters."""
+    text = """HloModule step
+
+ENTRY %main (x: bf16[2,32]) -> bf16[2,32] {
+  %x = bf16[2,32]{1,0} parameter(0)
+  %start = (bf16[2,32]{1,0:T(8,128)}, bf16[2,32]{1,0:T(8,128)}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%x), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  ROOT %done = bf16[2,32]{1,0} collective-permute-done(%start)
+}
+"""
+
+    assert read_collectives(text) == [Collective("collective-permute", 2 * 32 * 2, 2, 1)]
 
 
 def test_a_program_without_exchange_sends_nothing(mesh):

@@ -84,10 +84,8 @@ class Walker:
         return results
 
 
-def trace_function(
-    function: Callable[..., Any], params: Any, inputs: Sequence[Any], handlers: dict[str, Handler]
-) -> Record:
-    """Trace `function(params, *inputs)` on abstract values.
+def function_jaxpr(function: Callable[..., Any], params: Any, inputs: Sequence[Any]) -> ClosedJaxpr:
+    """Trace `function(params, *inputs)` on shapes.
 
     Args:
         params: arrays or shapes.
@@ -105,7 +103,14 @@ def trace_function(
         ]
         return function(params, *jax.tree.unflatten(structure, merged))
 
-    closed = jax.make_jaxpr(call)(_abstract(params), _abstract(arrays))
+    return jax.make_jaxpr(call)(_abstract(params), _abstract(arrays))
+
+
+def trace_function(
+    function: Callable[..., Any], params: Any, inputs: Sequence[Any], handlers: dict[str, Handler]
+) -> Record:
+    """Follow the dims of `function(params, *inputs)`; see `function_jaxpr`."""
+    closed = function_jaxpr(function, params, inputs)
     record = Record()
     walker = Walker(record, handlers)
     num_params = len(jax.tree.leaves(params))

@@ -1,0 +1,29 @@
+"""The mesh axis `context`, over which sequences are split: how many shards, and what lies there.
+
+The number of shards is that of the mesh that is being traced for; without one nothing is split.
+Refuses to know what is computed on the sequences.
+Dims in this file: B batch, T sequence.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import PartitionSpec
+
+CONTEXT_AXIS = "context"
+
+
+def num_context_shards() -> int:
+    """Return the size of the mesh axis `context` that is being traced for, 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else dict(mesh.shape).get(CONTEXT_AXIS, 1)
+
+
+def split_sequence(x: jax.Array) -> jax.Array:
+    """Lay (B, T, …) out with T over the context shards; the other dims stay as they are."""
+    if num_context_shards() == 1:
+        return x
+    free = PartitionSpec.UNCONSTRAINED
+    spec = PartitionSpec(free, CONTEXT_AXIS, *[free] * (x.ndim - 2))
+    placed: jax.Array = jax.lax.with_sharding_constraint(x, spec)
+    return placed

@@ -1,0 +1,458 @@
+"""Sequences split over the mesh axis `context`: whole train steps, against one device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from redco_flow import Deployer, Predictor, Trainer
+from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.compiled_step import lower_train_step
+from redco_flow.engine.errors import ShardingError
+from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.packing import collate_packed
+from redco_flow.engine.traffic import read_collectives
+from redco_flow.models.find import find_model
+from redco_flow.models.generation import generate
+
+LENGTH, TARGET, VOCAB = 12, 10, 64
+_TOKENS = {"bos_token_id": 2, "eos_token_id": 1}
+_GPT = {
+    "vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, **_TOKENS,
+    "resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2,
+}  # fmt: skip
+_LLAMA = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, **_TOKENS,
+}  # fmt: skip
+_BERT = {
+    "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 24, "max_position_embeddings": 32,
+}  # fmt: skip
+_BART = {
+    "vocab_size": VOCAB, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24, "max_position_embeddings": 32,
+}  # fmt: skip
+_T5 = {
+    "vocab_size": VOCAB, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 8,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT,
+    "gptj": {**_GPT, "rotary_dim": 4},
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, "sliding_window": 4},
+    "gemma2": {
+        **_LLAMA, "head_dim": 4, "sliding_window": 4, "query_pre_attn_scalar": 4,
+        "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0,
+    },
+    "mixtral": {**_LLAMA, "num_local_experts": 4},
+    "bert": _BERT,
+    "t5": _T5,
+    "bart": _BART,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A model, its loss, and examples with rows of several lengths."""
+
+    module: Any
+    config: Any
+    loss_fn: Callable[..., Any]
+    collate_fn: Callable[..., dict[str, np.ndarray]]
+    examples: list[Any]
+
+
+def model_of(family: str, **computed: Any) -> tuple[Any, Any]:
+    module = find_model(family)
+    values = {"model_type": family, **FAMILIES[family]}
+    return module, module.Config.from_hugging_face(values, **computed)
+
+
+def row(rng: np.random.Generator, length: int, full: int) -> np.ndarray:
+    found = np.zeros(full, np.int32)
+    found[:length] = rng.integers(3, VOCAB, length)
+    return found
+
+
+def case_of(family: str, length: int = LENGTH, **computed: Any) -> Case:
+    """Trained on the next token; an encoder on its own tokens, as where none is masked."""
+    module, config = model_of(family, **computed)
+    shift = 0 if family == "bert" else 1
+
+    def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
+        keys = rngs if is_training else None
+        ids = batch["ids"]
+        mask = (ids != 0).astype(jnp.int32)
+        logits = module.apply(config, params, ids, mask, rngs=keys)
+        labels = jnp.where(mask == 0, -100, ids)
+        return cross_entropy(logits[:, : ids.shape[1] - shift], labels[:, shift:])
+
+    rng = np.random.default_rng(0)
+    examples = [row(rng, n, length) for n in rng.integers(2, length + 1, 8)]
+    return Case(module, config, loss_fn, lambda rows: {"ids": np.stack(rows)}, examples)
+
+
+def pair_case_of(family: str) -> Case:
+    module, config = model_of(family)
+
+    def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
+        keys = rngs if is_training else None
+        source, target = batch["source"], batch["target"]
+        mask = (source != 0).astype(jnp.int32)
+        shifted = jnp.pad(target[:, :-1], ((0, 0), (1, 0)))
+        logits = module.apply(config, params, source, mask, shifted, rngs=keys)
+        return cross_entropy(logits, jnp.where(target == 0, -100, target))
+
+    def collate(rows: Any) -> dict[str, np.ndarray]:
+        return {name: np.stack([row[name] for row in rows]) for name in ("source", "target")}
+
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, TARGET + 1, (8, 2))
+    examples = [
+        {"source": row(rng, one, LENGTH), "target": row(rng, other, TARGET)}
+        for one, other in lengths
+    ]
+    return Case(module, config, loss_fn, collate, examples)
+
+
+def packed_case() -> Case:
+    """Documents of a packed row begin and end where they will, shards' edges or not."""
+    module, config = model_of("llama")
+
+    def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
+        logits = module.apply(
+            config, params, batch["input_ids"],
+            position_ids=batch["position_ids"], segment_ids=batch["segment_ids"],
+        )  # fmt: skip
+        return cross_entropy(logits, batch["labels"])
+
+    def document(rng: np.random.Generator, length: int) -> dict[str, np.ndarray]:
+        ids = rng.integers(3, VOCAB, length)
+        return {"input_ids": ids, "labels": np.append(ids[1:], -100)}
+
+    rng = np.random.default_rng(0)
+    examples = [[document(rng, n) for n in lengths] for lengths in [(3, 5, 2), (7, 4), (1, 11)] * 3]
+    collate = partial(collate_packed, padding={"input_ids": 0, "labels": -100}, row_length=LENGTH)
+    return Case(module, config, loss_fn, collate, examples[:8])
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    **{name: partial(case_of, name) for name in FAMILIES if name not in ("t5", "bart")},
+    "t5": partial(pair_case_of, "t5"),
+    "bart": partial(pair_case_of, "bart"),
+    "packed": packed_case,
+    "llama of odd length": partial(case_of, "llama", 11),
+    "llama rematerialised": partial(case_of, "llama", remat="full"),
+}
+
+
+def deployer_of(data: int, fsdp: int, context: int, model: int) -> Deployer:
+    devices = jax.devices()[: data * fsdp * context * model]
+    return Deployer(model, num_context_shards=context, num_fsdp_shards=fsdp, devices=devices)
+
+
+def rules_of(case: Case, deployer: Deployer) -> Any:
+    params = case.module.abstract_params(case.config)
+    batch = case.collate_fn(case.examples[:2])
+    return deployer.get_sharding_rules(params, case.loss_fn, batch, None, False)
+
+
+def trainer_of(case: Case, deployer: Deployer, **options: Any) -> Trainer:
+    """One whose first step subtracts the gradient."""
+    return Trainer(
+        deployer,
+        collate_fn=case.collate_fn,
+        loss_fn=case.loss_fn,
+        params=case.module.init_params(case.config, jax.random.key(0)),
+        sharding_rules=rules_of(case, deployer),
+        seed=7,
+        **{"optimizer": optax.sgd(1.0), "global_batch_size": 8, **options},
+    )
+
+
+def first_step(case: Case, deployer: Deployer) -> dict[str, Any]:
+    trainer = trainer_of(case, deployer)
+    before = jax.device_get(trainer.state["params"])
+    eval_loss = trainer.eval_loss(case.examples)
+    with trainer.read_batches(case.examples, 0, 1) as batches:
+        (batch,) = trainer.device_batches(batches)
+        metrics = jax.device_get(trainer.advance(batch))
+    after = jax.device_get(trainer.state["params"])
+    gradients = jax.tree.map(np.subtract, before, after)
+    return {"metrics": metrics, "eval_loss": eval_loss, "gradients": gradients}
+
+
+@functools.cache
+def on_one_device(name: str) -> dict[str, Any]:
+    return first_step(CASES[name](), deployer_of(1, 1, 1, 1))
+
+
+def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected["metrics"].items():
+        np.testing.assert_allclose(found["metrics"][name], value, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(found["eval_loss"], expected["eval_loss"], rtol=1e-5)
+    # Parameters of size one hold a gradient to 1e-7.
+    largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected["gradients"]))
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * largest),
+        found["gradients"],
+        expected["gradients"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_familys_step_over_two_context_shards_is_that_of_one_device(name):
+    """Engine cases 33, 34, 36 and 42: shifted labels, packing, token means, dropout."""
+    found = first_step(CASES[name](), deployer_of(1, 1, 2, 1))
+
+    assert_same_step(found, on_one_device(name))
+
+
+# (data, fsdp, context, model)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("gpt2", (1, 1, 4, 1)),
+        ("gpt2", (1, 1, 2, 2)),
+        ("gpt2", (1, 2, 2, 1)),
+        ("gpt2", (2, 1, 2, 2)),
+        ("t5", (1, 1, 4, 2)),
+        ("t5", (1, 2, 2, 1)),
+    ],
+)
+def test_context_shards_go_with_every_other_axis(name, mesh):
+    """Engine case 12, with dropout."""
+    found = first_step(CASES[name](), deployer_of(*mesh))
+
+    assert_same_step(found, on_one_device(name))
+
+
+@pytest.mark.slow
+def test_gathered_and_split_layers_attend_by_the_ring_too():
+    found = first_step(CASES["packed"](), deployer_of(1, 2, 2, 2))
+
+    assert_same_step(found, on_one_device("packed"))
+
+
+@pytest.mark.slow
+def test_a_loss_per_example_alone_is_the_same():
+    case = case_of("llama")
+
+    def mean(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
+        totals, weights = case.loss_fn(params, batch, rngs, is_training)
+        return totals.sum() / weights.sum()
+
+    single = case._replace(loss_fn=mean)
+    expected = first_step(single, deployer_of(1, 1, 1, 1))
+
+    assert_same_step(first_step(single, deployer_of(2, 1, 2, 1)), expected)
+
+
+@pytest.mark.slow
+def test_accumulated_micro_batches_are_one_batch():
+    """Engine case 35; the rows of a micro-batch are those of a data shard, whatever its context."""
+    case = case_of("llama")
+    trainer = trainer_of(case, deployer_of(2, 1, 2, 1), per_device_batch_size=1)
+
+    with trainer.read_batches(case.examples, 0, 1) as batches:
+        (batch,) = trainer.device_batches(batches)
+        metrics = jax.device_get(trainer.advance(batch))
+
+    assert trainer.layout.num_micro == 4
+    expected = on_one_device("llama")["metrics"]
+    np.testing.assert_allclose(metrics["total"], expected["total"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], expected["grad_norm"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_training_goes_on_over_another_number_of_context_shards(tmp_path):
+    """Engine cases 31 and 47: the same examples, dropout and losses."""
+    case = case_of("gpt2")
+    options = {"optimizer": optax.adamw(1e-3), "global_batch_size": 4}
+    alone = trainer_of(case, deployer_of(1, 1, 1, 1), **options)
+    expected = alone.fit(case.examples, num_epochs=2, log_every_steps=1)
+
+    with Checkpointer(tmp_path) as checkpointer:
+        first = trainer_of(case, deployer_of(1, 1, 4, 1), **options)
+        first.fit(case.examples, num_epochs=1, checkpointer=checkpointer)
+        second = trainer_of(case, deployer_of(2, 1, 2, 1), **options)
+        found = second.fit(
+            case.examples, num_epochs=2, checkpointer=checkpointer, log_every_steps=1
+        )
+
+    assert second.step == alone.step == 4
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+
+
+def test_parameters_and_optimizer_state_are_whole_over_context_shards():
+    case = case_of("llama")
+    deployer = deployer_of(1, 1, 4, 2)
+
+    rules, without = rules_of(case, deployer), rules_of(case, deployer_of(1, 1, 1, 2))
+
+    params = case.module.abstract_params(case.config)
+    assert rules.specs(params) == without.specs(params)
+    assert rules.bytes_per_device == without.bytes_per_device
+    with pytest.raises(ShardingError, match="names axis 'context'; allowed: None, 'data'"):
+        deployer.get_sharding_rules(params, overrides=[("embedding", ("context",))])
+
+
+def step_collectives(case: Case, num_shards: int, length: int) -> list[Any]:
+    deployer = deployer_of(1, 1, num_shards, 1)
+    params = case.module.abstract_params(case.config)
+    batch = {"ids": jax.ShapeDtypeStruct((4, length), jnp.int32)}
+    lowered = lower_train_step(
+        deployer, case.loss_fn, params, optax.adamw(1e-3), rules_of(case, deployer), batch
+    )
+    return read_collectives(lowered.compile().as_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shards", [2, 4])
+def test_a_step_sends_keys_and_values_round_the_ring_and_gradients_once(num_shards):
+    """Per layer keys and values once forward and, with their gradients, twice backward.
+
+    Besides, what the layers give comes back into the text's order, and its gradient out of it.
+    """
+    module, config = model_of("llama")
+    length, attention = 64, config.core.attention
+
+    def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
+        return cross_entropy(module.apply(config, params, batch["ids"]), batch["ids"])
+
+    case = case_of("llama")._replace(loss_fn=loss_fn)
+    share = (num_shards - 1) / num_shards
+    both = 2 * 4 * length * attention.num_kv_heads * attention.head_dim * 4
+
+    collectives = step_collectives(case, num_shards, length)
+
+    travelled = sum(one.wire_bytes for one in collectives if one.kind == "collective-permute")
+    hidden = 4 * length // num_shards * config.core.width * 4
+    assert travelled == config.core.num_layers * 3 * share * both + 2 * hidden
+    # What is summed over the shards is every parameter's gradient, and a few scalars.
+    assert {one.kind for one in collectives} == {"collective-permute", "all-reduce"}
+    reduced = sum(one.num_bytes * one.count for one in collectives if one.kind == "all-reduce")
+    sizes = jax.tree.leaves(jax.tree.map(lambda x: x.size, module.abstract_params(config)))
+    assert 4 * sum(sizes) <= reduced <= 4 * sum(sizes) + 100
+
+
+@pytest.mark.slow
+def test_generating_over_context_shards_is_refused_and_works_without_them():
+    case = case_of("llama")
+    deployer = deployer_of(1, 2, 2, 2)
+    params = case.module.init_params(case.config, jax.random.key(0))
+
+    def continued(params: Any, batch: Any, rngs: Any) -> Any:
+        mask = (batch["ids"] != 0).astype(jnp.int32)
+        options = {"max_new_tokens": 4}
+        return generate(case.module, case.config, params, batch["ids"], mask, **options).tokens
+
+    def predictor_of(deployer: Deployer) -> Predictor:
+        return Predictor(
+            deployer, collate_fn=case.collate_fn, pred_fn=continued,
+            sharding_rules=rules_of(case, deployer), batch_size=4,
+        )  # fmt: skip
+
+    expected = predictor_of(deployer_of(1, 1, 1, 1)).predict(case.examples, params)
+
+    found = predictor_of(deployer.without_context_shards()).predict(case.examples, params)
+
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match=r"2 context shards.*without_context_shards\(\)"):
+        predictor_of(deployer).predict(case.examples, params)
+
+
+@pytest.mark.parametrize(("memory_gib", "num_fsdp_shards"), [(1.0, 1), (1e-6, 4)])
+def test_fsdp_shards_are_chosen_among_the_data_parallel_devices(memory_gib, num_fsdp_shards):
+    case = case_of("llama")
+    deployer = Deployer(num_context_shards=2, num_fsdp_shards="auto", device_memory_gib=memory_gib)
+    params, batch = case.module.abstract_params(case.config), case.collate_fn(case.examples[:2])
+
+    deployer.get_sharding_rules(
+        params, case.loss_fn, batch, None, False, optimizer=optax.adamw(1e-3)
+    )
+
+    assert deployer.num_fsdp_shards == num_fsdp_shards
+    assert deployer.num_context_shards == 2
+    assert deployer.num_data_shards == 4
+
+
+def test_parameters_lie_the_same_way_without_context_shards():
+    deployer = deployer_of(1, 2, 2, 2)
+    array = np.arange(16.0).reshape(4, 4)
+
+    placed = (
+        jax.device_put(array, one.named_sharding("fsdp", "model"))
+        for one in (deployer, deployer.without_context_shards())
+    )
+
+    assert deployer.without_context_shards().num_data_shards == 4
+    before, after = ({s.device: s.index for s in one.addressable_shards} for one in placed)
+    assert before == after
+
+
+def test_context_shards_that_do_not_divide_what_the_model_leaves_are_refused():
+    """Engine case 9."""
+    with pytest.raises(ValueError, match=r"num_context_shards=3 .* 4 groups .* allowed: 1, 2, 4"):
+        Deployer(2, num_context_shards=3)
+
+
+def test_context_shards_hold_the_same_rows():
+    deployer = deployer_of(2, 1, 2, 2)
+
+    rows = deployer.put_rows(np.arange(4))
+
+    assert rows.sharding.spec == P(("data", "fsdp"))
+    assert [len(shard.data) for shard in rows.addressable_shards] == [2] * 8
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5", "bart"])
+def test_the_models_here_split_sequences(name):
+    case = CASES[name]()
+
+    rules = rules_of(case, deployer_of(1, 1, 2, 2))
+
+    assert rules.bytes_per_device < rules.total_bytes
+
+
+def test_a_function_that_splits_no_sequence_is_refused_over_context_shards():
+    """Else every context shard would do the same work, unnoticed."""
+    params = {"table": np.zeros((VOCAB, 8), np.float32)}
+
+    def scores(params: Any, ids: Any) -> Any:
+        return params["table"][ids] @ params["table"].T
+
+    ids = np.zeros((2, LENGTH), np.int32)
+
+    with pytest.raises(ShardingError, match=r"splits no sequence.*attend_sequence"):
+        deployer_of(1, 1, 4, 1).get_sharding_rules(params, scores, ids)
+
+
+def test_a_function_may_name_the_context_axis_itself():
+    params = {"table": np.zeros((VOCAB, 8), np.float32)}
+
+    @jax.checkpoint
+    def layer(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(jnp.tanh(x), P(None, "context"))
+
+    def hidden(params: Any, ids: Any) -> Any:
+        return layer(params["table"][ids])
+
+    rules = deployer_of(1, 1, 4, 1).get_sharding_rules(
+        params, hidden, np.zeros((2, LENGTH), np.int32)
+    )
+
+    assert rules.bytes_per_device == rules.total_bytes

@@ -1,0 +1,101 @@
+"""A mesh axis `context` that spans two processes: both read the same rows, one step is taken."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import jax
+import pytest
+
+STEP = """
+import json
+import jax, jax.numpy as jnp, numpy as np, optax
+from redco_flow import Deployer, Trainer
+from redco_flow.engine.loss import cross_entropy
+from redco_flow.models import llama
+
+def first_step(deployer):
+    config = llama.Config.from_hugging_face({
+        "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 32, "bos_token_id": 2, "eos_token_id": 1,
+    })
+
+    def loss(params, batch, rngs, is_training):
+        logits = llama.apply(config, params, batch["ids"])
+        return cross_entropy(logits[:, :-1], batch["ids"][:, 1:])
+
+    trainer = Trainer(
+        deployer,
+        collate_fn=lambda rows: {"ids": np.stack(rows)},
+        loss_fn=loss,
+        params=llama.init_params(config, jax.random.key(0)),
+        optimizer=optax.sgd(1.0),
+        global_batch_size=4,
+    )
+    examples = list(np.random.default_rng(0).integers(0, 64, (4, 13)).astype(np.int32))
+    with trainer.read_batches(examples, 0, 1) as batches:
+        (batch,) = trainer.device_batches(batches)
+        metrics = jax.device_get(trainer.advance(batch))
+    found = {name: float(metrics[name]) for name in ("total", "weight", "grad_norm")}
+    return found | {"eval_loss": trainer.eval_loss(examples)}
+"""
+PROCESS = """
+import sys
+rank, port = int(sys.argv[1]), sys.argv[2]
+import jax
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+found = []
+for num_context_shards in (4, 2):
+    deployer = Deployer(num_context_shards=num_context_shards)
+    share = deployer.data_process
+    found.append([[share.index, share.count], first_step(deployer)])
+print(json.dumps(found), flush=True)
+"""
+
+
+def run_processes() -> list:
+    """What each of two processes found, with four context shards and with two."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 "
+        "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", STEP + PROCESS, str(rank), port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@pytest.mark.slow
+def test_context_shards_of_two_processes_take_the_step_of_one_device():
+    """Four span both processes, which read the same rows; two lie in one, and rows are shared."""
+    names: dict = {}
+    exec(STEP, names)
+    expected = names["first_step"](names["Deployer"](devices=jax.devices()[:1]))
+
+    spanning, apart = zip(*run_processes(), strict=True)
+
+    assert [share for share, _ in spanning] == [[0, 1], [0, 1]]
+    assert [share for share, _ in apart] == [[0, 2], [1, 2]]
+    for _, numbers in (*spanning, *apart):
+        assert numbers == pytest.approx(expected, rel=1e-5)
