@@ -1,8 +1,8 @@
 """What a metric module offers, and how to find one by its name.
 
 A metric is one module of this package, or any importable dotted module: adding a metric is
-adding a file. Scores are percentages (0 to 100), so that numbers of different metrics can be
-read beside each other. This file knows no metric by name and imports none until asked.
+adding a file. Scores of texts are percentages (0 to 100), so that numbers of different metrics
+can be read beside each other. This file knows no metric by name and imports none until asked.
 """
 
 from __future__ import annotations
@@ -59,6 +59,36 @@ class PooledMetric(Metric, Protocol):
         ...
 
 
+@runtime_checkable
+class LikelihoodMetric(Protocol):
+    """A metric of how likely a model finds each example's first reference; it reads no text.
+
+    `losses[i]` is the summed cross-entropy of that reference in nats, `num_tokens[i]` of how many
+    tokens. As of a `PooledMetric`, the score of a set is that of its examples' summed statistics.
+    """
+
+    KEYS: dict[str, str]
+
+    def of_likelihoods(
+        self, losses: Sequence[float], num_tokens: Sequence[int]
+    ) -> dict[str, list[float]]:
+        """Score each example on its own: one list per key, in input order."""
+        ...
+
+    def likelihood_statistics(
+        self, losses: Sequence[float], num_tokens: Sequence[int]
+    ) -> list[list[float]]:
+        """Return one vector of additive counts per example."""
+        ...
+
+    def from_statistics(self, totals: Sequence[float]) -> dict[str, float]:
+        """Score a set from the sum of its examples' vectors."""
+        ...
+
+
+AnyMetric = Metric | LikelihoodMetric
+
+
 def metric_names() -> list[str]:
     """List the metrics of this package, sorted, without importing them."""
     names = (module.name for module in pkgutil.iter_modules(metrics.__path__))
@@ -71,7 +101,20 @@ def metric_module(name: str) -> str:
 
 
 def find_metric(name: str) -> Metric:
-    """Import a metric by its short or dotted name.
+    """Import a metric of texts by its short or dotted name.
+
+    Raises:
+        ValueError: there is no such module, it lacks one of the names that a metric has, or it is
+            a metric of likelihoods.
+    """
+    metric = find_any_metric(name)
+    if not isinstance(metric, Metric):
+        raise ValueError(f"the metric '{name}' is of likelihoods, and scores no generated texts.")
+    return metric
+
+
+def find_any_metric(name: str) -> AnyMetric:
+    """Import a metric, of texts or of likelihoods, by its short or dotted name.
 
     Raises:
         ValueError: there is no such module, or it lacks one of the names that a metric has.
@@ -86,6 +129,8 @@ def find_metric(name: str) -> Metric:
         module = importlib.import_module(metric_module(name))
     except ModuleNotFoundError as error:
         raise ValueError(f"the metric '{name}' cannot be imported: {error}") from error
+    if isinstance(module, LikelihoodMetric):
+        return cast("LikelihoodMetric", module)
     if not isinstance(module, Metric):
         missing = [key for key in ("KEYS", "compute", "per_example") if not hasattr(module, key)]
         raise ValueError(f"the metric module '{name}' lacks {', '.join(missing)}.")
@@ -93,12 +138,17 @@ def find_metric(name: str) -> Metric:
 
 
 def find_metric_of(key: str) -> str:
-    """Return the name of this package's metric that produces `key`, such as "rouge" for "rouge2".
+    """Return the name of this package's metric of texts that gives `key`: "rouge" for "rouge2".
 
     Raises:
-        ValueError: no metric produces it; the message lists every key.
+        ValueError: no metric of texts gives it; the message lists every key.
     """
-    keys = {key: name for name in metric_names() for key in find_metric(name).KEYS}
+    metrics_of_texts = {
+        name: metric
+        for name in metric_names()
+        if isinstance(metric := find_any_metric(name), Metric)
+    }
+    keys = {key: name for name, metric in metrics_of_texts.items() for key in metric.KEYS}
     if key not in keys:
         raise ValueError(f"no metric gives a score '{key}'; known scores: {', '.join(keys)}.")
     return keys[key]

@@ -15,6 +15,9 @@ from redco_flow.recipes.text_tokenizer import TextTokenizer
 
 __all__ = ["build", "encode"]
 
+FAMILIES = ("t5", "bart")
+DEFAULT_FAMILY = "t5"
+
 
 def build(
     model: Mapping[str, Any],

@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.records import digest_json, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class TextTokenizer:
 
     Args:
         backend: a `tokenizers.Tokenizer`.
-        pad_id, eos_id: ids of the two special tokens that every recipe needs.
+        pad_id, eos_id: ids of the two special tokens that every recipe needs; a tokenizer without
+            a padding token, as of most decoder-only models, pads with the end token.
     """
 
     backend: Any
@@ -35,7 +40,7 @@ class TextTokenizer:
         """Read a directory with tokenizer.json and tokenizer_config.json.
 
         Raises:
-            ValueError: it is no such directory, or it has no padding or end token.
+            ValueError: it is no such directory, or it has no end token.
         """
         from tokenizers import Tokenizer
 
@@ -49,8 +54,13 @@ class TextTokenizer:
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
-        ids = [_special_id(backend, config, key, directory) for key in ("pad_token", "eos_token")]
-        return cls(backend, *ids)
+        eos_id = _special_id(backend, config, "eos_token")
+        if eos_id is None:
+            raise ValueError(
+                f"{directory}: the tokenizer has no eos_token; every recipe needs one."
+            )
+        pad_id = _special_id(backend, config, "pad_token")
+        return cls(backend, eos_id if pad_id is None else pad_id, eos_id)
 
     @cached_property
     def vocab_size(self) -> int:
@@ -76,6 +86,17 @@ class TextTokenizer:
             }
         )
 
+    @cached_property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The special tokens that its own template puts before a text: LLaMA's `<s>`."""
+        encoding = self.backend.encode("a", add_special_tokens=True)
+        first = encoding.special_tokens_mask.index(0)
+        return tuple(encoding.ids[:first])
+
+    def encode_suffix(self, text: str) -> list[int]:
+        """Return the ids of what follows other texts, encoded on its own; none of no text."""
+        return self.encode_batch([text])[0] if text else []
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's ids, whole and without special tokens."""
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -87,12 +108,18 @@ class TextTokenizer:
         texts = self.backend.decode_batch(batch, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
+    def decode_until_end(self, tokens: NDArray[np.int32]) -> list[str]:
+        """Decode (B, T) ids up to each row's end token; ids that are no token say nothing."""
+        rows = []
+        for row in tokens.tolist():
+            end = row.index(self.eos_id) if self.eos_id in row else len(row)
+            rows.append([token for token in row[:end] if token < self.vocab_size])
+        return self.decode_batch(rows)
 
-def _special_id(backend: Any, config: dict[str, Any], key: str, directory: Path) -> int:
+
+def _special_id(backend: Any, config: dict[str, Any], key: str) -> int | None:
     token = config.get(key)
     if isinstance(token, dict):
         token = token.get("content")
     token_id = backend.token_to_id(token) if isinstance(token, str) else None
-    if token_id is None:
-        raise ValueError(f"{directory}: the tokenizer has no {key}; text-to-text models need one.")
-    return int(token_id)
+    return None if token_id is None else int(token_id)

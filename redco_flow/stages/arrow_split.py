@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 BATCH_ROWS = 1000
 TEXT = "string"
@@ -120,6 +121,13 @@ class ArrowSplit(Sequence[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows, in the given order."""
         return [self[int(index)] for index in indices]
+
+    def lengths(self, column: str) -> NDArray[np.int64]:
+        """Return how many entries each row's list has, without reading the lists."""
+        import pyarrow.compute as pc
+
+        parts = [pc.list_value_length(batch.column(column)) for batch in self._batches]
+        return np.concatenate([np.asarray(part, np.int64) for part in [[], *parts]])
 
     def batches(self) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows column by column, BATCH_ROWS at a time, in order."""

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import PooledMetric, find_metric, metric_module, metric_names
+from redco_flow.metrics.metric import (
+    LikelihoodMetric,
+    PooledMetric,
+    find_any_metric,
+    metric_module,
+    metric_names,
+)
 from redco_flow.records import write_json
 from redco_flow.spec.model import NonNegativeInt
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
@@ -139,19 +145,22 @@ def _draw(
     return {place: np.concatenate(parts) for place, parts in found.items()}
 
 
-def _table(system: _System, key: str) -> tuple[NDArray[np.float64], PooledMetric | None]:
+Pooled = PooledMetric | LikelihoodMetric
+
+
+def _table(system: _System, key: str) -> tuple[NDArray[np.float64], Pooled | None]:
     """What of each example is summed for a score: counts, or the example's own score."""
     import numpy as np
 
     for name in system.summary.modules:
-        metric = find_metric(name)
-        if key in metric.KEYS and isinstance(metric, PooledMetric):
+        metric = find_any_metric(name)
+        if key in metric.KEYS and isinstance(metric, PooledMetric | LikelihoodMetric):
             return np.array([line["statistics"][name] for line in system.lines]), metric
     return np.array([[line["scores"][key]] for line in system.lines]), None
 
 
 def _scores(
-    sums: NDArray[np.float64], key: str, pooled: PooledMetric | None, num_examples: int
+    sums: NDArray[np.float64], key: str, pooled: Pooled | None, num_examples: int
 ) -> NDArray[np.float64]:
     import numpy as np
 

@@ -111,6 +111,7 @@ class StageContext:
         inputs: artifacts by input slot.
         work_dir: the stage's own directory, kept over attempts and runs of this fingerprint.
         attempt_dir: where this attempt's progress and metrics are written.
+        shares_disk: whether all processes of the stage see the work directory.
         provenance: what will stand in the outputs' `produced_by`.
         stop: set by whoever runs the stage.
     """
@@ -121,6 +122,7 @@ class StageContext:
     inputs: Mapping[str, tuple[InputArtifact, ...]]
     work_dir: Path
     attempt_dir: AttemptDirectory
+    shares_disk: bool = True
     provenance: Mapping[str, Any] = field(default_factory=dict)
     stop: StopFlag = field(default_factory=StopFlag)
     _progress: Progress = field(default=Progress(), init=False, repr=False)

@@ -17,7 +17,7 @@ from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.records import read_json
 from redco_flow.stages.arrow_split import IDS, TEXT, TEXTS, ArrowSplit
 
-FORMAT = 1
+FORMAT = 2
 SUMMARY_FILE = "dataset.json"
 TOKENIZER_FOLDER = "tokenizer"
 _PADDING_MULTIPLE = 8
@@ -46,6 +46,7 @@ class DatasetSummary:
 
     recipe: str
     source_prefix: str
+    source_suffix: str
     max_source_length: int
     max_target_length: int
     splits: Mapping[str, Mapping[str, int]]
@@ -57,6 +58,11 @@ class DatasetSummary:
     def to_json(self) -> dict[str, Any]:
         """Return the record."""
         return asdict(self)
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the examples are texts without a source."""
+        return not any(counts["longest_source"] for counts in self.splits.values())
 
     def padded_length(self, side: str, splits: Iterable[str] | None = None) -> int:
         """Return what batches are padded to: the longest text, rounded up to a multiple of 8.

@@ -17,6 +17,7 @@ from pathlib import Path
 from redco_flow.recipes.recipe import find_recipe
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.records import write_json
+from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.bad_rows import BadRowLog
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.data_source import SPLITS
@@ -32,7 +33,7 @@ from redco_flow.stages.local_model import tokenizer_source
 from redco_flow.stages.model_tokenizer import save_pretrained_tokenizer
 from redco_flow.stages.pair_batches import read_pair_batches
 from redco_flow.stages.parallel_encoding import EncodeCall, encode_batches
-from redco_flow.stages.preprocess import Config
+from redco_flow.stages.preprocess import Config, problem_of_texts
 from redco_flow.stages.text_pairs import PairBatch
 from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
 
@@ -92,22 +93,29 @@ def _train_tokenizer(
             "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
             "data.tokenizer.name_or_path, or a model.name_or_path that has one."
         )
-    texts = _texts(context, train, config.data.source_prefix)
+    texts = _texts(context, train, config.data)
     save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
 
 
-def _texts(context: StageContext, train: Iterable[PairBatch], source_prefix: str) -> Iterator[str]:
+def _texts(context: StageContext, train: Iterable[PairBatch], data: DataSection) -> Iterator[str]:
     for batch in train:
         context.raise_if_stopped()
-        yield from (source_prefix + source for source in batch["source"])
+        if data.text_key is None:
+            around = data.source_prefix, data.source_suffix
+            yield from (around[0] + source + around[1] for source in batch["source"])
         yield from batch["target"]
 
 
 def _encode_call(config: Config, tokenizer: Path) -> EncodeCall:
+    recipe = find_recipe(config.recipe)
+    if problem := problem_of_texts(config.data, recipe):
+        raise ValueError(problem)
     return EncodeCall(
-        module=find_recipe(config.recipe).__name__,
+        module=recipe.__name__,
         tokenizer=str(tokenizer),
+        is_plain_text=config.data.text_key is not None,
         source_prefix=config.data.source_prefix,
+        source_suffix=config.data.source_suffix,
         max_source_length=config.max_source_length,
         max_target_length=config.max_target_length,
     )
@@ -147,6 +155,7 @@ def _summary(
     return DatasetSummary(
         recipe=config.recipe,
         source_prefix=config.data.source_prefix,
+        source_suffix=config.data.source_suffix,
         max_source_length=config.max_source_length,
         max_target_length=config.max_target_length,
         splits=splits.counts,

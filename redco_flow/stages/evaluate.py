@@ -15,7 +15,15 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from redco_flow.metrics.metric import Metric, PooledMetric, find_metric, metric_module
+from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.metric import (
+    AnyMetric,
+    LikelihoodMetric,
+    Metric,
+    PooledMetric,
+    find_any_metric,
+    metric_module,
+)
 from redco_flow.records import digest_json, write_json
 from redco_flow.spec.model import Text
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
@@ -31,6 +39,10 @@ Texts = Sequence[str]
 References = Sequence[Sequence[str]]
 
 
+class CannotEvaluate(RedcoFlowError):
+    """The predictions lack what a metric reads."""
+
+
 class Config(StageConfig):
     """Evaluation.
 
@@ -44,7 +56,7 @@ class Config(StageConfig):
     @classmethod
     def _known(cls, metrics: list[str]) -> list[str]:
         for name in metrics:
-            find_metric(name)
+            find_any_metric(name)
         if len(set(metrics)) < len(metrics):
             raise ValueError("names a metric twice")
         return metrics
@@ -65,26 +77,31 @@ def code_modules(config: Config) -> list[str]:
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:
-    """Score the predictions and two trivial baselines."""
+    """Score the predictions and, where texts are scored, two trivial baselines.
+
+    Raises:
+        CannotEvaluate: likelihoods are to be scored, and the predictions have none.
+    """
     predictions, source = read_predictions(context.input("predictions").path)
     references = [line.references for line in predictions]
     texts = [line.prediction for line in predictions]
     provenance = provenance_of(context, config, data=source.data)
-    metrics = {name: find_metric(name) for name in config.metrics}
+    all_metrics = {name: find_any_metric(name) for name in config.metrics}
+    metrics = {name: metric for name, metric in all_metrics.items() if isinstance(metric, Metric)}
+    likelihoods = _likelihoods(predictions, all_metrics)
     context.report(phase="scoring", step=0, total_steps=len(metrics))
     frequent = str(source.most_frequent_target["text"])
     copied = [line.source for line in predictions]
-    baselines: dict[str, dict[str, Any]] = {
-        "most_frequent_target": {
-            "text": frequent,
-            "metrics": _compute(context, metrics, [frequent] * len(texts), references),
-        },
-        "copy_source": {"text": None, "metrics": _compute(context, metrics, copied, references)},
-    }
+    baselines: dict[str, dict[str, Any]] = {}
+    if metrics:
+        frequent_scores = _compute(context, metrics, [frequent] * len(texts), references)
+        copied_scores = _compute(context, metrics, copied, references)
+        baselines["most_frequent_target"] = {"text": frequent, "metrics": frequent_scores}
+        baselines["copy_source"] = {"text": None, "metrics": copied_scores}
     summary = MetricsSummary(
-        metrics=_compute(context, metrics, texts, references),
-        directions={key: way for metric in metrics.values() for key, way in metric.KEYS.items()},
-        modules=list(metrics),
+        metrics=_compute(context, metrics, texts, references) | likelihoods.scores,
+        directions={key: way for one in all_metrics.values() for key, way in one.KEYS.items()},
+        modules=list(all_metrics),
         baselines=baselines,
         num_examples=len(predictions),
         split=source.split,
@@ -96,7 +113,9 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
     )
     folder = context.work_dir / "metrics"
-    _write(folder, summary, _per_example(metrics, predictions))
+    examples = _per_example(metrics, predictions)
+    likelihoods.add_to(examples)
+    _write(folder, summary, examples)
     record = {"kind": "evaluation", "step": source.step, "metrics": summary.metrics}
     digests = {"checkpoint": source.checkpoint, "data": source.data, "config": provenance.config}
     context.log_metrics(record | digests)
@@ -114,6 +133,42 @@ def _compute(
         context.report(phase=f"scoring {name}")
         scores |= metric.compute(texts, references)
     return scores
+
+
+@dataclass(frozen=True)
+class _Likelihoods:
+    """What the metrics of likelihoods say, of the whole set and of each example."""
+
+    scores: dict[str, float]
+    per_example: dict[str, list[float]]
+    statistics: dict[str, list[list[float]]]
+
+    def add_to(self, examples: list[_Example]) -> None:
+        """Put the examples' parts into their lines."""
+        for place, example in enumerate(examples):
+            example.scores.update({key: all_[place] for key, all_ in self.per_example.items()})
+            example.statistics.update({name: all_[place] for name, all_ in self.statistics.items()})
+
+
+def _likelihoods(predictions: list[Prediction], metrics: dict[str, AnyMetric]) -> _Likelihoods:
+    found = _Likelihoods({}, {}, {})
+    for name, metric in metrics.items():
+        if not isinstance(metric, LikelihoodMetric):
+            continue
+        losses = [line.loss for line in predictions if line.loss is not None]
+        counts = [line.num_tokens for line in predictions if line.num_tokens is not None]
+        if not len(losses) == len(counts) == len(predictions):
+            raise CannotEvaluate(
+                f"the metric '{name}' reads how likely each reference is, and the predictions do "
+                "not say: set score_targets: true in the predict stage."
+            )
+        rows = metric.likelihood_statistics(losses, counts)
+        found.statistics[name] = rows
+        found.scores.update(
+            metric.from_statistics([sum(column) for column in zip(*rows, strict=True)])
+        )
+        found.per_example.update(metric.of_likelihoods(losses, counts))
+    return found
 
 
 def _per_example(metrics: dict[str, Metric], predictions: list[Prediction]) -> list[_Example]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.stages.grouping import Batch
+from redco_flow.stages.text_windows import in_windows
 
 _WAITING_PER_WORKER = 2
 # One thread reads a batch's ids, which holds the interpreter, while the other's tokenizer works.
@@ -33,21 +34,29 @@ class EncodeCall:
     Args:
         module: the recipe's dotted module.
         tokenizer: the tokenizer's directory.
+        is_plain_text: whether the targets are texts without a source.
     """
 
     module: str
     tokenizer: str
+    is_plain_text: bool
     source_prefix: str
+    source_suffix: str
     max_source_length: int
     max_target_length: int
 
     def __call__(self, sources: list[str], targets: list[str]) -> Any:
         """Return the recipe's `EncodedPairs`."""
-        return importlib.import_module(self.module).encode(
+        recipe = importlib.import_module(self.module)
+        tokenizer = _load_tokenizer(self.tokenizer)
+        if self.is_plain_text:
+            return recipe.encode_texts(targets, tokenizer, max_length=self.max_target_length)
+        return recipe.encode(
             sources,
             targets,
-            _load_tokenizer(self.tokenizer),
+            tokenizer,
             source_prefix=self.source_prefix,
+            source_suffix=self.source_suffix,
             max_source_length=self.max_source_length,
             max_target_length=self.max_target_length,
         )
@@ -86,7 +95,9 @@ def _pool(num_workers: int) -> Executor:
 def _finished(waiting: deque[tuple[str, Batch, Future[Any]]]) -> tuple[str, Batch, Any]:
     """Wait for the oldest batch and take it out."""
     split, batch, future = waiting.popleft()
-    return split, batch, future.result()
+    encoded = future.result()
+    windows = encoded.windows
+    return split, batch if windows is None else in_windows(batch, windows), encoded
 
 
 def _first_references(batch: Batch) -> list[str]:

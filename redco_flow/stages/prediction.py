@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import Predictor
+from redco_flow.engine.sharding import ShardingRules
 from redco_flow.errors import RedcoFlowError
-from redco_flow.recipes.recipe import Generation
+from redco_flow.recipes.recipe import Generation, RandomChoice, Recipe, find_recipe
 from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import Output, StageContext, StageOutputs
-from redco_flow.stages.dataset_artifact import DatasetArtifact, DatasetSummary
+from redco_flow.stages.dataset_artifact import DatasetArtifact
 from redco_flow.stages.model_tokenizer import WrongTokenizer
 from redco_flow.stages.predict import Config
 from redco_flow.stages.predictions_artifact import (
@@ -22,6 +24,7 @@ from redco_flow.stages.predictions_artifact import (
     write_predictions,
 )
 from redco_flow.stages.provenance import provenance_of
+from redco_flow.stages.text_prompts import begun
 
 
 class CannotPredict(RedcoFlowError):
@@ -42,7 +45,8 @@ def predict(context: StageContext, config: Config) -> StageOutputs:
     split = config.split or ("test" if dataset.has("test") else "validation")
     rows = dataset.split(split)
     examples = rows.__getitems__(range(min(len(rows), config.num_examples or len(rows))))
-    texts = _generate(context, config, dataset.summary, checkpoint, split, examples)
+    predictor = _Prediction(context, config, dataset, checkpoint, split)
+    lines = predictor.run(examples)
     provenance = provenance_of(context, config, data=context.input("dataset").id)
     summary = PredictionsSummary(
         split=split,
@@ -57,11 +61,20 @@ def predict(context: StageContext, config: Config) -> StageOutputs:
     folder = context.work_dir / "predictions"
     if context.attempt_dir.rank == 0:  # every process has all texts, in input order
         shutil.rmtree(folder, ignore_errors=True)
-        write_predictions(folder, _predictions(examples, texts), summary)
+        write_predictions(folder, lines, summary)
     return StageOutputs({"predictions": Output("predictions", folder, summary.to_json())})
 
 
-_GENERATION = ("num_beams", "length_penalty", "max_target_length")
+_GENERATION = (
+    "num_beams",
+    "length_penalty",
+    "max_target_length",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+)
 
 
 def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Config) -> None:
@@ -79,47 +92,119 @@ def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Con
         )
 
 
-def _generate(
-    context: StageContext,
-    config: Config,
-    summary: DatasetSummary,
-    checkpoint: CheckpointArtifact,
-    split: str,
-    examples: list[dict[str, Any]],
-) -> list[str]:
-    # Training's width where it is enough, so that its evaluations are repeated to the last bit.
-    source_length = max(checkpoint.record.source_length, summary.padded_length("source", (split,)))
-    target_length = summary.padded_length("target")
-    recipe = checkpoint.build_recipe(source_length, target_length)
-    deployer = Deployer(config.num_model_shards)
-    batch = recipe.collate_fn(examples[:1])
-    rules = deployer.get_sharding_rules(
-        recipe.abstract_params(), recipe.loss_fn, batch, None, False
-    )
-    params = checkpoint.load_params(recipe, deployer, rules)
-    generation = Generation(
-        max_length=config.max_target_length or target_length,
-        num_beams=config.num_beams,
-        length_penalty=config.length_penalty,
-    )
-    predictor = Predictor(
-        deployer,
-        collate_fn=recipe.collate_fn,
-        pred_fn=recipe.make_pred_fn(generation),
-        output_fn=recipe.output_fn,
-        sharding_rules=rules,
-        batch_size=config.batch_size,
-    )
+class _Prediction:
+    """A checkpoint laid out over the devices, and what it is asked about one split."""
 
-    stop = CommonStop(context)
+    def __init__(
+        self,
+        context: StageContext,
+        config: Config,
+        dataset: DatasetArtifact,
+        checkpoint: CheckpointArtifact,
+        split: str,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._dataset = dataset
+        self._checkpoint = checkpoint
+        self._stop = CommonStop(context)
+        self._deployer = Deployer(config.num_model_shards, seed=config.seed)
+        summary = dataset.summary
+        # Training's width where it is enough, so that its evaluations are repeated to the last bit.
+        self._source_length = max(
+            checkpoint.record.source_length, summary.padded_length("source", (split,))
+        )
+        self._target_length = summary.padded_length("target")
 
-    def on_progress(done: int, total: int) -> None:
-        context.report(phase="predicting", step=done, total_steps=total)
-        stop.raise_if_requested()
+    def run(self, examples: Sequence[dict[str, Any]]) -> list[Prediction]:
+        """Return a line per example."""
+        recipe = self._recipe()
+        rules = self._rules(recipe, examples)
+        params = self._checkpoint.load_params(recipe, self._deployer, rules)
+        asked = examples
+        target_length = self._target_length
+        if self._dataset.summary.is_plain_text:
+            length = self._config.prompt_length
+            asked = [begun(example, length, self._dataset.tokenizer) for example in examples]
+            target_length = self._rest_of_text(length)
+            recipe = self._checkpoint.build_recipe(length, target_length)
+        texts = self._generate(recipe, rules, params, asked, target_length)
+        lines = [
+            Prediction(example["row_id"], example["source"], text, example["references"])
+            for example, text in zip(asked, texts, strict=True)
+        ]
+        if not self._scores_targets():
+            return lines
+        scores = self._score(rules, params, examples)
+        return [
+            replace(line, loss=float(loss), num_tokens=int(weight))
+            for line, (loss, weight) in zip(lines, scores, strict=True)
+        ]
 
-    return predictor.predict(examples, params, on_progress=on_progress)
+    def _recipe(self) -> Recipe:
+        return self._checkpoint.build_recipe(self._source_length, self._target_length)
 
+    def _rest_of_text(self, prompt_length: int) -> int:
+        if prompt_length < self._target_length:
+            return self._target_length - prompt_length
+        raise CannotPredict(
+            f"prompt_length is {prompt_length}, and the dataset's texts have at most "
+            f"{self._target_length} tokens: nothing would be left to generate."
+        )
 
-def _predictions(examples: list[dict[str, Any]], texts: list[str]) -> Iterator[Prediction]:
-    for example, text in zip(examples, texts, strict=True):
-        yield Prediction(example["row_id"], example["source"], text, example["references"])
+    def _rules(self, recipe: Recipe, examples: Sequence[dict[str, Any]]) -> ShardingRules:
+        batch = recipe.collate_fn(examples[:1])
+        shapes = recipe.abstract_params()
+        return self._deployer.get_sharding_rules(shapes, recipe.loss_fn, batch, None, False)
+
+    def _scores_targets(self) -> bool:
+        asked = self._config.score_targets
+        recipe = find_recipe(self._config.recipe)
+        return bool(getattr(recipe, "MEASURES_PERPLEXITY", False)) if asked is None else asked
+
+    def _generate(
+        self,
+        recipe: Recipe,
+        rules: ShardingRules,
+        params: Any,
+        examples: Sequence[dict[str, Any]],
+        target_length: int,
+    ) -> list[str]:
+        config = self._config
+        sampling = RandomChoice(config.temperature, config.top_k, config.top_p)
+        generation = Generation(
+            max_length=config.max_target_length or target_length,
+            num_beams=config.num_beams,
+            length_penalty=config.length_penalty,
+            sampling=sampling if config.do_sample else None,
+        )
+        predictor = Predictor(
+            self._deployer,
+            collate_fn=recipe.collate_prompts,
+            pred_fn=recipe.make_pred_fn(generation),
+            output_fn=recipe.output_fn,
+            sharding_rules=rules,
+            batch_size=config.batch_size,
+        )
+        return predictor.predict(examples, params, on_progress=self._reporter("predicting"))
+
+    def _score(
+        self, rules: ShardingRules, params: Any, examples: Sequence[dict[str, Any]]
+    ) -> list[tuple[Any, Any]]:
+        """Return each first reference's summed loss, in nats, and its number of tokens."""
+        recipe = self._recipe()
+        predictor = Predictor(
+            self._deployer,
+            collate_fn=recipe.collate_fn,
+            pred_fn=lambda params, batch, rngs: recipe.loss_fn(params, batch, rngs, False),
+            sharding_rules=rules,
+            batch_size=self._config.batch_size,
+        )
+        return predictor.predict(examples, params, on_progress=self._reporter("scoring targets"))
+
+    def _reporter(self, phase: str) -> Callable[[int, int], None]:
+        def on_progress(done: int, total: int) -> None:
+            self._context.report(phase=phase, step=done, total_steps=total)
+            self._stop.raise_if_requested()
+
+        return on_progress

@@ -18,12 +18,23 @@ SUMMARY_FILE = "predictions.json"
 
 @dataclass(frozen=True)
 class Prediction:
-    """One line of predictions.jsonl."""
+    """One line of predictions.jsonl.
+
+    Args:
+        loss: summed cross-entropy of the first reference, in nats, where it was measured.
+        num_tokens: how many tokens that is the sum of.
+    """
 
     row_id: str
     source: str
     prediction: str
     references: list[str]
+    loss: float | None = None
+    num_tokens: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line without what was not measured."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ def write_predictions(
     folder.mkdir(parents=True)
     with (folder / LINES_FILE).open("w", encoding="utf-8") as file:
         for prediction in predictions:
-            file.write(json.dumps(asdict(prediction), ensure_ascii=False) + "\n")
+            file.write(json.dumps(prediction.to_json(), ensure_ascii=False) + "\n")
     write_json(folder / SUMMARY_FILE, summary.to_json())
 
 

@@ -7,11 +7,12 @@ runs. Equal inputs give a byte-identical dataset, whatever the number of workers
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.recipe import find_own_recipe, find_recipe
 from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
@@ -37,6 +38,7 @@ class Config(StageConfig):
 
     Args:
         max_source_length, max_target_length: in tokens, the end token included; more is cut off.
+            Plain texts are cut into pieces of max_target_length, of which each is an example.
         num_workers: processes that encode.
     """
 
@@ -49,11 +51,23 @@ class Config(StageConfig):
 
     @field_validator("data")
     @classmethod
-    def _has_one_source(cls, data: DataSection) -> DataSection:
-        problem = data_source.problem_of(data)
+    def _can_be_read(cls, data: DataSection, info: ValidationInfo) -> DataSection:
+        recipe = find_own_recipe(info.data.get("recipe", ""))
+        problem = data_source.problem_of(data) or (recipe and problem_of_texts(data, recipe))
         if problem:
             raise ValueError(problem)
         return data
+
+
+def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
+    """Say that a recipe takes no plain texts, where it is to."""
+    if data.text_key is None or hasattr(recipe, "encode_texts"):
+        return None
+    name = recipe.__name__.rpartition(".")[2]
+    return (
+        f"'data.text_key' gives plain texts, and recipe '{name}' takes pairs: use recipe "
+        "language_modeling, or data.source_key and data.target_key."
+    )
 
 
 def code_modules(config: Config) -> list[str]:

@@ -29,6 +29,7 @@ class TextPair(NamedTuple):
     Args:
         split: where it belongs.
         row_id: "file name:line", the same wherever the file lies.
+        source: empty where the row is a plain text, which is the target.
     """
 
     split: str
@@ -88,12 +89,13 @@ def _pair(
     if isinstance(row, BadRow):
         return row
     line, fields = row
-    problem = _problem_of_text(fields, data.source_key) or _problem_of_text(fields, data.target_key)
+    keys = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
+    problem = next((found for key in keys if (found := _problem_of_text(fields, key))), None)
     if problem:
         return BadRow(f"{source.place}:{line}", *problem)
-    text = fields[data.source_key]
-    split = split_of(text) if split_of else source.split
-    return TextPair(split, f"{source.name}:{line}", text, fields[data.target_key])
+    first, last = fields[keys[0]], fields[keys[-1]]
+    split = split_of(first) if split_of else source.split
+    return TextPair(split, f"{source.name}:{line}", "" if data.text_key else first, last)
 
 
 def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:
@@ -117,7 +119,7 @@ def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:
 
 
 def _held_out(sources: list[Source], data: DataSection) -> SplitOf:
-    """A function from a training source to its split; equal sources stay together."""
+    """A function from a training source, or plain text, to its split; equals stay together."""
     given = {source.split for source in sources}
     test = 0.0 if "test" in given else data.test_fraction
     validation = 0.0 if "validation" in given else data.validation_fraction

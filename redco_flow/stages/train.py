@@ -6,16 +6,16 @@ Light at the top, for plans read its Config; the work is in `training`, imported
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from redco_flow.metrics.metric import find_metric, find_metric_of, metric_module
+from redco_flow.metrics.metric import find_metric_of, metric_module
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
-from redco_flow.recipes.recipe import recipe_module
+from redco_flow.recipes.recipe import family_problem, find_own_recipe, recipe_module
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
@@ -23,131 +23,56 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
-    StrictModel,
     Text,
 )
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.context import StageContext, StageOutputs
-from redco_flow.stages.local_model import model_files
+from redco_flow.stages.local_model import family_in_files, model_files
+from redco_flow.stages.train_sections import (
+    EVAL_LOSS,
+    LOSS_SCORES,
+    PERPLEXITY,
+    Batching,
+    Evaluation,
+    Keep,
+    Lora,
+    Schedule,
+    checked_regex,
+)
 
 SECTIONS = ("recipe", "model")
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
-EVAL_LOSS = "eval_loss"
-DEFAULT_FAMILY = "t5"
-
-
-class Schedule(StrictModel):
-    """The learning rate over the optimizer steps.
-
-    Args:
-        warmup_ratio: share of all steps; give this or warmup_steps.
-    """
-
-    type: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd"] = "linear"
-    warmup_ratio: Fraction | None = None
-    warmup_steps: NonNegativeInt | None = None
-
-    @model_validator(mode="after")
-    def _one_warmup(self) -> Schedule:
-        if self.warmup_ratio is not None and self.warmup_steps is not None:
-            raise ValueError("give 'warmup_ratio' or 'warmup_steps', not both")
-        return self
-
-
-class Keep(StrictModel):
-    """Which checkpoints to keep.
-
-    Args:
-        last: how many of the newest.
-        best: also the best by each of these scores: rouge2, bleu, eval_loss, ….
-    """
-
-    last: PositiveInt = 1
-    best: list[Text] = Field(default_factory=list)
-
-    @field_validator("best")
-    @classmethod
-    def _known(cls, best: list[str]) -> list[str]:
-        for key in best:
-            if key != EVAL_LOSS:
-                find_metric_of(key)
-        if len(set(best)) < len(best):
-            raise ValueError("names a score twice")
-        return best
-
-
-class Evaluation(StrictModel):
-    """Evaluation on the validation split during training.
-
-    Args:
-        every_epochs, every_steps: give one; once per epoch by default. The end is always scored.
-        num_examples: the first ones of the split; None: all.
-        metrics: whose scores to compute on generated texts, besides those `keep.best` needs.
-        num_beams: for generating them; 1 is greedy.
-    """
-
-    every_epochs: PositiveInt | None = None
-    every_steps: PositiveInt | None = None
-    num_examples: PositiveInt | None = None
-    metrics: list[Text] = Field(default_factory=list)
-    num_beams: PositiveInt = 1
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, metrics: list[str]) -> list[str]:
-        for name in metrics:
-            find_metric(name)
-        return metrics
-
-    @model_validator(mode="after")
-    def _one_interval(self) -> Evaluation:
-        if self.every_epochs is not None and self.every_steps is not None:
-            raise ValueError("give 'every_epochs' or 'every_steps', not both")
-        return self
-
-
-class Lora(StrictModel):
-    """Train low-rank factors beside kernels; the checkpoints that come out are merged.
-
-    Args:
-        rank: of the factors.
-        alpha: their product counts alpha / rank times.
-        targets: a regex searched in the kernels' paths.
-    """
-
-    rank: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
-    targets: Text
-
-    @field_validator("targets")
-    @classmethod
-    def _regex(cls, targets: str) -> str:
-        return _checked_regex(targets)
 
 
 class Config(StageConfig):
     """Training.
 
     Args:
-        global_batch_size: examples per optimizer step, whatever the number of devices.
+        global_batch_size: examples per optimizer step, whatever the number of devices; where
+            examples are packed, rows of them.
+        batching: how examples of different lengths become batches.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         dropout_rate: None leaves the model's own.
         num_model_shards: devices that split every product among them.
+        num_context_shards: devices that split every sequence among them.
         fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
             `auto`: as few as their memory allows.
         freeze: a regex searched in the parameters' paths: those stay as they are.
         on_nonfinite: whether a step whose loss or gradient is not finite ends the training or is
             skipped, at most max_skipped - 1 in a row.
         save_every_steps: checkpoints besides those at evaluations and ends of epochs.
+        log_to: where losses and scores go besides the run's own records. W&B takes its project,
+            its mode and its key from the environment.
     """
 
     recipe: Text = "text_to_text"
     model: ModelSection = ModelSection()
     num_epochs: PositiveInt = 1
     global_batch_size: PositiveInt = 32
+    batching: Batching = Batching()
     per_device_batch_size: Annotated[PositiveInt | None, Placement()] = None
     optimizer: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
     learning_rate: PositiveFloat = 1e-4
@@ -160,17 +85,21 @@ class Config(StageConfig):
     max_skipped: PositiveInt = 10
     dropout_rate: Fraction | None = None
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
+    num_context_shards: Annotated[PositiveInt, Placement()] = 1
     fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1
     seed: NonNegativeInt = 0
     keep: Keep = Keep()
     eval: Evaluation = Evaluation()
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
+    log_to: Annotated[list[Literal["tensorboard", "wandb"]], Placement()] = Field(
+        default_factory=list
+    )
 
     @field_validator("freeze")
     @classmethod
     def _regex(cls, freeze: str | None) -> str | None:
-        return None if freeze is None else _checked_regex(freeze)
+        return None if freeze is None else checked_regex(freeze)
 
     @model_validator(mode="after")
     def _one_way_to_freeze(self) -> Config:
@@ -180,21 +109,48 @@ class Config(StageConfig):
 
     @field_validator("model")
     @classmethod
-    def _known_model_keys(cls, model: ModelSection) -> ModelSection:
-        # What can be checked before anything runs; a model's own config.json is read later.
-        family = model.family or DEFAULT_FAMILY
-        find_module_name(family)
-        if model.name_or_path is None and family in FAMILIES:
+    def _known_model_keys(cls, model: ModelSection, info: ValidationInfo) -> ModelSection:
+        # What can be checked before anything runs; the hub's config.json is read later.
+        recipe = _recipe(info)
+        if model.family is not None:
+            find_module_name(model.family)
+        family = model.family or family_in_files(model)
+        if family is None and model.name_or_path is None:
+            family = getattr(recipe, "DEFAULT_FAMILY", None)
+        if family not in FAMILIES:
+            return model
+        if recipe and (problem := family_problem(recipe, family)):
+            raise ValueError(problem)
+        if model.name_or_path is None:
             _check_config(family, model.config)
         return model
 
+    @field_validator("batching")
+    @classmethod
+    def _can_be_packed(cls, batching: Batching, info: ValidationInfo) -> Batching:
+        recipe = _recipe(info)
+        if batching.type == "packed" and recipe and not getattr(recipe, "CAN_PACK", False):
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' cannot put several examples into one row: use "
+                "type bucketed, or recipe language_modeling"
+            )
+        return batching
 
-def _checked_regex(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regex: {error}") from error
-    return pattern
+    @field_validator("keep")
+    @classmethod
+    def _is_measured(cls, keep: Keep, info: ValidationInfo) -> Keep:
+        recipe = _recipe(info)
+        is_measured = recipe is None or getattr(recipe, "MEASURES_PERPLEXITY", False)
+        if PERPLEXITY in keep.best and not is_measured:
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' measures no perplexity; {EVAL_LOSS} ranks the same"
+            )
+        return keep
+
+
+def _recipe(info: ValidationInfo) -> ModuleType | None:
+    """The recipe's module where it is ours; another's may not be importable on a login node."""
+    return find_own_recipe(info.data.get("recipe", ""))
 
 
 def _check_config(family: str, changes: Mapping[str, Any]) -> None:
@@ -213,7 +169,7 @@ def _check_config(family: str, changes: Mapping[str, Any]) -> None:
 
 def metrics_needed(config: Config) -> list[str]:
     """Return the metrics to compute on generated texts, each once."""
-    for_best = (find_metric_of(key) for key in config.keep.best if key != EVAL_LOSS)
+    for_best = (find_metric_of(key) for key in config.keep.best if key not in LOSS_SCORES)
     return list(dict.fromkeys([*config.eval.metrics, *for_best]))
 
 
@@ -225,14 +181,16 @@ def output_names(config: Config) -> list[str]:
 def code_modules(config: Config) -> list[str]:
     """The recipe, the model behind it, and the metrics."""
     metrics = map(metric_module, metrics_needed(config))
-    return [recipe_module(config.recipe), *_model_modules(config.model), *metrics]
+    return [recipe_module(config.recipe), *_model_modules(config), *metrics]
 
 
-def _model_modules(model: ModelSection) -> list[str]:
+def _model_modules(config: Config) -> list[str]:
     """The family's module; of a model whose config.json says which it is, every one."""
+    model, recipe = config.model, find_own_recipe(config.recipe)
     if model.family is None and model.name_or_path is not None:
         return [find_module_name(family) for family in FAMILIES]
-    return [find_module_name(model.family or DEFAULT_FAMILY)]
+    family = model.family or getattr(recipe, "DEFAULT_FAMILY", None)
+    return [find_module_name(family)] if family else []
 
 
 def data_files(config: Config) -> list[Path]:

@@ -7,7 +7,6 @@ follow each other is the engine's; what a record must name is `training_records`
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,26 @@ import jax
 from redco_flow.engine import errors as engine_errors
 from redco_flow.engine.checkpoint import Checkpointer, Commit
 from redco_flow.engine.data_order import BatchPlan
-from redco_flow.engine.predictor import Predictor
-from redco_flow.engine.retention import Mode
 from redco_flow.engine.training_loop import FitResult
-from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import find_metric, find_metric_of
-from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
-from redco_flow.stages.arrow_split import ArrowSplit
+from redco_flow.recipes.recipe import Recipe, find_recipe
 from redco_flow.stages.checkpoint_artifact import RecipeRecord, write_checkpoint_artifact
 from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.data_integrity import DataGuard
 from redco_flow.stages.dataset_artifact import TOKENIZER_FOLDER, DatasetArtifact
 from redco_flow.stages.model_tokenizer import check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
-from redco_flow.stages.train import EVAL_LOSS, Config, data_files, metrics_needed, output_names
+from redco_flow.stages.train import Config, data_files, output_names
+from redco_flow.stages.training_data import COLUMNS, TrainingData, read_training_data
+from redco_flow.stages.training_logs import open_logs
 from redco_flow.stages.training_records import TrainingRecords
+from redco_flow.stages.training_scores import (
+    CannotTrain,
+    EvalFn,
+    make_eval_fn,
+    make_text_scores,
+    mode_of,
+)
 from redco_flow.stages.training_setup import TrainerSetup, set_up_trainer
-
-EvalFn = Callable[[Any, int], Mapping[str, float]]
-_COLUMNS = ("row_id", "source_ids", "target_ids")
-
-
-class CannotTrain(RedcoFlowError):
-    """The dataset and the settings do not fit each other; no step was done."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,8 @@ class _Training:
 
     dataset: DatasetArtifact
     recipe: Recipe
+    data: TrainingData
     setup: TrainerSetup
-    validation: list[dict[str, Any]] | None
     eval_fn: EvalFn | None
 
 
@@ -69,7 +65,8 @@ def train(context: StageContext, config: Config) -> StageOutputs:
         context.work_dir / "checkpoints",
         # One more than asked for, to fall back to if the newest is damaged.
         keep_last=config.keep.last + 1,
-        keep_best={key: _mode(key) for key in config.keep.best},
+        keep_best={key: mode_of(key) for key in config.keep.best},
+        is_shared=context.shares_disk,
     ) as checkpointer:
         result = _fit(context, config, training, checkpointer, provenance)
         outputs = {
@@ -97,14 +94,14 @@ def _prepare(context: StageContext, config: Config) -> _Training:
         source_length=_source_length(dataset),
         target_length=summary.padded_length("target"),
     )
-    batch = recipe.collate_fn(dataset.split("train", _COLUMNS).__getitems__([0]))
-    num_rows = summary.splits["train"]["rows"]
-    setup = set_up_trainer(
-        config, recipe, batch, config.num_epochs * _steps_per_epoch(config, num_rows)
-    )
+    batch = recipe.collate_fn(dataset.split("train", COLUMNS).__getitems__([0]))
     validation = _validation(dataset, config)
-    eval_fn = _make_eval_fn(context, config, recipe, setup, validation)
-    return _Training(dataset, recipe, setup, validation, eval_fn)
+    data = read_training_data(dataset, recipe, config, validation)
+    num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
+    setup = set_up_trainer(config, recipe, batch, num_steps, collate_fn=data.collate_fn)
+    score_texts = make_text_scores(context, config, dataset, recipe, setup, validation)
+    eval_fn = make_eval_fn(config, data, setup, score_texts)
+    return _Training(dataset, recipe, data, setup, eval_fn)
 
 
 def _source_length(dataset: DatasetArtifact) -> int:
@@ -138,42 +135,6 @@ def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]
     return rows.__getitems__(range(count))
 
 
-def _make_eval_fn(
-    context: StageContext,
-    config: Config,
-    recipe: Recipe,
-    setup: TrainerSetup,
-    validation: list[dict[str, Any]] | None,
-) -> EvalFn | None:
-    """A function that generates texts for the validation examples and scores them."""
-    names = metrics_needed(config)
-    if validation is None or not names:
-        return None
-    length = recipe.collate_fn(validation[:1])["labels"].shape[1]
-    predictor = Predictor(
-        setup.trainer.deployer,
-        collate_fn=recipe.collate_fn,
-        pred_fn=recipe.make_pred_fn(Generation(length, num_beams=config.eval.num_beams)),
-        output_fn=recipe.output_fn,
-        sharding_rules=setup.rules,
-        batch_size=setup.trainer.layout.micro_batch_size,
-    )
-    references: Sequence[Sequence[str]] = [row["references"] for row in validation]
-
-    def on_progress(done: int, total: int) -> None:
-        context.report(phase="evaluating", step=done, total_steps=total)
-
-    def evaluate(params: Any, step: int) -> dict[str, float]:
-        params = setup.model_params(params)
-        texts = predictor.predict(validation, params, on_progress=on_progress)
-        scores: dict[str, float] = {}
-        for name in names:
-            scores |= find_metric(name).compute(texts, references)
-        return scores
-
-    return evaluate
-
-
 def _fit(
     context: StageContext,
     config: Config,
@@ -181,36 +142,31 @@ def _fit(
     checkpointer: Checkpointer,
     provenance: Provenance,
 ) -> FitResult:
-    examples: ArrowSplit = training.dataset.split("train", _COLUMNS)
+    examples = training.data.examples
     records = TrainingRecords(context, checkpointer, provenance)
     every = config.eval.every_steps
     if config.eval.every_epochs:
         every = config.eval.every_epochs * _steps_per_epoch(config, len(examples))
     intervals = [config.log_every_steps, every, config.save_every_steps]
     try:
-        return training.setup.trainer.fit(
-            examples,
-            num_epochs=config.num_epochs,
-            eval_examples=training.validation,
-            eval_fn=training.eval_fn,
-            checkpointer=checkpointer,
-            callbacks=[records],
-            # A checkpoint is announced with a log record: it must still be there by then.
-            log_every_steps=min(interval for interval in intervals if interval),
-            eval_every_steps=every,
-            save_every_steps=config.save_every_steps,
-            should_stop=records.should_stop,
-        )
+        with open_logs(context, config) as logs:
+            return training.setup.trainer.fit(
+                examples,
+                num_epochs=config.num_epochs,
+                bucketing=training.data.bucketing,
+                eval_fn=training.eval_fn,
+                checkpointer=checkpointer,
+                callbacks=[records, *logs],
+                # A checkpoint is announced with a log record: it must still be there by then.
+                log_every_steps=min(interval for interval in intervals if interval),
+                eval_every_steps=every,
+                save_every_steps=config.save_every_steps,
+                should_stop=records.should_stop,
+            )
     except engine_errors.Stopped as stopped:
         raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
             stopped
         )
-
-
-def _mode(key: str) -> Mode:
-    if key == EVAL_LOSS:
-        return "min"
-    return "max" if find_metric(find_metric_of(key)).KEYS[key] == "max" else "min"
 
 
 def _output(
@@ -251,7 +207,12 @@ def _output(
             training.dataset.path / TOKENIZER_FOLDER,
             record,
         )
-    metadata = {"step": step, "metrics": dict(commit.metrics), "recipe": config.recipe}
+    metadata = {
+        "step": step,
+        "metrics": dict(commit.metrics),
+        "recipe": config.recipe,
+        "padding": training.data.padding,
+    }
     return Output("checkpoint", folder, metadata, digests)
 
 
@@ -260,7 +221,8 @@ def _merge_checkpoint(
 ) -> Path:
     """Save the model's parameters of a checkpoint that holds more; return where they are."""
     scores = {name: value for name, value in commit.metrics.items() if value is not None}
-    with Checkpointer(folder, keep_last=sys.maxsize) as merged:
+    is_shared = checkpointer.is_shared
+    with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
         if commit.step not in merged.steps():
             setup.trainer.restore(checkpointer, commit.step)
             params = setup.model_params(setup.trainer.state["params"])

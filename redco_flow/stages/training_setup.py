@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import optax
 
+from redco_flow.engine.data import CollateFn
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.lora import BASE, FACTORS, Lora, plan_lora
 from redco_flow.engine.optimizers import make_optimizer
@@ -52,21 +53,33 @@ class _Parts:
     rules: ShardingRules
     decay_mask: Any
     trainable: Trainable | None
+    collate_fn: CollateFn
 
 
 def set_up_trainer(
-    config: Config, recipe: Recipe, batch: Mapping[str, Any], total_steps: int
+    config: Config,
+    recipe: Recipe,
+    batch: Mapping[str, Any],
+    total_steps: int,
+    *,
+    collate_fn: CollateFn,
 ) -> TrainerSetup:
     """Lay the model out over the devices and make its trainer.
 
     Args:
         batch: one collated, of any number of examples.
         total_steps: optimizer steps of the whole training.
+        collate_fn: of what is trained on.
 
     Raises:
         EngineError: settings that the model or the devices cannot follow.
     """
-    deployer = Deployer(config.num_model_shards, num_fsdp_shards=config.fsdp, seed=config.seed)
+    deployer = Deployer(
+        config.num_model_shards,
+        num_context_shards=config.num_context_shards,
+        num_fsdp_shards=config.fsdp,
+        seed=config.seed,
+    )
     shapes = recipe.abstract_params()
     # What evaluation computes says all that a layout depends on.
     traced = (shapes, recipe.loss_fn, batch, None, False)
@@ -80,16 +93,17 @@ def set_up_trainer(
         rules=rules,
         decay_mask=weight_decay_mask(*traced),
         trainable=_all_but(config.freeze),
+        collate_fn=collate_fn,
     )
     if config.lora is None:
         return TrainerSetup(
-            _trainer(config, recipe, deployer, parts, schedule), rules, lambda params: params
+            _trainer(config, deployer, parts, schedule), rules, lambda params: params
         )
     asked = config.lora
     lora = plan_lora(*traced, rank=asked.rank, alpha=asked.alpha, targets=asked.targets)
     adapted = _with_factors(config, deployer, lora, parts)
     merge = jax.jit(lora.merge, out_shardings=deployer.params_sharding(shapes, rules))
-    trainer = _trainer(config, recipe, deployer, adapted, schedule)
+    trainer = _trainer(config, deployer, adapted, schedule)
     return TrainerSetup(trainer, rules, merge, is_merged=True)
 
 
@@ -142,12 +156,10 @@ def _with_factors(config: Config, deployer: Deployer, lora: Lora, parts: _Parts)
     )
 
 
-def _trainer(
-    config: Config, recipe: Recipe, deployer: Deployer, parts: _Parts, schedule: Schedule
-) -> Trainer:
+def _trainer(config: Config, deployer: Deployer, parts: _Parts, schedule: Schedule) -> Trainer:
     return Trainer(
         deployer,
-        collate_fn=recipe.collate_fn,
+        collate_fn=parts.collate_fn,
         loss_fn=parts.loss_fn,
         params=parts.start(),
         optimizer=_optimizer(config, schedule, parts.decay_mask),

@@ -42,9 +42,10 @@ def test_labels_are_shifted_exactly_once_also_at_the_maximal_length():
 def test_a_target_cut_at_the_maximal_length_still_ends_and_loses_nothing_else(tokenizer):
     """Engine case 33."""
     text = "some words " * 9
-    lengths = {"source_prefix": "", "max_source_length": 6, "max_target_length": 6}
+    around = {"source_prefix": "", "source_suffix": ""}
+    lengths = {"max_source_length": 6, "max_target_length": 6}
 
-    pairs = encode([text], [text], tokenizer, **lengths)
+    pairs = encode([text], [text], tokenizer, **around, **lengths)
 
     whole = tokenizer.encode_batch([text])[0]
     assert pairs.target_ids == [[*whole[:5], tokenizer.eos_id]]

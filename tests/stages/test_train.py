@@ -20,7 +20,7 @@ from redco_flow.stages.data_integrity import DataChanged
 from redco_flow.stages.dataset_artifact import DatasetArtifact
 from redco_flow.stages.model_tokenizer import WrongTokenizer
 from redco_flow.stages.predictions_artifact import read_predictions
-from redco_flow.stages.training import CannotTrain
+from redco_flow.stages.training_scores import CannotTrain
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
@@ -227,6 +227,21 @@ def test_steps_that_are_not_finite_are_skipped_when_asked_and_end_it_when_too_ma
 
 
 @pytest.mark.slow
+def test_sequences_split_over_devices_train_and_are_scored_as_ever(bench, dataset, trained):
+    settings = {**SETTINGS, "num_context_shards": 2, "num_model_shards": 2, "fsdp": 2}
+
+    bench.run(train, settings, {"dataset": [dataset]})
+
+    _, expected = trained
+    for found, alone in zip(bench.records(), expected, strict=True):
+        assert found["kind"] == alone["kind"]
+        if found["kind"] == "evaluation":
+            assert found["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
+        elif "loss" in found:
+            assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, pretrained):
     """Only the attention's kernels differ from the base; predictions are those that were scored."""
     settings = {
@@ -370,6 +385,7 @@ def test_a_dataset_of_another_recipe_is_an_error(bench, dataset):
 def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
     placement = {
         "num_model_shards": 4,
+        "num_context_shards": 2,
         "fsdp": "auto",
         "per_device_batch_size": 2,
         "log_every_steps": 7,
@@ -414,3 +430,29 @@ def test_each_best_score_is_an_output_of_its_own():
         "checkpoint/best/rouge1",
         "checkpoint/best/eval_loss",
     ]
+
+
+@pytest.mark.slow
+def test_batches_of_like_length_have_the_loss_per_token_of_padded_ones(bench, write_rows):
+    """Engine case 34, where source and target are padded apart."""
+    times = [1 + 2 * (i % 4) for i in range(len(ROWS))]
+    rows = [(f"{s} " * n, f"{t} " * n) for n, (s, t) in zip(times, ROWS, strict=True)]
+    path = write_rows(bench.root / "lengths.jsonl", [(s.strip(), t.strip()) for s, t in rows])
+    data = {"train": str(path), "tokenizer": {"train": {"vocab_size": 290, "type": "bpe"}}, **DATA}
+    lengths = {"max_source_length": 40, "max_target_length": 40}
+    dataset = bench.run(preprocess, {"data": data, **lengths})["dataset"]
+    # A training that changes nothing: its loss is that of all training tokens.
+    frozen = {"optimizer": "sgd", "learning_rate": 1e-12, "dropout_rate": 0.0, "num_epochs": 1}
+    few = {"global_batch_size": 8, "log_every_steps": 1000, "keep": {}}
+    settings = {**SETTINGS, **frozen, **few}
+    found = {}
+
+    for kind in ("padded", "bucketed"):
+        batching = {"batching": {"type": kind}}
+        checkpoint = bench.run(train, settings | batching, {"dataset": [dataset]})
+        (record,) = [one for one in bench.records() if one["kind"] == "training"]
+        found[kind] = record["loss"], checkpoint["checkpoint/last"].metadata["padding"]
+
+    # 1e-5: float32 sums in another order.
+    assert found["bucketed"][0] == pytest.approx(found["padded"][0], rel=1e-5)
+    assert found["bucketed"][1] < found["padded"][1]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from redco_flow.recipes.recipe import find_recipe
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages import predict, preprocess, train
 from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
@@ -37,26 +38,42 @@ def test_a_bart_is_trained_with_dropout_and_predicts(bench, write_rows):
 
 
 @pytest.mark.parametrize("config", [{"vocab_size": 100}, {"dropout_rate": 0.3}])
-@pytest.mark.parametrize("family", ["t5", "bart", "bert", "roberta", "gpt2", "llama", "mixtral"])
-def test_a_plan_takes_what_fits_the_family(family, config):
+@pytest.mark.parametrize(
+    ("recipe", "family"),
+    [
+        (recipe, family)
+        for recipe in ("text_to_text", "language_modeling")
+        for family in find_recipe(recipe).FAMILIES
+    ],
+)
+def test_a_plan_takes_what_fits_the_family(recipe, family, config):
     """A small vocabulary too, which lacks the tokens that published models have."""
     model = ModelSection(family=family, config=config)
 
-    assert train.Config(model=model).model == model
+    assert train.Config(recipe=recipe, model=model).model == model
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("recipe", "model", "message"),
     [
-        ({"family": "bart", "config": {"d_modle": 8}}, "bart config has no key 'd_modle'; did you"),
-        ({"family": "bert", "config": {"num_attention_heads": 7}}, "7; it must divide hidden_size"),
-        ({"family": "bird"}, "no model family 'bird'; known: t5, bart"),
-        ({"family": "bird", "name_or_path": "a/b"}, "no model family 'bird'"),
+        (
+            "text_to_text",
+            {"family": "bart", "config": {"d_modle": 8}},
+            "bart .* 'd_modle'; did you",
+        ),
+        (
+            "language_modeling",
+            {"family": "gpt2", "config": {"n_head": 7}},
+            "7; it must divide n_em",
+        ),
+        ("text_to_text", {"family": "bert"}, "trains t5, bart, and not 'bert'"),
+        ("text_to_text", {"family": "bird"}, "no model family 'bird'; known: t5, bart"),
+        ("text_to_text", {"family": "bird", "name_or_path": "a/b"}, "no model family 'bird'"),
     ],
 )
-def test_a_plan_refuses_what_no_model_of_the_family_has(model, message):
+def test_a_plan_refuses_what_no_model_of_the_family_has(recipe, model, message):
     with pytest.raises(ValueError, match=message):
-        train.Config(model=ModelSection(**model))
+        train.Config(recipe=recipe, model=ModelSection(**model))
 
 
 def test_a_result_depends_on_the_code_of_its_family():

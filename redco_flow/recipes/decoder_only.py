@@ -1,0 +1,207 @@
+"""The functions of a decoder-only model trained on targets after prompts, or on plain texts.
+
+A row is a prompt that goes over into its target; its loss is that of the target's tokens. Brings
+together a model family, a tokenizer and the engine's three functions. Refuses to know devices,
+files of data and training schedules.
+Dims in this file: B batch, T tokens of a row, P of a prompt, N examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from redco_flow.engine.loss import IGNORED_LABEL, PerExample, cross_entropy
+from redco_flow.engine.packing import POSITION_IDS, SEGMENT_IDS, collate_packed
+from redco_flow.recipes import language_modeling
+from redco_flow.recipes.chosen_model import ChosenModel, choose_model
+from redco_flow.recipes.generating import make_pred_fn
+from redco_flow.recipes.recipe import (
+    Batch,
+    Collate,
+    CollatePacked,
+    Example,
+    Generation,
+    Recipe,
+)
+from redco_flow.recipes.text_tokenizer import TextTokenizer
+from redco_flow.recipes.token_rows import Row, checked_ids, padded
+
+if TYPE_CHECKING:
+    from redco_flow.recipes.recipe import Lengths
+
+_WIDTH_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """How examples become rows.
+
+    Args:
+        prefix: what every row begins with.
+        start: what a row without a prompt begins with, for its first token needs one before it.
+        source_length, target_length: of the longest prompt and target.
+    """
+
+    prefix: tuple[int, ...]
+    start: tuple[int, ...]
+    source_length: int
+    target_length: int
+    vocab_size: int
+    pad_id: int
+
+    @property
+    def width(self) -> int:
+        """T of the longest row."""
+        longest = self.source_length + self.target_length - 1 + len(self.start)
+        return -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+
+    def prompt(self, example: Example) -> Row:
+        """The tokens before an example's target; at least one."""
+        ids = checked_ids(example, "source_ids", self.source_length, self.vocab_size)
+        begin = self.prefix if len(ids) else self.start
+        return np.concatenate([np.asarray(begin, np.int32), ids])
+
+    def columns(self, example: Example) -> dict[str, Row]:
+        """Inputs and labels of one row: each label is the next token, where it is a target's."""
+        prompt = self.prompt(example)
+        target = checked_ids(example, "target_ids", self.target_length, self.vocab_size)
+        ignored = np.full(len(prompt) - 1, IGNORED_LABEL, np.int32)
+        return {
+            "input_ids": np.concatenate([prompt, target[:-1]]),
+            "labels": np.concatenate([ignored, target]),
+        }
+
+    def lengths(self, source_lengths: Lengths, target_lengths: Lengths) -> Lengths:
+        """Tokens of each row, (N, 1)."""
+        begin = np.where(source_lengths > 0, len(self.prefix), len(self.start))
+        return (begin + source_lengths + target_lengths - 1)[:, None]
+
+    def collate(self, examples: Sequence[Example], width: int) -> Batch:
+        """Return input_ids and labels (B, T), padded on the right."""
+        columns = [self.columns(example) for example in examples]
+        for example, row in zip(examples, columns, strict=True):
+            if len(row["labels"]) > width:
+                raise ValueError(
+                    f"{example.get('row_id', 'an example')}: prompt and target have "
+                    f"{len(row['labels'])} tokens; batches are {width} wide."
+                )
+        return {
+            "input_ids": padded([row["input_ids"] for row in columns], width, self.pad_id),
+            "labels": padded([row["labels"] for row in columns], width, IGNORED_LABEL),
+        }
+
+    def collate_packed(self, rows: Sequence[Sequence[Example]], width: int) -> Batch:
+        """Return input_ids, labels, segment_ids and position_ids (B, T)."""
+        columns = [[self.columns(example) for example in row] for row in rows]
+        padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}
+        return dict(collate_packed(columns, padding, width))
+
+    def collate_prompts(self, examples: Sequence[Example]) -> Batch:
+        """Return input_ids and attention_mask (B, P), padded on the left."""
+        prompts = [self.prompt(example) for example in examples]
+        longest = self.source_length + len(self.start)
+        width = -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        lengths = np.array([len(prompt) for prompt in prompts])
+        mask = np.arange(width) >= width - lengths[:, None]
+        return {
+            "input_ids": padded(prompts, width, self.pad_id, on_the_left=True),
+            "attention_mask": mask.astype(np.int32),
+        }
+
+
+def build_decoder_only(
+    model: Mapping[str, Any], tokenizer: TextTokenizer, *, source_length: int, target_length: int
+) -> Recipe:
+    """Make the recipe; see `language_modeling.build`."""
+    special_tokens = {
+        "bos_token_id": tokenizer.eos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    chosen = choose_model(model, tokenizer, recipe=language_modeling, special_tokens=special_tokens)
+    module, config = chosen.module, chosen.config
+    _check_end_token(chosen, tokenizer)
+    rows = _Rows(
+        prefix=tokenizer.prefix_ids,
+        start=tokenizer.prefix_ids or (tokenizer.eos_id,),
+        source_length=source_length,
+        target_length=target_length,
+        vocab_size=config.vocab_size,
+        pad_id=tokenizer.pad_id,
+    )
+    longest = source_length + target_length - 1 + len(rows.start)
+    _check_positions(chosen, longest, "prompt and target")
+
+    def collate_to(widths: Sequence[int]) -> Collate:
+        (width,) = widths
+        return partial(rows.collate, width=width)
+
+    def packed_to(width: int) -> CollatePacked:
+        return partial(rows.collate_packed, width=width)
+
+    def pred_fn(generation: Generation) -> Callable[..., jax.Array]:
+        prompt_length = source_length + len(rows.start)
+        _check_positions(chosen, prompt_length + generation.max_length - 1, "prompt and new text")
+        return make_pred_fn(module, config, generation)
+
+    return Recipe(
+        model=chosen.record,
+        init_params=partial(module.init_params, config),
+        abstract_params=partial(module.abstract_params, config),
+        load_params=chosen.load_params,
+        collate_fn=collate_to((rows.width,)),
+        collate_prompts=rows.collate_prompts,
+        row_widths=rows.lengths,
+        collate_to=collate_to,
+        collate_packed=packed_to,
+        loss_fn=partial(_loss, chosen),
+        make_pred_fn=pred_fn,
+        output_fn=tokenizer.decode_until_end,
+        save_pretrained=chosen.save,
+    )
+
+
+def _loss(
+    chosen: ChosenModel,
+    params: Any,
+    batch: Mapping[str, jax.Array],
+    rngs: jax.Array,
+    is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
+) -> PerExample:
+    """Summed cross-entropy and number of target tokens of each row."""
+    # Padding on the right needs no mask: no token looks ahead, and its own labels are ignored.
+    logits = chosen.module.apply(
+        chosen.config,
+        params,
+        batch["input_ids"],
+        position_ids=batch.get(POSITION_IDS),
+        segment_ids=batch.get(SEGMENT_IDS),
+        rngs=rngs if is_training else None,
+    )
+    return cross_entropy(logits, batch["labels"])
+
+
+def _check_end_token(chosen: ChosenModel, tokenizer: TextTokenizer) -> None:
+    ends = chosen.config.eos_token_ids
+    if tokenizer.eos_id not in ends:
+        raise ValueError(
+            f"the model ends texts with token {', '.join(map(str, ends)) or '(none)'}, the "
+            f"tokenizer with {tokenizer.eos_id}: generated texts would not end. Use the model's "
+            f"tokenizer, or set model.config.eos_token_id to {tokenizer.eos_id}."
+        )
+
+
+def _check_positions(chosen: ChosenModel, length: int, what: str) -> None:
+    """Refuse rows beyond a learned table of positions, whose last would be read for all."""
+    core = getattr(chosen.config, "core", None)
+    if core is not None and core.num_positions and length > core.max_length:
+        raise ValueError(
+            f"{what} have up to {length} tokens, and the model's learned positions reach "
+            f"{core.max_length}: lower max_source_length or max_target_length."
+        )

@@ -1,0 +1,355 @@
+"""A tiny GPT-2 through the stages: instruction tuning, plain texts, packing, buckets, sampling."""
+
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.errors import DataError
+from redco_flow.spec.settings import settings_of
+from redco_flow.stages import evaluate, predict, preprocess, train
+from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.stages.context import Stopped
+from redco_flow.stages.dataset_artifact import DatasetArtifact
+from redco_flow.stages.evaluate import CannotEvaluate
+from redco_flow.stages.metrics_artifact import read_metrics
+from redco_flow.stages.prediction import CannotPredict
+from redco_flow.stages.predictions_artifact import read_predictions
+from redco_flow.stages.training_scores import CannotTrain
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+# Of different lengths, so that padding, buckets and packed rows differ.
+ROWS = [
+    (f"{a} {b} {c}", " ".join([b] * (1 + i % 4)))
+    for i, a in enumerate(WORDS)
+    for b in WORDS
+    for c in ("up", "down")
+]
+TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+RECIPE = {"recipe": "language_modeling"}
+SETTINGS = RECIPE | {
+    "model": {"family": "gpt2", "config": TINY},
+    "num_epochs": 2,
+    "global_batch_size": 8,
+    "learning_rate": 0.01,
+    "dropout_rate": 0.1,
+    "keep": {"best": ["perplexity"]},
+    "log_every_steps": 3,
+}
+DATA = {"validation_fraction": 0.2, "test_fraction": 0.2}
+TOKENIZER = {"train": {"vocab_size": 280, "type": "bpe"}}
+
+
+@pytest.fixture(scope="module")
+def dataset(shared_bench, write_rows):
+    path = write_rows(shared_bench.root / "pairs.jsonl", ROWS)
+    data = {"train": str(path), "tokenizer": TOKENIZER, "source_suffix": " :", **DATA}
+    lengths = {"max_source_length": 16, "max_target_length": 16}
+    return shared_bench.run(preprocess, RECIPE | {"data": data} | lengths)["dataset"]
+
+
+@pytest.fixture(scope="module")
+def texts(shared_bench):
+    path = shared_bench.root / "texts.jsonl"
+    lines = [json.dumps({"text": f"{a} {b} " * 8}) + "\n" for a in WORDS for b in WORDS]
+    path.write_text("".join(lines))
+    data = {"train": str(path), "tokenizer": TOKENIZER, "text_key": "text", **DATA}
+    return shared_bench.run(preprocess, RECIPE | {"data": data, "max_target_length": 24})["dataset"]
+
+
+@pytest.fixture(scope="module")
+def trained(shared_bench, dataset):
+    checkpoints = shared_bench.run(train, SETTINGS, {"dataset": [dataset]})
+    return checkpoints, shared_bench.records()
+
+
+@pytest.fixture(scope="module")
+def trained_on_texts(shared_bench, texts):
+    return shared_bench.run(train, SETTINGS, {"dataset": [texts]})["checkpoint/last"]
+
+
+def losses_of(records):
+    return [record["loss"] for record in records if record["kind"] == "training"]
+
+
+def last_scores(records):
+    return [record for record in records if record["kind"] == "evaluation"][-1]["metrics"]
+
+
+def params_of(artifact):
+    checkpoint = CheckpointArtifact(artifact.path)
+    return checkpoint.load_params(checkpoint.build_recipe(), Deployer())
+
+
+def assert_equal(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_an_instruction_tuned_gpt2_is_trained_predicts_and_is_evaluated(bench, dataset, trained):
+    checkpoints, records = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/best/perplexity"]]}
+
+    split = {"split": "validation"}
+    predictions = bench.run(predict, RECIPE | split | {"num_beams": 2}, inputs)["predictions"]
+    settings = {"metrics": ["bleu", "perplexity"]}
+    metrics = bench.run(evaluate, settings, {"predictions": [predictions]})["metrics"]
+
+    losses = losses_of(records)
+    assert losses[-1] < losses[0]
+    scores = last_scores(records)
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["eval_loss"]))
+    # What evaluation finds on the same split, through other batches: float32 sums.
+    summary, lines = read_metrics(metrics.path)
+    assert summary.metrics["perplexity"] == pytest.approx(scores["perplexity"], rel=1e-5)
+    assert summary.directions["perplexity"] == "min"
+    assert {"bleu", "perplexity"} <= set(lines[0]["scores"]) | set(lines[0]["statistics"])
+    assert set(summary.baselines["copy_source"]["metrics"]) == {"bleu"}
+
+
+@pytest.mark.slow
+def test_plain_texts_are_trained_on_whole_and_continued(bench, texts, trained_on_texts):
+    inputs = {"dataset": [texts], "checkpoint": [trained_on_texts]}
+    settings = RECIPE | {"split": "validation", "prompt_length": 5, "batch_size": 8}
+
+    predictions = bench.run(predict, settings, inputs)["predictions"]
+
+    scores = CheckpointArtifact(trained_on_texts.path).record.metrics
+    lines, _ = read_predictions(predictions.path)
+    rows = DatasetArtifact(texts.path).split("validation")
+    # Each token once: the pieces of a text are its whole.
+    assert sum(line.num_tokens for line in lines) == sum(len(row["target_ids"]) for row in rows)
+    mean = sum(line.loss for line in lines) / sum(line.num_tokens for line in lines)
+    assert math.exp(mean) == pytest.approx(scores["perplexity"], rel=1e-5)
+    for line, row in zip(lines, rows, strict=True):
+        said = f"{line.source} {line.references[0]}".split()
+        assert "".join(said) == "".join(row["references"][0].split())
+
+
+def corpus_loss(bench, dataset, batching):
+    """The mean loss over all training tokens, by a training that changes nothing.
+
+    Also the number of steps, the validation loss, and the share of padding.
+    """
+    frozen = {"optimizer": "sgd", "learning_rate": 1e-12, "dropout_rate": 0.0, "num_epochs": 1}
+    settings = SETTINGS | frozen | {"batching": batching, "log_every_steps": 1000, "keep": {}}
+    checkpoint = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
+    (record,) = [record for record in bench.records() if record["kind"] == "training"]
+    eval_loss = last_scores(bench.records())["eval_loss"]
+    return record["loss"], record["step"], eval_loss, checkpoint.metadata["padding"]
+
+
+@pytest.mark.slow
+def test_packed_and_bucketed_batches_have_the_loss_per_token_of_padded_ones(bench, dataset):
+    """Engine case 34."""
+    padded = corpus_loss(bench, dataset, {"type": "padded"})
+    bucketed = corpus_loss(bench, dataset, {"type": "bucketed", "num_buckets": 3})
+    packed = corpus_loss(bench, dataset, {"type": "packed"})
+
+    # 1e-5: float32 sums in other orders.
+    assert bucketed[0] == pytest.approx(padded[0], rel=1e-5)
+    assert packed[0] == pytest.approx(padded[0], rel=1e-5)
+    assert bucketed[1] == padded[1] > packed[1]
+    assert bucketed[3] < padded[3]
+    assert packed[3] < padded[3]
+    assert packed[2] == pytest.approx(padded[2], rel=1e-5)
+
+
+class StopAfterSomeSteps:
+    """A request to stop that comes while training is in the middle of its first epoch."""
+
+    is_watched = True
+
+    def __init__(self, num_steps):
+        self.num_left = num_steps
+
+    @property
+    def requested(self):
+        self.num_left -= 1
+        return self.num_left <= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["packed", "bucketed"])
+def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(bench, dataset, kind):
+    """Engine case 30."""
+    settings = SETTINGS | {"batching": {"type": kind, "num_buckets": 2}}
+    inputs = {"dataset": [dataset]}
+    whole = bench.run(train, settings, inputs)["checkpoint/last"]
+    num_steps = CheckpointArtifact(whole.path).record.step
+
+    context = bench.context("train", inputs, work="interrupted")
+    context.stop = StopAfterSomeSteps(num_steps // 2 - 2)
+    with pytest.raises(Stopped, match=f"after {num_steps // 2 - 2} steps"):
+        train.run(context, train.Config.from_json(settings))
+    resumed = bench.run(train, settings, inputs, work="interrupted")["checkpoint/last"]
+
+    assert num_steps // 2 > 3
+    assert_equal(params_of(whole), params_of(resumed))
+
+
+@pytest.mark.slow
+def test_a_llama_learns_by_low_rank_factors_on_packed_rows_over_two_shards(bench, dataset):
+    config = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    settings = SETTINGS | {
+        "model": {"family": "llama", "config": config},
+        "lora": {"rank": 2, "targets": "attention/(q|kv|out)$"},
+        "batching": {"type": "packed", "packed_length": 48},
+        "num_model_shards": 2,
+        "dropout_rate": 0.0,
+        "learning_rate": 0.1,
+    }
+
+    checkpoint = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
+    losses = losses_of(bench.records())
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoint]}
+    sampling = {"do_sample": True, "top_p": 0.9, "num_model_shards": 2}
+    predictions = bench.run(predict, RECIPE | sampling, inputs)["predictions"]
+
+    assert losses[-1] < losses[0]
+    lines, summary = read_predictions(predictions.path)
+    assert len(lines) == summary.num_examples > 0
+    assert summary.generation["top_p"] == 0.9
+
+
+@pytest.mark.slow
+def test_sampled_texts_depend_on_the_seed_and_not_on_the_batch(bench, dataset, trained):
+    checkpoints, _ = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    sampling = RECIPE | {"do_sample": True, "temperature": 1.5, "top_k": 100, "top_p": 0.95}
+
+    def texts(**settings):
+        predictions = bench.run(predict, sampling | settings, inputs)["predictions"]
+        return [line.prediction for line in read_predictions(predictions.path)[0]]
+
+    drawn = texts(batch_size=8)
+
+    assert texts(batch_size=16) == drawn
+    assert texts(batch_size=16, seed=1) != drawn
+
+
+def test_perplexity_of_predictions_that_were_not_scored_is_an_error(bench, dataset, trained):
+    checkpoints, _ = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    settings = RECIPE | {"score_targets": False, "num_examples": 2, "max_target_length": 2}
+    predictions = bench.run(predict, settings, inputs)["predictions"]
+
+    with pytest.raises(CannotEvaluate, match="set score_targets: true in the predict stage"):
+        bench.run(evaluate, {"metrics": ["perplexity"]}, {"predictions": [predictions]})
+
+
+def test_texts_without_targets_are_not_generated_for_metrics(bench, texts):
+    settings = SETTINGS | {"eval": {"metrics": ["bleu"]}}
+
+    with pytest.raises(CannotTrain, match=r"plain texts, which have no targets .* for bleu"):
+        bench.run(train, settings, {"dataset": [texts]})
+
+
+def test_a_prompt_as_long_as_the_texts_is_an_error(bench, texts, trained_on_texts):
+    inputs = {"dataset": [texts], "checkpoint": [trained_on_texts]}
+
+    with pytest.raises(CannotPredict, match="prompt_length is 24, and the dataset's texts have at"):
+        bench.run(predict, RECIPE | {"prompt_length": 24}, inputs)
+
+
+@pytest.mark.slow
+def test_losses_and_scores_go_to_an_event_file_beside_the_attempts_records(bench, texts):
+    pytest.importorskip("tensorboardX", reason="pip install redco-flow[tensorboard]")
+    settings = SETTINGS | {"num_epochs": 1, "log_to": ["tensorboard"]}
+
+    bench.run(train, settings, {"dataset": [texts]})
+
+    (events,) = (bench.metrics_path.parent / "tensorboard").iterdir()
+    data = events.read_bytes()
+    assert b"train/loss" in data
+    assert b"eval/perplexity" in data
+
+
+def test_an_example_longer_than_a_packed_row_is_an_error_before_any_step(bench, dataset):
+    settings = SETTINGS | {"batching": {"type": "packed", "packed_length": 3}}
+
+    with pytest.raises(DataError, match="a packed row takes 1 to 3"):
+        bench.run(train, settings, {"dataset": [dataset]})
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings", "message"),
+    [
+        (train, RECIPE | {"model": {"family": "bart"}}, "for 'bart' use recipe text_to_t"),
+        (train, {"model": {"family": "llama"}}, "for 'llama' use recipe language_m"),
+        (train, {"batching": {"type": "packed"}}, "cannot put several examples into one row"),
+        (train, RECIPE | {"batching": {"packed_length": 8}}, "for type packed, and the type is p"),
+        (train, {"keep": {"best": ["perplexity"]}}, "measures no perplexity; eval_loss"),
+        (preprocess, {"data": {"train": "x", "text_key": "t"}}, "'text_to_text' takes pairs"),
+        (
+            preprocess,
+            RECIPE | {"data": {"train": "x", "text_key": "t", "group_by_source": True}},
+            "plain texts, and group_by_source belong to",
+        ),
+        (predict, {"do_sample": True, "num_beams": 2}, "sampling follows one text per example"),
+        (predict, {"top_k": 5, "top_p": 0.5}, "top_k, top_p change nothing without 'do_sample"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused_when_they_are_read(stage, settings, message):
+    with pytest.raises(ValueError, match=message):
+        stage.Config.from_json(settings)
+
+
+def test_the_model_in_a_local_directory_is_checked_when_the_settings_are_read(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    model = {"name_or_path": str(tmp_path)}
+
+    with pytest.raises(ValueError, match="recipe 'text_to_text' trains t5, bart, and not 'llama'"):
+        train.Config.from_json({"model": model})
+
+    assert train.Config.from_json(RECIPE | {"model": model}).model.name_or_path == str(tmp_path)
+
+
+def test_batching_determines_the_result_and_logs_do_not():
+    plain = settings_of(train.Config.from_json(SETTINGS))
+    packed = settings_of(train.Config.from_json(SETTINGS | {"batching": {"type": "packed"}}))
+    logged = settings_of(train.Config.from_json(SETTINGS | {"log_to": ["tensorboard"]}))
+
+    assert packed != plain
+    assert logged == plain
+
+
+@pytest.fixture
+def pretrained(bench, trained):
+    """The trained model as a directory, with a tokenizer that has no padding token: GPT-2's."""
+    checkpoint = CheckpointArtifact(trained[0]["checkpoint/last"].path)
+    recipe = checkpoint.build_recipe()
+    folder = bench.root / "pretrained"
+    recipe.save_pretrained(checkpoint.load_params(recipe, Deployer()), folder)
+    shutil.copytree(checkpoint.path / "tokenizer", folder, dirs_exist_ok=True)
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    del tokenizer["pad_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_model_in_a_directory_is_finetuned_with_its_own_tokenizer(
+    bench, write_rows, trained, pretrained
+):
+    path = write_rows(bench.root / "pairs.jsonl", ROWS[:40])
+    model = {"name_or_path": str(pretrained)}
+    data = {"train": str(path), **DATA}
+    lengths = {"max_source_length": 16, "max_target_length": 16}
+    dataset = bench.run(preprocess, RECIPE | {"data": data, "model": model} | lengths)["dataset"]
+    # At such a rate a step moves no parameter further than the tolerance.
+    settings = SETTINGS | {"model": model, "learning_rate": 1e-9, "num_epochs": 1}
+
+    checkpoint = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
+
+    before, after = params_of(trained[0]["checkpoint/last"]), params_of(checkpoint)
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-7)
