@@ -104,7 +104,7 @@ def run_call(
         )
     )
     _check_fingerprint(call)
-    context = _make_context(call, attempt, workspace, stop)
+    context = _make_context(call, attempt, workspace, stop, place)
     group = ProcessGroup(call, context, place)
     if place.rank > 0:
         _take_part(call, context, group)
@@ -165,7 +165,11 @@ def _check_code(call: Call) -> None:
 
 
 def _make_context(
-    call: Call, attempt: AttemptDirectory, workspace: Workspace, stop: StopFlag
+    call: Call,
+    attempt: AttemptDirectory,
+    workspace: Workspace,
+    stop: StopFlag,
+    place: ProcessPlace,
 ) -> StageContext:
     from redco_flow.launch.package_versions import package_versions  # 30 ms after the first line
 
@@ -183,6 +187,7 @@ def _make_context(
         inputs=inputs,
         work_dir=work_dir,
         attempt_dir=attempt,
+        shares_disk=bool(place.shares_disk),
         provenance={
             "stage": call.stage,
             "run": call.run,

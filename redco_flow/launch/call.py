@@ -116,10 +116,25 @@ def read_call(path: Path) -> Call:
         UsageError: there is none, or it is not a call of this version of redco-flow.
     """
     try:
-        record = read_json(path)
+        return call_from_json(read_json(path))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no call; was the attempt written whole?") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not a call: {error!r}.") from error
+
+
+def call_from_json(record: Any) -> Call:
+    """Return the call that `write_call` wrote.
+
+    Raises:
+        UsageError: it is not a call of this version of redco-flow.
+    """
+    try:
         if record["protocol"] != PROTOCOL:
             raise UsageError(
-                f"{path}: written for protocol {record['protocol']}, this worker speaks "
+                f"written for protocol {record['protocol']}, this worker speaks "
                 f"{PROTOCOL}: install the same redco-flow where runs start and where they run."
             )
         inputs = {
@@ -128,11 +143,9 @@ def read_call(path: Path) -> Call:
         }
         resources = JobResources(**record.get("resources", {}))
         return Call(**(record | {"inputs": inputs, "resources": resources}))
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: there is no call; was the attempt written whole?") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         known = ", ".join(item.name for item in fields(Call))
-        raise UsageError(f"{path}: not a call: {error!r}; its keys are {known}.") from error
+        raise UsageError(f"not a call: {error!r}; its keys are {known}.") from error
 
 
 def _what_is_not_json(value: Any, place: str) -> Iterator[str]:

@@ -8,11 +8,13 @@ in particular; imports one when it is asked for.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from submitit.core import plugins
 from submitit.core.core import DelayedJob, Executor, Job
@@ -28,8 +30,45 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
 
+class ExecutorSettings(TypedDict, total=False):
+    """What every executor takes from a profile, as arguments of `CallExecutor`."""
+
+    environment: dict[str, str]
+    stall_seconds: float
+    grace_seconds: float
+
+
 class CallExecutor(Executor):
-    """A submitit executor that takes stage calls; `submit(function)` is refused."""
+    """A submitit executor that takes stage calls; `submit(function)` is refused.
+
+    Args:
+        folder: the workspace; jobs write into their attempts' directories.
+        environment: what jobs inherit; None means this process's.
+        stall_seconds: a worker that reports no progress for so long is stopped.
+        grace_seconds: what a worker has to save when it is asked to stop.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        stall_seconds: float = 1800.0,
+        grace_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(
+            folder, parameters={"stall_seconds": stall_seconds, "grace_seconds": grace_seconds}
+        )
+        self._environment = dict(os.environ if environment is None else environment)
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Never chosen unasked."""
+        return 0
+
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return {"stall_seconds", "grace_seconds"}
 
     def submit_call(self, attempt: AttemptDirectory) -> CallJob:
         """Submit the call in the attempt's call.json; inside `batch()`, at its end.
@@ -74,6 +113,19 @@ class CallExecutor(Executor):
     @abstractmethod
     def _submit(self, attempt: AttemptDirectory) -> CallJob:
         """Start the job."""
+
+
+def common_settings(profile: Any, environment: Mapping[str, str]) -> ExecutorSettings:
+    """Return what an executor's `make` hands on, whatever else that executor reads.
+
+    Args:
+        profile, environment: as `make_executor` got them.
+    """
+    return {
+        "environment": {**environment, **profile.environment},
+        "stall_seconds": profile.stall_timeout_minutes * 60,
+        "grace_seconds": profile.grace_seconds,
+    }
 
 
 def make_executor(profile: Any, environment: Mapping[str, str]) -> CallExecutor:
@@ -132,7 +184,7 @@ def _module(name: str) -> ModuleType:
                 raise
     if module is None or not (hasattr(module, "make") and hasattr(module, "reattach")):
         raise UsageError(
-            f"there is no executor {name!r}; known: local; or the dotted name of a module with "
-            f"make(profile, environment) and reattach(record)."
+            f"there is no executor {name!r}; known: local, slurm, hosts, xmanager; or the "
+            f"dotted name of a module with make(profile, environment) and reattach(record)."
         )
     return module

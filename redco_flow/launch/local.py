@@ -11,12 +11,12 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import StageFailed, UsageError
-from redco_flow.launch.executor import CallExecutor
+from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
@@ -24,7 +24,8 @@ from redco_flow.launch.job import (
     status_from_files,
     status_without_supervisor,
 )
-from redco_flow.launch.process_tree import ATTEMPT_VARIABLE, kill_processes_of
+from redco_flow.launch.job_environment import job_environment
+from redco_flow.launch.process_tree import kill_processes_of
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity
 
@@ -100,43 +101,14 @@ class LocalJob(CallJob):
 
 
 class LocalExecutor(CallExecutor):
-    """Runs each call under a supervisor of its own, which outlives the submitter.
-
-    Args:
-        folder: the workspace; jobs write into their attempts' directories.
-        environment: the whole environment of the jobs; None means this process's.
-        stall_seconds: a worker that reports no progress for so long is stopped.
-        grace_seconds: what a worker has to save when it is asked to stop.
-    """
+    """Runs each call under a supervisor of its own, which outlives the submitter."""
 
     job_class = LocalJob
-
-    def __init__(
-        self,
-        folder: Path | str,
-        *,
-        environment: Mapping[str, str] | None = None,
-        stall_seconds: float = 1800.0,
-        grace_seconds: float = 30.0,
-    ) -> None:
-        super().__init__(
-            folder, parameters={"stall_seconds": stall_seconds, "grace_seconds": grace_seconds}
-        )
-        self._environment = dict(os.environ if environment is None else environment)
 
     @classmethod
     def name(cls) -> str:
         """Return the name for submitit's AutoExecutor, whose own `local` pickles."""
         return "redco-local"
-
-    @classmethod
-    def affinity(cls) -> int:
-        """Never chosen unasked."""
-        return 0
-
-    @classmethod
-    def _valid_parameters(cls) -> set[str]:
-        return {"stall_seconds", "grace_seconds"}
 
     def _submit(self, attempt: AttemptDirectory) -> LocalJob:
         attempt = AttemptDirectory(attempt.path.absolute())
@@ -172,12 +144,7 @@ class LocalExecutor(CallExecutor):
 
 def make(profile: Any, environment: Mapping[str, str]) -> LocalExecutor:
     """Return the executor for a profile."""
-    return LocalExecutor(
-        profile.workspace,
-        environment={**environment, **profile.environment},
-        stall_seconds=profile.stall_timeout_minutes * 60,
-        grace_seconds=profile.grace_seconds,
-    )
+    return LocalExecutor(profile.workspace, **common_settings(profile, environment))
 
 
 def reattach(record: Mapping[str, Any]) -> LocalJob:
@@ -187,26 +154,6 @@ def reattach(record: Mapping[str, Any]) -> LocalJob:
         ValueError, KeyError: it is not a local job's record.
     """
     return LocalJob(record["attempt"], record["job_id"], record=record)
-
-
-def job_environment(environment: Mapping[str, str], attempt: AttemptDirectory) -> dict[str, str]:
-    """Return a job's environment: it imports the same modules as the submitting process."""
-    given = environment.get("PYTHONPATH", "").split(os.pathsep)
-    search = dict.fromkeys(path for path in [*given, *_own_search_path()] if path)
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join(search),
-        ATTEMPT_VARIABLE: str(attempt.path),
-    }
-
-
-def _own_search_path() -> Iterable[str]:
-    """Where this process looks for modules, apart from Python's own installation."""
-    installed = tuple({f"{sys.prefix}/", f"{sys.base_prefix}/"})
-    for path in sys.path:
-        absolute = str(Path(path).absolute())  # "" is the current directory
-        if not f"{absolute}/".startswith(installed):
-            yield absolute
 
 
 def _command(attempt: AttemptDirectory, parameters: Mapping[str, Any], ready_fd: int) -> list[str]:

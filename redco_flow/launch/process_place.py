@@ -23,6 +23,7 @@ class ProcessPlace:
         gpus_per_host: what all processes of this host share; 0 for none.
         restart: how often the cluster has started this job anew.
         rendezvous_seconds: how long to wait for the others.
+        shares_disk: 1 if all processes see the workspace, 0 if each host has its own.
     """
 
     rank: int = 0
@@ -32,6 +33,7 @@ class ProcessPlace:
     gpus_per_host: int = 0
     restart: int = 0
     rendezvous_seconds: int = 300
+    shares_disk: int = 1
 
     @classmethod
     def from_slurm(

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ATTEMPT_VARIABLE = "REDCO_FLOW_ATTEMPT"  # in the environment of every process of a job
@@ -54,20 +55,26 @@ def kill_descendants() -> list[int]:
 
 
 def kill_processes_of(attempt: Path) -> list[int]:
-    """SIGKILL this host's processes that a job of `attempt` left behind; return their ids.
+    """SIGKILL this host's processes that a job of `attempt` left behind; return their ids."""
+    killed = []
+    for pid in processes_of(attempt):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
-    They are known by their environment, so a reused process id is never hit.
+
+def processes_of(attempt: Path) -> Iterator[int]:
+    """Yield this host's processes of a job of `attempt`, the calling one left out.
+
+    They are known by their environment, so a reused process id is never meant.
     """
     mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
-    killed = []
     for pid in _all_processes():
         with contextlib.suppress(OSError):
-            if pid != os.getpid() and mark in Path(f"/proc/{pid}/environ").read_bytes().split(
-                b"\0"
-            ):
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-    return killed
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if pid != os.getpid() and mark in variables:
+                yield pid
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,6 +1,7 @@
-"""Supervise one rank of a cluster's job, in the foreground: what srun starts on each host.
+"""Supervise one rank of a job of several hosts, in the foreground: what srun starts on each.
 
-`python -m redco_flow.launch.rank ATTEMPT …`. Owns `logs/rank<r>.log` and `ranks/<r>/exit.json`.
+`python -m redco_flow.launch.rank ATTEMPT …` under srun; `host_rank` calls `supervise` without it.
+Owns `logs/rank<r>.log` and `ranks/<r>/exit.json`.
 Watches the other ranks' endings: when one fails, this one ends within seconds instead of waiting
 for it in a collective operation for ever.
 """
@@ -62,9 +63,13 @@ class RankWatch:
             self.seconds_to_warning is not None
             and elapsed >= self.seconds_to_warning - _SECONDS_EARLY
         ):
-            self.supervisor.stop("timeout", "its time (walltime_minutes) is nearly over.")
+            self.on_time_over()
         else:
             self.supervisor.stop("preempted", "its nodes are wanted for another job.")
+
+    def on_time_over(self) -> None:
+        """What is left of the time is for saving."""
+        self.supervisor.stop("timeout", "its time (walltime_minutes) is nearly over.")
 
     def look_at_others(self) -> None:
         """End with the first rank that fails; look again soon."""
@@ -87,19 +92,40 @@ def main(arguments: list[str]) -> int:
         gpus_per_host=options.gpus_per_host,
         rendezvous_seconds=options.rendezvous_seconds,
     )
+    limits = Limits(options.stall_seconds, options.grace_seconds)
+    return supervise(options.attempt, place, limits, options.seconds_to_warning)
+
+
+def supervise(
+    path: Path,
+    place: ProcessPlace,
+    limits: Limits,
+    seconds_to_warning: float | None = None,
+    seconds_to_end: float | None = None,
+) -> int:
+    """Run the worker of the attempt at `path` to its end, and write the rank's ending.
+
+    Args:
+        seconds_to_warning: when the cluster will say that the time is nearly over; None: never.
+        seconds_to_end: when to stop for want of time, where no cluster says so.
+
+    Returns:
+        0 unless the other ranks are to be ended too.
+    """
     os.environ.update(place.to_environment())
-    attempt = AttemptDirectory(options.attempt, place.rank)
+    attempt = AttemptDirectory(path, place.rank)
     folder = attempt.rank_directory(place.rank)
     folder.mkdir(parents=True, exist_ok=True)
     _remove_earlier_endings(attempt)
     log_start = _size(attempt.log_path(place.rank))
     log = LogWriter(attempt.log_path(place.rank), secret_values(os.environ))
-    limits = Limits(options.stall_seconds, options.grace_seconds)
     supervisor = Supervisor(attempt, limits, log)
-    watch = RankWatch(supervisor, place, options.seconds_to_warning)
+    watch = RankWatch(supervisor, place, seconds_to_warning)
     supervisor.listen({signal.SIGTERM: watch.on_terminate, signal.SIGURG: watch.on_warning})
     if place.num_processes > 1:
         supervisor.later(0.0, watch.look_at_others)
+    if seconds_to_end is not None:
+        supervisor.later(seconds_to_end, watch.on_time_over)
     adopt_orphans()
     # JAX ends who has lost another rank by an abort: no core files of gigabytes for that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -119,7 +119,7 @@ class Rendezvous:
         if time.monotonic() > self._deadline:
             raise CannotMeet(
                 f"{names} of {self.place.num_processes} did not arrive within {self.seconds:g} s: "
-                f"see logs/rank{missing[0]}.log and logs/slurm.log. If it only starts slowly, "
+                f"see logs/rank{missing[0]}.log and the job's own log. If it only starts slowly, "
                 f"raise rendezvous_seconds in the profile."
             )
 
@@ -214,10 +214,15 @@ def own_addresses() -> list[str]:
     """Return the names and addresses by which other hosts may reach this one, best first.
 
     The node's name in Slurm, then the host's own name where it is more than the loopback
-    (Debian gives it 127.0.1.1), then the address that packets leave from.
+    (Debian gives it 127.0.1.1), then the address by which SSH came in, then the one that packets
+    leave from.
     """
     host = socket.gethostname()
-    names = [os.environ.get("SLURMD_NODENAME", ""), host if not _is_loopback(host) else ""]
+    names = [
+        os.environ.get("SLURMD_NODENAME", ""),
+        host if not _is_loopback(host) else "",
+        *os.environ.get("SSH_CONNECTION", "").split()[2:3],
+    ]
     return list(dict.fromkeys([*filter(None, names), _outgoing_address()]))
 
 

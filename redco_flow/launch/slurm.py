@@ -7,16 +7,15 @@ other ending is final, and trying again is the orchestrator's.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch import slurm_commands
 from redco_flow.launch.call import JobResources, read_call
-from redco_flow.launch.executor import CallExecutor
-from redco_flow.launch.local import job_environment
+from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
+from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.slurm_job import SlurmJob
 from redco_flow.launch.slurm_script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
@@ -34,7 +33,7 @@ class SlurmExecutor(CallExecutor):
     Args:
         folder: the workspace, on a file system that every node has.
         settings: the profile's `slurm:` section.
-        environment: what the job gets, whole; sbatch hands it on.
+        common: as `CallExecutor`; sbatch hands the environment on.
     """
 
     job_class = SlurmJob
@@ -43,30 +42,15 @@ class SlurmExecutor(CallExecutor):
         self,
         folder: Path | str,
         settings: SlurmSection,
-        *,
-        environment: Mapping[str, str] | None = None,
-        stall_seconds: float = 1800.0,
-        grace_seconds: float = 30.0,
+        **common: Unpack[ExecutorSettings],
     ) -> None:
-        super().__init__(
-            folder, parameters={"stall_seconds": stall_seconds, "grace_seconds": grace_seconds}
-        )
+        super().__init__(folder, **common)
         self._settings = settings
-        self._environment = dict(os.environ if environment is None else environment)
 
     @classmethod
     def name(cls) -> str:
         """Return the name for submitit's AutoExecutor, whose own `slurm` pickles."""
         return "redco-slurm"
-
-    @classmethod
-    def affinity(cls) -> int:
-        """Never chosen unasked."""
-        return 0
-
-    @classmethod
-    def _valid_parameters(cls) -> set[str]:
-        return {"stall_seconds", "grace_seconds"}
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return the sbatch file that `submit_call` would submit.
@@ -124,13 +108,8 @@ class SlurmExecutor(CallExecutor):
 
 def make(profile: Any, environment: Mapping[str, str]) -> SlurmExecutor:
     """Return the executor for a profile."""
-    return SlurmExecutor(
-        profile.workspace,
-        profile.slurm,
-        environment={**environment, **profile.environment},
-        stall_seconds=profile.stall_timeout_minutes * 60,
-        grace_seconds=profile.grace_seconds,
-    )
+    common = common_settings(profile, environment)
+    return SlurmExecutor(profile.workspace, profile.slurm, **common)
 
 
 def reattach(record: Mapping[str, Any]) -> SlurmJob:

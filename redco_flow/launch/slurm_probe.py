@@ -10,7 +10,7 @@ from typing import Any
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch import slurm_commands
-from redco_flow.launch.local import job_environment
+from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.slurm_script import selection_options
 from redco_flow.spec.slurm_section import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory

@@ -61,6 +61,7 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
 
     Raises:
         UsageError: several hosts for a kind that runs in one process.
+        DoesNotFit: the profile's machines are too few or too small.
     """
     asked = stage.resources
     several = find_stage_kind(stage.kind).runs_on_several_processes
@@ -69,14 +70,23 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
             f"stage '{stage.name}': kind {stage.kind} runs in one process and its "
             f"resources.num_hosts is {asked.num_hosts}; set it to 1."
         )
-    return JobResources(
+    resources = JobResources(
         num_hosts=asked.num_hosts,
-        processes_per_host=profile.slurm.processes_per_host if several else 1,
+        processes_per_host=profile.cluster.processes_per_host if several else 1,
         gpus_per_host=asked.gpus_per_host,
         cpus_per_host=asked.cpus_per_host,
         memory_gib=asked.memory_gib,
-        walltime_minutes=asked.walltime_minutes or profile.slurm.walltime_minutes,
+        walltime_minutes=asked.walltime_minutes or profile.cluster.walltime_minutes,
     )
+    if profile.executor == "hosts":
+        from redco_flow.launch.host_placement import eligible_hosts
+
+        eligible_hosts(profile.hosts, resources)
+    if profile.executor == "xmanager" and profile.xmanager.backend == "local":
+        from redco_flow.launch.xmanager_work_unit import check_fits
+
+        check_fits(resources)
+    return resources
 
 
 def _inputs(

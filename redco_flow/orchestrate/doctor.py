@@ -17,7 +17,9 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
+from redco_flow.orchestrate.doctor_hosts import examine_hosts
 from redco_flow.orchestrate.doctor_slurm import examine_slurm
+from redco_flow.orchestrate.doctor_xmanager import examine_xmanager
 from redco_flow.orchestrate.finding import Finding
 from redco_flow.orchestrate.prefect_server import server_status
 from redco_flow.spec.profile import Profile
@@ -47,6 +49,10 @@ def examine(profile: Profile) -> Iterator[Finding]:
         yield check(profile)
     if profile.executor == "slurm":
         yield from examine_slurm(profile)
+    if profile.executor == "hosts":
+        yield from examine_hosts(profile)
+    if profile.executor == "xmanager":
+        yield from examine_xmanager(profile)
 
 
 def _check_python(profile: Profile) -> Finding:

@@ -17,6 +17,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.redaction import Redactor
+from redco_flow.launch.xmanager_package import require_xmanager
 from redco_flow.orchestrate.calls import job_resources
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan
@@ -86,11 +87,14 @@ def write_run(
     """Write all that a run needs into a new directory; `start_run` without the start.
 
     Raises:
-        UsageError: a stage asks for more hosts than its kind can use; nothing is written.
+        UsageError: a stage asks for more hosts than its kind can use, or a library that the
+            executor needs is missing; nothing is written.
     """
     for name, stage in plan.stages.items():
         if stage.action in ("run", "wait"):
             job_resources(resolved.stages[name], profile)
+    if profile.executor == "xmanager":
+        require_xmanager(profile.xmanager)
     code = _without_secrets(git_state(Path.cwd()))
     run = RunDirectory.create(
         workspace,

@@ -39,12 +39,25 @@ def is_open(annotation: Any) -> bool:
 def known_keys(model: type[BaseModel], path: tuple[str | int, ...] = ()) -> set[str] | None:
     """Return the keys that exist at `path` of a model; None where any key may stand, or none."""
     models: list[type[BaseModel]] = [model]
+    annotations: list[Any] = []
     for part in path:
         if isinstance(part, int):
-            return None
-        inner = [field for one in models if (field := one.model_fields.get(part))]
-        models = [found for field in inner for found in submodels(field.annotation)]
+            annotations = [item for one in annotations for item in _items(one)]
+        else:
+            fields = [field for one in models if (field := one.model_fields.get(part))]
+            annotations = [field.annotation for field in fields]
+        models = [found for one in annotations for found in submodels(one)]
     return {name for one in models for name in one.model_fields} or None
+
+
+def _items(annotation: Any) -> Iterator[Any]:
+    """Yield what a list of this type holds."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is list:
+        yield from arguments
+    elif origin in (typing.Union, types.UnionType):
+        for part in arguments:
+            yield from _items(part)
 
 
 def field_paths(

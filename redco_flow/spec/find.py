@@ -7,7 +7,7 @@ of these files; compute nodes never do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -25,13 +25,25 @@ _SUFFIXES = {
 }
 
 
-def find_file(folder: Folder, given: str | Path) -> Path:
+def find_file(
+    folder: Folder,
+    given: str | Path,
+    *,
+    beside: Path | None = None,
+    left_out: Iterable[Path] = (),
+) -> Path:
     """Return the file that `given` means: a path, or a name with or without its suffix.
+
+    Args:
+        beside: a directory to look into first.
+        left_out: files that are not meant.
 
     Raises:
         UsageError: there is none; the message lists where it was looked for and what is there.
     """
     candidates = [Path(given).expanduser()]
+    if beside is not None:
+        candidates.insert(0, beside / candidates[0])
     name = Path(given)
     if name.parts[:1] == (folder,):
         name = name.relative_to(folder)
@@ -39,7 +51,7 @@ def find_file(folder: Folder, given: str | Path) -> Path:
         candidates += [place / name for place in _places(folder)]
     for candidate in candidates:
         for path in _with_suffixes(candidate, folder):
-            if _is_file(path):
+            if _is_file(path) and not any(path.samefile(one) for one in left_out):
                 return path
     known = available(folder)
     where = ", ".join(str(place) for place in _places(folder))

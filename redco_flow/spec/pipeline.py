@@ -45,6 +45,9 @@ class ModelSection(StrictModel):
     from_scratch: bool = False
 
 
+_OF_PAIRS = ("source_key", "target_key", "source_prefix", "source_suffix", "group_by_source")
+
+
 class TokenizerTraining(StrictModel):
     """A tokenizer trained on the training split.
 
@@ -75,6 +78,9 @@ class DataSection(StrictModel):
     Args:
         dataset: hub id, file, directory, or `python:module` with files() and rows(files).
         train, validation, test: csv, jsonl, parquet or arrow files.
+        text_key: the field of plain texts, which have no source; instead of the next two.
+        source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
+            with.
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
             source) where no such split is given.
@@ -88,15 +94,30 @@ class DataSection(StrictModel):
     train: DataFile | None = None
     validation: DataFile | None = None
     test: DataFile | None = None
+    text_key: Text | None = None
     source_key: Text = "source"
     target_key: Text = "target"
     source_prefix: str = ""
+    source_suffix: str = ""
     group_by_source: bool = False
     validation_fraction: Fraction = 0.05
     test_fraction: Fraction = 0.0
     on_bad_row: Literal["error", "skip"] = "error"
     max_examples: PositiveInt | None = None
     tokenizer: TokenizerSection | None = None
+
+    @model_validator(mode="after")
+    def _texts_or_pairs(self) -> DataSection:
+        if self.text_key is None:
+            return self
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        useless = [name for name in _OF_PAIRS if getattr(self, name) != defaults[name]]
+        if useless:
+            raise ValueError(
+                f"'text_key' says that rows are plain texts, and {', '.join(useless)} belong to "
+                "pairs of source and target; give one or the other"
+            )
+        return self
 
 
 class Resources(StrictModel):

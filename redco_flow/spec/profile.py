@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PrivateAttr, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
-from redco_flow.errors import ConfigError, Problem
+from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Origin, written_at
 from redco_flow.spec.fields import field_paths, is_open
 from redco_flow.spec.find import find_file
+from redco_flow.spec.hosts_section import HostsSection
 from redco_flow.spec.interpolation import Surroundings, interpolate
 from redco_flow.spec.mistakes import problems_of
 from redco_flow.spec.model import (
@@ -26,9 +34,10 @@ from redco_flow.spec.model import (
 )
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
 from redco_flow.spec.problems import raise_if_any
+from redco_flow.spec.profile_layers import read_layers
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.slurm_section import RetryBudgets, SlurmSection
-from redco_flow.spec.strict_yaml import parse_file
+from redco_flow.spec.xmanager_section import XManagerSection
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -52,6 +61,8 @@ class Profile(StrictModel):
         prefect_api_url: None starts, or finds, a local server.
         retries: how often a stage is tried again, by what ended it.
         slurm: the cluster, where the executor is slurm.
+        hosts: the machines, where the executor is hosts.
+        xmanager: the backend, where the executor is xmanager.
         defaults: keys of a pipeline, laid under every pipeline file; under `stages`, only what
             belongs to stages that the file has.
     """
@@ -67,9 +78,24 @@ class Profile(StrictModel):
     prefect_api_url: Text | None = None
     retries: RetryBudgets = RetryBudgets()
     slurm: SlurmSection = SlurmSection()
+    hosts: HostsSection = HostsSection()
+    xmanager: XManagerSection = XManagerSection()
     defaults: dict[str, Any] = Field(default_factory=dict)
 
     _written_defaults: Document | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Profile:
+        if self.executor == "hosts" and not self.hosts.addresses:
+            raise ValueError("executor 'hosts' needs hosts.addresses: at least one machine")
+        return self
+
+    @property
+    def cluster(self) -> SlurmSection | HostsSection | XManagerSection:
+        """What the executor's own section says of every job: processes per host, time."""
+        if self.executor == "hosts":
+            return self.hosts
+        return self.xmanager if self.executor == "xmanager" else self.slurm
 
     def defaults_under(self, document: Document) -> Document:
         """Return the defaults as the layer below a pipeline's document."""
@@ -87,7 +113,7 @@ def load_profile(
     *,
     environ: Mapping[str, str] = os.environ,
 ) -> Profile:
-    """Read a profile.
+    """Read a profile, with what it extends (`extends: NAME`, or a path) laid under it.
 
     Args:
         given: a path, or the name of a file in cluster_profiles.
@@ -98,12 +124,7 @@ def load_profile(
         ConfigError: every mistake in it.
     """
     path = find_file("cluster_profiles", given)
-    document, problems = parse_file(path)
-    if document.values is None:
-        raise_if_any(problems)
-        document = Document({}, document.origins)
-    if not isinstance(document.values, dict):
-        raise ConfigError([document.origin(()).problem("a profile must be a mapping of keys")])
+    document, problems = read_layers(path)
     document, more = _with_overrides(document, for_profile(overrides))
     problems += more + list(secret_problems(document))
     # The pipeline's own references stand for what the pipeline says, not for what stands here.

@@ -97,6 +97,11 @@ def read_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
     return _read(_path(workspace, fingerprint))
 
 
+def forget_result(workspace: Workspace, fingerprint: str) -> None:
+    """Remove a result, so that its stage runs again; its artifacts stay."""
+    _path(workspace, fingerprint).unlink(missing_ok=True)
+
+
 def latest_result(workspace: Workspace, pipeline: str, stage: str) -> StageResult | None:
     """Return the result of this stage that was published last, or None."""
     pointer = read_json_if_present(_pointer(workspace, pipeline, stage)) or {}

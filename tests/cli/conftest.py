@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,15 @@ class Command:
 
     def json(self, *words, **options):
         return json.loads(self(*words, "--json", **options).splitlines()[-1])
+
+
+def wait_for(look, seconds=120):
+    """Wait for what another process does; return what `look` then sees."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.02)
+    return found
 
 
 @pytest.fixture

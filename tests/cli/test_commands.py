@@ -4,10 +4,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.cli.conftest import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(command, prefect_server):
     gate = command.folder / "gate"
     process = command.start("run", "sums.yaml", f"total.gate={gate}", start_new_session=True)
     workspace = command.folder / "redco-workspace"
-    _wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
+    wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
@@ -145,7 +146,7 @@ def test_cancel_stops_the_run_with_its_exit_code(command, prefect_server):
     gate = command.folder / "never"
     process = command.start("run", "sums.yaml", f"total.gate={gate}", "--json")
     workspace = command.folder / "redco-workspace"
-    _wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
+    wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
     command("cancel", "@last")
     out, _ = process.communicate(timeout=60)
@@ -173,13 +174,6 @@ def test_doctor_finds_this_machine_fit(command):
 
     assert {finding["check"] for finding in findings} >= {"workspace", "devices", "prefect"}
     assert all(finding["is_good"] for finding in findings)
-
-
-def _wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def test_a_pipeline_that_is_not_there_is_named(command):

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from pathlib import Path
 
 import jax
@@ -12,7 +11,7 @@ import pytest
 
 from redco_flow.engine.checkpoint import restore_params
 from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -66,9 +65,9 @@ def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
     assert process.returncode == 1
     assert resumed["state"] == "completed"
     assert resumed["stages"]["preprocess"]["state"] == "completed"
-    first_attempt, second_attempt = _steps(attempt), _steps(attempt.parent / "2")
-    assert first_attempt[-1] < 90  # of all steps: it was killed at work
-    assert second_attempt[0] > 10  # the second began where the first had saved
+    killed, resumed = _steps(attempt), _steps(attempt.parent / "2")
+    assert killed[-1] < 90  # of all steps: it was killed at work
+    assert resumed[0] > 10  # it began where the killed one had saved
     _assert_equal(_parameters(interrupted, resumed), uninterrupted)
 
 
@@ -108,21 +107,13 @@ def _folder_with_pipeline(folder: Path) -> Command:
 def _attempt(command: Command) -> Path:
     """The training's first attempt, once it has a job."""
     pattern = "redco-workspace/runs/*/stages/train/attempts/1/job.json"
-    return _wait_for(lambda: next(command.folder.glob(pattern), None)).parent
+    return wait_for(lambda: next(command.folder.glob(pattern), None)).parent
 
 
 def _wait_for_commit(command: Command) -> None:
-    _wait_for(
+    wait_for(
         lambda: next(command.folder.glob("redco-workspace/work/*/checkpoints/*/commit.json"), None)
     )
-
-
-def _wait_for(look):
-    deadline = time.monotonic() + 120
-    while (found := look()) is None:
-        assert time.monotonic() < deadline, "it did not happen within two minutes"
-        time.sleep(0.01)
-    return found
 
 
 def _read(path: Path) -> dict:

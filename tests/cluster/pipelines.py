@@ -95,3 +95,29 @@ def losses(run, stage="train"):
     """Loss by step over all attempts, the last record of a step only."""
     records = [record for attempt in run.attempts(stage) for record in attempt.read_metrics()]
     return {record["step"]: record["loss"] for record in records if record["kind"] == "training"}
+
+
+def same_parameters(one, other):
+    """Whether two runs' last checkpoints are bitwise equal."""
+    first, second = parameters_of(one), parameters_of(other)
+    assert first.keys() == second.keys()
+    return all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+def parameters_of(driven):
+    """The last checkpoint's arrays by path, read from the artifact alone."""
+    import jax
+    import numpy as np
+
+    from redco_flow.engine.deployer import Deployer
+    from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+    from redco_flow.tracking.artifacts import ArtifactStore
+
+    artifact = ArtifactStore(driven.session.context.workspace).get(
+        driven.stage("train")["artifacts"]["checkpoint/last"]
+    )
+    checkpoint = CheckpointArtifact(artifact.path)
+    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer())
+    return {
+        jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)
+    }

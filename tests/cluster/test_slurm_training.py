@@ -9,7 +9,7 @@ import pytest
 from job_processes import processes_of, worker_of
 from tiny_stages.calls import wait_until
 
-from pipelines import Driven, losses, make_run
+from pipelines import Driven, losses, make_run, same_parameters
 from redco_flow.tracking.attempt import AttemptDirectory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -174,32 +174,6 @@ def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
     assert (first.read_exit()["cause"], first.read_exit()["rank"]) == ("failed", 2)
     assert min(record["step"] for record in second.read_metrics() if is_training(record)) == 5
     wait_until(lambda: processes_of(first) == [], 10)
-
-
-def same_parameters(one, other):
-    """Whether two runs' last checkpoints are bitwise equal."""
-    first, second = parameters_of(one), parameters_of(other)
-    assert first.keys() == second.keys()
-    return all(first[name].tobytes() == second[name].tobytes() for name in first)
-
-
-def parameters_of(driven):
-    """The last checkpoint's arrays by path, read from the artifact alone."""
-    import jax
-    import numpy as np
-
-    from redco_flow.engine.deployer import Deployer
-    from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
-    from redco_flow.tracking.artifacts import ArtifactStore
-
-    artifact = ArtifactStore(driven.session.context.workspace).get(
-        driven.stage("train")["artifacts"]["checkpoint/last"]
-    )
-    checkpoint = CheckpointArtifact(artifact.path)
-    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer())
-    return {
-        jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)
-    }
 
 
 def is_training(record):

@@ -1,0 +1,90 @@
+"""Make a host ready to run our code: check its directory, and unpack and verify what was shipped.
+
+Runs there as `python -I - ACTION DIRECTORY DIGEST`, before anything of ours is there: it comes on
+standard input, uses the standard library alone, and answers with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+_MIN_PYTHON = (3, 11)
+
+
+def check(directory: Path, digest: str) -> dict[str, Any]:
+    """Say whether the directory can be written and holds this code, unchanged."""
+    for name in ("code", "incoming", "leases", "workspace"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    with tempfile.TemporaryFile(dir=directory) as trial:
+        trial.write(b"trial")
+        trial.flush()
+    folder = directory / "code" / digest
+    return {
+        "directory": str(directory),
+        "host": os.uname().nodename,
+        "code": str(folder),
+        "has_code": folder.is_dir(),
+        "changed": changed_files(folder, digest) if folder.is_dir() else [],
+    }
+
+
+def unpack(directory: Path, digest: str) -> dict[str, Any]:
+    """Unpack the archive that has arrived, under its digest, if it is what the digest says."""
+    archive = directory / "incoming" / f"{digest}.tar.gz"
+    final = directory / "code" / digest
+    temporary = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=directory / "code"))
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(temporary, filter="data")
+        changed = changed_files(temporary, digest)
+        if not changed and not final.is_dir():  # another launcher may have been faster
+            temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        archive.unlink(missing_ok=True)
+    return {"changed": changed}
+
+
+def changed_files(folder: Path, digest: str) -> list[str]:
+    """Return the files that are not what the digest covers; the manifest is one of them."""
+    try:
+        manifest = (folder / MANIFEST).read_bytes()
+    except OSError:
+        return [MANIFEST]
+    if hashlib.sha256(manifest).hexdigest() != digest:
+        return [MANIFEST]
+    return [name for name, known in json.loads(manifest).items() if _digest(folder / name) != known]
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "missing"
+
+
+def main(arguments: list[str]) -> dict[str, Any]:
+    """Do what the first argument says; an error is an answer too."""
+    if sys.version_info < _MIN_PYTHON:
+        found = ".".join(map(str, sys.version_info[:3]))
+        return {"problem": f"{sys.executable} is Python {found}; 3.11 or newer is needed"}
+    action, directory, digest = arguments
+    try:
+        return {"check": check, "unpack": unpack}[action](Path(directory).expanduser(), digest)
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        return {"problem": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1:])) + "\n")

@@ -1,0 +1,110 @@
+"""The `hosts:` section of a profile: machines reached over SSH, without a scheduler.
+
+What a stage asks for (hosts, GPUs, time) is the pipeline's. Every name here becomes an argument of
+a program or a part of a path, never text for a shell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from redco_flow.spec.model import Name, NonNegativeInt, PositiveInt, StrictModel, Text
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line without control characters")
+    return text
+
+
+def _expanded(text: str) -> str:
+    return str(Path(text).expanduser())
+
+
+def _on_a_host(text: str) -> str:
+    if not text.startswith(("/", "~/")):
+        raise ValueError("must begin with / or ~/ (the home directory on the host)")
+    if ".." in Path(text).parts:
+        raise ValueError("must not hold '..'")
+    return text
+
+
+Line = Annotated[Text, AfterValidator(_one_line)]
+HostAddress = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
+"""A DNS name, an IP address, or an alias of ~/.ssh/config."""
+UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]*$")]
+JumpHost = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.-]*(:[0-9]{1,5})?$"
+    ),
+]
+"""`[user@]host[:port]`, through which a host is reached."""
+LocalFile = Annotated[Line, AfterValidator(_expanded)]
+HostPath = Annotated[Line, AfterValidator(_on_a_host)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Host(StrictModel):
+    """One machine.
+
+    Args:
+        user, port: None leaves them to ~/.ssh/config, then to SSH's own defaults.
+        key: a private key's file on this machine; None takes the agent's and SSH's default files.
+        gpus: how many a stage may ask of it.
+        directory: where code, inputs and results lie on it; made if missing.
+        fabric: machines of one name share a fast network; a group never mixes two.
+    """
+
+    address: HostAddress
+    user: UserName | None = None
+    port: Annotated[PositiveInt, Field(le=65535)] | None = None
+    key: LocalFile | None = None
+    jump_host: JumpHost | None = None
+    gpus: NonNegativeInt = 0
+    directory: HostPath = "~/.redco-flow"
+    fabric: Name | None = None
+
+    @property
+    def label(self) -> str:
+        """The host in messages and records: the address, with its port where one is given."""
+        return self.address if self.port is None else f"{self.address}:{self.port}"
+
+
+class HostsSection(StrictModel):
+    """The machines of a profile.
+
+    Args:
+        addresses: the machines, best first.
+        python: the interpreter on the machines, with the packages installed.
+        known_hosts: keys of the machines; None takes ~/.ssh/known_hosts. No other is accepted.
+        shared_workspace: whether the machines see the workspace under this machine's path; None
+            finds out. What is not shared is copied, and the results copied back.
+        forward_environment: variables of this machine whose values the stages get, secrets too:
+            they go through SSH and are written nowhere.
+        processes_per_host: for stages that run on several processes; one for each GPU, or one.
+        walltime_minutes: of stages that ask for none; None is unlimited.
+        rendezvous_seconds: how long the ranks of a job wait for each other at its start.
+        lost_after_minutes: a machine that has been silent for so long counts as lost.
+    """
+
+    addresses: list[Host] = Field(default_factory=list)
+    python: HostPath = "/usr/bin/python3"
+    known_hosts: LocalFile | None = None
+    shared_workspace: bool | None = None
+    forward_environment: list[VariableName] = Field(default_factory=list)
+    processes_per_host: PositiveInt = 1
+    walltime_minutes: PositiveInt | None = None
+    rendezvous_seconds: PositiveInt = 300
+    lost_after_minutes: PositiveInt = 15
+
+    @model_validator(mode="after")
+    def _check_distinct(self) -> HostsSection:
+        counts = Counter(host.label for host in self.addresses)
+        if repeated := [label for label, count in counts.items() if count > 1]:
+            raise ValueError(f"addresses has {', '.join(repeated)} more than once")
+        return self

@@ -1,0 +1,116 @@
+"""Two real hosts behind sshd for all tests of this folder; none of their jobs outlives its test."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+HERE = Path(__file__).parent
+KINDS = HERE.parent / "launch" / "kinds"
+CLUSTER = HERE.parent / "cluster"
+sys.path += [str(HERE), str(KINDS), str(CLUSTER)]  # jobs search where the submitter does
+
+from job_processes import processes_of  # noqa: E402
+from ssh_hosts import (  # noqa: E402
+    INSTALL,
+    missing_programs,
+    running_hosts,
+    why_not_permitted,
+)
+from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
+
+from redco_flow.launch.hosts import HostsExecutor  # noqa: E402
+from redco_flow.spec.hosts_section import HostsSection  # noqa: E402
+
+ON_HOSTS = {
+    name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "TOKENIZERS_PARALLELISM")
+}
+
+
+@pytest.fixture(scope="session")
+def ssh_hosts():
+    """The hosts that the session's tests share."""
+    if missing := missing_programs():
+        pytest.skip(f"not here: {', '.join(missing)}; {INSTALL}")
+    if reason := why_not_permitted():
+        pytest.skip(reason)
+    with running_hosts() as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="session")
+def on_hosts_environment():
+    """What this session sets for JAX; hosts inherit nothing of it."""
+    return ON_HOSTS
+
+
+@pytest.fixture
+def hosts(ssh_hosts):
+    """The hosts, up and idle at the start and at the end."""
+    yield ssh_hosts
+    for host in ssh_hosts.hosts:
+        for path in host.directory.glob("workspace/runs/*/stages/*/attempts/*"):
+            kill_all(path)
+    for path in ssh_hosts.shared.glob("*/workspace/runs/*/stages/*/attempts/*"):
+        kill_all(path)
+
+
+def kill_all(attempt):
+    """Kill what runs for an attempt, wherever."""
+
+    def are_gone():
+        left = processes_of(SimpleNamespace(path=attempt))
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return not left
+
+    wait_until(are_gone, 20)
+
+
+@pytest.fixture
+def workspace(hosts, request):
+    """A workspace that the hosts do not see."""
+    folder = hosts.private / request.node.name.replace("[", "-").replace("]", "")
+    folder.mkdir()
+    return folder / "workspace"
+
+
+@pytest.fixture
+def shared_workspace(hosts, request):
+    """A workspace that every host sees."""
+    folder = hosts.shared / request.node.name
+    folder.mkdir()
+    return folder / "workspace"
+
+
+@pytest.fixture
+def submit(hosts, workspace):
+    """Submit an action of the tiny stage to the hosts."""
+
+    def submit(
+        action="write",
+        *,
+        into=workspace,
+        environment=None,
+        stall_seconds=600,
+        grace_seconds=5,
+        settings=None,
+        **call,
+    ):
+        attempt = make_attempt(into, action, **call)
+        executor = HostsExecutor(
+            into,
+            HostsSection.from_json(hosts.profile(**(settings or {}))),
+            variables={**ON_HOSTS, **(environment or {})},
+            stall_seconds=stall_seconds,
+            grace_seconds=grace_seconds,
+        )
+        return executor.submit_call(attempt)
+
+    return submit

@@ -1,0 +1,118 @@
+"""Jobs of several hosts without a common disk: all ranks run, or none, and all end together."""
+
+import os
+import signal
+import time
+
+import pytest
+from job_processes import phase_of, processes_of, worker_of
+from tiny_stages.calls import wait_until
+
+from redco_flow.launch.call import JobResources
+from redco_flow.tracking.attempt import AttemptDirectory
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+TWO_HOSTS = JobResources(num_hosts=2)
+
+
+def attempts_on(job, hosts):
+    """The job's attempt as each host sees it."""
+    run = f"{job.attempt.read_call()['run']}-{job.job_id}/stages/act/attempts/1"
+    return [AttemptDirectory(host.directory / "workspace/runs" / run) for host in hosts.hosts]
+
+
+def started(job, hosts):
+    """Wait until every rank is inside the stage; return their workers."""
+    ranks = [AttemptDirectory(job.attempt.path, rank) for rank in range(2)]
+    wait_until(lambda: all(phase_of(rank) == "hanging" for rank in ranks), 60)
+    return [worker_of(attempt, rank) for rank, attempt in enumerate(attempts_on(job, hosts))]
+
+
+def all_processes(job, hosts, program=""):
+    return [pid for one in attempts_on(job, hosts) for pid in processes_of(one, program)]
+
+
+@pytest.mark.parametrize("kind", ["private", "shared"])
+def test_every_rank_takes_part_and_rank_zero_alone_publishes(
+    submit, hosts, workspace, shared_workspace, kind
+):
+    folder = hosts.shared / f"noted-{kind}"
+    folder.mkdir()
+    job = submit(
+        "note_process",
+        into=workspace if kind == "private" else shared_workspace,
+        resources=JobResources(num_hosts=2, processes_per_host=2),
+        config={"folder": str(folder)},
+        num_cpu_devices=1,
+    )
+
+    assert job.wait_seconds(120), job.status()
+
+    assert job.state == "COMPLETED", job.status()
+    noted = sorted(path.read_text() for path in folder.glob("*.noted"))
+    assert noted == [f"{rank} of 4, 4 devices, {rank % 2} on its host" for rank in range(4)]
+    assert job.result()["outputs"].keys() == {"dataset"}
+    assert job.attempt.ranks_with_logs() == [0, 1, 2, 3]
+
+
+def test_the_death_of_one_rank_ends_the_group_in_seconds_and_names_it(submit, hosts):
+    """Fault 2."""
+    job = submit("hang", resources=TWO_HOSTS, num_cpu_devices=1)
+    workers = started(job, hosts)
+
+    os.kill(workers[1], signal.SIGKILL)
+    killed_at = time.monotonic()
+    wait_until(lambda: all_processes(job, hosts, "redco_flow.worker") == [], 15)
+    seconds = time.monotonic() - killed_at
+    assert job.wait_seconds(30)
+
+    assert seconds < 15
+    assert job.state == "FAILED"
+    assert f"rank 1 of 2 on {hosts.hosts[1].name}" in job.status().message
+    assert "SIGKILL" in job.status().message
+    assert "rank1.log" in str(job.exception())
+
+
+def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit, hosts):
+    job = submit("raise_on_rank_one", resources=TWO_HOSTS, num_cpu_devices=1)
+
+    assert job.wait_seconds(90), job.status()
+
+    assert job.state == "FAILED"
+    assert "rank 1 of 2" in job.status().message
+    assert "RuntimeError: only rank 1 does this" in job.status().message
+    assert all_processes(job, hosts) == []
+
+
+def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(submit, hosts):
+    """Fault 7: it runs no code, so the others notice, by the missing heartbeat."""
+    job = submit("hang", resources=TWO_HOSTS, num_cpu_devices=1, stall_seconds=300)
+    workers = started(job, hosts)
+
+    os.kill(workers[1], signal.SIGSTOP)
+    assert job.wait_seconds(60)
+
+    assert job.state == "STALLED", job.status()
+    assert "rank 1 of 2 no longer answered the others" in job.status().message
+    assert "in hang" in job.attempt.log_path(1).read_text()
+    wait_until(lambda: all_processes(job, hosts) == [], 10)
+
+
+def test_a_host_that_dies_ends_the_group_and_is_named(submit, hosts):
+    """A power cut: the other host's rank ends within seconds, and the host is told by its name."""
+    job = submit("hang", resources=TWO_HOSTS, num_cpu_devices=1, settings={"lost_after_minutes": 1})
+    started(job, hosts)
+    dead = hosts.hosts[1]
+
+    hosts.kill_host(dead)
+    try:
+        wait_until(lambda: all_processes(job, hosts) == [], 30)
+        told = wait_until(lambda: dead.address in job.status().message and job.status().message, 30)
+    finally:
+        hosts.start_host(dead)
+    assert job.wait_seconds(60), job.status()
+
+    assert "no word since" in told
+    assert job.state == "NODE_FAILURE", job.status()
+    assert f"rank 1 on {dead.address}" in job.status().message

@@ -1,0 +1,93 @@
+"""Real training on hosts that share no disk with the launcher: the same result as at home."""
+
+import shutil
+
+import pytest
+from tiny_stages.calls import wait_until
+
+from pipelines import Driven, losses, make_run, same_parameters
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_cache(ssh_hosts):
+    """Equal programs are compiled once for all tests of this file, wherever they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(ssh_hosts.shared / "compiled"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(ssh_hosts):
+    """A folder that the hosts do not see."""
+    folder = ssh_hosts.private / "training"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_hosts(ssh_hosts, on_hosts_environment):
+    """A profile's keys."""
+    return {
+        "executor": "hosts",
+        "hosts": ssh_hosts.profile(forward_environment=["JAX_COMPILATION_CACHE_DIR"]),
+        "environment": on_hosts_environment,
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(folder, on_hosts):
+    """Training over two hosts with one process each."""
+    driven = Driven(make_run(folder, num_hosts=2, num_cpu_devices=2, **on_hosts))
+    outcome = driven.end()
+    assert outcome.state == "completed", "\n".join(driven.said)
+    return driven
+
+
+def test_two_hosts_without_a_common_disk_train_as_one_process_does(trained, folder):
+    """Four data shards in any case; sums over them may be added in another order."""
+    driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4))
+    assert driven.end().state == "completed"
+
+    home, away = losses(driven.run), losses(trained.run)
+    assert list(away) == list(home) == list(range(1, 9))
+    assert away == pytest.approx(home, rel=1e-5)
+    there, here = trained.stage("train")["metrics"], driven.stage("train")["metrics"]
+    assert there == pytest.approx(here, rel=1e-5)
+    assert trained.stage("train")["fingerprint"] == driven.stage("train")["fingerprint"]
+
+
+def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
+    driven = Driven(make_run(folder, num_cpu_devices=4))
+
+    outcome = driven.end()
+
+    assert outcome.message == "2 stages completed, 2 of them reused"
+
+
+def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
+    ssh_hosts, folder, on_hosts
+):
+    """Fault 8 without a scheduler: all that the retry needs is in the launcher's workspace."""
+    undisturbed = Driven(make_run(folder, workspace="undisturbed", num_epochs=10))
+    assert undisturbed.end().state == "completed"
+    run = make_run(
+        folder, workspace="dead-host", num_epochs=10, retries={"node_failure": 1}, **on_hosts
+    )
+    driven = Driven(run)
+    checkpoints = folder / "dead-host" / "work"
+    wait_until(lambda: any(checkpoints.glob("*/checkpoints/*/commit.json")), 90)
+
+    (label,) = run.latest_attempt("train").read_job()["hosts"]
+    host = next(host for host in ssh_hosts.hosts if host.address == label)
+    ssh_hosts.kill_host(host)
+    shutil.rmtree(host.directory)
+    ssh_hosts.start_host(host)
+    outcome = driven.end(120)
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    first, second = run.attempts("train")
+    assert first.read_exit()["cause"] == "node_failure"
+    assert min(one["step"] for one in second.read_metrics() if one["kind"] == "training") > 1
+    assert same_parameters(driven, undisturbed)

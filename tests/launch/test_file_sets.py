@@ -1,0 +1,142 @@
+"""Files that move between two workspaces: whole or not at all, and each byte once."""
+
+import pytest
+
+from redco_flow.errors import ArtifactError, UsageError
+from redco_flow.launch.file_sets import (
+    FileEntry,
+    FileSet,
+    checkpoint_sets,
+    committed_steps,
+    forget_steps,
+    put_in_place,
+    wanted,
+)
+from redco_flow.records import digest_file, write_json
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.workspace import Workspace
+
+
+@pytest.fixture
+def here(tmp_path):
+    return Workspace.open(tmp_path / "here")
+
+
+@pytest.fixture
+def there(tmp_path):
+    return Workspace.open(tmp_path / "there")
+
+
+@pytest.fixture
+def arrivals(tmp_path):
+    return tmp_path / "arrivals"
+
+
+@pytest.fixture
+def artifact(here, tmp_path):
+    source = tmp_path / "source"
+    (source / "below").mkdir(parents=True)
+    (source / "a.txt").write_text("first")
+    (source / "below" / "b.txt").write_text("second")
+    (source / "empty").touch()
+    return ArtifactStore(here).publish("dataset", source, metadata={"rows": 2})
+
+
+def carry(one, here, arrivals):
+    """Copy a set's files as a transfer would."""
+    for entry in one.files:
+        content = (one.folder(here) / entry.path).read_bytes()
+        (arrivals / entry.blake3).write_bytes(content)
+
+
+def test_an_artifact_arrives_under_its_own_id_with_what_is_said_about_it(
+    here, there, arrivals, artifact
+):
+    one = FileSet.from_json(FileSet.of_artifact(artifact.manifest).to_json())
+    assert set(wanted(there, arrivals, [one]).values()) == {0}
+    carry(one, here, arrivals)
+
+    put_in_place(there, arrivals, [one])
+
+    store = ArtifactStore(there)
+    assert store.verify(artifact.id) == []
+    assert store.get(artifact.id).metadata == {"rows": 2}
+    assert list(arrivals.iterdir()) == []
+    assert wanted(there, arrivals, [one]) == {}
+
+
+def test_what_has_arrived_in_part_goes_on_where_it_broke(there, arrivals, artifact):
+    one = FileSet.of_artifact(artifact.manifest)
+    first = next(entry for entry in one.files if entry.path == "a.txt")
+    arrivals.mkdir()
+    (arrivals / first.blake3).write_bytes(b"fir")
+
+    assert wanted(there, arrivals, [one])[first.blake3] == 3
+
+
+def test_a_file_that_arrived_damaged_is_refused_and_comes_anew(here, there, arrivals, artifact):
+    one = FileSet.of_artifact(artifact.manifest)
+    wanted(there, arrivals, [one])
+    carry(one, here, arrivals)
+    first = next(entry for entry in one.files if entry.path == "a.txt")
+    (arrivals / first.blake3).write_bytes(b"wrong")
+
+    with pytest.raises(ArtifactError, match=r"a\.txt .* arrived damaged"):
+        put_in_place(there, arrivals, [one])
+
+    assert ArtifactStore(there).find(artifact.id) is None
+    assert wanted(there, arrivals, [one])[first.blake3] == 0
+
+
+@pytest.mark.parametrize("path", ["../../x", "/etc/x", "a/../../x"])
+def test_a_path_that_leaves_its_set_is_refused(path):
+    """Fault 29."""
+    one = FileSet("data", "d", [FileEntry(path, 1, "0" * 64)])
+
+    with pytest.raises(ArtifactError, match="must stay inside"):
+        FileSet.from_json(one.to_json())
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "/etc"])
+def test_a_name_that_is_no_folders_is_refused(name):
+    with pytest.raises(UsageError, match="is not a name"):
+        FileSet.from_json(FileSet("checkpoint", name, []).to_json())
+
+
+def test_a_digest_that_is_none_is_refused():
+    one = FileSet("data", "d", [FileEntry("a", 1, "../../x")])
+
+    with pytest.raises(ArtifactError, match="is no BLAKE3"):
+        FileSet.from_json(one.to_json())
+
+
+def commit(workspace, step):
+    folder = workspace.work / "w" / "checkpoints" / str(step)
+    folder.mkdir(parents=True)
+    (folder / "array").write_text(f"step {step}")
+    entry = {
+        "path": "array",
+        "bytes": (folder / "array").stat().st_size,
+        "blake3": digest_file(folder / "array"),
+    }
+    write_json(folder / "commit.json", {"step": step, "files": [entry]})
+
+
+def test_checkpoints_arrive_with_their_commits_and_deleted_ones_are_forgotten(
+    here, there, arrivals
+):
+    for step in (4, 8, 12):
+        commit(here, step)
+    sets = list(checkpoint_sets(here, "w", committed_steps(here, "w")))
+    wanted(there, arrivals, sets)
+    for one in sets:
+        carry(one, here, arrivals)
+
+    put_in_place(there, arrivals, sets)
+    assert committed_steps(there, "w") == [4, 8, 12]
+    forget_steps(there, "w", [8, 12])
+
+    assert committed_steps(there, "w") == [8, 12]
+    folder = there.work / "w" / "checkpoints"
+    assert (folder / "12" / "array").read_text() == "step 12"
+    assert not (folder / "4").exists()

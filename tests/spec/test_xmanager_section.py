@@ -1,0 +1,49 @@
+"""The `xmanager:` section: what a backend needs is asked for, and names are names."""
+
+import pytest
+
+from redco_flow.errors import ConfigError
+from redco_flow.spec.load import load_profile
+
+
+def test_mistakes_are_told_at_once_with_their_places(write):
+    path = write(
+        """\
+        executor: xmanager
+        xmanager:
+          backend: docker
+          processes_per_host: 0
+          kubernetes:
+            image: "$(reboot)"
+            namespace: Upper
+            stored_variables: [{variable: HF TOKEN, object: hf}]
+        """,
+        "p.yaml",
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        load_profile(path)
+
+    places = sorted((one.line, one.message.split(" ")[0]) for one in caught.value.problems)
+    assert places == [
+        (3, "'xmanager.backend'"),
+        (4, "'xmanager.processes_per_host'"),
+        (6, "'xmanager.kubernetes.image'"),
+        (7, "'xmanager.kubernetes.namespace'"),
+        (8, "'xmanager.kubernetes.stored_variables[0]'"),
+        (8, "'xmanager.kubernetes.stored_variables[0].variable'"),
+    ]
+
+
+def test_a_cluster_needs_an_image_and_a_volume(write):
+    path = write("executor: xmanager\nxmanager: {backend: kubernetes}\n", "p.yaml")
+
+    with pytest.raises(ConfigError, match=r"needs kubernetes.image, volume_claim"):
+        load_profile(path)
+
+
+def test_the_profile_that_is_shipped_loads():
+    profile = load_profile("xmanager")
+
+    assert (profile.executor, profile.xmanager.backend) == ("xmanager", "local")
+    assert profile.cluster is profile.xmanager

@@ -1,0 +1,211 @@
+"""Real jobs of XManager's local backend: what they leave, how they end, what survives what."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from job_processes import phase_of, processes_of, worker_of
+from tiny_stages.calls import make_attempt, wait_until
+
+from redco_flow.errors import StageFailed
+from redco_flow.launch.call import JobResources
+from redco_flow.launch.executor import reattach
+from redco_flow.launch.process_tree import kill_processes_of
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+TWO = JobResources(processes_per_host=2)
+LAUNCH = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from redco_flow.launch.xmanager import XManagerExecutor
+from redco_flow.spec.xmanager_section import XManagerSection
+from redco_flow.tracking.attempt import AttemptDirectory
+attempt = AttemptDirectory(Path(sys.argv[1]))
+executor = XManagerExecutor(attempt.path, XManagerSection(), variables={}, grace_seconds=5)
+executor.submit_call(attempt).wait()
+"""
+
+
+@pytest.fixture
+def launch(xmanager):
+    """Submit an attempt's call from a process of its own."""
+    started = []
+
+    def launch(attempt):
+        search = [path for path in sys.path if "tests" in path]
+        command = [sys.executable, "-c", LAUNCH, str(attempt.path), *search]
+        started.append((subprocess.Popen(command), attempt))
+        return started[-1][0]
+
+    yield launch
+    for process, attempt in started:
+        process.kill()
+        process.wait()
+        kill_processes_of(attempt.path)
+
+
+def test_a_run_is_one_experiment_and_each_attempt_a_work_unit(submit, xmanager):
+    first = submit("write", number=1)
+    assert first.wait_seconds(60), first.status()
+    second = submit("write", number=2)
+    assert second.wait_seconds(60), second.status()
+
+    assert first.result()["outputs"] == second.result()["outputs"]
+    experiment, number = first.job_id.split("-")
+    assert (number, second.job_id) == ("1", f"{experiment}-2")
+    with sqlite3.connect(xmanager / ".xmanager/experiments.sqlite3") as database:
+        titles = database.execute("select experiment_id, experiment_title from experiment")
+        units = database.execute("select experiment_id, work_unit_id from work_unit")
+        assert (int(experiment), "tiny-abcd") in set(titles)
+        assert {(int(experiment), 1), (int(experiment), 2)} <= set(units)
+
+
+def test_every_job_of_a_work_unit_takes_part_and_rank_zero_publishes(submit, tmp_path):
+    job = submit("note_process", resources=TWO, config={"folder": str(tmp_path)})
+
+    assert job.wait_seconds(90), job.status()
+    assert job.state == "COMPLETED", job.status()
+    noted = sorted(path.read_text().split(",")[0] for path in tmp_path.glob("*.noted"))
+    assert noted == ["0 of 2", "1 of 2"]
+
+
+def test_submitters_that_meet_at_a_fresh_database_all_succeed(submit, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with ThreadPoolExecutor(3) as pool:
+        submitted = [
+            pool.submit(submit, "write", run=run, number=number)
+            for run, number in [("one-a", 1), ("one-a", 2), ("two-b", 1)]
+        ]
+    jobs = [one.result() for one in submitted]
+
+    for job in jobs:
+        assert job.wait_seconds(60), job.status()
+        assert job.state == "COMPLETED", job.status()
+    assert len({job.job_id for job in jobs}) == 3
+    assert len({job.job_id.split("-")[0] for job in jobs}) == 2
+
+
+@pytest.mark.parametrize(
+    "victims", ["the launcher at once", "the launcher", "all that is not a rank"]
+)
+def test_a_job_outlives_its_launcher_and_is_found_again(launch, workspace, tmp_path, victims):
+    attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(tmp_path)})
+    launcher = launch(attempt)
+    wait_until(attempt.job_path.exists)
+    if victims != "the launcher at once":
+        wait_until(lambda: phase_of(attempt) == "waiting")
+
+    launcher.kill()
+    launcher.wait()
+    if victims == "all that is not a rank":
+        for program in ("xmanager_experiment", "xmanager_follow"):
+            for pid in processes_of(attempt, program):
+                os.kill(pid, signal.SIGKILL)
+    job = reattach(attempt.read_job())
+    assert job.status().state in ("pending", "running")
+    (tmp_path / "go").touch()
+
+    assert job.wait_seconds(60), job.status()
+    assert job.state == "COMPLETED", job.status()
+    assert (tmp_path / "starts").read_text() == "x"
+    assert attempt.read_exit()["cause"] == "completed"
+    wait_until(lambda: processes_of(attempt) == [], 20)
+
+
+def test_a_cancelled_job_may_save_and_leaves_no_process(launch, workspace, tmp_path):
+    attempt = make_attempt(workspace, "save_when_stopped", config={"folder": str(tmp_path)})
+    launcher = launch(attempt)
+    wait_until(lambda: phase_of(attempt) == "training")
+    launcher.kill()
+    launcher.wait()
+
+    job = reattach(attempt.read_job())
+    job.cancel()
+
+    assert job.state == "CANCELLED"
+    assert (tmp_path / "saved").exists()
+    wait_until(lambda: processes_of(attempt) == [], 20)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.5])
+def test_a_job_that_is_cancelled_while_it_starts_leaves_nothing(submit, seconds):
+    job = submit("hang", resources=TWO)
+    time.sleep(seconds)  # the moments of its start: whichever it is, nothing may be left
+
+    job.cancel()
+
+    assert job.state == "CANCELLED", job.status()
+    wait_until(lambda: processes_of(job.attempt) == [], 20)
+
+
+def test_a_second_cancel_kills_what_refuses_to_stop_with_all_its_children(submit, tmp_path):
+    job = submit("ignore_termination", grace_seconds=600, config={"folder": str(tmp_path)})
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+
+    job.cancel(check=False)
+    job.cancel()
+
+    assert job.state == "CANCELLED"
+    wait_until(lambda: processes_of(job.attempt) == [], 20)
+
+
+def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit):
+    job = submit("raise_on_rank_one", resources=TWO)
+
+    assert job.wait_seconds(90), job.status()
+
+    assert job.state == "FAILED"
+    assert "rank 1 of 2" in job.status().message
+    assert "only rank 1 does this" in str(job.exception())
+    wait_until(lambda: processes_of(job.attempt) == [], 20)
+
+
+def test_the_death_of_a_supervisor_ends_the_group_and_is_told(submit):
+    job = submit("hang", resources=TWO)
+    wait_until(lambda: phase_of(job.attempt) == "hanging" and worker_of(job.attempt, 1))
+    (supervisor,) = (
+        pid
+        for pid in processes_of(job.attempt, "redco_flow.launch.host_rank")
+        if b"REDCO_FLOW_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+
+    os.kill(supervisor, signal.SIGKILL)
+    assert job.wait_seconds(60), job.status()
+
+    assert job.state == "LOST"
+    assert "rank 1 of 2" in job.status().message
+    assert "its supervisor was killed" in job.status().message
+    wait_until(lambda: processes_of(job.attempt) == [], 20)
+
+
+def test_what_xmanager_cannot_start_is_told_in_its_own_words(submit, monkeypatch, tmp_path):
+    place = tmp_path / "home"
+    place.mkdir()
+    (place / ".xmanager").write_text("not a directory")
+    monkeypatch.setenv("HOME", str(place))
+
+    with pytest.raises(StageFailed, match=r"(?s)XManager did not start .*FileExistsError"):
+        submit("write")
+
+
+def test_a_secret_stands_in_no_file_and_in_no_list_of_processes(submit, workspace, tmp_path):
+    value = "hf_" + "x1Y2" * 9
+    job = submit("wait_for_go", environment={"HF_TOKEN": value}, config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "waiting")
+
+    shown = subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "go").touch()
+
+    assert job.wait_seconds(60), job.status()
+    assert value not in shown
+    files = [path for path in workspace.rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if value.encode() in path.read_bytes()]
