@@ -4,7 +4,8 @@ VENV ?= .venv
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
-BENCHMARKS := cli second_run collectives train_step checkpoint preprocess generate
+# Those that need nothing more; benchmarks/ also has generate (torch) and launch (Slurm).
+BENCHMARKS := cli second_run collectives train_step checkpoint preprocess context
 SOURCES := redco_flow flows tests benchmarks docs
 
 UV := $(shell command -v uv 2>/dev/null)
