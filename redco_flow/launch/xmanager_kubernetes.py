@@ -24,6 +24,7 @@ from redco_flow.spec.xmanager_section import KubernetesSection, XManagerSection
 
 _MAX_NAME = 52  # a pod adds "-<index>-<5 letters>" to it, and a label holds 63
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_LABEL = "app.kubernetes.io/instance"
 _VOLUME = "workspace"
 
 
@@ -78,7 +79,7 @@ def _service(job: IndexedJob) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {"job-name": job.name},
+            "selector": {_LABEL: job.name},
             "ports": [{"name": "coordinator", "port": job.kubernetes.port}],
         },
     }
@@ -99,7 +100,7 @@ def _job(job: IndexedJob) -> dict[str, Any]:
             "completionMode": "Indexed",
             "backoffLimit": 0,
             **({} if limit is None else {"activeDeadlineSeconds": limit}),
-            "template": {"metadata": {"labels": {"job-name": job.name}}, "spec": _pod(job)},
+            "template": {"metadata": {"labels": {_LABEL: job.name}}, "spec": _pod(job)},
         },
     }
 
@@ -110,7 +111,6 @@ def _pod(job: IndexedJob) -> dict[str, Any]:
     return {
         "restartPolicy": "Never",
         "subdomain": job.name,
-        "setHostnameAsFQDN": True,
         "terminationGracePeriodSeconds": int(job.grace_seconds) + 10,
         **({} if account is None else {"serviceAccountName": account}),
         "containers": [
