@@ -59,3 +59,8 @@ clean:
 constraints:
 	uv pip compile pyproject.toml --extra dev --python-version 3.11 --no-header --no-annotate \
 	    --no-emit-index-url --quiet --upgrade --output-file constraints.txt
+	grep -v '^protobuf==' constraints.txt > .constraints-without-protobuf.txt
+	uv pip compile pyproject.toml --extra dev --extra xmanager --python-version 3.11 --no-header \
+	    --no-annotate --no-emit-index-url --quiet --constraint .constraints-without-protobuf.txt \
+	    --output-file constraints-xmanager.txt
+	rm .constraints-without-protobuf.txt

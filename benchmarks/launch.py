@@ -31,7 +31,7 @@ from slurm_cluster import INSTALL, missing_programs, running_cluster
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.slurm import SlurmExecutor
+from redco_flow.launch.slurm.executor import SlurmExecutor
 from redco_flow.spec.slurm_section import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
 

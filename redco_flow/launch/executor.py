@@ -1,6 +1,6 @@
 """Executors by name: submitit's interface, for stage calls instead of pickled functions.
 
-An executor is one module, `redco_flow.launch.<name>` or any dotted one, with two functions:
+An executor is one module, one of `_OURS` or any dotted one, with two functions:
 `make(profile, environment) -> CallExecutor` and `reattach(record) -> CallJob`. Knows no executor
 in particular; imports one when it is asked for.
 """
@@ -25,6 +25,12 @@ from redco_flow.launch.call import JobResources
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
 from redco_flow.tracking.attempt import AttemptDirectory
 
+_OURS = {
+    "local": "redco_flow.launch.local",
+    "slurm": "redco_flow.launch.slurm.executor",
+    "hosts": "redco_flow.launch.hosts.executor",
+    "xmanager": "redco_flow.launch.xmanager.executor",
+}
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
@@ -174,9 +180,9 @@ def check_submittable(attempt: AttemptDirectory) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    dotted = name if "." in name else f"redco_flow.launch.{name}"
+    dotted = _OURS.get(name, name)
     module = None
-    if _NAME.fullmatch(name):
+    if "." in dotted and _NAME.fullmatch(name):
         try:
             module = importlib.import_module(dotted)
         except ModuleNotFoundError as error:
@@ -184,7 +190,7 @@ def _module(name: str) -> ModuleType:
                 raise
     if module is None or not (hasattr(module, "make") and hasattr(module, "reattach")):
         raise UsageError(
-            f"there is no executor {name!r}; known: local, slurm, hosts, xmanager; or the "
-            f"dotted name of a module with make(profile, environment) and reattach(record)."
+            f"there is no executor {name!r}; known: {', '.join(_OURS)}; or the dotted name of a "
+            f"module with make(profile, environment) and reattach(record)."
         )
     return module

@@ -79,11 +79,11 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
         walltime_minutes=asked.walltime_minutes or profile.cluster.walltime_minutes,
     )
     if profile.executor == "hosts":
-        from redco_flow.launch.host_placement import eligible_hosts
+        from redco_flow.launch.hosts.placement import eligible_hosts
 
         eligible_hosts(profile.hosts, resources)
     if profile.executor == "xmanager" and profile.xmanager.backend == "local":
-        from redco_flow.launch.xmanager_work_unit import check_fits
+        from redco_flow.launch.xmanager.work_unit import check_fits
 
         check_fits(resources)
     return resources

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.launch.hosts_probe import HostReport, probe_hosts
+from redco_flow.launch.hosts.probe import HostReport, probe_hosts
 from redco_flow.launch.package_versions import package_versions
 from redco_flow.orchestrate.finding import Finding
 from redco_flow.spec.profile import Profile

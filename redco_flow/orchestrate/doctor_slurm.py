@@ -14,7 +14,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.package_versions import package_versions
-from redco_flow.launch.slurm_probe import list_partitions, probe_nodes
+from redco_flow.launch.slurm.probe import list_partitions, probe_nodes
 from redco_flow.orchestrate.finding import Finding
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.workspace import Workspace

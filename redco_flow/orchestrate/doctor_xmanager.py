@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.xmanager_package import INSTALL, require_xmanager, xmanager_versions
+from redco_flow.launch.xmanager.package import INSTALL, require_xmanager, xmanager_versions
 from redco_flow.orchestrate.finding import Finding
 from redco_flow.spec.profile import Profile
 

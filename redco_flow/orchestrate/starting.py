@@ -17,7 +17,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.redaction import Redactor
-from redco_flow.launch.xmanager_package import require_xmanager
+from redco_flow.launch.xmanager.package import require_xmanager
 from redco_flow.orchestrate.calls import job_resources
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan

@@ -14,7 +14,7 @@ sys.path += [str(HERE), str(KINDS)]  # jobs search where the submitting process 
 from slurm_cluster import INSTALL, missing_programs, running_cluster  # noqa: E402
 from tiny_stages.calls import make_attempt  # noqa: E402
 
-from redco_flow.launch.slurm import SlurmExecutor  # noqa: E402
+from redco_flow.launch.slurm.executor import SlurmExecutor  # noqa: E402
 from redco_flow.spec.slurm_section import SlurmSection  # noqa: E402
 
 

@@ -22,7 +22,7 @@ from ssh_hosts import (  # noqa: E402
 )
 from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
 
-from redco_flow.launch.hosts import HostsExecutor  # noqa: E402
+from redco_flow.launch.hosts.executor import HostsExecutor  # noqa: E402
 from redco_flow.spec.hosts_section import HostsSection  # noqa: E402
 
 ON_HOSTS = {

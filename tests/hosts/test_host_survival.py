@@ -20,7 +20,7 @@ LAUNCH = """
 import json, sys
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
-from redco_flow.launch.hosts import HostsExecutor
+from redco_flow.launch.hosts.executor import HostsExecutor
 from redco_flow.spec.hosts_section import HostsSection
 from redco_flow.tracking.attempt import AttemptDirectory
 settings, variables = json.loads(sys.argv[1])

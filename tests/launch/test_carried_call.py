@@ -6,7 +6,7 @@ from pathlib import Path
 from tiny_stages.calls import make_call
 
 from redco_flow.launch.call import Call
-from redco_flow.launch.carried_call import carried, pack
+from redco_flow.launch.hosts.carried_call import carried, pack
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 

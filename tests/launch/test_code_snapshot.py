@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from redco_flow.launch.code_snapshot import bootstrap_program, take_snapshot
+from redco_flow.launch.hosts.code_snapshot import bootstrap_program, take_snapshot
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from redco_flow.errors import ArtifactError, UsageError
-from redco_flow.launch.file_sets import (
+from redco_flow.launch.hosts.file_sets import (
     FileEntry,
     FileSet,
     checkpoint_sets,

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from redco_flow.launch import host_lease
+from redco_flow.launch.hosts import lease as host_lease
 from redco_flow.records import read_json, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 

@@ -3,8 +3,8 @@
 import pytest
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.slurm_commands import JobEntry
-from redco_flow.launch.slurm_queue import SlurmQueue
+from redco_flow.launch.slurm.commands import JobEntry
+from redco_flow.launch.slurm.queue import SlurmQueue
 
 
 class Cluster:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.slurm_script import Submission, render
+from redco_flow.launch.slurm.script import Submission, render
 from redco_flow.spec.slurm_section import SlurmSection
 
 SETTINGS = {
@@ -74,12 +74,12 @@ srun --kill-on-bad-exit=1 --wait=0 --input=none \\
     --rendezvous-seconds 300 \\
     --seconds-to-warning 3480
 
-/opt/venv/bin/python -P -m redco_flow.launch.job_end \
+/opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --srun-exit-code $?
 # Slurm takes the job back for a later start; where it may not, the launcher does.
 if [ $? -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 120
-    /opt/venv/bin/python -P -m redco_flow.launch.job_end \
+    /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --for-good
 fi
 """

@@ -3,8 +3,8 @@
 import pytest
 
 from redco_flow.launch.rank_endings import RankEnding
-from redco_flow.launch.slurm_commands import JobEntry
-from redco_flow.launch.slurm_state import ended_record, is_terminal, live_status
+from redco_flow.launch.slurm.commands import JobEntry
+from redco_flow.launch.slurm.state import ended_record, is_terminal, live_status
 
 FAILED_RANK = RankEnding(
     {

@@ -11,8 +11,8 @@ from tiny_stages.calls import make_attempt
 
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.xmanager import XManagerExecutor
-from redco_flow.launch.xmanager_package import require_xmanager
+from redco_flow.launch.xmanager.executor import XManagerExecutor
+from redco_flow.launch.xmanager.package import require_xmanager
 from redco_flow.spec.xmanager_section import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -66,7 +66,7 @@ def test_the_local_backend_shows_every_job_with_its_command_and_its_place(tmp_pa
         "experiment run-RUN, one work unit, backend local",
     ]
     command = (
-        "python -P -m redco_flow.launch.xmanager_follow /w/1 "
+        "python -P -m redco_flow.launch.xmanager.follow /w/1 "
         "--stall-seconds 60 --grace-seconds 5 --walltime-seconds 120"
     )
     assert [line for line in lines if line.startswith("job")] == [
@@ -87,7 +87,7 @@ def test_nothing_of_the_library_is_imported_to_show_what_would_be_submitted(tmp_
         "import sys\n"
         "from pathlib import Path\n"
         "from redco_flow.launch.call import JobResources\n"
-        "from redco_flow.launch.xmanager import XManagerExecutor\n"
+        "from redco_flow.launch.xmanager.executor import XManagerExecutor\n"
         "from redco_flow.spec.xmanager_section import XManagerSection\n"
         "from redco_flow.tracking.attempt import AttemptDirectory\n"
         "executor = XManagerExecutor(sys.argv[1], XManagerSection(), variables={})\n"

@@ -15,8 +15,8 @@ sys.path += [str(HERE), str(KINDS), str(CLUSTER)]  # jobs search where the submi
 from tiny_stages.calls import make_attempt  # noqa: E402
 
 from redco_flow.launch.process_tree import kill_processes_of  # noqa: E402
-from redco_flow.launch.xmanager import XManagerExecutor  # noqa: E402
-from redco_flow.launch.xmanager_package import INSTALL  # noqa: E402
+from redco_flow.launch.xmanager.executor import XManagerExecutor  # noqa: E402
+from redco_flow.launch.xmanager.package import INSTALL  # noqa: E402
 from redco_flow.spec.xmanager_section import XManagerSection  # noqa: E402
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.xmanager import XManagerExecutor
+from redco_flow.launch.xmanager.executor import XManagerExecutor
 from redco_flow.spec.xmanager_section import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 

@@ -25,7 +25,7 @@ LAUNCH = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from redco_flow.launch.xmanager import XManagerExecutor
+from redco_flow.launch.xmanager.executor import XManagerExecutor
 from redco_flow.spec.xmanager_section import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 attempt = AttemptDirectory(Path(sys.argv[1]))
@@ -173,7 +173,7 @@ def test_the_death_of_a_supervisor_ends_the_group_and_is_told(submit):
     wait_until(lambda: phase_of(job.attempt) == "hanging" and worker_of(job.attempt, 1))
     (supervisor,) = (
         pid
-        for pid in processes_of(job.attempt, "redco_flow.launch.host_rank")
+        for pid in processes_of(job.attempt, "redco_flow.launch.hosts.rank")
         if b"REDCO_FLOW_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     )
 

@@ -1,0 +1,1 @@
+"""Stages on machines that are reached over SSH."""

@@ -1,0 +1,169 @@
+"""The launcher's hand on a host: one request in, one answer out, both a line of JSON.
+
+`python -P -m redco_flow.launch.hosts.agent`, over SSH, with our code shipped before. Requests come
+on standard input, so nothing of them shows in the list of processes. Keeps nothing between two
+requests but files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.call import Call, call_from_json, write_call
+from redco_flow.launch.hosts import host_probe
+from redco_flow.launch.hosts import lease as host_lease
+from redco_flow.launch.hosts.file_sets import (
+    FileSet,
+    checkpoint_sets,
+    forget_steps,
+    put_in_place,
+    wanted,
+)
+from redco_flow.launch.hosts.follow import follow
+from redco_flow.launch.hosts.ranks import RanksOrder, start, stop
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.results import forget_result, read_result
+from redco_flow.tracking.workspace import Workspace
+
+Answer = dict[str, Any]
+Request = Mapping[str, Any]
+
+
+def claim(request: Request) -> Answer:
+    """Take this host for an attempt; say who has it otherwise."""
+    return {"holder": host_lease.claim(Path(request["directory"]), request["owner"])}
+
+
+def release(request: Request) -> Answer:
+    """Give this host back."""
+    host_lease.release(Path(request["directory"]), request["owner"])
+    return {}
+
+
+def see(request: Request) -> Answer:
+    """Say whether this host reads the same file as the launcher."""
+    try:
+        return {"sees": Path(request["path"]).read_text() == request["content"]}
+    except OSError:
+        return {"sees": False}
+
+
+def want(request: Request) -> Answer:
+    """Say which files of the sets must come, and how much of each is here."""
+    workspace = Workspace.open(request["workspace"])
+    return {"wanted": wanted(workspace, Path(request["arrivals"]), _sets(request))}
+
+
+def place(request: Request) -> Answer:
+    """Put the sets whose files have arrived in place."""
+    put_in_place(Workspace(Path(request["workspace"])), Path(request["arrivals"]), _sets(request))
+    return {}
+
+
+def begin(request: Request) -> Answer:
+    """Write the call, where it is not here already, and start this host's ranks."""
+    directory = Path(request["directory"])
+    if taken := host_lease.claim(directory, request["owner"]):
+        return {"holder": taken}
+    order = RanksOrder(**request["order"])
+    attempt = AttemptDirectory(Path(order.attempt))
+    if request["call"] is not None:
+        _bring(attempt, call_from_json(request["call"]), request["kept_steps"])
+    runners = start(order)
+    host_lease.hand_to_runners(directory, request["owner"], runners)
+    return {"holder": "", "runners": runners}
+
+
+def end(request: Request) -> Answer:
+    """Stop this host's ranks."""
+    stop(AttemptDirectory(Path(request["attempt"])), at_once=request["at_once"])
+    return {}
+
+
+def offer(request: Request) -> Answer:
+    """Describe the published result of a fingerprint, and its artifacts; null where it has none."""
+    workspace = Workspace(Path(request["workspace"]))
+    result = read_result(workspace, request["fingerprint"])
+    if result is None:
+        return {"result": None, "sets": []}
+    store = ArtifactStore(workspace)
+    manifests = [store.get(artifact_id).manifest for artifact_id in result.outputs.values()]
+    sets = [FileSet.of_artifact(manifest).to_json() for manifest in manifests]
+    return {"result": asdict(result), "sets": sets}
+
+
+def steps(request: Request) -> Answer:
+    """Describe the checkpoints of these steps."""
+    workspace = Workspace(Path(request["workspace"]))
+    sets = checkpoint_sets(workspace, request["work"], request["steps"])
+    return {"sets": [one.to_json() for one in sets]}
+
+
+def probe(request: Request) -> Answer:
+    """Say what this host is: for `redco-flow doctor`."""
+    return host_probe.look_around(Path(request["directory"]))
+
+
+def knock(request: Request) -> Answer:
+    """Say whether another host is reached at a port."""
+    return {"unreached": host_probe.knock(request["addresses"], request["port"])}
+
+
+_VERBS: dict[str, Callable[[Request], Answer]] = {
+    verb.__name__: verb
+    for verb in (claim, release, see, want, place, begin, end, offer, steps, probe, knock)
+}
+
+
+def main() -> int:
+    """Answer one request; following takes until the job's end."""
+    listener = io.FileIO(sys.stdin.fileno(), closefd=False)
+    request = json.loads(listener.readline())
+    try:
+        if request["verb"] == "follow":
+            follow(request, listener)
+            return 0
+        if request["verb"] == "listen":
+            host_probe.listen(listener)
+            return 0
+        answer = _VERBS[request["verb"]](request)
+    except (RedcoFlowError, OSError) as error:
+        answer = {"problem": str(error), "type": type(error).__name__}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+def _bring(attempt: AttemptDirectory, call: Call, kept_steps: list[int]) -> None:
+    """Write the call, once, over what an earlier attempt has left here.
+
+    The launcher's workspace holds the truth: a result or a checkpoint that it does not have, or
+    has set aside, must not come back from here.
+    """
+    if attempt.call_path.exists():
+        return
+    workspace = Workspace(Path(call.workspace))
+    forget_result(workspace, call.fingerprint)
+    work = workspace.work_directory(call.fingerprint)
+    if kept_steps:
+        forget_steps(workspace, work.name, kept_steps)
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    write_call(attempt, call)
+
+
+def _sets(request: Request) -> list[FileSet]:
+    return [FileSet.from_json(one) for one in request["sets"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""What a call reads, and the same call as another workspace sees it.
+
+Pure apart from digesting raw data files, which the workspace's cache remembers. The fingerprint,
+the ingredients and everything else that decides the result stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from redco_flow.launch.call import Call
+from redco_flow.launch.hosts.file_sets import FileEntry, FileSet, checkpoint_sets, committed_steps
+from redco_flow.records import digest_json
+from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.file_digests import digest_files
+from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
+
+_NUM_CHECKPOINTS = 2  # the newest, and one to fall back to
+
+
+@dataclass(frozen=True)
+class Luggage:
+    """What a call reads.
+
+    Args:
+        sets: input artifacts, raw data, and the checkpoints that the stage goes on from.
+        sources: where each file of the raw data is on this machine, by BLAKE3.
+        data_name: the folder's name of the raw data; "" where there is none.
+    """
+
+    sets: list[FileSet]
+    sources: dict[str, Path]
+    data_name: str = ""
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints."""
+        return [int(one.record["step"]) for one in self.sets if one.kind == "checkpoint"]
+
+
+def pack(call: Call, workspace: Workspace) -> Luggage:
+    """Collect what the call reads.
+
+    Raises:
+        ArtifactError: an input has been deleted.
+        WorkspaceError: a data file is missing, unreadable, or just being changed.
+    """
+    store = ArtifactStore(workspace)
+    sets: list[FileSet] = []
+    sources: dict[str, Path] = {}
+    for references in call.inputs.values():
+        for reference in references:
+            sets.append(FileSet.of_artifact(store.get(reference.id).manifest))
+    data = _data_set(call, workspace)
+    if data is not None:
+        one, sources = data
+        sets.append(one)
+    work = call.fingerprint[:SHORT_DIGITS]
+    newest = committed_steps(workspace, work)[-_NUM_CHECKPOINTS:]
+    sets += checkpoint_sets(workspace, work, newest)
+    for one in sets:
+        if one.kind != "data":
+            folder = one.folder(workspace)
+            sources |= {entry.blake3: folder / entry.path for entry in one.files}
+    return Luggage(sets, sources, data[0].name if data is not None else "")
+
+
+def carried(call: Call, luggage: Luggage, workspace: Workspace) -> Call:
+    """Return the call for another host.
+
+    Args:
+        workspace: the host's; its paths need not exist here.
+    """
+    store_paths = {
+        str(one.record["id"]): str(one.folder(workspace))
+        for one in luggage.sets
+        if one.kind == "artifact"
+    }
+    inputs = {
+        slot: [replace(reference, path=store_paths[reference.id]) for reference in references]
+        for slot, references in call.inputs.items()
+    }
+    config = call.config
+    if luggage.data_name:
+        folder = workspace.cache / "data" / luggage.data_name
+        config = _moved(config, _data_files(call), folder)
+    return replace(call, inputs=inputs, config=config, workspace=str(workspace.root))
+
+
+def _data_files(call: Call) -> list[Path]:
+    """The raw data that the config names; what a module finds by itself, it finds there too."""
+    kind = find_stage_kind(call.kind)
+    named = [text for text in _texts(call.config) if text]
+    files = kind.data_files(kind.config_type.from_json(call.config))
+    return [path for path in files if any(_names_data(text, [path]) for text in named)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def _data_set(call: Call, workspace: Workspace) -> tuple[FileSet, dict[str, Path]] | None:
+    paths = _data_files(call)
+    if not paths:
+        return None
+    digests = digest_files(workspace, paths)
+    files = [
+        FileEntry(_below_root(path), path.stat().st_size, digests[path]) for path in sorted(digests)
+    ]
+    name = digest_json([(entry.path, entry.blake3) for entry in files])[:SHORT_DIGITS]
+    return FileSet("data", name, files), {digests[path]: path for path in paths}
+
+
+def _below_root(path: Path) -> str:
+    return path.absolute().as_posix().lstrip("/")
+
+
+def _moved(value: Any, files: list[Path], folder: Path) -> Any:
+    """The config with each text that names a data file, or a folder of some, named anew."""
+    if isinstance(value, Mapping):
+        return {key: _moved(item, files, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, files, folder) for item in value]
+    if isinstance(value, str) and value and _names_data(value, files):
+        return str(folder / _below_root(Path(value).expanduser()))
+    return value
+
+
+def _names_data(text: str, files: list[Path]) -> bool:
+    path = Path(text).expanduser()
+    if not (path.is_absolute() or path.exists()):
+        return False
+    place = path.absolute()
+    return len(place.parts) > 1 and any(
+        place == file.absolute() or place in file.absolute().parents for file in files
+    )

@@ -1,0 +1,164 @@
+"""The code of this process as one archive that another host can check and import.
+
+Takes the folders that modules are imported from, Python's own installation left out: of a
+repository its tracked files and new Python files, of any other folder its Python files; and this
+package wherever it is installed. The digest covers every file's path and content.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from redco_flow.errors import UsageError
+from redco_flow.launch.job_environment import own_search_path
+from redco_flow.records import canonical_json
+
+MANIFEST = "manifest.json"
+_MAX_FILE_BYTES = 1 << 20  # source is small; data that nobody ignored is not
+_MAX_FILES = 20_000
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True)
+class CodeSnapshot:
+    """What would be shipped.
+
+    Args:
+        files: path in the archive to the file here; the first folder numbers the search path.
+        digests: path in the archive to SHA-256.
+        num_roots: how many folders the search path has.
+    """
+
+    files: dict[str, Path]
+    digests: dict[str, str]
+    num_roots: int
+
+    @property
+    def manifest(self) -> bytes:
+        """What stands in the archive's manifest.json."""
+        return canonical_json(self.digests)
+
+    @property
+    def digest(self) -> str:
+        """64 hex digits: equal code, equal digest."""
+        return hashlib.sha256(self.manifest).hexdigest()
+
+    def search_path(self, folder: str) -> str:
+        """Return PYTHONPATH for the archive unpacked in `folder`."""
+        return os.pathsep.join(f"{folder}/{index}" for index in range(self.num_roots))
+
+    def write(self, path: Path) -> None:
+        """Write the archive: a tar file, compressed by gzip.
+
+        Raises:
+            OSError: the disk is full or read-only.
+            UsageError: a file changed since the snapshot was taken.
+        """
+        with gzip.open(path, "wb", compresslevel=3) as file:
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                _add(archive, MANIFEST, self.manifest)
+                for name, source in self.files.items():
+                    content = source.read_bytes()
+                    if hashlib.sha256(content).hexdigest() != self.digests[name]:
+                        raise UsageError(f"{source} changed while it was copied; try again.")
+                    _add(archive, name, content)
+
+
+def take_snapshot() -> CodeSnapshot:
+    """Return this process's code as it stands on the disk now.
+
+    Raises:
+        UsageError: a folder of the search path holds too many files to be source.
+    """
+    package = Path(__file__).parents[2]
+    roots = list(dict.fromkeys(Path(path) for path in own_search_path() if Path(path).is_dir()))
+    files: dict[str, Path] = {}
+    for index, root in enumerate(roots):
+        for path in _sources(root):
+            files[f"{index}/{path.relative_to(root).as_posix()}"] = path
+    if package.parent not in roots:
+        for path in _python_files(package):
+            files[f"{len(roots)}/{path.relative_to(package.parent).as_posix()}"] = path
+        roots.append(package.parent)
+    files = dict(sorted(files.items()))
+    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+    return CodeSnapshot(files, digests, len(roots))
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    tracked = _tracked(root)
+    found = _python_files(root) if tracked is None else tracked
+    for count, path in enumerate(found):
+        if count >= _MAX_FILES:
+            raise UsageError(
+                f"{root} is on Python's search path and holds more than {_MAX_FILES} files: it "
+                f"cannot be copied to the hosts as code. Start from the folder of the project."
+            )
+        yield path
+
+
+def _tracked(root: Path) -> list[Path] | None:
+    """A repository's files below `root`, and its new Python files; None where it has none.
+
+    Follows no links out of it and takes nothing that is too large for source.
+    """
+    listed = [_git_files(root), _git_files(root, "--others", "--exclude-standard", "--", "*.py")]
+    if listed[0] is None or listed[1] is None:
+        return None
+    names = sorted({*listed[0], *listed[1]})
+    if not names:
+        return None  # the repository around it ignores the folder
+    return [path for name in names if _is_source(path := root / name)]
+
+
+def _git_files(root: Path, *options: str) -> list[str] | None:
+    try:
+        done = subprocess.run(
+            ["git", "ls-files", "-z", *options],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    if done.returncode != 0:
+        return None
+    return [name for name in os.fsdecode(done.stdout).split("\0") if name]
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(
+            name for name in folders if name not in _LEFT_OUT and not name.startswith(".")
+        )
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix == ".py" and _is_source(path):
+                yield path
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_FILE_BYTES
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    member.mode = 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
+@functools.cache
+def bootstrap_program() -> bytes:
+    """Return the program that a host runs before it has any of our code."""
+    return Path(__file__).with_name("bootstrap.py").read_bytes()

@@ -1,0 +1,92 @@
+"""Bring one job on hosts from its first try for hosts to its exit.json, from any process.
+
+A driver that takes over goes on where the last one stopped. A link that breaks ends nothing: the
+ranks run on, and the driver comes back to them. Runs in a thread of its own; what is known now
+stands in `status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError, RunCancelled
+from redco_flow.launch.call import read_call
+from redco_flow.launch.hosts.ending import ending_of
+from redco_flow.launch.hosts.group_following import GroupFollowing
+from redco_flow.launch.hosts.record import HostsRecord
+from redco_flow.launch.hosts.result_collection import collect_result
+from redco_flow.launch.hosts.ssh_connection import HostUnreachable
+from redco_flow.launch.hosts.start import JobStart, StartedJob
+from redco_flow.launch.job import JobStatus
+from redco_flow.records import write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+
+_SECONDS_BETWEEN_TRIES = 3.0
+
+
+class HostsDriver:
+    """One job.
+
+    Args:
+        inherited: this process's environment, for the values that the profile forwards.
+    """
+
+    def __init__(
+        self, attempt: AttemptDirectory, record: HostsRecord, inherited: Mapping[str, str]
+    ) -> None:
+        self.status = JobStatus("pending", message="is being submitted.", source="job.json")
+        self._attempt = attempt
+        self._record = record
+        self._inherited = inherited
+
+    def run(self) -> None:
+        """Return once exit.json is written."""
+        asyncio.run(self._drive())
+
+    async def _drive(self) -> None:
+        try:
+            call = read_call(self._attempt.call_path)
+            start = JobStart(self._attempt, call, self._record, self._inherited, self._tell)
+            job = await start.start()
+        except (RedcoFlowError, OSError) as error:
+            cause = "cancelled" if isinstance(error, RunCancelled) else "failed"
+            self._write_end({"cause": cause, "message": str(error)})
+            return
+        following = GroupFollowing(job, self._tell_running)
+        fates = await following.until_ended()
+        if await self._has_collected(job):
+            following.keep_result()
+        self._write_end(ending_of(job, fates))
+        job.close()
+
+    async def _has_collected(self, job: StartedJob) -> bool:
+        """Bring the result here, if there is one; a full disk or a broken link only delays it."""
+        session = job.sessions[0]
+        while not job.record.is_shared:
+            try:
+                if not session.is_open:
+                    await session.open(job.code_cache)
+                return await collect_result(session, job)
+            except (RedcoFlowError, OSError) as error:
+                session.close()
+                if isinstance(error, HostUnreachable):
+                    session.note_silence()
+                    if session.is_lost(job.record.settings.lost_after_minutes * 60):
+                        return False
+                self._tell_running(f"has ended on {session.label}; not copied yet: {error}")
+            await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
+        return True
+
+    def _write_end(self, record: Mapping[str, Any]) -> None:
+        empty = {"exit_code": None, "signal": None, "peak_memory_bytes": 0, "ended_at": None}
+        whole = {**empty, **record}
+        write_json(self._attempt.exit_path, whole | {"ended_at": whole["ended_at"] or utc_now()})
+
+    def _tell(self, status: JobStatus) -> None:
+        self.status = status
+
+    def _tell_running(self, message: str) -> None:
+        self.status = JobStatus("running", message=message, source="ssh", news=message)

@@ -1,0 +1,156 @@
+"""Start, find and stop the ranks of a job on this host: each detached, each once.
+
+Whether a rank runs is told by the lock that its process holds and by that process's identity, so
+asking twice starts nothing twice. Knows no launcher: everything is a request and an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import StageFailed
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.process_tree import ATTEMPT_VARIABLE, kill_processes_of
+from redco_flow.records import read_json_if_present, write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.process_identity import ProcessIdentity
+
+_SECONDS_TO_START = 30.0
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+
+@dataclass(frozen=True)
+class RanksOrder:
+    """What a launcher wants started on one host.
+
+    Args:
+        attempt: its directory on this host.
+        places: one for each rank of this host, as the fields of `ProcessPlace`.
+        environment: added to what a login gets; may hold secrets, so it is written nowhere.
+        walltime_seconds: None is unlimited.
+    """
+
+    attempt: str
+    places: list[dict[str, int]]
+    stall_seconds: float
+    grace_seconds: float
+    environment: dict[str, str] = field(default_factory=dict)
+    walltime_seconds: float | None = None
+
+
+def start(order: RanksOrder) -> list[dict[str, Any]]:
+    """Start every rank that has not been started yet; return all their identities.
+
+    Raises:
+        StageFailed: a rank did not come up; has the end of its log.
+        OSError: the directory cannot be written; names the path.
+    """
+    attempt = AttemptDirectory(Path(order.attempt))
+    attempt.logs.mkdir(exist_ok=True)
+    for place in order.places:
+        _start_rank(attempt, order, ProcessPlace(**place))
+    return [_wait_for_runner(attempt, place["rank"]) for place in order.places]
+
+
+def stop(attempt: AttemptDirectory, *, at_once: bool) -> None:
+    """Ask this host's ranks to stop, and leave nothing that runs without its rank's supervisor.
+
+    Args:
+        at_once: kill them instead.
+    """
+    if not attempt.path.is_dir():
+        return
+    write_json(attempt.cancel_path, {"time": utc_now()})
+    runners = [one for _, one in runners_of(attempt) if one.is_alive()]
+    for runner in runners:
+        _signal(runner, signal.SIGTERM)
+    if at_once or not runners:
+        kill_processes_of(attempt.path)
+
+
+def runners_of(attempt: AttemptDirectory) -> Iterator[tuple[int, ProcessIdentity]]:
+    """Yield each rank that was ever started for the attempt here, and its process."""
+    for path in sorted(attempt.path.glob("ranks/*/runner.json")):
+        record = read_json_if_present(path)
+        if record is not None:
+            yield int(path.parent.name), ProcessIdentity.from_json(record)
+
+
+def _start_rank(attempt: AttemptDirectory, order: RanksOrder, place: ProcessPlace) -> None:
+    folder = attempt.rank_directory(place.rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if not _take(lock) or (folder / "runner.json").exists():
+            return  # it runs, or has run
+        environment = {
+            **os.environ,
+            **order.environment,
+            **place.to_environment(),
+            ATTEMPT_VARIABLE: str(attempt.path),
+        }
+        with attempt.log_path(place.rank).open("ab") as log:
+            subprocess.Popen(
+                _command(order),
+                env=environment,
+                cwd=attempt.path,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[lock],  # it holds the lock from here on
+                start_new_session=True,
+            )
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _command(order: RanksOrder) -> list[str]:
+    walltime = order.walltime_seconds
+    return [
+        *(sys.executable, "-P", "-m", "redco_flow.launch.hosts.rank", order.attempt),
+        *("--stall-seconds", str(order.stall_seconds)),
+        *("--grace-seconds", str(order.grace_seconds)),
+        *([] if walltime is None else ["--walltime-seconds", str(walltime)]),
+    ]
+
+
+def _wait_for_runner(attempt: AttemptDirectory, rank: int) -> dict[str, Any]:
+    deadline = time.monotonic() + _SECONDS_TO_START
+    path = attempt.rank_directory(rank) / "runner.json"
+    while (record := read_json_if_present(path)) is None:
+        if time.monotonic() > deadline:
+            said = attempt.log_path(rank).read_text(errors="replace")[-2000:]
+            raise StageFailed(f"rank {rank} did not start on {os.uname().nodename}: {said}")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    runner: dict[str, Any] = record
+    return runner
+
+
+def _signal(process: ProcessIdentity, number: signal.Signals) -> None:
+    """Signal exactly this process, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if process.is_alive():
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)

@@ -1,0 +1,258 @@
+"""Bring a job onto its hosts: wait for free ones, copy what the call reads, start the ranks.
+
+What was decided is written into job.json at once, and what was started stands on the hosts, so
+doing it again after a launcher died starts nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError, RunCancelled
+from redco_flow.launch.call import Call
+from redco_flow.launch.hosts.carried_call import carried, pack
+from redco_flow.launch.hosts.code_snapshot import take_snapshot
+from redco_flow.launch.hosts.placement import place
+from redco_flow.launch.hosts.ranks import RanksOrder
+from redco_flow.launch.hosts.record import HostsRecord
+from redco_flow.launch.hosts.session import HostSession
+from redco_flow.launch.hosts.shared_folder import is_shared
+from redco_flow.launch.hosts.ssh_connection import HostRefused, HostUnreachable
+from redco_flow.launch.job import JobStatus
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.records import write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_BETWEEN_TRIES = 2.0
+_SECONDS_BETWEEN_RENEWALS = 15.0
+_SECONDS_TO_BEGIN = 90.0
+
+Tell = Callable[[JobStatus], None]
+
+
+@dataclass
+class StartedJob:
+    """A job whose ranks have been started.
+
+    Args:
+        record: as it stands in job.json.
+        sessions: its hosts, in the order of their ranks.
+    """
+
+    attempt: AttemptDirectory
+    call: Call
+    record: HostsRecord
+    sessions: list[HostSession]
+
+    @property
+    def workspace(self) -> Workspace:
+        """The launcher's."""
+        return Workspace(Path(self.call.workspace))
+
+    @property
+    def code_cache(self) -> Path:
+        """Where archives of code are kept here."""
+        return self.workspace.cache / "code"
+
+    def places(self, session: HostSession) -> list[ProcessPlace]:
+        """Return the ranks of one host."""
+        resources = self.call.resources
+        first = self.sessions.index(session) * resources.processes_per_host
+        return [
+            ProcessPlace(
+                rank=first + local,
+                num_processes=resources.num_processes,
+                local_rank=local,
+                processes_per_host=resources.processes_per_host,
+                gpus_per_host=resources.gpus_per_host,
+                rendezvous_seconds=self.record.settings.rendezvous_seconds,
+                shares_disk=int(self.record.is_shared or resources.num_hosts == 1),
+            )
+            for local in range(resources.processes_per_host)
+        ]
+
+    def host_of(self, rank: int) -> str:
+        """Return the label of the host that a rank is on."""
+        return self.sessions[rank // self.call.resources.processes_per_host].label
+
+    def attempt_on(self, session: HostSession) -> Path:
+        """Return the attempt's directory on a host."""
+        if self.record.is_shared:
+            return self.attempt.path
+        # With the job's id: a host may serve workspaces that have runs of the same name.
+        run = session.workspace.runs / f"{self.call.run}-{self.record.job_id}"
+        return run / "stages" / self.call.stage / "attempts" / str(self.call.attempt)
+
+    def close(self) -> None:
+        """Leave the hosts; the ranks run on."""
+        for session in self.sessions:
+            session.close()
+
+
+class JobStart:
+    """The start of one job.
+
+    Args:
+        inherited: this process's environment, for the values that the profile forwards.
+        tell: takes what the job waits for.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptDirectory,
+        call: Call,
+        record: HostsRecord,
+        inherited: Mapping[str, str],
+        tell: Tell,
+    ) -> None:
+        self._job = StartedJob(attempt, call, record, [])
+        self._inherited = inherited
+        self._tell = tell
+
+    async def start(self) -> StartedJob:
+        """Return the job once every rank has been started.
+
+        Raises:
+            DoesNotFit, HostRefused: it cannot be; nothing of it is left on the hosts.
+            RunCancelled: somebody asked for its end; likewise.
+        """
+        try:
+            await self._have_hosts()
+            while not await self._all_begun():
+                await self._doze(_SECONDS_BETWEEN_TRIES)
+        except BaseException:
+            await self._withdraw()
+            raise
+        return self._job
+
+    async def _have_hosts(self) -> None:
+        """Take free hosts, unless job.json says which were taken."""
+        job, settings = self._job, self._job.record.settings
+        snapshot = await asyncio.to_thread(take_snapshot)
+        if job.record.hosts:
+            known = {host.label: host for host in settings.addresses}
+            hosts = [known[label] for label in job.record.hosts]
+            job.sessions = [HostSession(host, settings, snapshot) for host in hosts]
+            return
+        resources = job.call.resources
+        while True:
+            self._raise_if_cancelled()
+            tried = await place(settings, resources, self._owner, snapshot, job.code_cache)
+            if tried.sessions:
+                break
+            reasons = "; ".join(f"{label}: {why}" for label, why in tried.why_not.items())
+            self._wait(f"waits for {resources.num_hosts} free hosts ({reasons})")
+            await self._doze(_SECONDS_BETWEEN_TRIES)
+        job.sessions = tried.sessions
+        shared = settings.shared_workspace
+        if shared is None:
+            shared = await is_shared(job.workspace, job.sessions)
+        labels = [session.label for session in job.sessions]
+        job.record = replace(job.record, hosts=labels, is_shared=shared)
+        write_json(job.attempt.job_path, job.record.to_json())
+
+    async def _all_begun(self) -> bool:
+        """Try to start every host's ranks; say whether all answered."""
+        begun = await asyncio.gather(
+            *(self._begin_on(session) for session in self._job.sessions), return_exceptions=True
+        )
+        errors = [one for one in begun if isinstance(one, BaseException)]
+        for error in errors:
+            if not isinstance(error, HostUnreachable):
+                raise error
+        if errors:
+            self._wait(f"cannot be started yet: {errors[0]}")
+        return not errors
+
+    async def _begin_on(self, session: HostSession) -> None:
+        if not session.is_open:
+            await session.open(self._job.code_cache)
+        self._wait(f"is being prepared on {', '.join(self._job.record.hosts)}")
+        renewing = asyncio.create_task(self._renew(session))
+        try:
+            brought = {} if self._job.record.is_shared else await self._bring(session)
+        finally:
+            renewing.cancel()
+        answer = await session.ask(
+            "begin",
+            _SECONDS_TO_BEGIN,
+            directory=session.directory,
+            owner=self._owner,
+            order=asdict(self._order(session)),
+            **{"call": None, **brought},
+        )
+        if answer["holder"]:
+            raise HostRefused(f"{session.label} was taken meanwhile by {answer['holder']}.")
+
+    async def _bring(self, session: HostSession) -> dict[str, Any]:
+        """Copy what the call reads; return the call as the host sees it."""
+        luggage = await asyncio.to_thread(pack, self._job.call, self._job.workspace)
+        await session.push(luggage.sets, luggage.sources)
+        call = carried(self._job.call, luggage, session.workspace)
+        return {"call": asdict(call), "kept_steps": luggage.steps}
+
+    def _order(self, session: HostSession) -> RanksOrder:
+        record, walltime = self._job.record, self._job.call.resources.walltime_minutes
+        forwarded = {
+            name: self._inherited[name]
+            for name in record.settings.forward_environment
+            if name in self._inherited
+        }
+        search = {"PYTHONPATH": session.search_path}
+        return RanksOrder(
+            attempt=str(self._job.attempt_on(session)),
+            places=[asdict(place) for place in self._job.places(session)],
+            stall_seconds=record.stall_seconds,
+            grace_seconds=record.grace_seconds,
+            environment={**forwarded, **record.environment, **search},
+            walltime_seconds=None if walltime is None else walltime * 60.0,
+        )
+
+    async def _renew(self, session: HostSession) -> None:
+        """Keep the lease while inputs are copied."""
+        while True:
+            await asyncio.sleep(_SECONDS_BETWEEN_RENEWALS)
+            with contextlib.suppress(HostUnreachable, HostRefused):
+                await session.ask("claim", directory=session.directory, owner=self._owner)
+
+    async def _withdraw(self) -> None:
+        """Leave nothing of a job that does not start."""
+        for session in self._job.sessions:
+            with contextlib.suppress(RedcoFlowError):
+                if session.is_open:
+                    attempt = str(self._job.attempt_on(session))
+                    await session.ask("end", attempt=attempt, at_once=True)
+                    await session.ask("release", directory=session.directory, owner=self._owner)
+        self._job.close()
+
+    async def _doze(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._raise_if_cancelled()
+            await asyncio.sleep(0.1)
+
+    def _raise_if_cancelled(self) -> None:
+        if self._job.attempt.cancel_path.exists():
+            raise RunCancelled("it was cancelled before it ran.")
+
+    def _wait(self, message: str) -> None:
+        self._tell(JobStatus("pending", message=message, source="ssh", news=message))
+
+    @property
+    def _owner(self) -> dict[str, Any]:
+        call = self._job.call
+        return {
+            "attempt": self._job.record.job_id,
+            "run": call.run,
+            "stage": call.stage,
+            "launcher": f"{getpass.getuser()}@{os.uname().nodename}",
+        }

@@ -1,0 +1,128 @@
+"""Submit stage calls to a Slurm cluster.
+
+Slurm itself queues a job again that it preempts or whose node dies; that stays the same attempt,
+for the job's place in the queue and its log are the same, and nothing needs a launcher. Every
+other ending is final, and trying again is the orchestrator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from redco_flow.errors import ClusterUnreachable, StageFailed
+from redco_flow.launch.call import JobResources, read_call
+from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
+from redco_flow.launch.job_environment import job_environment
+from redco_flow.launch.slurm import commands as slurm_commands
+from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
+from redco_flow.records import write_json, write_text
+from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+
+SCRIPT = "job.sh"
+_OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")
+
+
+class SlurmExecutor(CallExecutor):
+    """Submits each call as a job of its own.
+
+    Args:
+        folder: the workspace, on a file system that every node has.
+        settings: the profile's `slurm:` section.
+        common: as `CallExecutor`; sbatch hands the environment on.
+    """
+
+    job_class = SlurmJob
+
+    def __init__(
+        self,
+        folder: Path | str,
+        settings: SlurmSection,
+        **common: Unpack[ExecutorSettings],
+    ) -> None:
+        super().__init__(folder, **common)
+        self._settings = settings
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for submitit's AutoExecutor, whose own `slurm` pickles."""
+        return "redco-slurm"
+
+    def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
+        """Return the sbatch file that `submit_call` would submit.
+
+        Raises:
+            UsageError: a path holds what such a file cannot carry.
+        """
+        return render(self._submission(attempt, title, resources))
+
+    def _submit(self, attempt: AttemptDirectory) -> SlurmJob:
+        attempt = AttemptDirectory(attempt.path.absolute())
+        call = read_call(attempt.call_path)
+        title = f"{call.run} {call.stage} {call.attempt}"
+        submission = self._submission(attempt, title, call.resources)
+        script = attempt.path / SCRIPT
+        write_text(script, render(submission))
+        (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
+        record = {
+            "executor": "slurm",
+            "job_id": "",
+            "job_name": submission.job_name,
+            "attempt": str(attempt.path),
+            "cluster": self._environment.get("SLURM_CONF", ""),
+            "submitted_at": utc_now(),
+        }
+        # Before sbatch: whoever finds this record without an id looks for the name.
+        write_json(attempt.job_path, record)
+        try:
+            record["job_id"] = slurm_commands.submit(script, self._job_environment(attempt))
+        except slurm_commands.NoAnswer:
+            # It may have been accepted all the same; the record stays, and with it the name.
+            return SlurmJob(attempt.path, "", record=record)
+        except (StageFailed, ClusterUnreachable):
+            attempt.job_path.unlink()
+            raise
+        write_json(attempt.job_path, record)
+        return SlurmJob(attempt.path, str(record["job_id"]), record=record)
+
+    def _submission(
+        self, attempt: AttemptDirectory, title: str, resources: JobResources
+    ) -> Submission:
+        return Submission(
+            attempt=attempt.path.absolute(),
+            title=title,
+            directory=Path.cwd(),
+            resources=resources,
+            settings=self._settings,
+            stall_seconds=self.parameters["stall_seconds"],
+            grace_seconds=self.parameters["grace_seconds"],
+        )
+
+    def _job_environment(self, attempt: AttemptDirectory) -> dict[str, str]:
+        return dict(_without_outer_job(job_environment(self._environment, attempt)))
+
+
+def make(profile: Any, environment: Mapping[str, str]) -> SlurmExecutor:
+    """Return the executor for a profile."""
+    common = common_settings(profile, environment)
+    return SlurmExecutor(profile.workspace, profile.slurm, **common)
+
+
+def reattach(record: Mapping[str, Any]) -> SlurmJob:
+    """Return the job of a record, from any process.
+
+    Raises:
+        KeyError: it is not a Slurm job's record.
+    """
+    return SlurmJob(record["attempt"], record["job_id"], record=record)
+
+
+def _without_outer_job(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The environment without what an interactive job, in which the launcher may run, has set."""
+    for name, value in environment.items():
+        if name == "SLURM_CONF" or not name.startswith(_OF_AN_OUTER_JOB):
+            yield name, value

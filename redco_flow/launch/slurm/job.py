@@ -1,0 +1,229 @@
+"""One Slurm job: its state from its own files first and Slurm's word second, and how to end it.
+
+A job is found again from job.json alone: by its id or, if the launcher died before it learnt the
+id, by its unique name. Asks Slurm through the queue that all jobs of a process share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import StageFailed
+from redco_flow.launch.job import (
+    NEVER_SUBMITTED,
+    CallJob,
+    JobStatus,
+    read_log_end,
+    status_from_files,
+)
+from redco_flow.launch.rank_endings import (
+    TAKEN_BACK,
+    RankEnding,
+    last_restart,
+    read_endings,
+)
+from redco_flow.launch.redaction import redact_text
+from redco_flow.launch.slurm import commands as slurm_commands
+from redco_flow.launch.slurm.queue import QueueView, SlurmQueue, shared_queue
+from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
+from redco_flow.launch.slurm.state import ended_record, is_terminal, live_status
+from redco_flow.records import write_json
+from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.clock import utc_now
+
+_UNKNOWN = "unknown"
+_SECONDS_TO_CONFIRM = 12.0  # a job that is being queued again passes for FAILED meanwhile
+_SECONDS_TO_CONFIRM_CANCELLED = 3.0
+_SECONDS_TO_QUEUE_AGAIN = 60.0
+_SECONDS_TO_APPEAR = 5.0
+_SECONDS_OF_URGENCY = 15.0
+_LOG_END_BYTES = 1000
+
+
+class SlurmJob(CallJob):
+    """A job of a Slurm cluster."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        job_id: str,
+        tasks: Sequence[int] = (0,),
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(folder, job_id or _UNKNOWN, tasks)
+        self._record = dict(record or self.attempt.read_job() or {})
+        self._cluster = str(self._record.get("cluster") or "")
+        self._followed_since = self._queue.clock()
+        self._urgent_until = float("-inf")
+        self._rank_zero_ended_at: float | None = None
+        self._vanishing: tuple[str, float] | None = None
+
+    def status(self) -> JobStatus:
+        """Say what exit.json says, else what Slurm says; asks Slurm at most every ten seconds.
+
+        What Slurm calls an end counts once a second answer confirms it: a requeue may follow.
+        """
+        if status := status_from_files(self.attempt):
+            return status
+        view = self._look()
+        if not self._knows_id():
+            return self._search(view)
+        entry = view.entries.get(self.job_id)
+        if entry is not None and not is_terminal(entry):
+            self._vanishing = None
+            return live_status(entry, view.problem)
+        if entry is None and view.asked_at < self._followed_since:
+            return self._unasked(view.problem or "Slurm has not been asked yet")
+        state = entry.state if entry is not None else "unknown to Slurm"
+        if not self._is_confirmed(state, view, self._seconds_to_confirm(state)):
+            text = f"is {state}, without a word of its own; it may be queued again."
+            return JobStatus("running", message=text, source=f"squeue: {state}")
+        entry = entry or self._queue.accounted(self.job_id)
+        if entry is None:
+            return self._forgotten()
+        if not is_terminal(entry):
+            return live_status(entry, view.problem)
+        return self._write_ending(
+            ended_record(
+                entry,
+                self._endings(),
+                was_cancelled=self.attempt.cancel_path.exists(),
+                has_result=self.attempt.result_path.exists(),
+                log_end=self._job_log_end(),
+            )
+        )
+
+    def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
+        """Have Slurm end the job: SIGTERM to its ranks and, after its KillWait, SIGKILL.
+
+        A second call kills at once.
+
+        Raises:
+            ClusterUnreachable: Slurm does not answer; the job runs on.
+        """
+        again = self.attempt.cancel_path.exists()
+        write_json(self.attempt.cancel_path, {"time": utc_now()})
+        self._urge()
+        if self._knows_id() or self._find():
+            with contextlib.suppress(StageFailed):  # it has ended, and Slurm has forgotten it
+                slurm_commands.cancel(self.job_id, self._environment, at_once=again)
+        if check:
+            self.wait()
+
+    def record(self) -> dict[str, Any]:
+        """Return what stands in job.json."""
+        return dict(self._record)
+
+    @property
+    def _queue(self) -> SlurmQueue:
+        return shared_queue(self._cluster)
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **({"SLURM_CONF": self._cluster} if self._cluster else {})}
+
+    def _look(self) -> QueueView:
+        """Ask the queue; soon, where something has happened that Slurm must tell of."""
+        ended_at = _modified_at(self.attempt.rank_exit_path(0))
+        if ended_at != self._rank_zero_ended_at:
+            self._rank_zero_ended_at = ended_at
+            self._urge()
+        now = self._queue.clock()
+        is_new = self._queue.look().asked_at < self._followed_since
+        is_urgent = is_new or self._vanishing is not None or now < self._urgent_until
+        return self._queue.look(urgent=is_urgent)
+
+    def _urge(self) -> None:
+        self._urgent_until = self._queue.clock() + _SECONDS_OF_URGENCY
+
+    def _seconds_to_confirm(self, state: str) -> float:
+        """How long Slurm must say that the job has ended before it is believed."""
+        if state == "CANCELLED" or self.attempt.cancel_path.exists():
+            return _SECONDS_TO_CONFIRM_CANCELLED
+        is_taken_back = any(ending.cause in TAKEN_BACK for ending in self._endings())
+        if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
+            return _SECONDS_TO_QUEUE_AGAIN
+        return _SECONDS_TO_CONFIRM
+
+    def _is_confirmed(self, state: str, view: QueueView, seconds: float) -> bool:
+        """Say whether two answers, some seconds apart, agree that the job has ended."""
+        if self._vanishing is None or self._vanishing[0] != state:
+            self._vanishing = (state, view.asked_at)
+        return view.asked_at - self._vanishing[1] >= seconds
+
+    def _knows_id(self) -> bool:
+        return self.job_id != _UNKNOWN
+
+    def _search(self, view: QueueView) -> JobStatus:
+        """Look for a job whose launcher died between submitting it and learning its id."""
+        if self._find(view):
+            return self.status()
+        if view.asked_at >= self._followed_since and self._is_confirmed(
+            "unknown", view, _SECONDS_TO_APPEAR
+        ):
+            why = f"Slurm has no job named {self._record.get('job_name')}: it never got this one."
+            return JobStatus("lost", None, NEVER_SUBMITTED, why, "squeue")
+        return JobStatus("pending", message="is looked for in the queue.", source="job.json")
+
+    def _find(self, view: QueueView | None = None) -> bool:
+        """Learn the job's id from the job itself, or from Slurm by its name."""
+        with contextlib.suppress(FileNotFoundError):
+            self._job_id = (self.attempt.path / JOB_ID_FILE).read_text().strip() or _UNKNOWN
+        entries = (view or self._queue.look(urgent=True)).entries.values()
+        for entry in entries:
+            if not self._knows_id() and entry.name == self._record.get("job_name"):
+                self._job_id = entry.job_id
+        if self._knows_id():
+            self._record["job_id"] = self.job_id
+            self._vanishing = None
+            write_json(self.attempt.job_path, self._record)
+        return self._knows_id()
+
+    def _endings(self) -> list[RankEnding]:
+        return read_endings(self.attempt, last_restart(self.attempt))
+
+    def _unasked(self, why: str) -> JobStatus:
+        """While Slurm says nothing, the job's own heartbeat does."""
+        progress = self.attempt.read_progress()
+        if progress is None:
+            return JobStatus("pending", message=f"submitted; {why}.", source="job.json")
+        text = f"{progress.get('phase')} at {progress.get('time')}; {why}"
+        return JobStatus("running", message=text, source="progress.json")
+
+    def _forgotten(self) -> JobStatus:
+        """Neither queue nor accounting know the job any more, and it left no exit.json."""
+        if self.attempt.result_path.exists():
+            return JobStatus("completed", 0, "completed", "the result is published.", "result.json")
+        if self.attempt.cancel_path.exists():
+            return JobStatus("cancelled", None, "cancelled", "it was cancelled.", "cancel.json")
+        why = (
+            f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
+            f"wrote no exit.json: it was cancelled, or its nodes went down, while nobody followed "
+            f"it. `redco-flow resume` goes on from the last checkpoint."
+        )
+        return JobStatus("lost", None, "lost", why, "squeue")
+
+    def _write_ending(self, record: dict[str, Any]) -> JobStatus:
+        record = record | {"ended_at": utc_now()}
+        if not self.attempt.exit_path.exists():
+            write_json(self.attempt.exit_path, record)
+        status = status_from_files(self.attempt)
+        assert status is not None
+        return status
+
+    def _job_log_end(self) -> str:
+        with contextlib.suppress(OSError):
+            text = read_log_end(self.attempt.path / JOB_LOG, _LOG_END_BYTES)
+            return redact_text(text, secret_values(os.environ)).strip()
+        return ""
+
+
+def _modified_at(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""Stages as work units of XManager."""

@@ -1,0 +1,146 @@
+"""Submit stage calls through XManager: an experiment for each run, a work unit for each attempt.
+
+The local backend runs them on this machine; the jobs outlive whoever submitted them. Imports the
+library xmanager nowhere: the process that talks to it does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from redco_flow.errors import StageFailed
+from redco_flow.launch.call import JobResources, read_call
+from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
+from redco_flow.launch.job import read_log_end
+from redco_flow.launch.job_environment import job_environment
+from redco_flow.launch.xmanager.ending import EXPERIMENT_LOG
+from redco_flow.launch.xmanager.experiment import READY
+from redco_flow.launch.xmanager.job import XManagerJob
+from redco_flow.launch.xmanager.kubernetes import IndexedJob, render_indexed_job
+from redco_flow.launch.xmanager.package import require_xmanager
+from redco_flow.launch.xmanager.work_unit import WorkUnit, check_fits, render
+from redco_flow.spec.xmanager_section import XManagerSection
+from redco_flow.tracking.attempt import AttemptDirectory
+
+
+class XManagerExecutor(CallExecutor):
+    """Runs each call as a work unit.
+
+    Args:
+        folder: the workspace.
+        settings: the profile's `xmanager:` section.
+        variables: the profile's environment, shown by `render`.
+        common: as `CallExecutor`.
+    """
+
+    job_class = XManagerJob
+
+    def __init__(
+        self,
+        folder: Path | str,
+        settings: XManagerSection,
+        *,
+        variables: Mapping[str, str],
+        **common: Unpack[ExecutorSettings],
+    ) -> None:
+        super().__init__(folder, **common)
+        self._settings = settings
+        self._variables = dict(variables)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for submitit's AutoExecutor."""
+        return "redco-xmanager"
+
+    def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
+        """Return the work unit, or the Kubernetes objects, as text.
+
+        Raises:
+            DoesNotFit: the local backend has one host.
+        """
+        if self._settings.backend == "kubernetes":
+            return render_indexed_job(
+                IndexedJob(
+                    attempt=attempt.path.absolute(),
+                    workspace=self.folder.absolute(),
+                    title=title,
+                    resources=resources,
+                    settings=self._settings,
+                    variables=self._variables,
+                    stall_seconds=self.parameters["stall_seconds"],
+                    grace_seconds=self.parameters["grace_seconds"],
+                )
+            )
+        unit = WorkUnit(
+            attempt=attempt.path.absolute(),
+            experiment=title.split()[0],
+            resources=resources,
+            rendezvous_seconds=self._settings.rendezvous_seconds,
+            stall_seconds=self.parameters["stall_seconds"],
+            grace_seconds=self.parameters["grace_seconds"],
+        )
+        return render(unit, title, self._variables)
+
+    def _submit(self, attempt: AttemptDirectory) -> XManagerJob:
+        require_xmanager(self._settings)
+        check_fits(read_call(attempt.call_path).resources)
+        attempt = AttemptDirectory(attempt.path.absolute())
+        attempt.logs.mkdir(exist_ok=True)
+        said = self._start_launcher(attempt)
+        record = attempt.read_job()
+        if said != READY or record is None:
+            log = attempt.path / EXPERIMENT_LOG
+            raise StageFailed(
+                f"XManager did not start {attempt.path}; {log} says:\n{read_log_end(log, 4096)}"
+            )
+        return XManagerJob(attempt.path, record["job_id"], record=record)
+
+    def _start_launcher(self, attempt: AttemptDirectory) -> bytes:
+        """Start it and return what it says once the jobs are: `ready`, or nothing."""
+        read_end, write_end = os.pipe()
+        with (attempt.path / EXPERIMENT_LOG).open("ab") as log, os.fdopen(read_end, "rb") as ready:
+            try:
+                process = subprocess.Popen(
+                    self._command(attempt, write_end),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[write_end],
+                    start_new_session=True,
+                    env=job_environment(self._environment, attempt),
+                )
+            finally:
+                os.close(write_end)
+            process.wait()  # it forks itself into the background at once
+            return ready.read(len(READY))
+
+    def _command(self, attempt: AttemptDirectory, ready_fd: int) -> list[str]:
+        return [
+            *(sys.executable, "-P", "-m", "redco_flow.launch.xmanager.experiment"),
+            str(attempt.path),
+            *("--rendezvous-seconds", str(self._settings.rendezvous_seconds)),
+            *("--stall-seconds", str(self.parameters["stall_seconds"])),
+            *("--grace-seconds", str(self.parameters["grace_seconds"])),
+            *("--ready-fd", str(ready_fd)),
+        ]
+
+
+def make(profile: Any, environment: Mapping[str, str]) -> XManagerExecutor:
+    """Return the executor for a profile."""
+    common = common_settings(profile, environment)
+    variables = profile.environment
+    return XManagerExecutor(profile.workspace, profile.xmanager, variables=variables, **common)
+
+
+def reattach(record: Mapping[str, Any]) -> XManagerJob:
+    """Return the job of a record, from any process.
+
+    Raises:
+        ValueError, KeyError: it is not such a job's record.
+    """
+    return XManagerJob(record["attempt"], record["job_id"], record=record)

@@ -1,0 +1,81 @@
+"""What an XManager job runs: start one rank, detached, and stay until it has ended.
+
+`python -P -m redco_flow.launch.xmanager.follow ATTEMPT …`; which rank, the environment says.
+XManager ends its local jobs with the process that made them; the rank runs on. Writes the ending
+of a rank whose supervisor was killed, so that the other ranks do not wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from redco_flow.launch.hosts.ranks import RanksOrder, start
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.records import write_json
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.process_identity import ProcessIdentity
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    """Return 0 once the rank has ended, in whatever way: how, its own record says."""
+    options = _parse(arguments)
+    attempt = AttemptDirectory(options.attempt)
+    place = ProcessPlace.from_environment(os.environ)
+    order = RanksOrder(
+        attempt=str(attempt.path),
+        places=[asdict(place)],
+        stall_seconds=options.stall_seconds,
+        grace_seconds=options.grace_seconds,
+        walltime_seconds=options.walltime_seconds,
+    )
+    (runner,) = start(order)
+    follow(attempt, place, ProcessIdentity.from_json(runner))
+    return 0
+
+
+def follow(attempt: AttemptDirectory, place: ProcessPlace, runner: ProcessIdentity) -> None:
+    """Wait for the rank's end, and see to it that there is a record of it.
+
+    Args:
+        runner: the process that supervises the rank.
+    """
+    while runner.is_alive():
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    path = attempt.rank_exit_path(place.rank)
+    if not path.exists():
+        write_json(path, _lost(place))
+
+
+def _lost(place: ProcessPlace) -> dict[str, object]:
+    return {
+        "exit_code": None,
+        "signal": None,
+        "cause": "lost",
+        "message": "its supervisor was killed (kill -9 or the out-of-memory killer).",
+        "peak_memory_bytes": 0,
+        "ended_at": utc_now(),
+        "rank": place.rank,
+        "restart": place.restart,
+        "host": os.uname().nodename,
+    }
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="redco_flow.launch.xmanager.follow")
+    parser.add_argument("attempt", type=Path)
+    parser.add_argument("--stall-seconds", type=float, required=True)
+    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser.add_argument("--walltime-seconds", type=float)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""One job that XManager's local backend runs: its state and its end from our own files.
+
+XManager tells no state and stops nothing there; the ranks' records and their processes do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import UsageError
+from redco_flow.launch.hosts.ranks import runners_of, stop
+from redco_flow.launch.job import CallJob, JobStatus, status_from_files
+from redco_flow.launch.process_tree import kill_processes_of
+from redco_flow.launch.xmanager.ending import is_over, write_ending
+from redco_flow.tracking.process_identity import ProcessIdentity
+
+_SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system
+_SECONDS_BETWEEN_KILLS = 0.02
+
+
+class XManagerJob(CallJob):
+    """A work unit of this machine, found by the process that had XManager start it."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        job_id: str,
+        tasks: Sequence[int] = (0,),
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(folder, job_id, tasks)
+        self._record = dict(record or self.attempt.read_job() or {})
+        self._launcher = ProcessIdentity.from_json(self._record.get("launcher", {}))
+
+    def status(self) -> JobStatus:
+        """Say what exit.json says, else what the process table says.
+
+        Where nobody is left who would write exit.json, this does.
+        """
+        if status := status_from_files(self.attempt):
+            return status
+        if not self._launcher.is_alive() and is_over(self.attempt, self._num_processes):
+            write_ending(self.attempt, self._num_processes)
+        if status := status_from_files(self.attempt):
+            return status
+        started = len(list(runners_of(self.attempt)))
+        message = f"{started} of {self._num_processes} processes were started."
+        return JobStatus(
+            "running" if started else "pending", message=message, source="process table"
+        )
+
+    def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
+        """Ask every rank to stop; a second call kills at once.
+
+        Before all ranks are there, nothing can be saved, and they are killed at once too. Of a
+        job that has ended, kill what it left behind.
+
+        Raises:
+            UsageError: the job runs on another machine.
+        """
+        if self.done():
+            kill_processes_of(self.attempt.path)
+            return
+        if self._launcher.host != os.uname().nodename:
+            raise UsageError(f"job {self.job_id} runs on {self._launcher.host}; cancel it there.")
+        again = self.attempt.cancel_path.exists()
+        are_all_there = len(list(runners_of(self.attempt))) == self._num_processes
+        at_once = again or not are_all_there
+        stop(self.attempt, at_once=at_once)
+        if at_once:
+            self._kill_what_was_just_started()
+        if check:
+            self.wait()
+
+    def record(self) -> dict[str, Any]:
+        """Return what stands in job.json."""
+        return dict(self._record)
+
+    @property
+    def _num_processes(self) -> int:
+        return int(self._record["num_processes"])
+
+    def _kill_what_was_just_started(self) -> None:
+        """Kill until nothing is left: what starts others may do so while it is looked for."""
+        deadline = time.monotonic() + _SECONDS_TO_DIE
+        while kill_processes_of(self.attempt.path) and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_KILLS)
