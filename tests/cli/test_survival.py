@@ -65,9 +65,9 @@ def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
     assert process.returncode == 1
     assert resumed["state"] == "completed"
     assert resumed["stages"]["preprocess"]["state"] == "completed"
-    killed, resumed = _steps(attempt), _steps(attempt.parent / "2")
-    assert killed[-1] < 90  # of all steps: it was killed at work
-    assert resumed[0] > 10  # it began where the killed one had saved
+    before, after = _steps(attempt), _steps(attempt.parent / "2")
+    assert before[-1] < 90  # of all steps: it was killed at work
+    assert after[0] > 10  # it began where the killed one had saved
     _assert_equal(_parameters(interrupted, resumed), uninterrupted)
 
 
