@@ -34,7 +34,8 @@ def register(verbs: Verbs) -> None:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.drilling import FAULTS, drill
+    from redco_flow.orchestrate.drilling import drill
+    from redco_flow.recipes.drill import FAULTS
     from redco_flow.spec.profile import load_profile
 
     profile = load_profile(options.profile)

@@ -16,7 +16,7 @@ from pathlib import Path
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.planning import make_plan
 from redco_flow.orchestrate.starting import retry_run, start_run
-from redco_flow.recipes.drill import FAULT_VARIABLE
+from redco_flow.recipes.drill import FAULT_VARIABLE, FAULTS
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
@@ -24,12 +24,6 @@ from redco_flow.spec.slurm_section import RetryBudgets
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
-FAULTS = {
-    "preempt": "the cluster asks for the host back",
-    "kill": "one process is killed",
-    "stall": "one process stands still",
-    "timeout": "the walltime is over before the training",
-}
 _PEACE = "peace"
 _STALL_MINUTES = 0.5
 _MINUTES_TO_WARNING = 2
@@ -63,13 +57,14 @@ def drill(
     profile_name: str,
     follow: Follow,
     *,
-    faults: Sequence[str] = tuple(FAULTS),
+    faults: Sequence[str],
     num_hosts: int = 1,
     directory: Path,
 ) -> list[Survival]:
     """Run the training in peace and then once with each fault.
 
     Args:
+        faults: names of the recipe's FAULTS.
         follow: shows a run until it ends, and returns its exit code.
         directory: where the workspaces are made; the nodes must reach it.
 
