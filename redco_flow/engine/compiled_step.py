@@ -25,7 +25,7 @@ from redco_flow.engine.train_step import (
     Schedule,
     make_train_step,
 )
-from redco_flow.engine.trainable import Trainable, only_trainable, trainable_mask
+from redco_flow.engine.trainable import Trainable, restrict
 
 
 def plan_state_storage(
@@ -87,8 +87,7 @@ def lower_train_step(
         ShardingError: the rules do not fit the parameters.
         ValueError: loss_fn returned something else than a loss, or leading dims differ.
     """
-    mask = None if trainable is None else trainable_mask(params, trainable)
-    optimizer = optimizer if mask is None else only_trainable(optimizer, mask)
+    optimizer, mask = restrict(optimizer, params, trainable)
     storage = plan_state_storage(deployer, params, optimizer, rules, trainable=mask)
     stored = jax.eval_shape(storage.close, storage.shapes)
     state = jax.tree.map(_placed, stored, storage.stored_sharding)

@@ -61,6 +61,20 @@ def only_trainable(
     return masked
 
 
+def restrict(
+    optimizer: optax.GradientTransformation, params: Any, trainable: Trainable | None
+) -> tuple[optax.GradientTransformation, Any]:
+    """Return the optimizer for what is trained, and the mask of it; None: everything is.
+
+    Raises:
+        EngineError: as `trainable_mask`.
+    """
+    if trainable is None:
+        return optimizer, None
+    mask = trainable_mask(params, trainable)
+    return only_trainable(optimizer, mask), mask
+
+
 def _searching(pattern: str) -> Callable[[str, Any], bool]:
     try:
         found = re.compile(pattern)

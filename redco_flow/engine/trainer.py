@@ -44,7 +44,7 @@ from redco_flow.engine.train_step import (
     make_eval_step,
     make_train_step,
 )
-from redco_flow.engine.trainable import Trainable, only_trainable, trainable_mask
+from redco_flow.engine.trainable import Trainable, restrict
 from redco_flow.engine.training_loop import FitResult, Plan, TrainingLoop
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class Trainer:
             raise ValueError(f"max_grad_norm={max_grad_norm} must be positive, or None.")
         self.deployer = deployer
         self.seed = deployer.seed if seed is None else seed
-        mask = None if trainable is None else trainable_mask(params, trainable)
-        optimizer = optimizer if mask is None else only_trainable(optimizer, mask)
+        optimizer, mask = restrict(optimizer, params, trainable)
         self.sharding_rules = sharding_rules or deployer.get_sharding_rules(
             params, optimizer=optimizer
         )
