@@ -1,24 +1,26 @@
 """What launching costs on Slurm: the test cluster of four nodes, on this machine, for real.
 
-    python benchmarks/launch.py [--repeats 7] [--jobs 200] [--minutes 1]
+    python benchmarks/launch.py [--repeats 15] [--jobs 200] [--minutes 1]
 
-Needs slurm-wlm and munge (apt). Ours and bare submitit take turns. Measured are: from the call
-that submits to the first thing that the job does (`start_*`); from the moment a job has written
-its end to the launcher's knowing it (`known_seconds`); Slurm commands per minute while many jobs
-wait and each is asked for its state twice a second (`requests_per_minute`); from `kill -9` of one
-of two ranks to the whole group's end (`gone_*`). Prints one JSON line last; medians.
+Needs slurm-wlm and munge (apt). Ours and bare submitit take turns, in random order and after random
+pauses, for Slurm starts jobs in time with a clock of its own. Measured are: from the call that
+submits to the worker's first line (`start_*`) and to the stage's first act (`act_*`), each over
+bare submitit's time to the first act of its function; from the moment a job has written its end
+to the launcher's knowing it (`known_seconds`); Slurm commands per minute while many jobs wait and
+each is asked for its state twice a second (`requests_per_minute`); from `kill -9` of one of two
+ranks to the whole group's end (`gone_*`). Prints one JSON line last; ratios are of medians.
 """
 
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from redco_flow.tracking.attempt import AttemptDirectory
 
 COUNTED = ("sbatch", "squeue", "scontrol", "scancel", "sacct")
 SECONDS_BETWEEN_LOOKS = 0.5
+PAUSE_SECONDS = (1.0, 3.0)
 
 
 def submit_ours(folder: Path, action: str, number: int, **options):
@@ -50,41 +53,52 @@ def submit_ours(folder: Path, action: str, number: int, **options):
     return executor.submit_call(attempt)
 
 
-def seconds_until(path: Path, submit: Callable[[], object]) -> tuple[float, object]:
-    """Submit; return the seconds until the job makes a file, and the job."""
-    start = time.perf_counter()
-    job = submit()
-    wait_until(path.exists, 120)
-    return time.perf_counter() - start, job
-
-
 def measure_start(folder: Path, repeats: int) -> dict[str, float]:
     """Alternate ours with bare submitit; also how soon the end of ours is known."""
-    ours, theirs, known = [], [], []
+    figures: dict[str, list[float]] = {}
     bare = submitit.SlurmExecutor(folder=folder / "submitit")
     bare.update_parameters(time=10)
     for number in range(repeats):
         place = folder / f"start{number}"
         place.mkdir()
-        seconds, job = seconds_until(
-            place / "starts", partial(submit_ours, place, "wait_for_go", number)
-        )
-        ours.append(seconds)
-        (place / "go").touch()
-        assert job.wait_seconds(120)
-        known.append(time.time() - job.attempt.exit_path.stat().st_mtime)
-
-        path = place / "theirs"
-        seconds, job = seconds_until(path, partial(bare.submit, path.touch))
-        theirs.append(seconds)
-        job.result()
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-    return {
-        "start_seconds": statistics.median(ours),
-        "start_seconds_submitit": statistics.median(theirs),
-        "start_ratio": statistics.median(ratios),
-        "known_seconds": statistics.median(known),
+        measurements = [partial(start_ours, place, number), partial(start_theirs, bare, place)]
+        for measure in random.sample(measurements, 2):
+            time.sleep(random.uniform(*PAUSE_SECONDS))
+            for name, seconds in measure().items():
+                figures.setdefault(name, []).append(seconds)
+    medians = {name: statistics.median(seconds) for name, seconds in figures.items()}
+    theirs = medians["start_seconds_submitit"]
+    return medians | {
+        "start_ratio": medians["start_seconds"] / theirs,
+        "act_ratio": medians["act_seconds"] / theirs,
     }
+
+
+def start_ours(place: Path, number: int) -> dict[str, float]:
+    """Run one job of ours to its end."""
+    start = time.time()
+    job = submit_ours(place, "wait_for_go", number)
+    acted = place / "starts"
+    wait_until(acted.exists, 120)
+    # Its worker has written one line and waits.
+    first_line = job.attempt.log_path(0).stat().st_mtime
+    (place / "go").touch()
+    assert job.wait_seconds(120)
+    known = time.time()
+    return {
+        "start_seconds": first_line - start,
+        "act_seconds": acted.stat().st_mtime - start,
+        "known_seconds": known - job.attempt.exit_path.stat().st_mtime,
+    }
+
+
+def start_theirs(bare: submitit.SlurmExecutor, place: Path) -> dict[str, float]:
+    """Run one job of bare submitit's; it ends within the pause that follows."""
+    acted = place / "theirs"
+    start = time.time()
+    bare.submit(acted.touch)
+    wait_until(acted.exists, 120)
+    return {"start_seconds_submitit": acted.stat().st_mtime - start}
 
 
 def counted_programs(folder: Path) -> Path:
@@ -134,7 +148,7 @@ def measure_group_end(folder: Path, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=1.0)
     options = parser.parse_args()
