@@ -12,13 +12,13 @@ TARGET = 32  # of T5's targets
 # As config.json names them; dropout is off, for frameworks draw it differently.
 CONFIGS = {
     "gpt2": {
-        "vocab_size": VOCAB, "n_embd": 384, "n_layer": 6, "n_head": 6, "n_positions": 128,
+        "vocab_size": VOCAB, "n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 128,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 1,
         "eos_token_id": 1,
     },
     "llama": {
-        "vocab_size": VOCAB, "hidden_size": 384, "num_hidden_layers": 6,
-        "num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 1024,
+        "vocab_size": VOCAB, "hidden_size": 512, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1408,
         "max_position_embeddings": 128, "tie_word_embeddings": False,
     },
     "t5": {
