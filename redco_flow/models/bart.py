@@ -27,34 +27,11 @@ from redco_flow.models.block_layouts import (
     norm_layouts,
     with_other_prefix,
 )
-from redco_flow.models.encoder_decoder import (
-    IGNORED_TENSORS,
-    abstract_params,
-    apply,
-    config_of_tensors,
-    decode_step,
-    encode,
-    init_cache,
-    init_params,
-    tensor_layouts,
-)
+from redco_flow.models.encoder_decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
 from redco_flow.models.family_config import FamilyConfig, split_evenly
 from redco_flow.models.stack_config import StackConfig
 from redco_flow.models.tensor_layout import TensorLayout
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "decode_step",
-    "encode",
-    "init_cache",
-    "init_params",
-    "tensor_layouts",
-]
 
 # The rows before it are the reference's padding, and no token stands there.
 _POSITION_OFFSET = 2

@@ -12,26 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.bert_family import BertFamilyConfig, head_layouts, old_norm_layouts
-from redco_flow.models.encoder import (
-    abstract_params,
-    apply,
-    config_of_tensors,
-    encode,
-    init_params,
-    tensor_layouts,
-)
+from redco_flow.models.encoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.encoder_config import EncoderConfig
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "encode",
-    "init_params",
-    "tensor_layouts",
-]
 
 _HEAD = "cls.predictions"
 IGNORED_TENSORS = (

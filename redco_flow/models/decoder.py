@@ -10,6 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+__all__ = [
+    "IGNORED_TENSORS",
+    "abstract_params",
+    "apply",
+    "apply_with_router",
+    "config_of_tensors",
+    "decode_step",
+    "init_cache",
+    "init_params",
+    "prefill",
+    "tensor_layouts",
+]
+
 if TYPE_CHECKING:
     import jax
 

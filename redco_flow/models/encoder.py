@@ -9,6 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+__all__ = [
+    "abstract_params",
+    "apply",
+    "config_of_tensors",
+    "encode",
+    "init_params",
+    "tensor_layouts",
+]
+
 if TYPE_CHECKING:
     import jax
 

@@ -10,6 +10,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+__all__ = [
+    "IGNORED_TENSORS",
+    "abstract_params",
+    "apply",
+    "config_of_tensors",
+    "decode_step",
+    "encode",
+    "init_cache",
+    "init_params",
+    "tensor_layouts",
+]
+
 if TYPE_CHECKING:
     import jax
 

@@ -13,32 +13,9 @@ from typing import Any, ClassVar
 
 from redco_flow.models.block_config import NormConfig
 from redco_flow.models.block_layouts import norm_layouts
-from redco_flow.models.decoder import (
-    IGNORED_TENSORS,
-    abstract_params,
-    apply,
-    config_of_tensors,
-    decode_step,
-    init_cache,
-    init_params,
-    prefill,
-    tensor_layouts,
-)
+from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.llama_family import LlamaFamilyConfig, layer_norm_name, layer_types, windows
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "decode_step",
-    "init_cache",
-    "init_params",
-    "prefill",
-    "tensor_layouts",
-]
 
 
 @dataclass(frozen=True)

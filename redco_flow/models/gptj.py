@@ -22,33 +22,10 @@ from redco_flow.models.block_layouts import (
     norm_layouts,
     with_other_prefix,
 )
-from redco_flow.models.decoder import (
-    IGNORED_TENSORS,
-    abstract_params,
-    apply,
-    config_of_tensors,
-    decode_step,
-    init_cache,
-    init_params,
-    prefill,
-    tensor_layouts,
-)
+from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.family_config import FamilyConfig, split_evenly
 from redco_flow.models.tensor_layout import TensorLayout
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "decode_step",
-    "init_cache",
-    "init_params",
-    "prefill",
-    "tensor_layouts",
-]
 
 _LAYER = "transformer.h.{layer}"
 

@@ -1,7 +1,6 @@
 """Mixtral: Mistral with a mixture of experts for its feed-forward layer.
 
-Besides the usual face `apply_with_router`, whose second result `load_balancing_loss` of
-`mixture.py` reads.
+The second result of `apply_with_router` is what `load_balancing_loss` of `mixture.py` reads.
 
 The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
 files and devices.
@@ -14,36 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.block_config import MixtureConfig, activation_name
-from redco_flow.models.decoder import (
-    IGNORED_TENSORS,
-    abstract_params,
-    apply,
-    apply_with_router,
-    config_of_tensors,
-    decode_step,
-    init_cache,
-    init_params,
-    prefill,
-    tensor_layouts,
-)
+from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.llama_family import LlamaFamilyConfig
 from redco_flow.models.tensor_layout import TensorLayout
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "apply_with_router",
-    "config_of_tensors",
-    "decode_step",
-    "init_cache",
-    "init_params",
-    "prefill",
-    "tensor_layouts",
-]
-
 
 _MIXTURE = "model.layers.{layer}.block_sparse_moe"
 

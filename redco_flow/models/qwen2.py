@@ -9,32 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.decoder import (
-    IGNORED_TENSORS,
-    abstract_params,
-    apply,
-    config_of_tensors,
-    decode_step,
-    init_cache,
-    init_params,
-    prefill,
-    tensor_layouts,
-)
+from redco_flow.models.block_config import AttentionConfig
+from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.llama_family import LlamaFamilyConfig, layer_types, windows
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "decode_step",
-    "init_cache",
-    "init_params",
-    "prefill",
-    "tensor_layouts",
-]
 
 _DEFAULT_WINDOW = 4096
 
@@ -73,12 +51,17 @@ class Qwen2Config(LlamaFamilyConfig):
         }
 
     @property
+    def own_attention(self) -> AttentionConfig:
+        """What each layer attends with."""
+        return self.attention(has_input_bias=True)
+
+    @property
     def core(self) -> DecoderConfig:
         """The same model in the words that all families share."""
         window = self.sliding_window if self.use_sliding_window else None
         return self.llama_decoder(
             self.hidden_act,
-            attention=self.attention(has_input_bias=True),
+            attention=self.own_attention,
             windows=windows(self.layer_types, window, self.num_hidden_layers),
         )
 

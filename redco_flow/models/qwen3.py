@@ -1,4 +1,4 @@
-"""Qwen3: LLaMA with norms on each head's queries and keys.
+"""Qwen3: Qwen2 with norms on each head's queries and keys instead of biases.
 
 The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
 files and devices.
@@ -7,90 +7,31 @@ files and devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from redco_flow.models.decoder import (
-    IGNORED_TENSORS,
-    abstract_params,
-    apply,
-    config_of_tensors,
-    decode_step,
-    init_cache,
-    init_params,
-    prefill,
-    tensor_layouts,
-)
-from redco_flow.models.decoder_config import DecoderConfig
-from redco_flow.models.llama_family import LlamaFamilyConfig, layer_types, windows
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "decode_step",
-    "init_cache",
-    "init_params",
-    "prefill",
-    "tensor_layouts",
-]
-
-_DEFAULT_WINDOW = 4096
+from redco_flow.models.block_config import AttentionConfig
+from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
+from redco_flow.models.qwen2 import Qwen2Config
 
 
 @dataclass(frozen=True)
-class Qwen3Config(LlamaFamilyConfig):
-    """A Qwen3's shape and constants.
-
-    With `use_sliding_window` the layers from `max_window_layers` on look a window back, unless
-    `layer_types` says which ones do.
-    """
+class Qwen3Config(Qwen2Config):
+    """A Qwen3's shape and constants; windows as Qwen2 has them."""
 
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
 
-    vocab_size: int = 151936
-    intermediate_size: int = 22016
-    num_key_value_heads: int | None = 32
     head_dim: int | None = 128
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 32768
     attention_bias: bool = False
-    use_sliding_window: bool = False
-    sliding_window: int | None = None
-    max_window_layers: int = 28
-    layer_types: tuple[str, ...] | None = None
-
-    def derived(self) -> dict[str, Any]:
-        """Return the head dims, the window, and which layers look a window back."""
-        slides = [
-            self.use_sliding_window and layer >= self.max_window_layers
-            for layer in range(self.num_hidden_layers)
-        ]
-        return {
-            **self.derived_heads(),
-            "sliding_window": _DEFAULT_WINDOW if self.use_sliding_window else None,
-            "layer_types": layer_types(slides),
-        }
 
     @property
-    def core(self) -> DecoderConfig:
-        """The same model in the words that all families share."""
-        window = self.sliding_window if self.use_sliding_window else None
-        return self.llama_decoder(
-            self.hidden_act,
-            attention=self.attention(
-                has_input_bias=self.attention_bias,
-                has_output_bias=self.attention_bias,
-                norm_epsilon=self.rms_norm_eps,
-            ),
-            windows=windows(self.layer_types, window, self.num_hidden_layers),
+    def own_attention(self) -> AttentionConfig:
+        """What each layer attends with."""
+        return self.attention(
+            has_input_bias=self.attention_bias,
+            has_output_bias=self.attention_bias,
+            norm_epsilon=self.rms_norm_eps,
         )
-
-    def tensor_layouts(self) -> dict[str, Any]:
-        """Return a tree like the parameters that says which tensors each is made of."""
-        return self.llama_layouts()
 
 
 Config = Qwen3Config

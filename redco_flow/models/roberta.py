@@ -13,26 +13,8 @@ from typing import Any, ClassVar
 
 from redco_flow.models.bert_family import BertFamilyConfig, head_layouts
 from redco_flow.models.block_layouts import norm_layouts
-from redco_flow.models.encoder import (
-    abstract_params,
-    apply,
-    config_of_tensors,
-    encode,
-    init_params,
-    tensor_layouts,
-)
+from redco_flow.models.encoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.encoder_config import EncoderConfig
-
-__all__ = [
-    "IGNORED_TENSORS",
-    "Config",
-    "abstract_params",
-    "apply",
-    "config_of_tensors",
-    "encode",
-    "init_params",
-    "tensor_layouts",
-]
 
 _HEAD = "lm_head"
 IGNORED_TENSORS = (
