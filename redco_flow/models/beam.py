@@ -121,13 +121,15 @@ class _Candidates(NamedTuple):
 def _best_candidates(logits: jax.Array, scores: jax.Array, count: int) -> _Candidates:
     """Return the `count` best continuations of all beams of a row.
 
-    Each beam's own best first, then the best of those: the whole row's N * V scores are never
-    formed. Ties go to the lower beam, then to the lower token.
+    Each beam's own best first, then the best of those: neither the row's N * V scores nor the
+    log-probabilities of the whole vocabulary are formed. Ties go to the lower beam, then to the
+    lower token.
     """
     batch_size, _, vocab_size = logits.shape
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1) + scores[:, :, None]
+    logits = logits.astype(jnp.float32)
     per_beam = min(count, vocab_size)
-    best, token = jax.lax.top_k(log_probs, per_beam)
+    best, token = jax.lax.top_k(logits, per_beam)
+    best += (scores - jax.nn.logsumexp(logits, axis=-1))[:, :, None]
     best, token = best.reshape(batch_size, -1), token.reshape(batch_size, -1)
     score, place = jax.lax.top_k(best, count)
     return _Candidates(
@@ -160,8 +162,8 @@ def _reorder(cache: Any, parents: jax.Array) -> Any:
     """Give beam n the cached past of beam `parents[:, n]`."""
 
     def pick(leaf: jax.Array) -> jax.Array:
-        index = parents.reshape(1, *parents.shape, *[1] * (leaf.ndim - 3))
-        return jnp.take_along_axis(leaf, index, axis=2)
+        index = parents.reshape(*parents.shape, *[1] * (leaf.ndim - 2))
+        return jnp.take_along_axis(leaf, index, axis=1)
 
     return cache._replace(beams=jax.tree.map(pick, cache.beams))
 

@@ -17,7 +17,7 @@ __all__ = [
     "apply_with_router",
     "config_of_tensors",
     "decode_step",
-    "init_cache",
+    "decoding_params",
     "init_params",
     "prefill",
     "tensor_layouts",
@@ -26,7 +26,7 @@ __all__ = [
 if TYPE_CHECKING:
     import jax
 
-    from redco_flow.models.decoder_model import Cache, Params, Prompt
+    from redco_flow.models.decoder_model import Cache, Params
     from redco_flow.models.family_config import FamilyConfig
     from redco_flow.models.safetensors_io import TensorFiles
 
@@ -122,25 +122,37 @@ def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
     return config.updated({"tie_word_embeddings": False})
 
 
-def prefill(
-    config: FamilyConfig, params: Params, input_ids: jax.Array, attention_mask: jax.Array
-) -> Prompt:
-    """Read prompts, to be decoded from.
+def decoding_params(config: FamilyConfig, params: Params) -> Params:
+    """Return parameters from which `prefill` and `decode_step` give the same, faster.
 
-    Args:
-        input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Every row has a
-            token; its last one is where decoding begins.
+    They are laid out once for all steps, as the platform at hand reads them best.
     """
     from redco_flow.models import decoder_model
 
-    return decoder_model.prefill(config.core, params, input_ids, attention_mask)
+    del config  # the face's interface
+    return decoder_model.decoding_params(params)
 
 
-def init_cache(config: FamilyConfig, prompt: Prompt, *, num_beams: int, max_length: int) -> Cache:
-    """Return the cache before the first step, with room for `max_length` tokens."""
+def prefill(
+    config: FamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    *,
+    num_beams: int,
+    max_length: int,
+) -> Cache:
+    """Read prompts; return the cache before the first step, with room for what follows.
+
+    Args:
+        input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Every row has a
+            token; its last one, the cache's `source.last_token`, is where decoding begins.
+        max_length: how many tokens will be decoded at most.
+    """
     from redco_flow.models import decoder_model
 
-    return decoder_model.init_cache(config.core, prompt, num_beams=num_beams, max_length=max_length)
+    sizes = {"num_beams": num_beams, "max_length": max_length}
+    return decoder_model.prefill(config.core, params, input_ids, attention_mask, **sizes)
 
 
 def decode_step(

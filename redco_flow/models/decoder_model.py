@@ -14,7 +14,8 @@ vocabulary, E experts; norms have `scale`, and `bias` for layer norms):
   layers/mlp/{wi (L, D, 1 or 2, F), wo (L, F, D)}, or
   layers/experts/{router (L, D, E), wi (L, E, D, 2, F), wo (L, E, F, D)}
   biases beside their kernels, `<kernel>_bias`
-Further dims in this file: B batch, T sequence, S prompt, N beams.
+Further dims in this file: B batch, T sequence or new tokens, S prompt, N beams, M places in the
+cache.
 """
 
 from __future__ import annotations
@@ -32,10 +33,23 @@ from redco_flow.models.blockwise_bias import Biases
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.dropout import dropout, example_keys, fold_keys
 from redco_flow.models.grouped_attention import cap
-from redco_flow.models.layer import scanned_layers
+from redco_flow.models.key_value_cache import (
+    no_writers,
+    places_back,
+    with_room,
+    with_writers,
+    written,
+)
+from redco_flow.models.layer import Layer, scanned_layers
 from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
+from redco_flow.models.layers_apart import (
+    apart_where_faster,
+    call_layer,
+    laid_like,
+    run_layers,
+    step_layers,
+)
 from redco_flow.models.product import product, wide_product
-from redco_flow.models.projections import num_groups_held
 from redco_flow.models.rotary import Rotation, rotation
 from redco_flow.models.visibility import default_positions, row_biases
 
@@ -51,14 +65,11 @@ class Prompt(NamedTuple):
     """A batch of prompts as read, but for each one's last token, with which decoding begins.
 
     Attributes:
-        keys, values: of every layer and token, (L, B, S, G, K).
         is_visible: (B, S) whether a token may be attended to.
         positions: (B, S) position ids.
         last_token, last_position: (B,) int32.
     """
 
-    keys: jax.Array
-    values: jax.Array
     is_visible: jax.Array
     positions: jax.Array
     last_token: jax.Array
@@ -70,11 +81,14 @@ class Cache(NamedTuple):
 
     Attributes:
         source: the prompt, the same for all its beams and all steps.
-        beams: keys and values of the tokens since, (L, B, N, G, T, K): grow and are reordered.
+        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
+        heads: keys and values of the prompt and of all beams' tokens since, (L, B, G, M, K)
+            each, M = S + T N; or each layer's apart, as the parameters are laid. They grow.
     """
 
     source: Prompt
-    beams: dict[str, jax.Array]
+    beams: jax.Array
+    heads: Any
 
 
 class Decoder(nn.Module):
@@ -92,7 +106,7 @@ class Decoder(nn.Module):
         if c.embedding_width:
             self.project_in = self.param("project_in", init, (c.token_width, c.width))
             self.project_out = self.param("project_out", init, (c.width, c.token_width))
-        self.layers = scanned_layers(c, "prefill", "step")
+        self.layers = scanned_layers(c)
         if c.has_final_norm:
             self.final_norm = Norm(c.norm, c.width)
         if not c.tie_word_embeddings:
@@ -147,30 +161,44 @@ class Decoder(nn.Module):
         return self.logits(order.restored(hidden)), router_logits
 
     def prefill(
-        self, input_ids: jax.Array, positions: jax.Array, biases: Biases
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return every layer's keys and values, (L, B, S, G, K) each."""
+        self,
+        layers: Any,
+        input_ids: jax.Array,
+        positions: jax.Array,
+        biases: Biases,
+        num_places: int,
+    ) -> Any:
+        """Return the layers' keys and values with empty places behind: the cache's `heads`."""
+        layer = Layer(self.config, parent=None)
         shared = WholeShared(biases, self._turn(positions), None)
-        hidden = self.embed(input_ids, positions)
-        keys_values: tuple[jax.Array, jax.Array]
-        _, keys_values = self.layers.prefill(hidden, self._per_layer(), shared)
-        return keys_values
 
-    def step(self, cache: Cache, tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, Cache]:
+        def run_layer(params: Params, hidden: jax.Array, own: tuple[Any, ...]) -> Any:
+            hidden, heads = call_layer(layer, params, hidden, own, shared, method="prefill")
+            return hidden, with_room(heads, num_places)
+
+        embedded = self.embed(input_ids, positions)
+        _, heads = run_layers(run_layer, layers, embedded, laid_like(layers, self._per_layer()))
+        return heads
+
+    def step(
+        self, layers: Any, cache: Cache, tokens: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, Cache]:
         """Return logits (B, N, V), float32, and the cache with one position more."""
-        source = cache.source
+        source, writers = cache.source, with_writers(cache.beams, step)
         position = (source.last_position + step)[:, None]
         at_beams = jnp.broadcast_to(position, tokens.shape)
+        num_read, num_beams = source.positions.shape[1], tokens.shape[1]
         shared = StepShared(
-            step=step,
+            place=num_read + step * num_beams,
+            is_visible=_joined(source.is_visible[:, None], written(writers, step)),
+            back=_joined(position - source.positions, places_back(writers, step)),
             turn=self._turn(at_beams),
-            is_visible=source.is_visible,
-            back=position - source.positions,
         )
-        carry = (self.embed(tokens, at_beams), cache.beams["keys"], cache.beams["values"])
-        per_layer = StepLayer(*self._per_layer(), prompt=(source.keys, source.values))
-        (hidden, keys, values), _ = self.layers.step(carry, per_layer, shared)
-        return self.logits(hidden), cache._replace(beams={"keys": keys, "values": values})
+        _, windows = self._per_layer()
+        own = laid_like(layers, StepLayer(windows))
+        layer, hidden = Layer(self.config, parent=None), self.embed(tokens, at_beams)
+        hidden, heads = step_layers(layer, layers, hidden, cache.heads, own, shared)
+        return self.logits(hidden), cache._replace(beams=writers, heads=heads)
 
     def _order(self, length: int, keys: jax.Array | None) -> SequenceOrder:
         """Return the order in which tokens go through the layers."""
@@ -192,6 +220,13 @@ class Decoder(nn.Module):
         if not c.has_common_window:
             windows = jnp.asarray([w or _ENDLESS for w in c.windows], jnp.int32)
         return jnp.arange(c.num_layers), windows
+
+
+def _joined(of_prompt: jax.Array, of_tokens: jax.Array) -> jax.Array:
+    """Lay (…, S) and (…, T N) side by side; either may be the same for all beams or rows."""
+    lead = jnp.broadcast_shapes(of_prompt.shape[:-1], of_tokens.shape[:-1])
+    parts = [jnp.broadcast_to(part, (*lead, part.shape[-1])) for part in (of_prompt, of_tokens)]
+    return jnp.concatenate(parts, axis=-1)
 
 
 def _run(config: DecoderConfig, params: Params, *inputs: Any, method: str = "__call__") -> Any:
@@ -232,40 +267,49 @@ def apply_with_router(
     return result
 
 
+def decoding_params(params: Params) -> Params:
+    """Return the parameters with their layers laid out as the platform at hand decodes fastest."""
+    return {**params, "layers": apart_where_faster(params["layers"])}
+
+
 def prefill(
-    config: DecoderConfig, params: Params, input_ids: jax.Array, attention_mask: jax.Array
-) -> Prompt:
+    config: DecoderConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    *,
+    num_beams: int,
+    max_length: int,
+) -> Cache:
     """Read prompts (B, S), padded on either side; see `decoder.prefill`."""
     is_token = attention_mask != 0
     positions = default_positions(input_ids.shape, attention_mask, None)
     places = jnp.arange(input_ids.shape[1])
     last = jnp.max(jnp.where(is_token, places, 0), axis=1)[:, None]
-    keys, values = _run(
-        config, params, input_ids, positions, row_biases(attention_mask, None), method="prefill"
-    )
-    return Prompt(
-        keys=keys,
-        values=values,
+    biases = row_biases(attention_mask, None)
+    inputs = (input_ids, positions, biases, num_beams * max_length)
+    prompt = Prompt(
         is_visible=is_token & (places != last),
         positions=positions,
         last_token=jnp.take_along_axis(input_ids, last, axis=1)[:, 0].astype(jnp.int32),
         last_position=jnp.take_along_axis(positions, last, axis=1)[:, 0],
     )
-
-
-def init_cache(config: DecoderConfig, prompt: Prompt, *, num_beams: int, max_length: int) -> Cache:
-    """Return the cache before the first step, with room for `max_length` tokens."""
-    attention = config.attention
-    num_groups = num_groups_held(attention.num_kv_heads, attention.num_heads)
-    batch = prompt.is_visible.shape[0]
-    shape = (config.num_layers, batch, num_beams, num_groups, max_length, attention.head_dim)
-    empty = jnp.zeros(shape, prompt.keys.dtype)
-    return Cache(source=prompt, beams={"keys": empty, "values": empty})
+    heads = _run_with_layers(config, params, *inputs, method="prefill")
+    return Cache(prompt, no_writers(len(input_ids), num_beams, max_length), heads)
 
 
 def decode_step(
     config: DecoderConfig, params: Params, cache: Cache, tokens: jax.Array, step: jax.Array
 ) -> tuple[jax.Array, Cache]:
     """Return logits (B, N, V) of the token after `tokens` (B, N), and the new cache."""
-    result: tuple[jax.Array, Cache] = _run(config, params, cache, tokens, step, method="step")
+    result: tuple[jax.Array, Cache] = _run_with_layers(
+        config, params, cache, tokens, step, method="step"
+    )
     return result
+
+
+def _run_with_layers(config: DecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
+    """Call a method that is given the layers' parameters, stacked or apart."""
+    rest = dict(params)
+    layers = rest.pop("layers")
+    return _run(config, rest, layers, *inputs, method=method)

@@ -16,6 +16,7 @@ __all__ = [
     "apply",
     "config_of_tensors",
     "decode_step",
+    "decoding_params",
     "encode",
     "init_cache",
     "init_params",
@@ -87,6 +88,17 @@ def encode(
     return encoder_decoder_model.encode(config.core, params, input_ids, attention_mask, rngs)
 
 
+def decoding_params(config: FamilyConfig, params: Params) -> Params:
+    """Return parameters from which `init_cache` and `decode_step` give the same, faster.
+
+    They are laid out once for all steps, as the platform at hand reads them best.
+    """
+    from redco_flow.models import encoder_decoder_model
+
+    del config  # the face's interface
+    return encoder_decoder_model.decoding_params(params)
+
+
 def init_cache(
     config: FamilyConfig,
     params: Params,
@@ -108,7 +120,9 @@ def init_cache(
     from redco_flow.models import encoder_decoder_model
 
     inputs = (encoded, attention_mask, num_beams, max_length)
-    cache: Cache = encoder_decoder_model.run(config.core, params, *inputs, method="start")
+    cache: Cache = encoder_decoder_model.run_with_layers(
+        config.core, params, *inputs, method="start"
+    )
     return cache
 
 
@@ -122,7 +136,7 @@ def decode_step(
     """
     from redco_flow.models import encoder_decoder_model
 
-    result: tuple[jax.Array, Cache] = encoder_decoder_model.run(
+    result: tuple[jax.Array, Cache] = encoder_decoder_model.run_with_layers(
         config.core, params, cache, tokens, position, method="step"
     )
     return result

@@ -11,7 +11,7 @@ norms have `scale` and `bias`):
   {encoder,decoder}/layers/{attention_norm, attention/{qkv (L, D, 3, H, K), out (L, H, K, D)},
     mlp_norm, mlp/{wi (L, D, 1, F), wo (L, F, D)}}, biases beside their kernels
   decoder/layers/{cross_attention_norm, cross_attention/{q (L, D, H, K), kv (L, D, 2, H, K), out}}
-Further dims in this file: B batch, S source, T target, N beams.
+Further dims in this file: B batch, S source, T target or new tokens, N beams, G key-value groups.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ import jax.numpy as jnp
 from redco_flow.models.blocks import normal, zeros
 from redco_flow.models.dropout import example_keys, fold_keys
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
+from redco_flow.models.key_value_cache import no_writers, with_writers, written
+from redco_flow.models.layer_inputs import StepShared
+from redco_flow.models.layers_apart import apart_where_faster
 from redco_flow.models.product import wide_product
 from redco_flow.models.stack import Stack
 from redco_flow.models.visibility import row_biases
@@ -41,12 +44,16 @@ class Cache(NamedTuple):
 
     Attributes:
         source: per source, the same for all its beams and all steps: every cross-attention's
-            keys and values (L, B, S, H, K), what hides the source's padding.
-        beams: keys and values of the tokens so far, (L, B, N, H, T, K): grow and are reordered.
+            keys and values, (L, B, G, S, K) each, what hides the source's padding.
+        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
+        heads: keys and values of all beams' tokens so far, (L, B, G, T N, K) each; they grow.
+
+    Each layer's keys and values stand apart where its parameters do.
     """
 
     source: dict[str, Any]
-    beams: dict[str, jax.Array]
+    beams: jax.Array
+    heads: Any
 
 
 class EncoderDecoder(nn.Module):
@@ -107,28 +114,54 @@ class EncoderDecoder(nn.Module):
         return self.logits(hidden)
 
     def start(
-        self, encoded: jax.Array, attention_mask: jax.Array, num_beams: int, max_length: int
+        self,
+        layers: Any,
+        encoded: jax.Array,
+        attention_mask: jax.Array,
+        num_beams: int,
+        max_length: int,
     ) -> Cache:
         """Return the cache before the first token."""
+        self.decoder.check_length(max_length)
         (encoded_bias,) = row_biases(attention_mask, None)
-        size = (encoded.shape[0], num_beams, max_length)
+        size = (len(encoded), num_beams * max_length)
         return Cache(
-            source={"heads": self.decoder.source_heads(encoded), "bias": encoded_bias},
-            beams=self.decoder.empty_cache(*size, encoded.dtype),
+            source={"heads": self.decoder.source_heads(layers, encoded), "bias": encoded_bias},
+            beams=no_writers(len(encoded), num_beams, max_length),
+            heads=self.decoder.no_heads(layers, *size, encoded.dtype),
         )
 
-    def step(self, cache: Cache, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+    def step(
+        self, layers: Any, cache: Cache, tokens: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, Cache]:
         """Return logits (B, N, V), float32, and the cache with one position more."""
-        source = cache.source
-        hidden, beams = self.decoder.step(
-            self.embed(tokens), cache.beams, source["heads"], source["bias"], position
+        source, writers = cache.source, with_writers(cache.beams, step)
+        shared = StepShared(
+            place=step * tokens.shape[1],
+            is_visible=written(writers, step),
+            encoded_bias=source["bias"],
         )
-        return self.logits(hidden), cache._replace(beams=beams)
+        inputs = (self.embed(tokens), cache.heads, source["heads"], shared, step)
+        hidden, heads = self.decoder.step(layers, *inputs)
+        return self.logits(hidden), cache._replace(beams=writers, heads=heads)
 
 
 def run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
     """Call one of the module's methods on `params`."""
     return EncoderDecoder(config).apply({"params": params}, *inputs, method=method)
+
+
+def decoding_params(params: Params) -> Params:
+    """Return the parameters, the decoder's layers laid out as the platform decodes fastest."""
+    layers = apart_where_faster(params["decoder"]["layers"])
+    return {**params, "decoder": {**params["decoder"], "layers": layers}}
+
+
+def run_with_layers(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
+    """Call a method that is given the decoder layers' parameters, stacked or apart."""
+    decoder = dict(params["decoder"])
+    layers = decoder.pop("layers")
+    return run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -2,9 +2,10 @@
 
 A family is one module with this face (see `t5.py`): `Config` (with `from_hugging_face`,
 `updated`, `to_hugging_face`), `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
-`config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`, decoder-only
-models `prefill`, those that generate `init_cache` and `decode_step`. Refuses to know what any
-of them does.
+`config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`; those that
+generate `decode_step` and, for the cache it takes, `prefill` (decoder-only) or `init_cache`, and
+`decoding_params` where parameters laid out otherwise decode faster. Refuses to know what any of
+them does.
 """
 
 from __future__ import annotations

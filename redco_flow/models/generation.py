@@ -69,6 +69,8 @@ def generate(
         search = partial(token_search, choose=_choice(sampling, num_beams, rngs, len(input_ids)))
     elif num_beams > 1:
         search = partial(beam_search, length_penalty=length_penalty, early_stopping=early_stopping)
+    if hasattr(model, "decoding_params"):
+        params = model.decoding_params(config, params)
     start = _start_decoder_only if hasattr(model, "prefill") else _start_encoder_decoder
     cache, special_tokens = start(
         model,
@@ -130,9 +132,9 @@ def _start_decoder_only(
     attention_mask: jax.Array,
     **size: int,
 ) -> tuple[Any, dict[str, Any]]:
-    prompt = model.prefill(config, params, input_ids, attention_mask)
-    return model.init_cache(config, prompt, **size), {
-        "start_token_id": prompt.last_token,
+    cache = model.prefill(config, params, input_ids, attention_mask, **size)
+    return cache, {
+        "start_token_id": cache.source.last_token,
         "eos_token_id": config.eos_token_ids,
         "pad_token_id": config.filler_token_id,
     }

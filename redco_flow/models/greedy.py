@@ -50,7 +50,7 @@ def greedy_search(
     return token_search(
         decode_step,
         cache,
-        lambda logits, position: jnp.argmax(logits, axis=-1),
+        lambda logits, position: _likeliest(logits),
         max_new_tokens=max_new_tokens,
         start_token_id=start_token_id,
         eos_token_id=eos_token_id,
@@ -108,3 +108,14 @@ def token_search(
         lambda state: (state.position < max_new_tokens) & ~jnp.all(state.ended), advance, first
     )
     return Generated(last.tokens, last.scores)
+
+
+def _likeliest(logits: jax.Array) -> jax.Array:
+    """Return the place of the largest of each row (B, V), the first of equals.
+
+    A maximum and a minimum are vectorised where an argmax, one reduction of pairs, is not.
+    """
+    last = logits.shape[-1] - 1
+    places = jnp.arange(last + 1, dtype=jnp.int32)
+    is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_largest, places, last), axis=-1)

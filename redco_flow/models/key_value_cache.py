@@ -1,18 +1,76 @@
-"""The keys and values of tokens that have been decoded, for all layers at once.
+"""The keys and values that decoding goes on from: a prompt's, then those of every beam's tokens.
 
-Refuses to know layers and searches.
-Dims in this file: L layers, B batch, N beams, G key-value groups, T new tokens, K head dim.
+All beams of a row write into one cache, where token t of beam n stands at place S + t N + n and
+stays: which beam wrote each token of a hypothesis is kept apart, and reordering beams reorders
+nothing else. Refuses to know layers and searches.
+Dims in this file: L layers, B batch, S prompt, N beams, T new tokens, M all places (S + T N),
+G key-value groups, K head dim.
 """
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+
+from redco_flow.models.layer_inputs import KeysValues
+
+
+def with_room(heads: KeysValues, num_places: int) -> KeysValues:
+    """Bring keys and values (B, S, G, K) to (B, G, S, K), with so many empty places behind."""
+    key, value = (
+        jnp.pad(jnp.swapaxes(each, 1, 2), ((0, 0), (0, 0), (0, num_places), (0, 0)))
+        for each in heads
+    )
+    return key, value
 
 
 def append(
-    cache: jax.Array, heads: jax.Array, layer: jax.Array, position: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Write (B, N, G, K) into (L, B, N, G, T, K) in place; return it and the layer's part."""
-    update = heads[None, :, :, :, None, :].astype(cache.dtype)
-    cache = jax.lax.dynamic_update_slice(cache, update, (layer, 0, 0, 0, position, 0))
-    return cache, jax.lax.dynamic_index_in_dim(cache, layer, axis=0, keepdims=False)
+    cache: KeysValues, heads: KeysValues, layer: jax.Array | None, place: jax.Array
+) -> tuple[KeysValues, KeysValues]:
+    """Write a token's keys and values (B, N, G, K) in place; return the cache and the layer's part.
+
+    Args:
+        cache: (L, B, G, M, K) each; without L where `layer` is None.
+    """
+    if layer is None:
+        key, value = (_write(*pair, (), place) for pair in zip(cache, heads, strict=True))
+        return (key, value), (key, value)
+    keys, values = (_write(*pair, (layer,), place) for pair in zip(cache, heads, strict=True))
+    key, value = (
+        jax.lax.dynamic_index_in_dim(each, layer, axis=0, keepdims=False) for each in (keys, values)
+    )
+    return (keys, values), (key, value)
+
+
+def _write(
+    cache: jax.Array, heads: jax.Array, layer: tuple[jax.Array, ...], place: jax.Array
+) -> jax.Array:
+    update = jnp.swapaxes(heads, 1, 2).astype(cache.dtype)
+    update = update.reshape(*[1] * len(layer), *update.shape)
+    return jax.lax.dynamic_update_slice(cache, update, (*layer, 0, 0, place, 0))
+
+
+def no_writers(batch_size: int, num_beams: int, max_length: int) -> jax.Array:
+    """Return `writers` (B, N, T) before the first token: which beam wrote each token."""
+    return jnp.zeros((batch_size, num_beams, max_length), jnp.int32)
+
+
+def with_writers(writers: jax.Array, step: jax.Array) -> jax.Array:
+    """Say that every beam itself writes the token of this step."""
+    _, num_beams, max_length = writers.shape
+    beams = jnp.arange(num_beams, dtype=writers.dtype)[:, None]
+    return jnp.where(jnp.arange(max_length) == step, beams, writers)
+
+
+def written(writers: jax.Array, step: jax.Array) -> jax.Array:
+    """Return (B, N, T N): whether a place holds a token of the beam's own hypothesis."""
+    batch_size, num_beams, max_length = writers.shape
+    is_written = (jnp.arange(max_length) <= step)[:, None]
+    is_own = writers[..., None] == jnp.arange(num_beams, dtype=writers.dtype)
+    return (is_own & is_written).reshape(batch_size, num_beams, max_length * num_beams)
+
+
+def places_back(writers: jax.Array, step: jax.Array) -> jax.Array:
+    """Return (1, T N): how many positions before this step's token each place stands."""
+    _, num_beams, max_length = writers.shape
+    return step - jnp.repeat(jnp.arange(max_length), num_beams)[None]

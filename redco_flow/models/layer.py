@@ -15,19 +15,15 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from redco_flow.models.attention import attention_mask_bias
 from redco_flow.models.block_config import MlpConfig
 from redco_flow.models.blocks import Attention, Mlp, Norm
-from redco_flow.models.cached_attention import PromptHeads, attend_cached
+from redco_flow.models.blockwise_bias import Bias
+from redco_flow.models.cached_attention import attend_cached
 from redco_flow.models.context_axis import split_sequence
 from redco_flow.models.dropout import dropout, fold_keys
 from redco_flow.models.key_value_cache import append
-from redco_flow.models.layer_inputs import (
-    KeysValues,
-    Source,
-    StepLayer,
-    StepShared,
-    WholeShared,
-)
+from redco_flow.models.layer_inputs import KeysValues, StepLayer, StepShared, WholeShared
 from redco_flow.models.mixture import MixtureOfExperts
 from redco_flow.models.projections import merge_together, project_together
 from redco_flow.models.rotary import Rotation
@@ -36,6 +32,8 @@ from redco_flow.models.stack_config import StackConfig
 
 # Queries, keys and values of the tokens at hand to what their heads gather, (B, T, H, K).
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# The same over another sequence, for queries.
+AttendSource = Callable[[jax.Array], jax.Array]
 
 # Which dropout this is among those that share a layer's keys.
 _WEIGHTS, _ATTENTION_OUT, _MLP_INNER, _MLP_OUT, _CROSS_WEIGHTS, _CROSS_OUT = range(6)
@@ -79,50 +77,54 @@ class Layer(nn.Module):
         hidden, _, keys_values = self._whole(hidden, per_layer, shared)
         return hidden, keys_values
 
-    def source_heads(
-        self, carry: None, per_layer: tuple[Any, ...], encoded: jax.Array
-    ) -> tuple[None, KeysValues]:
-        """Return another sequence's keys and values (B, S, G, K), to be kept while decoding."""
-        del per_layer  # the scan's interface
-        return carry, self._source_heads(encoded)
+    def source_heads(self, encoded: jax.Array) -> KeysValues:
+        """Return another sequence's keys and values (B, S, G, K)."""
+        (projected,) = project_together(encoded, self.cross_attention.kernels()[1:])
+        return self.cross_attention.keys_values(projected)
 
     def step(
-        self, carry: tuple[jax.Array, jax.Array, jax.Array], own: StepLayer, shared: StepShared
-    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
+        self,
+        hidden: jax.Array,
+        cache: KeysValues,
+        number: jax.Array | None,
+        own: StepLayer,
+        shared: StepShared,
+    ) -> tuple[jax.Array, KeysValues]:
         """Map one token of each beam, (B, N, D), and add its key and value to the cache.
 
         Beams stand where positions stand elsewhere: to cross-attention, norms and feed-forward
         they are the same.
+
+        Args:
+            cache: (B, G, M, K) each; several layers' where `number` says which this one is.
         """
-        hidden, all_keys, all_values = carry
-        window = self.config.common_window if own.window is None else own.window
-        prompt = None
-        if own.prompt is not None:
-            assert shared.is_visible is not None
-            assert shared.back is not None
-            prompt = PromptHeads(*own.prompt, shared.is_visible, shared.back)
-        source = None
-        if own.source is not None:
-            assert shared.encoded_bias is not None
-            source = Source(*own.source, shared.encoded_bias)
-        grown: KeysValues = (all_keys, all_values)
+        bias = self._visible_bias(own.window, shared)
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            nonlocal grown
-            all_keys_now, keys = append(all_keys, key, own.layer, shared.step)
-            all_values_now, values = append(all_values, value, own.layer, shared.step)
-            grown = (all_keys_now, all_values_now)
+            nonlocal cache
+            cache, kept = append(cache, (key, value), number, shared.place)
+            return attend_cached(self.config.attention, query, kept, (bias,))
+
+        def attend_source(query: jax.Array) -> jax.Array:
+            assert self.config.cross_attention is not None
+            assert own.source is not None
+            assert shared.encoded_bias is not None
             return attend_cached(
-                self.config.attention,
-                query,
-                (keys, values),
-                prompt,
-                step=shared.step,
-                window=window,
+                self.config.cross_attention, query, own.source, (shared.encoded_bias,)
             )
 
+        source = None if own.source is None else attend_source
         hidden, _ = self._sublayers(hidden, shared.turn, attend, source, None)
-        return (hidden, *grown), None
+        return hidden, cache
+
+    def _visible_bias(self, window: jax.Array | None, shared: StepShared) -> jax.Array:
+        """Return (B, 1, N, M) that hides what a beam may not see and what lies too far back."""
+        reach = self.config.common_window if window is None else window
+        is_visible = shared.is_visible
+        if reach is not None:
+            assert shared.back is not None
+            is_visible = is_visible & (shared.back < reach)[:, None]
+        return attention_mask_bias(is_visible)[:, None]
 
     def _whole(
         self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
@@ -131,10 +133,6 @@ class Layer(nn.Module):
         layer, window = per_layer
         window = c.common_window if window is None else window
         keys = fold_keys(shared.keys, layer)
-        source = None
-        if shared.encoded is not None:
-            assert shared.encoded_bias is not None
-            source = Source(*self._source_heads(shared.encoded), shared.encoded_bias)
         seen: list[KeysValues] = []
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -151,6 +149,9 @@ class Layer(nn.Module):
                 is_balanced=shared.order.is_balanced,
             )
 
+        source = None
+        if shared.encoded is not None:
+            source = self._attention_to(shared.encoded, shared.encoded_bias, keys)
         hidden = split_sequence(hidden)
         hidden, router_logits = self._sublayers(hidden, shared.turn, attend, source, keys)
         return split_sequence(hidden), router_logits, seen[0]
@@ -160,7 +161,7 @@ class Layer(nn.Module):
         hidden: jax.Array,
         turn: Rotation | None,
         attend: Attend,
-        source: Source | None,
+        attend_source: AttendSource | None,
         keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Run attention and feed-forward with their norms and residuals."""
@@ -174,8 +175,8 @@ class Layer(nn.Module):
         added = dropout(added, c.residual_dropout, keys, _ATTENTION_OUT)
         hidden = self._add("attention", hidden, added)
 
-        if source is not None:
-            added = self._attend_source(self._normed("cross_attention", hidden), source, keys)
+        if attend_source is not None:
+            added = self._cross(self._normed("cross_attention", hidden), attend_source)
             added = dropout(added, c.residual_dropout, keys, _CROSS_OUT)
             hidden = self._add("cross_attention", hidden, added)
 
@@ -183,25 +184,32 @@ class Layer(nn.Module):
         added = dropout(added, c.residual_dropout, keys, _MLP_OUT)
         return self._add("mlp", hidden, added), router_logits
 
-    def _source_heads(self, encoded: jax.Array) -> KeysValues:
-        (projected,) = project_together(encoded, self.cross_attention.kernels()[1:])
-        return self.cross_attention.keys_values(projected)
-
-    def _attend_source(
-        self, normed: jax.Array, source: Source, keys: jax.Array | None
-    ) -> jax.Array:
-        config, attention = self.config.cross_attention, self.cross_attention
+    def _attention_to(
+        self, encoded: jax.Array, bias: Bias | None, keys: jax.Array | None
+    ) -> AttendSource:
+        """Return cross-attention over (B, S, D), of which the bias hides padding."""
+        config = self.config.cross_attention
         assert config is not None
+        assert bias is not None
+        key, value = self.source_heads(encoded)
+
+        def attend_source(query: jax.Array) -> jax.Array:
+            return attend_sequence(
+                config,
+                query,
+                key,
+                value,
+                (bias,),
+                dropout_keys=keys,
+                dropout_site=_CROSS_WEIGHTS,
+            )
+
+        return attend_source
+
+    def _cross(self, normed: jax.Array, attend_source: AttendSource) -> jax.Array:
+        attention = self.cross_attention
         (projected,) = project_together(normed, attention.kernels()[:1])
-        heads = attend_sequence(
-            config,
-            attention.queries(projected),
-            source.keys,
-            source.values,
-            (source.bias,),
-            dropout_keys=keys,
-            dropout_site=_CROSS_WEIGHTS,
-        )
+        heads = attend_source(attention.queries(projected))
         return _biased(merge_together([(heads, attention.out)]), attention.output_bias())
 
     def _feed_forward(
@@ -243,12 +251,8 @@ class Layer(nn.Module):
         return getattr(self, f"{sublayer}_norm")(total) if placement == "post" else total
 
 
-def scanned_layers(config: StackConfig, *methods: str) -> Any:
-    """Return all layers as one module, scanned over their parameters and recomputed by policy.
-
-    Args:
-        methods: of `Layer`, besides calling it, that the module is to have.
-    """
+def scanned_layers(config: StackConfig) -> Any:
+    """Return all layers as one module, scanned over their parameters and recomputed by policy."""
     layer: Any = Layer
     if config.remat != "none":
         policies = {
@@ -261,7 +265,6 @@ def scanned_layers(config: StackConfig, *methods: str) -> Any:
         variable_axes={"params": 0},
         split_rngs={"params": True},
         in_axes=(0, nn.broadcast),
-        methods=("__call__", *methods),
         length=config.num_layers,
     )
     return scanned(config)

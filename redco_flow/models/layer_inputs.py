@@ -1,8 +1,8 @@
 """What a layer is given besides its input: over whole sequences, or for one token.
 
 Refuses to know what it does with it.
-Dims in this file: B batch, T sequence, S source or prompt, D model, G key-value groups, K head
-dim.
+Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
+G key-value groups, K head dim.
 """
 
 from __future__ import annotations
@@ -42,38 +42,27 @@ class StepShared(NamedTuple):
     """What all layers share while decoding a token.
 
     Attributes:
-        step: number of the token, from 0.
-        turn: its rotary angles.
-        is_visible: (B, S) whether a token of the prompt may be attended to.
-        back: (B, S) how many positions back it stands.
+        place: of the first beam's token in the cache.
+        is_visible: (B, N, M) whether a place may be attended to.
+        back: (B, M) how many positions back it stands; needed for windows only.
+        turn: the token's rotary angles.
         encoded_bias: what hides another sequence's padding, (B, 1, 1, S).
     """
 
-    step: jax.Array
-    turn: Rotation | None = None
-    is_visible: jax.Array | None = None
+    place: jax.Array
+    is_visible: jax.Array
     back: jax.Array | None = None
-    encoded_bias: Bias | None = None
+    turn: Rotation | None = None
+    encoded_bias: jax.Array | None = None
 
 
 class StepLayer(NamedTuple):
     """What one layer has of its own while decoding a token.
 
     Attributes:
-        layer: its number.
         window: how many tokens back it looks, where layers differ.
-        prompt, source: keys and values (B, S, G, K) of the prompt and of another sequence.
+        source: keys and values (B, G, S, K) of another sequence.
     """
 
-    layer: jax.Array
     window: jax.Array | None = None
-    prompt: KeysValues | None = None
     source: KeysValues | None = None
-
-
-class Source(NamedTuple):
-    """Another sequence as cross-attention reads it: keys, values (B, S, G, K), its mask's bias."""
-
-    keys: jax.Array
-    values: jax.Array
-    bias: Bias

@@ -19,8 +19,8 @@ EndTokens = int | tuple[int, ...]
 class BeamCache(Protocol):
     """A model's cache: a named tuple in which beams are one field.
 
-    `beams` is a tree whose every leaf has dims (layers, B, N, …): what differs between the
-    hypotheses of a source. Everything else in the cache stays as it is.
+    `beams` is a tree whose every leaf has dims (B, N, …): what differs between the hypotheses of
+    a source. Everything else in the cache stays as it is.
     """
 
     @property
@@ -48,7 +48,7 @@ class Generated(NamedTuple):
 
 def batch_and_beams(cache: Any) -> tuple[int, int]:
     """Return B and N."""
-    batch_size, num_beams = jax.tree.leaves(cache.beams)[0].shape[1:3]
+    batch_size, num_beams = jax.tree.leaves(cache.beams)[0].shape[:2]
     return batch_size, num_beams
 
 

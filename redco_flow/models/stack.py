@@ -1,11 +1,13 @@
 """Layers with learned positions and a norm before the first: an encoder, or a decoder of two.
 
 Over whole sequences, or token by token with a cache. Refuses to know vocabularies and heads.
-Dims in this file: L layers, B batch, T sequence, S source, N beams, D model, P positions, G
-key-value groups, C new tokens, K head dim.
+Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
+P positions, G key-value groups, K head dim.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,8 +16,10 @@ import jax.numpy as jnp
 from redco_flow.models.blocks import Norm, normal
 from redco_flow.models.blockwise_bias import Bias, Biases
 from redco_flow.models.dropout import dropout, fold_keys
-from redco_flow.models.layer import scanned_layers
-from redco_flow.models.layer_inputs import KeysValues, StepLayer, StepShared, WholeShared
+from redco_flow.models.key_value_cache import with_room
+from redco_flow.models.layer import Layer, scanned_layers
+from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
+from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
 from redco_flow.models.projections import num_groups_held
 from redco_flow.models.stack_config import StackConfig
 
@@ -35,8 +39,7 @@ class Stack(nn.Module):
             "positions", normal(c.init_deviation), (c.num_positions, c.width)
         )
         self.embedding_norm = Norm(c.norm, c.width)
-        methods = () if c.cross_attention is None else ("source_heads", "step")
-        self.layers = scanned_layers(c, *methods)
+        self.layers = scanned_layers(c)
 
     def __call__(
         self,
@@ -58,7 +61,7 @@ class Stack(nn.Module):
         Raises:
             ValueError: the sequences are longer than the positions reach.
         """
-        self._check_length(embedded.shape[1])
+        self.check_length(embedded.shape[1])
         hidden = self._placed(embedded, positions)
         hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
         shared = WholeShared(biases, None, fold_keys(keys, _LAYERS), encoded, encoded_bias)
@@ -66,42 +69,49 @@ class Stack(nn.Module):
         last, _ = self.layers(hidden, (self._layer_numbers, None), shared)
         return last
 
-    def source_heads(self, encoded: jax.Array) -> KeysValues:
-        """Return every layer's keys and values of the source, (L, B, S, G, K) each."""
-        stacked: KeysValues
-        _, stacked = self.layers.source_heads(None, (self._layer_numbers, None), encoded)
-        return stacked
+    def source_heads(self, layers: Any, encoded: jax.Array) -> Any:
+        """Return the layers' keys and values of the source, (B, G, S, K) each, as they are laid."""
+        layer = Layer(self.config, parent=None)
 
-    def empty_cache(
-        self, batch_size: int, num_beams: int, max_length: int, dtype: jnp.dtype
-    ) -> dict[str, jax.Array]:
-        """Return room for the tokens' keys and values, (L, B, N, G, C, K) each.
+        def run_layer(params: Any, carry: None, own: None) -> Any:
+            heads = call_layer(layer, params, encoded, method="source_heads")
+            return carry, with_room(heads, 0)
 
-        Raises:
-            ValueError: more tokens than the positions reach.
-        """
-        self._check_length(max_length)
-        attention = self.config.attention
-        num_groups = num_groups_held(attention.num_kv_heads, attention.num_heads)
-        shape = (batch_size, num_beams, num_groups, max_length, attention.head_dim)
-        empty = jnp.zeros((self.config.num_layers, *shape), dtype)
-        return {"keys": empty, "values": empty}
+        _, heads = run_layers(run_layer, layers, None, laid_like(layers, None))
+        return heads
+
+    def no_heads(self, layers: Any, batch_size: int, num_places: int, dtype: jnp.dtype) -> Any:
+        """Return room for the layers' keys and values of the tokens, (B, G, M, K) each."""
+        c = self.config
+        num_groups = num_groups_held(c.attention.num_kv_heads, c.attention.num_heads)
+        shape = (c.num_layers, batch_size, num_groups, num_places, c.attention.head_dim)
+        return laid_like(layers, (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)))
 
     def step(
         self,
+        layers: Any,
         embedded: jax.Array,
-        beams: dict[str, jax.Array],
-        source: KeysValues,
-        encoded_bias: Bias,
+        heads: Any,
+        source: Any,
+        shared: StepShared,
         step: jax.Array,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    ) -> tuple[jax.Array, Any]:
         """Map one token of each beam, (B, N, D), and return the cache with it in."""
-        hidden = self._placed(embedded, step)
-        carry = (hidden, beams["keys"], beams["values"])
-        own = StepLayer(self._layer_numbers, source=source)
-        shared = StepShared(step, encoded_bias=encoded_bias)
-        (hidden, keys, values), _ = self.layers.step(carry, own, shared)
-        return hidden, {"keys": keys, "values": values}
+        own: Any = StepLayer(source=source)
+        if isinstance(layers, tuple):
+            own = tuple(StepLayer(source=kept) for kept in source)
+        layer = Layer(self.config, parent=None)
+        return step_layers(layer, layers, self._placed(embedded, step), heads, own, shared)
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if the positions do not reach so far."""
+        longest = self.config.max_length
+        if length > longest:
+            raise ValueError(
+                f"sequences are {length} tokens long; the model has learned positions for "
+                f"{longest}. Cut the texts shorter, or take a model with more "
+                "(max_position_embeddings)."
+            )
 
     @property
     def _layer_numbers(self) -> jax.Array:
@@ -113,12 +123,3 @@ class Stack(nn.Module):
         learned = self.positions.at[rows].get(mode="clip").astype(embedded.dtype)
         placed: jax.Array = self.embedding_norm(embedded + learned)
         return placed
-
-    def _check_length(self, length: int) -> None:
-        longest = self.config.max_length
-        if length > longest:
-            raise ValueError(
-                f"sequences are {length} tokens long; the model has learned positions for "
-                f"{longest}. Cut the texts shorter, or take a model with more "
-                "(max_position_embeddings)."
-            )

@@ -11,7 +11,7 @@ Parameters (L layers, D model, H heads, K head dim, F feed-forward, G 1 or 2 gat
   {encoder,decoder}/layers/self_attention/{norm (L, D), qkv (L, D, 3, H, K), out (L, H, K, D)}
   decoder/layers/cross_attention/{norm (L, D), q (L, D, H, K), kv (L, D, 2, H, K), out}
   {encoder,decoder}/layers/feed_forward/{norm (L, D), wi (L, D, G, F), wo (L, F, D)}
-Further dims in this file: B batch, S source, T target, N beams.
+Further dims in this file: B batch, S source, T target or new tokens, N beams.
 """
 
 from __future__ import annotations
@@ -24,18 +24,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.models.attention import (
-    MASKED,
-    causal_bias,
-    rms_norm,
-)
+from redco_flow.models.attention import MASKED, attention_mask_bias, causal_bias, rms_norm
 from redco_flow.models.blockwise_bias import Bias, Biases, ByDistance
 from redco_flow.models.context_axis import num_context_shards
 from redco_flow.models.dropout import dropout, example_keys, fold_keys
+from redco_flow.models.key_value_cache import no_writers, with_room, with_writers, written
+from redco_flow.models.layers_apart import (
+    apart_where_faster,
+    call_layer,
+    laid_like,
+    run_layers,
+    step_layers,
+)
 from redco_flow.models.product import wide_product
 from redco_flow.models.relative_position import distance_bias, pairwise_bias
 from redco_flow.models.t5_config import T5Config
-from redco_flow.models.t5_layers import DecoderLayer, EncoderLayer, constant, normal
+from redco_flow.models.t5_layers import (
+    DecoderLayer,
+    EncoderLayer,
+    StepShared,
+    constant,
+    normal,
+)
 from redco_flow.models.t5_tensors import IGNORED_TENSORS, config_of_tensors, tensor_layouts
 from redco_flow.models.visibility import padding_bias
 
@@ -47,6 +57,7 @@ __all__ = [
     "apply",
     "config_of_tensors",
     "decode_step",
+    "decoding_params",
     "encode",
     "init_cache",
     "init_params",
@@ -65,12 +76,17 @@ class Cache(NamedTuple):
 
     Attributes:
         source: per source, the same for all its beams and all steps: every cross-attention's
-            keys and values (L, B, S, H, K), the source's mask, the relative biases.
-        beams: keys and values of the tokens so far, (L, B, N, H, T, K): grow and are reordered.
+            keys and values, (L, B, H, S, K) each, what hides the source's padding, the relative
+            biases.
+        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
+        heads: keys and values of all beams' tokens so far, (L, B, H, T N, K) each; they grow.
+
+    Each layer's keys and values stand apart where its parameters do.
     """
 
     source: dict[str, Any]
-    beams: dict[str, jax.Array]
+    beams: jax.Array
+    heads: Any
 
 
 class _Stack(nn.Module):
@@ -89,7 +105,6 @@ class _Stack(nn.Module):
             variable_axes={"params": 0},
             split_rngs={"params": True},
             in_axes=(0, nn.broadcast),
-            methods=("__call__", "keys_values", "step") if self.is_decoder else ("__call__",),
         )(c)
         shape = (c.relative_attention_num_buckets, c.num_heads)
         self.relative_bias = self.param("relative_bias", normal(c, c.d_model), shape)
@@ -136,29 +151,6 @@ class _Stack(nn.Module):
         """Apply the last norm."""
         normed: jax.Array = rms_norm(hidden, self.final_norm, self.config.layer_norm_epsilon)
         return normed
-
-    def keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return every layer's keys and values of the source, (L, B, S, H, K) each."""
-        stacked: tuple[jax.Array, jax.Array]
-        _, stacked = self.layers.keys_values(None, self._layer_indices, encoded)
-        return stacked
-
-    def step(
-        self,
-        hidden: jax.Array,
-        cache: Cache,
-        position: jax.Array,
-    ) -> tuple[jax.Array, Cache]:
-        """Run all layers on one token of each beam."""
-        max_length = cache.beams["keys"].shape[4]
-        bias = jax.lax.dynamic_slice_in_dim(
-            cache.source["position_bias"], max_length - 1 - position, max_length, axis=1
-        )
-        shared = (position, bias, cache.source["mask_bias"])
-        per_layer = (self._layer_indices, (cache.source["keys"], cache.source["values"]))
-        carry = (hidden, cache.beams["keys"], cache.beams["values"])
-        (hidden, keys, values), _ = self.layers.step(carry, per_layer, shared)
-        return self.finish(hidden), cache._replace(beams={"keys": keys, "values": values})
 
 
 class T5(nn.Module):
@@ -230,31 +222,72 @@ class T5(nn.Module):
         return self.decode(encoded, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
 
     def start(
-        self, encoded: jax.Array, attention_mask: jax.Array, num_beams: int, max_length: int
+        self,
+        layers: Any,
+        encoded: jax.Array,
+        attention_mask: jax.Array,
+        num_beams: int,
+        max_length: int,
     ) -> Cache:
         """Return the cache before the first token."""
-        c = self.config
-        keys, values = self.decoder.keys_values(encoded)
+        c, batch_size = self.config, len(encoded)
+        layer = DecoderLayer(c, parent=None)
+
+        def run_layer(params: Params, carry: None, own: None) -> Any:
+            heads = call_layer(layer, params, encoded, method="source_heads")
+            return carry, with_room(heads, 0)
+
+        _, heads = run_layers(run_layer, layers, None, laid_like(layers, None))
         source = {
-            "keys": keys,
-            "values": values,
+            "heads": heads,
             "mask_bias": padding_bias(attention_mask),
             "position_bias": self.decoder.cached_position_bias(max_length),
         }
-        batch = encoded.shape[0]
-        shape = (c.num_decoder_layers, batch, num_beams, c.num_heads, max_length, c.d_kv)
-        empty = jnp.zeros(shape, encoded.dtype)
-        return Cache(source=source, beams={"keys": empty, "values": empty})
+        size = (c.num_decoder_layers, batch_size, c.num_heads, num_beams * max_length, c.d_kv)
+        empty = (jnp.zeros(size, encoded.dtype), jnp.zeros(size, encoded.dtype))
+        writers = no_writers(batch_size, num_beams, max_length)
+        return Cache(source, writers, laid_like(layers, empty))
 
-    def step(self, cache: Cache, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Cache]:
+    def step(
+        self, layers: Any, cache: Cache, tokens: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, Cache]:
         """Return logits (B, N, V), float32, and the cache with one position more."""
-        hidden, cache = self.decoder.step(self.embed(tokens), cache, position)
-        return self.logits(hidden), cache
+        source, writers = cache.source, with_writers(cache.beams, position)
+        num_beams, max_length = writers.shape[1:]
+        by_distance = jax.lax.dynamic_slice_in_dim(
+            source["position_bias"], max_length - 1 - position, max_length, axis=1
+        )
+        biases = (
+            jnp.repeat(by_distance, num_beams, axis=1)[None, :, None],
+            attention_mask_bias(written(writers, position))[:, None],
+        )
+        shared = StepShared(position * num_beams, biases, source["mask_bias"])
+        layer, hidden = DecoderLayer(self.config, parent=None), self.embed(tokens)
+        hidden, heads = step_layers(layer, layers, hidden, cache.heads, source["heads"], shared)
+        logits = self.logits(self.decoder.finish(hidden))
+        return logits, cache._replace(beams=writers, heads=heads)
+
+
+def decoding_params(config: T5Config, params: Params) -> Params:
+    """Return parameters from which `init_cache` and `decode_step` give the same, faster.
+
+    The decoder's layers are laid out once for all steps, as the platform at hand reads them best.
+    """
+    del config  # the face's interface
+    layers = apart_where_faster(params["decoder"]["layers"])
+    return {**params, "decoder": {**params["decoder"], "layers": layers}}
 
 
 def _run(config: T5Config, params: Params, *inputs: Any, method: str = "__call__") -> Any:
     """Call one of the module's methods on `params`."""
     return T5(config).apply({"params": params}, *inputs, method=method)
+
+
+def _run_with_layers(config: T5Config, params: Params, *inputs: Any, method: str) -> Any:
+    """Call a method that is given the decoder layers' parameters, stacked or apart."""
+    decoder = dict(params["decoder"])
+    layers = decoder.pop("layers")
+    return _run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -329,9 +362,8 @@ def init_cache(
         encoded: (B, S, D), `encode`'s result.
         max_length: how many tokens will be decoded at most.
     """
-    cache: Cache = _run(
-        config, params, encoded, attention_mask, num_beams, max_length, method="start"
-    )
+    inputs = (encoded, attention_mask, num_beams, max_length)
+    cache: Cache = _run_with_layers(config, params, *inputs, method="start")
     return cache
 
 
@@ -343,5 +375,6 @@ def decode_step(
     Args:
         position: of `tokens`, from 0, where they are `decoder_start_token_id`.
     """
-    result: tuple[jax.Array, Cache] = _run(config, params, cache, tokens, position, method="step")
+    inputs = (cache, tokens, position)
+    result: tuple[jax.Array, Cache] = _run_with_layers(config, params, *inputs, method="step")
     return result

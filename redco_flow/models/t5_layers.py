@@ -2,15 +2,15 @@
 
 Every module brings its own norm and returns what is to be added to its input. Refuses to know
 how many layers there are and how they are scanned: that is `t5.py`.
-Dims in this file: B batch, S source, T target, N beams, D model, H heads, K head dim, F feed-
-forward, G gates.
+Dims in this file: B batch, S source, T target, N beams, M places in the cache, D model, H heads,
+K head dim, F feed-forward, G gates.
 Source: Raffel et al. 2020; Shazeer 2020 for the gates; checked against transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -19,17 +19,34 @@ import numpy as np
 
 from redco_flow.models import random_bits
 from redco_flow.models.activation import activate
-from redco_flow.models.attention import attend, rms_norm, softmax, wide_einsum
+from redco_flow.models.attention import attend, rms_norm
 from redco_flow.models.block_config import AttentionConfig
 from redco_flow.models.blockwise_bias import Bias, Biases, as_arrays
+from redco_flow.models.cached_attention import attend_cached
 from redco_flow.models.context_axis import num_context_shards, split_sequence
 from redco_flow.models.dropout import dropout, fold_keys
 from redco_flow.models.key_value_cache import append
+from redco_flow.models.layer_inputs import KeysValues
 from redco_flow.models.product import product
 from redco_flow.models.ring_attention import ring_attend
 from redco_flow.models.t5_config import T5Config
 
 Initializer = Callable[..., jax.Array]
+
+
+class StepShared(NamedTuple):
+    """What all layers of the decoder share while decoding a token.
+
+    Attributes:
+        place: of the first beam's token in the cache.
+        biases: what positions add and what beams may not see; each broadcasts to (B, H, N, M).
+        encoded_bias: what hides the source's padding, (B, 1, 1, S).
+    """
+
+    place: jax.Array
+    biases: tuple[jax.Array, ...]
+    encoded_bias: jax.Array
+
 
 # Which dropout this is among those that share a layer's keys.
 _SELF_WEIGHTS, _SELF_OUT, _CROSS_WEIGHTS, _CROSS_OUT, _FF_INNER, _FF_OUT = range(6)
@@ -79,9 +96,13 @@ def _attend(
     options: dict[str, Any] = {"dropout_keys": keys, "dropout_site": site}
     if num_context_shards() == 1:
         return attend(query, key, value, as_arrays(biases), dropout_rate=rate, **options)
+    return ring_attend(_plain_attention(config), query, key, value, biases, **options)
+
+
+def _plain_attention(config: T5Config) -> AttentionConfig:
+    """Return what attention is beside its biases: it has no scale."""
     heads = (config.num_heads, config.num_heads, config.d_kv)
-    plain = AttentionConfig(*heads, scale=1.0, is_causal=False, dropout=rate)
-    return ring_attend(plain, query, key, value, biases, **options)
+    return AttentionConfig(*heads, scale=1.0, is_causal=False, dropout=config.dropout_rate)
 
 
 class SelfAttention(nn.Module):
@@ -127,7 +148,16 @@ class CrossAttention(nn.Module):
         self.kv = self.param("kv", normal(c, c.d_model), (width, 2, *heads))
         self.out = self.param("out", normal(c, c.num_heads * c.d_kv), (*heads, width))
 
-    def keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def queries(self, hidden: jax.Array) -> jax.Array:
+        """Return queries (B, T, H, K)."""
+        normed = rms_norm(hidden, self.norm, self.config.layer_norm_epsilon)
+        return product(normed, self.q.astype(hidden.dtype))
+
+    def merge(self, heads: jax.Array) -> jax.Array:
+        """Bring (B, T, H, K) back to the model's width."""
+        return product(heads, self.out.astype(heads.dtype), 2)
+
+    def keys_values(self, encoded: jax.Array) -> KeysValues:
         """Return the source's keys and values, (B, S, H, K) each."""
         both = product(encoded, self.kv.astype(encoded.dtype))
         key, value = jnp.unstack(both, axis=2)
@@ -141,12 +171,9 @@ class CrossAttention(nn.Module):
         keys: jax.Array | None,
     ) -> jax.Array:
         """Return what is added to `hidden`."""
-        rate = self.config.dropout_rate
-        normed = rms_norm(hidden, self.norm, self.config.layer_norm_epsilon)
-        query = product(normed, self.q.astype(hidden.dtype))
+        query = self.queries(hidden)
         heads = _attend(self.config, query, *keys_values, (mask_bias,), keys, _CROSS_WEIGHTS)
-        merged = product(heads, self.out.astype(heads.dtype), 2)
-        return dropout(merged, rate, keys, _CROSS_OUT)
+        return dropout(self.merge(heads), self.config.dropout_rate, keys, _CROSS_OUT)
 
 
 class FeedForward(nn.Module):
@@ -223,33 +250,33 @@ class DecoderLayer(nn.Module):
         hidden = hidden + self.cross_attention(hidden, source, mask_bias, keys)
         return split_sequence(hidden + self.feed_forward(hidden, keys)), None
 
-    def keys_values(
-        self, carry: None, layer: jax.Array, encoded: jax.Array
-    ) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        """Return this layer's keys and values of the source, to be kept while decoding."""
-        del layer  # the scan's interface
-        return carry, self.cross_attention.keys_values(encoded)
+    def source_heads(self, encoded: jax.Array) -> KeysValues:
+        """Return this layer's keys and values of the source (B, S, H, K), kept while decoding."""
+        return self.cross_attention.keys_values(encoded)
 
     def step(
         self,
-        carry: tuple[jax.Array, jax.Array, jax.Array],
-        per_layer: tuple[jax.Array, tuple[jax.Array, jax.Array]],
-        shared: tuple[jax.Array, jax.Array, jax.Array],
-    ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], None]:
+        hidden: jax.Array,
+        cache: KeysValues,
+        number: jax.Array | None,
+        source: KeysValues,
+        shared: StepShared,
+    ) -> tuple[jax.Array, KeysValues]:
         """Map one token of each beam, (B, N, D), and add its key and value to the cache.
 
         Beams stand where positions stand elsewhere: to cross-attention, norms and feed-forward
         they are the same.
+
+        Args:
+            cache: (B, H, M, K) each; several layers' where `number` says which this one is.
+            source: its keys and values, (B, H, S, K) each.
         """
-        hidden, all_keys, all_values = carry
-        layer, source = per_layer
-        position, bias, mask_bias = shared
         query, key, value = jnp.unstack(self.self_attention.project(hidden), axis=2)
-        all_keys, keys = append(all_keys, key, layer, position)
-        all_values, values = append(all_values, value, layer, position)
-        scores = wide_einsum("bnhk,bnhtk->bnht", query, keys) + bias
-        weights = softmax(scores).astype(hidden.dtype)
-        heads = jnp.einsum("bnht,bnhtk->bnhk", weights, values)
-        hidden = hidden + self.self_attention.merge(heads)
-        hidden = hidden + self.cross_attention(hidden, source, mask_bias, None)
-        return (hidden + self.feed_forward(hidden, None), all_keys, all_values), None
+        cache, kept = append(cache, (key, value), number, shared.place)
+        plain = _plain_attention(self.config)
+        gathered = attend_cached(plain, query, kept, shared.biases)
+        hidden = hidden + self.self_attention.merge(gathered)
+        query = self.cross_attention.queries(hidden)
+        gathered = attend_cached(plain, query, source, (shared.encoded_bias,))
+        hidden = hidden + self.cross_attention.merge(gathered)
+        return hidden + self.feed_forward(hidden, None), cache

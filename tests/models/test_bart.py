@@ -242,3 +242,23 @@ def test_dropout_belongs_to_the_example_and_layers_recomputed_keep_it(bart, batc
     assert_near(logits_of(bart, moved, rngs=keys[order]), dropped[order], 1e-6)
     recomputing = bart._replace(config=bart.config.updated({"remat": "full"}))
     assert_near(logits_of(recomputing, batch, rngs=keys), dropped)
+
+
+@one_version
+@pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
+def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(bart, batch, are_apart):
+    expected = np.asarray(logits_of(bart, batch))
+    module, config, params = bart
+    if are_apart:
+        params = module.decoding_params(config, params)
+        assert isinstance(params["decoder"]["layers"], tuple)
+    ids, mask, targets = (batch[name] for name in MODEL_INPUTS)
+    encoded = module.encode(config, params, ids, mask)
+    sizes = {"num_beams": 1, "max_length": targets.shape[1]}
+    cache = module.init_cache(config, params, encoded, mask, **sizes)
+    step = jax.jit(module.decode_step, static_argnums=0)
+
+    for position in range(targets.shape[1]):
+        logits, cache = step(config, params, cache, targets[:, position : position + 1], position)
+
+        assert_near(logits[:, 0], expected[:, position])

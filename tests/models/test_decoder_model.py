@@ -70,18 +70,21 @@ def test_packed_documents_give_the_logits_of_each_alone(decoder):
 
 
 @by_positions
-def test_decoding_token_by_token_gives_the_logits_of_the_whole(decoder, padded_batch):
+@pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
+def test_decoding_token_by_token_gives_the_logits_of_the_whole(decoder, padded_batch, are_apart):
     """With a prompt padded in front, one padded behind and one not at all."""
     module, config, params = decoder
+    if are_apart:
+        params = module.decoding_params(config, params)
+        assert isinstance(params["layers"], tuple)
     prompt = {name: padded_batch[name][:, :6].copy() for name in ("input_ids", "attention_mask")}
     prompt["attention_mask"][1, 4:] = 0
     lengths = prompt["attention_mask"].sum(axis=1)
     follows = np.random.default_rng(2).integers(2, 61, (3, 5))
     step = jax.jit(module.decode_step, static_argnums=0)
 
-    read = module.prefill(config, params, prompt["input_ids"], prompt["attention_mask"])
-    cache = module.init_cache(config, read, num_beams=1, max_length=6)
-    tokens, found = read.last_token[:, None], []
+    cache = module.prefill(config, params, *prompt.values(), num_beams=1, max_length=6)
+    tokens, found = cache.source.last_token[:, None], []
     for position in range(6):
         logits, cache = step(config, params, cache, tokens, position)
         found.append(np.asarray(logits[:, 0]))
@@ -176,9 +179,10 @@ def test_bfloat16_is_for_products_and_parameters_stay_float32(decoder, padded_ba
     ids = padded_batch["input_ids"]
 
     logits = jax.jit(partial(module.apply, narrow))(params, ids)
-    read = jax.eval_shape(lambda: module.prefill(narrow, params, ids, np.ones_like(ids)))
+    sizes = {"num_beams": 1, "max_length": 2}
+    cache = jax.eval_shape(lambda: module.prefill(narrow, params, ids, np.ones_like(ids), **sizes))
 
-    assert (logits.dtype, read.keys.dtype) == (jnp.float32, jnp.bfloat16)
+    assert (logits.dtype, cache.heads[0].dtype) == (jnp.float32, jnp.bfloat16)
     shapes = module.abstract_params(narrow)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
     # 8 bits: 0.4% a product, through three layers.

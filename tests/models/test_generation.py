@@ -161,18 +161,18 @@ def test_a_count_below_one_is_refused(talkative, name):
 class ChainCache(NamedTuple):
     """The cache of a model whose next token depends on the last two: it remembers the first."""
 
-    beams: jax.Array  # (1, B, N)
+    beams: jax.Array  # (B, N)
     num_steps: jax.Array
 
 
 def chain_step(scores: jax.Array, cache: ChainCache, tokens: jax.Array, position: Any) -> Any:
     """Score the next token by (token before last, last token); a decoder of two lines."""
-    logits = scores[cache.beams[0], tokens]
-    return logits, ChainCache(tokens[None], cache.num_steps + 1)
+    logits = scores[cache.beams, tokens]
+    return logits, ChainCache(tokens, cache.num_steps + 1)
 
 
 def chain_cache(num_rows: int, num_beams: int) -> ChainCache:
-    return ChainCache(jnp.zeros((1, num_rows, num_beams), jnp.int32), jnp.zeros((), jnp.int32))
+    return ChainCache(jnp.zeros((num_rows, num_beams), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 SPECIAL = {"start_token_id": 0, "eos_token_id": EOS, "pad_token_id": PAD}
@@ -224,3 +224,16 @@ def test_the_loop_ends_when_every_row_has():
 
     assert until_end(found.tokens) == [[EOS]] * 3
     assert steps == [0]
+
+
+def test_of_equally_likely_tokens_the_first_is_taken_and_none_beyond_the_vocabulary():
+    logits = np.full((4, 4, 4), 1.0, np.float32)
+    logits[0, 0], logits[0, 2] = (0.0, -1.0, 3.0, 3.0), (np.nan, 0.0, 0.0, 0.0)
+
+    found = greedy_search(
+        partial(chain_step, jnp.asarray(logits)), chain_cache(1, 1), max_new_tokens=2, **SPECIAL
+    )
+
+    first, after_nan = np.asarray(found.tokens)[0].tolist()
+    assert first == 2
+    assert after_nan < 4

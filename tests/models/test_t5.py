@@ -204,8 +204,14 @@ def test_equal_seeds_give_equal_parameters_with_the_reference_deviations(config)
     assert np.abs(attention["qkv"][0] - attention["qkv"][1]).max() > 0.01
 
 
-def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(config, params, batch):
+@pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
+def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(
+    config, params, batch, are_apart
+):
     expected = np.asarray(logits_of(config, params, batch))
+    if are_apart:
+        params = t5.decoding_params(config, params)
+        assert isinstance(params["decoder"]["layers"], tuple)
     ids, mask, targets = (batch[name] for name in MODEL_INPUTS)
     encoded = t5.encode(config, params, ids, mask)
     cache = t5.init_cache(config, params, encoded, mask, num_beams=1, max_length=targets.shape[1])

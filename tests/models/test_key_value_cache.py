@@ -1,0 +1,88 @@
+"""Beams write into one cache and are told apart by who wrote what."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_flow.models.block_config import AttentionConfig
+from redco_flow.models.cached_attention import attend_cached
+from redco_flow.models.key_value_cache import (
+    append,
+    no_writers,
+    places_back,
+    with_room,
+    with_writers,
+    written,
+)
+
+NUM_ROWS, NUM_BEAMS, NUM_STEPS, NUM_GROUPS, HEAD_DIM, PROMPT = 2, 3, 4, 2, 5, 6
+
+
+def test_a_beam_attends_to_its_own_past_however_often_beams_were_reordered():
+    """Against copies of the past that are reordered as beams are, in NumPy."""
+    rng = np.random.default_rng(0)
+    config = AttentionConfig(4, NUM_GROUPS, HEAD_DIM, scale=0.3, is_causal=True)
+    prompt = rng.standard_normal((2, NUM_ROWS, PROMPT, NUM_GROUPS, HEAD_DIM)).astype(np.float32)
+    cache = with_room((jnp.asarray(prompt[0]), jnp.asarray(prompt[1])), NUM_BEAMS * NUM_STEPS)
+    writers = no_writers(NUM_ROWS, NUM_BEAMS, NUM_STEPS)
+    pasts = [[[] for _ in range(NUM_BEAMS)] for _ in range(NUM_ROWS)]
+
+    for step in range(NUM_STEPS):
+        new = rng.standard_normal((2, NUM_ROWS, NUM_BEAMS, NUM_GROUPS, HEAD_DIM)).astype(np.float32)
+        query = rng.standard_normal((NUM_ROWS, NUM_BEAMS, 4, HEAD_DIM)).astype(np.float32)
+        for row, beam in np.ndindex(NUM_ROWS, NUM_BEAMS):
+            pasts[row][beam].append(new[:, row, beam])
+        writers = with_writers(writers, step)
+        place = PROMPT + step * NUM_BEAMS
+        cache, kept = append(cache, (jnp.asarray(new[0]), jnp.asarray(new[1])), None, place)
+        of_prompt = jnp.ones((NUM_ROWS, NUM_BEAMS, PROMPT), bool)
+        seen = jnp.concatenate([of_prompt, written(writers, step)], axis=-1)
+        bias = jnp.where(seen, 0.0, -1e9)[:, None]
+
+        found = attend_cached(config, jnp.asarray(query), kept, (bias,))
+
+        for row, beam in np.ndindex(NUM_ROWS, NUM_BEAMS):
+            past = np.concatenate([prompt[:, row], np.stack(pasts[row][beam], axis=1)], axis=1)
+            expected = attended(config, query[row, beam], *past)
+            np.testing.assert_allclose(found[row, beam], expected, rtol=1e-5, atol=1e-6)
+        parents = rng.integers(0, NUM_BEAMS, (NUM_ROWS, NUM_BEAMS))
+        writers = jnp.take_along_axis(writers, parents[:, :, None], axis=1)
+        pasts = [[list(pasts[row][parent]) for parent in parents[row]] for row in range(NUM_ROWS)]
+
+
+def attended(
+    config: AttentionConfig, query: np.ndarray, keys: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Attend with each head of one token (H, K) over a past (M, G, K)."""
+    per_group = config.num_heads // config.num_kv_heads
+    heads = []
+    for head in range(config.num_heads):
+        scores = keys[:, head // per_group] @ query[head] * config.scale
+        weights = np.exp(scores - scores.max())
+        heads.append(weights / weights.sum() @ values[:, head // per_group])
+    return np.stack(heads)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_token_is_written_into_its_layer_of_a_stack_and_nowhere_else(layer):
+    rng = np.random.default_rng(1)
+    stack = rng.standard_normal((3, NUM_ROWS, NUM_GROUPS, 7, HEAD_DIM)).astype(np.float32)
+    heads = rng.standard_normal((NUM_ROWS, NUM_BEAMS, NUM_GROUPS, HEAD_DIM)).astype(np.float32)
+    caches, news = (jnp.asarray(stack), jnp.asarray(-stack)), (jnp.asarray(heads),) * 2
+
+    (keys, values), (own_keys, own_values) = append(caches, news, jnp.asarray(layer), 4)
+
+    expected = stack.copy()
+    expected[layer, :, :, 4:7] = heads.swapaxes(1, 2)
+    np.testing.assert_array_equal(keys, expected)
+    np.testing.assert_array_equal(own_keys, expected[layer])
+    np.testing.assert_array_equal(values[layer, :, :, :4], -stack[layer, :, :, :4])
+    np.testing.assert_array_equal(own_values, values[layer])
+
+
+def test_places_say_how_many_tokens_back_they_stand():
+    back = places_back(no_writers(1, 2, 3), 1)
+
+    np.testing.assert_array_equal(back, [[1, 1, 0, 0, -1, -1]])
