@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,8 +16,11 @@ import yaml
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.process_tree import ATTEMPT_VARIABLE
-from redco_flow.spec.xmanager_section import KubernetesSection, XManagerSection
+from redco_flow.launch.xmanager.container_command import (
+    ContainerJob,
+    rank_command,
+    shared_variables,
+)
 
 _MAX_NAME = 52  # a pod adds "-<index>-<5 letters>" to it, and a label holds 63
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -28,39 +28,7 @@ _LABEL = "app.kubernetes.io/instance"
 _VOLUME = "workspace"
 
 
-@dataclass(frozen=True)
-class IndexedJob:
-    """What one stage attempt is to run on a cluster.
-
-    Args:
-        attempt, workspace: absolute; the volume is mounted at the workspace's path.
-        title: run, stage and attempt.
-        variables: the profile's environment; no secrets.
-    """
-
-    attempt: Path
-    workspace: Path
-    title: str
-    resources: JobResources
-    settings: XManagerSection
-    variables: Mapping[str, str]
-    stall_seconds: float
-    grace_seconds: float
-
-    @property
-    def kubernetes(self) -> KubernetesSection:
-        """The cluster's part of the settings."""
-        return self.settings.kubernetes
-
-    @property
-    def name(self) -> str:
-        """The Job's name: readable, allowed, and unique to the title."""
-        readable = re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
-        digest = hashlib.sha256(self.title.encode()).hexdigest()[:8]
-        return f"redco-{readable[: _MAX_NAME - 15].strip('-')}-{digest}"
-
-
-def render_indexed_job(job: IndexedJob) -> str:
+def render_indexed_job(job: ContainerJob) -> str:
     """Return the objects as YAML documents.
 
     Raises:
@@ -70,7 +38,7 @@ def render_indexed_job(job: IndexedJob) -> str:
     return f"# redco-flow: {' '.join(job.title.split())}\n{documents}"
 
 
-def _service(job: IndexedJob) -> dict[str, Any]:
+def _service(job: ContainerJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -79,13 +47,13 @@ def _service(job: IndexedJob) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {_LABEL: job.name},
-            "ports": [{"name": "coordinator", "port": job.kubernetes.port}],
+            "selector": {_LABEL: _name(job)},
+            "ports": [{"name": "coordinator", "port": job.settings.kubernetes.port}],
         },
     }
 
 
-def _job(job: IndexedJob) -> dict[str, Any]:
+def _job(job: ContainerJob) -> dict[str, Any]:
     num_pods = job.resources.num_processes
     walltime = job.resources.walltime_minutes
     # After its own end of time a rank still has its grace.
@@ -100,24 +68,24 @@ def _job(job: IndexedJob) -> dict[str, Any]:
             "completionMode": "Indexed",
             "backoffLimit": 0,
             **({} if limit is None else {"activeDeadlineSeconds": limit}),
-            "template": {"metadata": {"labels": {_LABEL: job.name}}, "spec": _pod(job)},
+            "template": {"metadata": {"labels": {_LABEL: _name(job)}}, "spec": _pod(job)},
         },
     }
 
 
-def _pod(job: IndexedJob) -> dict[str, Any]:
-    kubernetes = job.kubernetes
+def _pod(job: ContainerJob) -> dict[str, Any]:
+    kubernetes = job.settings.kubernetes
     account = kubernetes.service_account
     return {
         "restartPolicy": "Never",
-        "subdomain": job.name,
+        "subdomain": _name(job),
         "terminationGracePeriodSeconds": int(job.grace_seconds) + 10,
         **({} if account is None else {"serviceAccountName": account}),
         "containers": [
             {
                 "name": "rank",
                 "image": kubernetes.image,
-                "command": [kubernetes.python, *_arguments(job)],
+                "command": [kubernetes.python, *rank_command(job, "pod")],
                 "env": _environment(job),
                 "resources": _resources(job.resources),
                 "volumeMounts": [{"name": _VOLUME, "mountPath": str(job.workspace)}],
@@ -129,35 +97,19 @@ def _pod(job: IndexedJob) -> dict[str, Any]:
     }
 
 
-def _arguments(job: IndexedJob) -> list[str]:
-    walltime = job.resources.walltime_minutes
-    return [
-        *("-P", "-m", "redco_flow.launch.xmanager.pod", str(job.attempt)),
-        *("--stall-seconds", f"{job.stall_seconds:g}"),
-        *("--grace-seconds", f"{job.grace_seconds:g}"),
-        *([] if walltime is None else ["--walltime-seconds", str(walltime * 60)]),
-    ]
-
-
-def _environment(job: IndexedJob) -> list[dict[str, Any]]:
+def _environment(job: ContainerJob) -> list[dict[str, Any]]:
     """The pods' variables, all but the rank the same: a pod is a host with one process."""
     place = ProcessPlace(
         num_processes=job.resources.num_processes,
         gpus_per_host=_gpus_per_pod(job.resources),
         rendezvous_seconds=job.settings.rendezvous_seconds,
-    ).to_environment()
-    del place["REDCO_FLOW_RANK"]
+    )
     index = {"fieldRef": {"fieldPath": _INDEX}}
-    coordinator = f"{job.name}-0.{job.name}:{job.kubernetes.port}"
-    plain = {
-        **job.variables,
-        **place,
-        ATTEMPT_VARIABLE: str(job.attempt),
-        "JAX_COORDINATOR_ADDRESS": coordinator,
-    }
+    coordinator = f"{_name(job)}-0.{_name(job)}:{job.settings.kubernetes.port}"
+    plain = shared_variables(job, place) | {"JAX_COORDINATOR_ADDRESS": coordinator}
     stored = {
         one.variable: {"secretKeyRef": {"name": one.object, "key": one.entry}}
-        for one in job.kubernetes.stored_variables
+        for one in job.settings.kubernetes.stored_variables
     }
     referred = {"REDCO_FLOW_RANK": index, "JOB_COMPLETION_INDEX": index, **stored}
     return [
@@ -192,9 +144,16 @@ def _gpus_per_pod(resources: JobResources) -> int:
     return gpus
 
 
-def _metadata(job: IndexedJob) -> dict[str, Any]:
+def _metadata(job: ContainerJob) -> dict[str, Any]:
     return {
-        "name": job.name,
-        "namespace": job.kubernetes.namespace,
+        "name": _name(job),
+        "namespace": job.settings.kubernetes.namespace,
         "labels": {"app.kubernetes.io/managed-by": "redco-flow"},
     }
+
+
+def _name(job: ContainerJob) -> str:
+    """The Job's name: readable, allowed, and unique to the title."""
+    readable = re.sub(r"[^a-z0-9]+", "-", job.title.lower()).strip("-")
+    digest = hashlib.sha256(job.title.encode()).hexdigest()[:8]
+    return f"redco-{readable[: _MAX_NAME - 15].strip('-')}-{digest}"
