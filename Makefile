@@ -22,7 +22,7 @@ quickstart: $(VENV)/.installed
 
 # A Slurm of four nodes on this machine (apt-get install slurm-wlm munge), then the same without it.
 slurm-demo: $(VENV)/.installed
-	$(BIN)/python tests/cluster/slurm_demo.py
+	$(BIN)/python tests/cluster/profile_demo.py slurm
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)

@@ -1,13 +1,15 @@
-"""Give each process its own copy of the checkpoints, where the processes share no disk.
+"""Give each host its own copy of the checkpoints, where the hosts share no disk.
 
 Process 0 alone saves, from arrays that are whole on its host; what it has committed goes to the
-others over the devices' network, so that all of them list, score and restore the same files.
+others over the devices' network, so that all of them list, score and restore the same files. Of
+the processes that see one directory, the first alone writes there.
 Every process must call each function at the same moment.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from redco_flow.engine.agreement import is_first_process
+from redco_flow.engine.agreement import is_first_process, wait_for_all
 from redco_flow.engine.checkpoint_commit import COMMIT_FILE, is_committed
 from redco_flow.engine.checkpoint_directory import CheckpointDirectory
 
@@ -39,16 +41,32 @@ def copy_to_all(directory: CheckpointDirectory) -> None:
     Raises:
         OSError: a disk is full or read-only; names the path.
     """
+    writes = _is_first_of_its_disk(directory.path) and not is_first_process()
     steps = json.loads(_tell(json.dumps(directory.steps()).encode()))
     for step in steps:
         folder = directory.step_directory(step)
         commit = _tell(_commit_bytes(folder))
         is_here = np.array([_commit_bytes(folder) == commit])
         if not np.all(multihost_utils.process_allgather(is_here)):
-            _copy_step(folder, is_here=bool(is_here[0]))
-    if not is_first_process():
+            _copy_step(folder, writes=writes and not is_here[0])
+    if writes:
         for step in set(directory.steps()) - set(steps):
             directory.delete(step)
+    wait_for_all("checkpoints copied")
+
+
+def _is_first_of_its_disk(directory: Path) -> bool:
+    """Whether no process before this one sees the same directory."""
+    word = _tell(secrets.token_hex(8).encode()).decode()  # what a killed process left has another
+    mark = directory / f".{word}.{jax.process_index()}"
+    mark.touch()
+    try:
+        wait_for_all("disks marked")
+        seen = [int(path.suffix[1:]) for path in directory.glob(f".{word}.*")]
+        wait_for_all("disks seen")
+    finally:
+        mark.unlink()
+    return min(seen) == jax.process_index()
 
 
 def _commit_bytes(folder: Path) -> bytes:
@@ -56,10 +74,9 @@ def _commit_bytes(folder: Path) -> bytes:
     return (folder / COMMIT_FILE).read_bytes() if is_committed(folder) else b""
 
 
-def _copy_step(folder: Path, *, is_here: bool) -> None:
+def _copy_step(folder: Path, *, writes: bool) -> None:
     """Bring one step under a hidden name; only the rename makes it a checkpoint."""
     unfinished = folder.with_name(f".{folder.name}.copying")
-    writes = not is_first_process() and not is_here
     if writes:
         shutil.rmtree(unfinished, ignore_errors=True)
     names = sorted(

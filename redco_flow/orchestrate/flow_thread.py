@@ -82,7 +82,15 @@ class FlowThread:
         # First the dead: this run's own earlier flow run gets the state that the run has now.
         settle_left_over(api)
         tags = context.pipeline.document["tags"]
-        flow_run, opened = reporting.create_flow_run(flow, context.run, api, tags=tags)
+        try:
+            flow_run, opened = reporting.create_flow_run(flow, context.run, api, tags=tags)
+        except Exception as error:  # noqa: BLE001 (Prefect is a view: whatever it is, it is told)
+            self._say(
+                f"warning: the Prefect API at {api.url} answers but does not take this run "
+                f"({error!r}): its database may be locked, read-only or full. The run goes on "
+                f"without a page there."
+            )
+            return
         self._open_flow_run = opened
         if url := reporting.page_of(flow_run, api):
             context.book.set_prefect_url(url)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas import State
 
+_SECONDS_TO_ANSWER = 10.0
+
 
 @dataclass(frozen=True)
 class OpenFlowRun:
@@ -55,10 +57,15 @@ class OpenFlowRun:
         """Tell the server the end, by the run's own files; return whether it has it now."""
         from prefect.client.orchestration import get_client
         from prefect.exceptions import ObjectNotFound
-        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+        from prefect.settings import (
+            PREFECT_API_REQUEST_TIMEOUT,
+            PREFECT_CLIENT_MAX_RETRIES,
+            temporary_settings,
+        )
 
+        patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 0}
         try:
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            with temporary_settings(patience):
                 with get_client(sync_client=True) as client:
                     self._tell(client, UUID(self.path.stem))
         except ObjectNotFound:
@@ -93,7 +100,9 @@ def settle_left_over(api: PrefectApi) -> None:
         if record is None or record["database"] != api.database:
             continue
         if not ProcessIdentity.from_json(record["process"]).is_alive():
-            OpenFlowRun(path, RunDirectory(Path(record["run"]))).settle()
+            is_settled = OpenFlowRun(path, RunDirectory(Path(record["run"]))).settle()
+            if not is_settled:
+                return  # who does not answer for one, in seconds, is not asked about the others
 
 
 def state_left_by(run: RunDirectory) -> State[Any]:

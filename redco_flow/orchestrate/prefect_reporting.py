@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas import FlowRun
 
 _SECONDS_BETWEEN_LOOKS = 2.0
+_SECONDS_TO_ANSWER = 10.0
 
 
 def prepare_environment(api: PrefectApi) -> None:
@@ -63,9 +64,15 @@ def create_flow_run(
         tags: the pipeline's own; the profile's is added.
 
     Raises:
-        Exception: whatever Prefect's client raises when the API cannot be had.
+        Exception: whatever Prefect's client raises when the API does not take it within half a
+            minute.
     """
     from prefect.client.orchestration import get_client
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
     from prefect.states import Pending
 
     given = run.record
@@ -75,7 +82,9 @@ def create_flow_run(
         "overrides": given["overrides"],
     }
     all_tags = ["redco-flow", f"profile: {given['profile']}", *tags]
-    with get_client(sync_client=True) as client:
+    # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
+    patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 1}
+    with temporary_settings(patience), get_client(sync_client=True) as client:
         flow_run = client.create_flow_run(
             flow, parameters=parameters, name=run.id, tags=all_tags, state=Pending()
         )

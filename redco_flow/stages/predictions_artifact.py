@@ -68,7 +68,8 @@ def write_predictions(
 ) -> None:
     """Write an artifact's files into a new folder."""
     folder.mkdir(parents=True)
-    with (folder / LINES_FILE).open("w", encoding="utf-8") as file:
+    # Half a surrogate pair has no UTF-8; written with a backslash it is JSON's own escape of it.
+    with (folder / LINES_FILE).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for prediction in predictions:
             file.write(json.dumps(prediction.to_json(), ensure_ascii=False) + "\n")
     write_json(folder / SUMMARY_FILE, summary.to_json())

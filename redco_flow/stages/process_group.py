@@ -12,7 +12,7 @@ from typing import Any
 from redco_flow.launch.call import Call
 from redco_flow.launch.package_versions import package_versions
 from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.rendezvous import Rendezvous
+from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.stages.context import StageContext
 
 _HEARTBEAT_TIMEOUT_SECONDS = 15
@@ -40,7 +40,8 @@ class ProcessGroup:
         From here on SIGTERM is JAX's, which has all ranks agree on the step to stop after.
 
         Raises:
-            CannotMeet: a rank is missing or would run something else; nothing has run.
+            CannotMeet: a rank is missing or would run something else, or JAX's port was taken;
+                nothing has run.
             Stopped: a stop was requested while waiting.
         """
         if self._place.num_processes == 1:
@@ -48,21 +49,30 @@ class ProcessGroup:
         coordinator = self._meeting().meet().coordinator
         if coordinator is None:
             return False
+        self._context.report(phase="joining the other processes")
+        self._start_jax(coordinator)
+        return True
+
+    def _start_jax(self, coordinator: str) -> None:
         import jax
 
-        self._context.report(phase="joining the other processes")
-        jax.distributed.initialize(
-            coordinator_address=coordinator,
-            num_processes=self._place.num_processes,
-            process_id=self._place.rank,
-            # Given in full: JAX would take one GPU per process wherever SLURM_* is set.
-            local_device_ids=self._place.local_device_ids,
-            cluster_detection_method="deactivate",
-            initialization_timeout=_SECONDS_TO_START,
-            heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
-            shutdown_timeout_seconds=_SECONDS_TO_PART,
-        )
-        return True
+        try:
+            jax.distributed.initialize(
+                coordinator_address=coordinator,
+                num_processes=self._place.num_processes,
+                process_id=self._place.rank,
+                # Given in full: JAX would take one GPU per process wherever SLURM_* is set.
+                local_device_ids=self._place.local_device_ids,
+                cluster_detection_method="deactivate",
+                initialization_timeout=_SECONDS_TO_START,
+                heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
+                shutdown_timeout_seconds=_SECONDS_TO_PART,
+            )
+        except jax.errors.JaxRuntimeError as error:
+            raise CannotMeet(
+                f"the ranks met, and then JAX could not start at {coordinator} ({error}): most "
+                f"likely another program took the port in between. A new attempt takes another."
+            ) from error
 
     def part(self) -> None:
         """Wait for all ranks and leave: from here on none misses another's heartbeat."""

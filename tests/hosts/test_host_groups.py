@@ -99,8 +99,32 @@ def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(su
     wait_until(lambda: all_processes(job, hosts) == [], 10)
 
 
+def test_ranks_whose_hosts_cannot_reach_each_other_give_up_at_the_configured_time(submit, hosts):
+    """Engine case 19: before JAX starts, whose own timeout is an abort minutes later."""
+    hosts.separate(*hosts.hosts)
+    try:
+        job = submit(
+            "write",
+            resources=TWO_HOSTS,
+            num_cpu_devices=1,
+            settings={"rendezvous_seconds": 5},
+        )
+        wait_until(lambda: "waiting for rank 1 of 2" in str(phase_of(job.attempt)))
+        waits_since = time.monotonic()
+        assert job.wait_seconds(60), job.status()
+        seconds = time.monotonic() - waits_since
+    finally:
+        hosts.join(*hosts.hosts)
+
+    assert seconds < 15
+    assert job.state == "FAILED", job.status()
+    assert "within 5 s" in job.status().message  # whichever of the two says it first
+    assert "cannot reach rank 0 at port" in str(phase_of(AttemptDirectory(job.attempt.path, 1)))
+    assert all_processes(job, hosts) == []
+
+
 def test_a_host_that_dies_ends_the_group_and_is_named(submit, hosts):
-    """A power cut: the other host's rank ends within seconds, and the host is told by its name."""
+    """Fault 8, a power cut: the other host's rank ends in seconds, and the host is named."""
     job = submit("hang", resources=TWO_HOSTS, num_cpu_devices=1, settings={"lost_after_minutes": 1})
     started(job, hosts)
     dead = hosts.hosts[1]

@@ -141,6 +141,7 @@ def test_a_cancelled_job_leaves_no_process_and_a_cancelled_worker_may_save_first
 
 
 def test_a_worker_that_ignores_the_request_is_killed_with_its_children(submit, hosts):
+    """Fault 9."""
     folder = hosts.shared / "ignoring"
     folder.mkdir()
     job = submit("ignore_termination", grace_seconds=1, config={"folder": str(folder)})
@@ -280,3 +281,16 @@ def test_the_ranks_import_the_code_that_was_shipped(submit, hosts):
     job.cancel()
     (search,) = [one for one in environment if one.startswith(b"PYTHONPATH=")]
     assert search.startswith(f"PYTHONPATH={hosts.hosts[0].directory}/code/".encode())
+
+
+def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(submit, hosts):
+    """Part of a minute, so that the test needs no whole one."""
+    folder = hosts.shared / "time"
+    folder.mkdir()
+    limit = JobResources(walltime_minutes=0.1)
+    job = submit("save_when_stopped", resources=limit, config={"folder": str(folder)})
+
+    assert job.wait_seconds(60)
+
+    assert (job.state, (folder / "saved").exists()) == ("TIMEOUT", True), job.status()
+    assert "its time (walltime_minutes) is over." in job.status().message

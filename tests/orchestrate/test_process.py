@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -297,10 +298,23 @@ def test_without_any_server_the_run_completes_with_a_warning(runs, executions):
     finally:
         del os.environ["PREFECT_API_URL"]
 
+    until(short_lived_servers)
     state = wait_for_end(run, seconds=150)
 
     assert state["state"] == "completed"
     assert "http://127.0.0.1:9/api does not answer" in run.log_path.read_text()
+    until(lambda: not short_lived_servers(), seconds=60)
+
+
+def short_lived_servers():
+    """The processes of Prefect's own short-lived servers that this test's launcher started."""
+    marks = (b"PREFECT__SERVER_EPHEMERAL=1", os.environ["PYTEST_CURRENT_TEST"].encode())
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if all(mark in path.read_bytes() for mark in marks):
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):

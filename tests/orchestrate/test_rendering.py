@@ -1,7 +1,9 @@
 """What a plan says would be submitted."""
 
-from orchestrate_runs import TWO_STAGES
+import pytest
+from orchestrate_runs import DIAMOND, TWO_STAGES
 
+from redco_flow.errors import UsageError
 from redco_flow.orchestrate.rendering import rendered_submissions
 from redco_flow.spec.profile import Profile
 
@@ -24,3 +26,29 @@ def test_where_nothing_is_submitted_nothing_is_rendered(planning):
     rendered = dict(rendered_submissions(resolved, Profile(), planning.workspace, plan, {}))
 
     assert rendered == {"preprocess": "", "train": ""}
+
+
+def test_of_a_run_ahead_each_stage_is_rendered_behind_those_it_takes_from(planning):
+    resolved, plan = planning.load(DIAMOND), planning.plan(DIAMOND)
+    profile = Profile(executor="slurm", workspace=str(planning.workspace.root))
+
+    rendered = dict(
+        rendered_submissions(resolved, profile, planning.workspace, plan, {}, ahead=True)
+    )
+
+    assert "--dependency" not in rendered["preprocess"]
+    assert "--dependency=afterok:JOB_OF_preprocess\n" in rendered["train-small"]
+    assert "--dependency=afterok:JOB_OF_train-small:JOB_OF_train-large\n" in rendered["compare"]
+
+
+def test_a_profile_without_a_queue_cannot_run_ahead_and_the_error_says_what_to_do(planning):
+    with pytest.raises(UsageError, match=r"'local'.*cannot have jobs wait.*leave --ahead out"):
+        planning.write(TWO_STAGES, ahead=True)
+    assert not list(planning.workspace.runs.glob("*"))
+
+
+def test_a_stage_is_not_forced_ahead(planning):
+    planning.profile["executor"] = "slurm"
+
+    with pytest.raises(UsageError, match=r"--force train and --ahead do not go together"):
+        planning.write(TWO_STAGES, ahead=True, force=["train"])

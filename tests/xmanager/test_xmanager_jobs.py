@@ -97,6 +97,7 @@ def test_submitters_that_meet_at_a_fresh_database_all_succeed(submit, tmp_path, 
     "victims", ["the launcher at once", "the launcher", "all that is not a rank"]
 )
 def test_a_job_outlives_its_launcher_and_is_found_again(launch, workspace, tmp_path, victims):
+    """Fault 17."""
     attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(tmp_path)})
     launcher = launch(attempt)
     wait_until(attempt.job_path.exists)
@@ -147,6 +148,7 @@ def test_a_job_that_is_cancelled_while_it_starts_leaves_nothing(submit, seconds)
 
 
 def test_a_second_cancel_kills_what_refuses_to_stop_with_all_its_children(submit, tmp_path):
+    """Fault 9."""
     job = submit("ignore_termination", grace_seconds=600, config={"folder": str(tmp_path)})
     wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
 
@@ -196,7 +198,33 @@ def test_what_xmanager_cannot_start_is_told_in_its_own_words(submit, monkeypatch
         submit("write")
 
 
+def test_fifty_megabytes_that_are_no_text_and_no_line_hang_nothing(submit, tmp_path):
+    """Fault 37: XManager's own reader would stop at the first line of a megabyte."""
+    job = submit("print_fifty_megabytes", config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "waiting")
+
+    (tmp_path / "go").touch()
+    assert job.wait_seconds(60), job.status()
+
+    assert job.state == "COMPLETED", job.status()
+    assert job.paths.stdout.stat().st_size > 50 << 20
+    assert "bytes before this are left out" in job.stdout()
+
+
+def test_a_database_that_another_program_has_locked_is_told_in_its_words(submit, xmanager):
+    """Fault 16: waited for some seconds, and nothing is started."""
+    assert submit("write").wait_seconds(60)
+    with sqlite3.connect(xmanager / ".xmanager/experiments.sqlite3") as database:
+        database.execute("begin exclusive")
+
+        with pytest.raises(StageFailed, match=r"(?s)XManager did not start .*database is locked"):
+            submit("write", number=2)
+
+    assert submit("write", number=3).wait_seconds(60)
+
+
 def test_a_secret_stands_in_no_file_and_in_no_list_of_processes(submit, workspace, tmp_path):
+    """Fault 31."""
     value = "hf_" + "x1Y2" * 9
     job = submit("wait_for_go", environment={"HF_TOKEN": value}, config={"folder": str(tmp_path)})
     wait_until(lambda: phase_of(job.attempt) == "waiting")
@@ -209,3 +237,14 @@ def test_a_secret_stands_in_no_file_and_in_no_list_of_processes(submit, workspac
     files = [path for path in workspace.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if value.encode() in path.read_bytes()]
+
+
+def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(submit, tmp_path):
+    """Part of a minute, so that the test needs no whole one."""
+    limit = JobResources(walltime_minutes=0.1)
+    job = submit("save_when_stopped", resources=limit, config={"folder": str(tmp_path)})
+
+    assert job.wait_seconds(60)
+
+    assert (job.state, (tmp_path / "saved").exists()) == ("TIMEOUT", True), job.status()
+    assert "its time (walltime_minutes) is over." in job.status().message

@@ -67,14 +67,20 @@ class Runs:
     def plan(self, text, overrides=(), **options):
         return make_plan(self.load(text, overrides), self.workspace, **options)
 
-    def write(self, text, overrides=(), **options):
+    def write(self, text, overrides=(), *, ahead=False, **options):
         """Make a run's directory; nothing is started."""
         resolved = self.load(text, overrides)
         plan = make_plan(resolved, self.workspace, **options)
         settings = {"grace_seconds": 2.0} | self.profile
         profile = Profile(workspace=str(self.folder / "workspace"), **settings)
         run = write_run(
-            resolved, profile, self.workspace, plan, overrides=overrides, argv=["redco-flow"]
+            resolved,
+            profile,
+            self.workspace,
+            plan,
+            overrides=overrides,
+            argv=["redco-flow"],
+            ahead=ahead,
         )
         self.started.append(run)
         return run
@@ -111,11 +117,12 @@ class InProcess:
         self._thread.start()
 
     def _drive(self):
+        self.session.submit_ahead(self.said.append)
         self.session.run_without_flow(self.said.append)
 
-    def end(self):
+    def end(self, seconds=60):
         """Wait for the stages' end; write and return the run's outcome."""
-        self._thread.join(60)
+        self._thread.join(seconds)
         assert not self._thread.is_alive()
         outcome = self.session.outcome()
         if outcome.state != "detached":

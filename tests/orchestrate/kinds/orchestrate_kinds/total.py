@@ -13,6 +13,7 @@ SECTIONS = ()
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"metrics": "metrics", "checkpoint": "checkpoint"}
 BASELINES = {"most_frequent_target": {"text": "0.5", "metrics": {"total": 0.5}}}
+METADATA = {"baselines": BASELINES, "directions": {"total": "max"}}
 
 
 class Config(StageConfig):
@@ -40,7 +41,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     return StageOutputs(
         {
             "checkpoint": Output("checkpoint", checkpoint, {"step": len(numbers)}),
-            "metrics": Output("metrics", metrics, {"baselines": BASELINES}),
+            "metrics": Output("metrics", metrics, METADATA),
         },
         {"total": total},
     )

@@ -1,6 +1,6 @@
 """What the demo calls equal; the demo itself is `make slurm-demo`."""
 
-from slurm_demo import are_equal, side_by_side
+from profile_demo import are_equal, side_by_side
 
 
 def test_metrics_are_equal_if_they_differ_by_less_than_the_tolerance():
@@ -12,5 +12,5 @@ def test_a_metric_that_only_one_side_has_is_no_equality_and_is_shown():
     there, here = {"loss": 5.0, "bleu": 1.0}, {"loss": 5.0}
 
     assert not are_equal(there, here)
-    assert "bleu" in side_by_side(there, here)
-    assert "NOT EQUAL" in side_by_side(there, here)
+    assert "bleu" in side_by_side("slurm", there, here)
+    assert "NOT EQUAL" in side_by_side("slurm", there, here)

@@ -1,0 +1,139 @@
+"""A whole training, supervised and tried again: what happens to its disk and to its last moments.
+
+Driven by the test itself, without Prefect, so that it can stop the world between two of its steps.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from redco_flow.records import read_json
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.file_lock import exclusive
+from tests.cli.conftest import wait_for
+from tests.cluster.pipelines import Driven, losses, make_run, same_parameters
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SMALL_DISK_BYTES = 32 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_cache(tmp_path_factory):
+    """Equal programs are compiled once for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder):
+    """The same training, left alone."""
+    driven = Driven(make_run(folder, workspace="undisturbed", num_epochs=6))
+    assert driven.end().state == "completed", "\n".join(driven.said)
+    return driven
+
+
+def test_a_trainer_killed_before_its_checkpoint_is_registered_registers_it_once(
+    folder, undisturbed
+):
+    """Fault 4: the last save is committed, and the artifact's directory is still hidden."""
+    run = make_run(folder, workspace="unregistered", num_epochs=6, retries={"failed": 1})
+    workspace = folder / "unregistered"
+    checkpoints = workspace / "artifacts/checkpoint"
+    driven = Driven(run)
+    wait_for(lambda: run.latest_attempt("train"))
+    with exclusive(workspace / "sequence"):  # whoever registers waits for its number here
+        wait_for(lambda: next(checkpoints.glob(".publishing*"), None), 200)
+        last_step = wait_for(lambda: max(committed_steps(workspace), default=0))
+        os.kill(worker_of(run.latest_attempt("train")), signal.SIGKILL)
+        wait_for(run.attempt("train", 1).exit_path.exists)
+    outcome = driven.end()
+
+    assert outcome.state == "completed", "\n".join(driven.said)
+    _, second = run.attempts("train")
+    assert last_step == max(losses(run))
+    assert trained_steps(second) == []
+    store = ArtifactStore(driven.session.context.workspace)
+    published = driven.stage("train")["artifacts"]
+    assert {one.id for one in store.list("checkpoint")} == set(published.values())
+    assert len(list(workspace.glob("results/*.json"))) == 2  # of preprocess and of train
+    assert list(checkpoints.glob(".publishing*")) == []
+    assert same_parameters(driven, undisturbed)
+
+
+@pytest.fixture
+def small_disk(folder):
+    """A workspace on a disk of its own."""
+    workspace = folder / "small"
+    workspace.mkdir()
+    size = f"size={SMALL_DISK_BYTES}"
+    mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(workspace)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    yield workspace
+    subprocess.run(["umount", "--lazy", str(workspace)], check=True)
+
+
+def test_a_training_whose_disk_fills_up_says_which_and_goes_on_once_there_is_room(
+    small_disk, folder, undisturbed
+):
+    """Fault 20: checkpoint, metrics and records at once, on a disk that is really full."""
+    run = make_run(folder, workspace="small", num_epochs=6)
+    ballast = small_disk / "somebody-elses"
+    driven = Driven(run)
+    wait_for(lambda: committed_steps(small_disk), 200)
+    fill(ballast)
+    outcome = driven.end()
+
+    attempt = run.attempt("train", 1)
+    message = attempt.read_exit()["message"]
+    assert outcome.state == "failed"
+    assert str(small_disk) in message
+    assert "No space left on device" in message
+    assert "Free space" in message
+    intact = committed_steps(small_disk)
+    assert intact
+    ballast.unlink()
+    resumed = Driven(run)
+    assert resumed.end().state == "completed", "\n".join(resumed.said)
+
+    assert trained_steps(run.attempt("train", 2))[0] == max(intact) + 1
+    assert same_parameters(resumed, undisturbed)
+
+
+def fill(path):
+    """Write a file until the disk takes no more byte."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 16, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    assert shutil.disk_usage(path.parent).free == 0
+
+
+def trained_steps(attempt):
+    """The steps that an attempt logged."""
+    return [one["step"] for one in attempt.read_metrics() if one["kind"] == "training"]
+
+
+def committed_steps(workspace):
+    """The training's checkpoints that are whole."""
+    found = workspace.glob("work/*/checkpoints/*/commit.json")
+    return sorted(int(path.parent.name) for path in found)
+
+
+def worker_of(attempt):
+    """The process id of the attempt's worker."""
+    supervisor = read_json(attempt.job_path)["supervisor"]["pid"]
+    with open(f"/proc/{supervisor}/task/{supervisor}/children") as file:
+        return int(file.read().split()[0])

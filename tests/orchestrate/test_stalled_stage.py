@@ -1,0 +1,34 @@
+"""A worker that no longer runs: noticed, ended, and tried again by itself."""
+
+import os
+import signal
+from pathlib import Path
+
+from orchestrate_runs import TWO_STAGES, InProcess, count_lines, until, wait_for_stage
+
+
+def test_a_stage_whose_worker_is_frozen_is_tried_again_as_the_profile_allows(planning, tmp_path):
+    """Fault 7, to its end."""
+    gate, executions = tmp_path / "gate", tmp_path / "executions"
+    planning.profile = {"stall_timeout_minutes": 0.05, "retries": {"stalled": 1}}
+    run = planning.write(TWO_STAGES, [f"train.gate={gate}", f"train.executions={executions}"])
+    driven = InProcess(run)
+    wait_for_stage(run, "train")
+    until(lambda: count_lines(executions) == 1)
+
+    os.kill(worker_of(run.attempt("train", 1)), signal.SIGSTOP)
+    until(lambda: count_lines(executions) == 2)
+    gate.touch()
+    outcome = driven.end()
+
+    assert outcome.state == "completed"
+    first, second = run.attempts("train")
+    assert first.read_exit()["cause"] == "stalled"
+    assert second.read_exit()["cause"] == "completed"
+    assert "in pass_gate" in first.log_path(0).read_text()
+
+
+def worker_of(attempt):
+    """The process id of the attempt's worker."""
+    supervisor = attempt.read_job()["supervisor"]["pid"]
+    return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])

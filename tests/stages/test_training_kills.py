@@ -1,0 +1,159 @@
+"""A trainer that is killed again and again, at random moments: what it ends with and tells."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import jax
+import numpy as np
+import pytest
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.stages import preprocess
+from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+
+# Some seconds each; 20 over 306 steps were seen to hold too.
+NUM_KILLS = 6
+NUM_EPOCHS = 8
+NUM_STEPS = 9 * NUM_EPOCHS
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+ROWS = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS[:4] for b in WORDS for c in WORDS[:3]]
+TINY = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.1}
+SETTINGS = {
+    "model": {"config": TINY},
+    "num_epochs": NUM_EPOCHS,
+    "global_batch_size": 8,
+    "learning_rate": 0.01,
+    "keep": {"last": 1, "best": ["eval_loss"]},
+    "eval": {"num_examples": 8},
+    "save_every_steps": 4,
+    "log_every_steps": 1,
+}
+
+SCRIPT = """
+# Fork a trainer and kill it when it has logged some steps, again and again; then let one finish.
+import json, os, random, signal, sys, time, traceback
+from pathlib import Path
+import redco_flow.stages.training
+from redco_flow.stages import train
+from redco_flow.stages.context import InputArtifact, StageContext
+from redco_flow.tracking.attempt import AttemptDirectory
+
+folder, num_kills = Path(sys.argv[1]), int(sys.argv[2])
+settings, dataset = map(json.loads, sys.argv[3:])
+chance = random.Random(num_kills)
+
+def run_attempt(directory):
+    context = StageContext(
+        run="run",
+        stage="train",
+        fingerprint="f" * 64,
+        inputs={"dataset": (InputArtifact(**dataset | {"path": Path(dataset["path"])}),)},
+        work_dir=folder / "work",
+        attempt_dir=AttemptDirectory(directory),
+    )
+    train.run(context, train.Config.from_json(settings))
+
+def start(number):
+    directory = folder / "attempts" / str(number)
+    directory.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            run_attempt(directory)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    return child, directory / "metrics.jsonl"
+
+def num_records(path):
+    return path.read_bytes().count(b'"training"') if path.exists() else 0
+
+for number in range(1, num_kills + 1):
+    child, metrics = start(number)
+    num_steps = 1 + chance.randrange(8)
+    while num_records(metrics) < num_steps:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it ended before it was killed"
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+last, _ = start(num_kills + 1)
+assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def train_and_kill(shared_bench, write_rows):
+    """Train in a folder of its own, killed so many times; return the folder."""
+    path = write_rows(shared_bench.root / "rows.jsonl", ROWS)
+    data = {
+        "train": str(path),
+        "tokenizer": {"train": {"vocab_size": 290, "type": "bpe"}},
+        "validation_fraction": 0.25,
+    }
+    lengths = {"max_source_length": 8, "max_target_length": 8}
+    dataset = shared_bench.run(preprocess, {"data": data, **lengths})["dataset"]
+    given = {"id": dataset.id, "kind": dataset.kind, "path": str(dataset.path)}
+    arguments = [json.dumps(SETTINGS), json.dumps({**given, "manifest": dict(dataset.manifest)})]
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": str(shared_bench.root / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+    def train_and_kill(num_kills):
+        folder = shared_bench.root / f"killed-{num_kills}"
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, folder, str(num_kills), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return folder
+
+    return train_and_kill
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trainer_killed_at_random_steps_ends_bitwise_as_one_that_never_was(train_and_kill):
+    """Fault 1."""
+    whole, killed = train_and_kill(0), train_and_kill(NUM_KILLS)
+
+    expected, found = parameters_of(whole), parameters_of(killed)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    attempts = [steps_of(killed, number) for number in range(1, NUM_KILLS + 2)]
+    for steps in attempts:  # no step twice, none left out
+        assert list(steps) == list(range(min(steps), max(steps) + 1))
+    for before, after in pairwise(attempts):  # each goes on from a save, and repeats what was lost
+        assert min(before) <= min(after) <= max(before) + 1
+    told = {step: loss for steps in attempts for step, loss in steps.items()}
+    assert told == steps_of(whole, 1)
+    assert list(told) == list(range(1, NUM_STEPS + 1))
+
+
+def steps_of(folder, number):
+    """Loss by step, in the order in which an attempt logged them."""
+    lines = (folder / "attempts" / str(number) / "metrics.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if record["kind"] == "training"]
+    steps = {record["step"]: record["loss"] for record in records}
+    assert len(steps) == len(records)
+    return steps
+
+
+def parameters_of(folder):
+    """The last checkpoint's arrays by path."""
+    checkpoint = CheckpointArtifact(folder / "work/outputs/checkpoint-last")
+    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer())
+    return {
+        jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)
+    }
