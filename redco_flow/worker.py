@@ -11,39 +11,49 @@ Exit codes: 0 with result.json; 1 with error.json; 75 stopped as asked, with err
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.launch.ending import STOPPED_EXIT_CODE
 from redco_flow.launch.jax_environment import jax_variables
 from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.upstream import with_inputs
 from redco_flow.launch.work_lock import acquire
 from redco_flow.launch.worker_process import ReservedFiles, end, prepare, report_error, say
-from redco_flow.records import canonical_json, write_json
-from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs, StopFlag, Stopped
+from redco_flow.records import write_json
+from redco_flow.stages import shard_tally
+from redco_flow.stages.context import (
+    InputArtifact,
+    Shard,
+    StageContext,
+    StageOutputs,
+    StopFlag,
+    Stopped,
+)
 from redco_flow.stages.process_group import ProcessGroup
+from redco_flow.stages.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.fingerprint import fingerprint
-from redco_flow.tracking.results import StageResult, find_result, publish_result
+from redco_flow.tracking.results import find_result
 from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.spec.stage_kind import StageKind
+
+_SECONDS_TO_SEE_INPUTS = 60.0  # a shared file system may show another host's files late
 
 
 class CallRejected(RedcoFlowError):
     """The call cannot be run here; nothing of the stage has run."""
-
-
-class BadOutputs(RedcoFlowError):
-    """The stage returned something that cannot be published; nothing of it was."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -85,6 +95,7 @@ def run_call(
 
     Raises:
         CallRejected: it cannot be run here.
+        UpstreamMissing: it takes from a stage that has no result.
         CannotMeet: the job's other processes are not there, or would run something else.
         BadOutputs: what the stage returned cannot be published.
         Stopped: `stop` was requested.
@@ -95,6 +106,7 @@ def run_call(
         f"stage '{call.stage}' of run {call.run}, attempt {call.attempt}, "
         f"process {os.getpid()} on {os.uname().nodename}"
     )
+    call = with_inputs(call, wait_seconds=_SECONDS_TO_SEE_INPUTS)
     workspace = Workspace(Path(call.workspace))
     os.environ.update(
         jax_variables(
@@ -109,7 +121,10 @@ def run_call(
     if place.rank > 0:
         _take_part(call, context, group)
         return
-    _take_lock(context, call)
+    if call.shard is not None:
+        _run_shard(call, context, workspace, started_at)
+        return
+    _take_lock(context)
     result = find_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
@@ -118,19 +133,37 @@ def run_call(
         # From here on a stop only waits: what is left is short and must not be cut in two.
         stop.is_watched = True
         group.part()
-        result = _publish(workspace, call, context, outputs, time.monotonic() - started_at)
+        result = publish(workspace, call, context, outputs, time.monotonic() - started_at)
     else:
         say(f"run {result.run} published this result already; reusing it.")
         group.call_off()
-    write_json(
-        attempt.result_path,
-        {
-            "fingerprint": result.fingerprint,
-            "outputs": result.outputs,
-            "metrics": result.metrics,
-            "seconds": result.seconds,
-        },
-    )
+    write_result(attempt, result)
+
+
+def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:
+    """Compute one part of the stage; whoever computes the last one joins and publishes them."""
+    assert call.shard is not None
+    _take_lock(context, shared=True)
+    result = find_result(workspace, call.fingerprint)
+    if result is None:
+        _check_code(call)
+        kind, config = _kind_and_config(call)
+        run_shard = importlib.import_module(kind.module).run_shard
+        join = run_shard(context, config, Shard(call.shard, call.num_shards))
+        _take_lock(context, shard_tally.LOCK)
+        if shard_tally.note_computed(context.work_dir, call.shard, call.num_shards):
+            result = find_result(workspace, call.fingerprint)
+            if result is None:
+                outputs = join()
+                check_outputs(call, outputs, _output_names(kind, config))
+                context.stop.is_watched = True
+                seconds = time.monotonic() - started_at
+                result = publish(workspace, call, context, outputs, seconds)
+    context.flush()
+    if result is not None:
+        write_result(context.attempt_dir.whole, result)
+    done = {"fingerprint": call.fingerprint, "outputs": result.outputs if result else {}}
+    write_json(context.attempt_dir.result_path, done)
 
 
 def _take_part(call: Call, context: StageContext, group: ProcessGroup) -> None:
@@ -214,7 +247,7 @@ def _intact(store: ArtifactStore, reference: InputReference) -> Artifact:
     return store.get(reference.id)
 
 
-def _take_lock(context: StageContext, call: Call) -> None:
+def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = False) -> None:
     """Hold the work directory to the end of the process; wait for whoever holds it."""
     said: set[str] = set()
 
@@ -225,107 +258,30 @@ def _take_lock(context: StageContext, call: Call) -> None:
         context.report(phase=f"waiting for {holder}")
         context.raise_if_stopped()
 
-    holder = {
-        "run": call.run,
-        "stage": call.stage,
-        "attempt": call.attempt,
-        "pid": os.getpid(),
-        "host": os.uname().nodename,
-        "since": utc_now(),
-    }
-    acquire(context.work_dir / "lock", holder, while_waiting)
+    acquire(context.work_dir / name, context.holder(), while_waiting, shared=shared)
     context.stop.is_watched = False
 
 
 def _run_stage(call: Call, context: StageContext) -> StageOutputs:
-    from redco_flow.spec.stage_kind import find_stage_kind
-
-    kind = find_stage_kind(call.kind)
-    config = kind.config_type.from_json(call.config)
+    kind, config = _kind_and_config(call)
     context.report(phase="starting")
     run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.module).run
     outputs = run(context, config)
     context.flush()
-    names = kind.output_names(config) if kind.output_names else list(kind.outputs)
     if context.attempt_dir.rank == 0:  # what rank 0 publishes may not be there yet on another
-        _check_outputs(call, outputs, names)
+        check_outputs(call, outputs, _output_names(kind, config))
     return outputs
 
 
-def _check_outputs(call: Call, outputs: StageOutputs, names: list[str]) -> None:
-    """Refuse before anything is published what could not be published whole."""
-    where = f"stage '{call.stage}' (kind {call.kind})"
-    if not isinstance(outputs, StageOutputs):
-        raise BadOutputs(f"{where} returned a {type(outputs).__name__}, not StageOutputs.")
-    if set(outputs.outputs) != set(names):
-        raise BadOutputs(
-            f"{where} returned the outputs {sorted(outputs.outputs)}; it declares {sorted(names)}."
-        )
-    for name, output in outputs.outputs.items():
-        if name != output.kind and not name.startswith(f"{output.kind}/"):
-            raise BadOutputs(f"{where}: output '{name}' is of kind '{output.kind}'.")
-        if not output.path.exists():
-            raise BadOutputs(f"{where}: output '{name}' is not there: {output.path}.")
-        _check_json(f"{where}: metadata of output '{name}'", output.metadata)
-    for metric, value in (outputs.metrics or {}).items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadOutputs(f"{where}: metric '{metric}' is {value!r}, not a finite number.")
+def _kind_and_config(call: Call) -> tuple[StageKind, Any]:
+    from redco_flow.spec.stage_kind import find_stage_kind
+
+    kind = find_stage_kind(call.kind)
+    return kind, kind.config_type.from_json(call.config)
 
 
-def _check_json(where: str, value: Any) -> None:
-    try:
-        canonical_json(dict(value))
-    except (TypeError, ValueError) as error:
-        raise BadOutputs(f"{where} is not JSON: {error}.") from error
-
-
-def _publish(
-    workspace: Workspace,
-    call: Call,
-    context: StageContext,
-    outputs: StageOutputs,
-    seconds: float,
-) -> StageResult:
-    for left_over in workspace.results.glob(f".{call.fingerprint}.json.*.tmp"):
-        left_over.unlink()  # its writer was killed: the lock is ours
-    store = ArtifactStore(workspace)
-    parents = {
-        slot if len(artifacts) == 1 else f"{slot}/{index}": artifact.id
-        for slot, artifacts in context.inputs.items()
-        for index, artifact in enumerate(artifacts)
-    }
-    # The ingredients stand in the result already.
-    produced_by = {k: v for k, v in context.provenance.items() if k != "ingredients"}
-    published = {
-        name: store.publish(
-            output.kind,
-            output.path,
-            metadata=output.metadata,
-            parents=parents,
-            produced_by=produced_by,
-            digests=output.digests,
-        ).id
-        for name, output in outputs.outputs.items()
-    }
-    return publish_result(
-        workspace,
-        StageResult(
-            fingerprint=call.fingerprint,
-            pipeline=call.pipeline,
-            stage=call.stage,
-            kind=call.kind,
-            ingredients=call.ingredients,
-            outputs=published,
-            metrics=None if outputs.metrics is None else dict(outputs.metrics),
-            run=call.run,
-            attempt=call.attempt,
-            seconds=round(seconds, 3),
-            code=call.code,
-            origins=call.origins,
-            host=os.uname().nodename,
-            versions=context.provenance["versions"],
-        ),
-    )
+def _output_names(kind: StageKind, config: Any) -> list[str]:
+    return kind.output_names(config) if kind.output_names else list(kind.outputs)
 
 
 if __name__ == "__main__":

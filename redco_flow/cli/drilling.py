@@ -13,7 +13,7 @@ from redco_flow.cli.arguments import Verbs, add_json
 from redco_flow.cli.following import follow_run
 from redco_flow.cli.text import columns, duration
 
-_VERDICTS = {True: "bitwise", False: "NO", None: "-"}
+_VERDICTS = {True: "bitwise", False: "NO"}
 
 
 def register(verbs: Verbs) -> None:
@@ -62,4 +62,4 @@ def _drill(options: argparse.Namespace) -> int:
             for survival in survivals
         ]
         print(columns(rows, ["FAULT", "SURVIVED", "TIME", "HOW"]))
-    return 1 if any(survival.survived is False for survival in survivals) else 0
+    return 1 if any(not survival.survived for survival in survivals) else 0

@@ -142,7 +142,9 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
     while True:
         view = read_run_view(run)
         is_due = time.monotonic() >= next_progress
-        for name, stage in view["stages"].items():
+        # A run that is taken up again is pending until its launcher has read how it ended before.
+        is_taken_up = view["state"] != "pending"
+        for name, stage in view["stages"].items() if is_taken_up else ():
             key = (stage["state"], stage["attempt"])
             is_news = said.get(name, ("pending", None)) != key and stage["state"] != "pending"
             if is_news or (is_due and stage["state"] == "running"):

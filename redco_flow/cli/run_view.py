@@ -33,6 +33,7 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
         "exit_code": state.get("exit_code"),
         "message": state.get("message") or "",
         "created_at": run.record.get("created_at"),
+        "sweep": run.record.get("sweep", ""),
         "seconds": _seconds_between(state.get("started_at"), state.get("ended_at")),
         "prefect_url": state.get("prefect_url"),
         "report": str(run.report_path) if run.report_path.is_file() else None,

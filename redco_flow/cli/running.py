@@ -18,15 +18,21 @@ from redco_flow.cli.arguments import (
 )
 from redco_flow.cli.following import follow_run
 from redco_flow.cli.run_view import read_run_view
+from redco_flow.cli.sweep_view import read_sweep_view
+from redco_flow.cli.sweeping import add_sweep, attend_sweep, run_sweep
 from redco_flow.cli.text import columns
 from redco_flow.cli.watching import status_text
+from redco_flow.errors import UsageError
 from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.planning import Plan
+    from redco_flow.orchestrate.sweeping import PlannedPoint
     from redco_flow.spec.load import ResolvedPipeline
     from redco_flow.spec.profile import Profile
+    from redco_flow.spec.sweep import Point
 
 
 def register(verbs: Verbs) -> None:
@@ -34,6 +40,7 @@ def register(verbs: Verbs) -> None:
     run = verbs.add("run", _run, "run a pipeline")
     run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
     run.add_argument("--detach", action="store_true", help="start it and return at once")
+    add_sweep(run)
     plan = verbs.add("plan", _plan, "print what a run would do, and why")
     plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
     resume = verbs.add("resume", _resume, "take up a run that was interrupted, failed or cancelled")
@@ -42,6 +49,11 @@ def register(verbs: Verbs) -> None:
     cancel = verbs.add("cancel", _cancel, "stop a run; what its stages saved is kept")
     for parser in (run, plan):
         add_pipeline(parser)
+        parser.add_argument(
+            "--ahead",
+            action="store_true",
+            help="submit all stages at once, each behind those it needs: no launcher is needed",
+        )
     for parser in (resume, retry):
         parser.add_argument("--detach", action="store_true", help="do not follow it")
     for parser in (resume, retry, cancel):
@@ -52,9 +64,13 @@ def register(verbs: Verbs) -> None:
 
 
 def _load(
-    options: argparse.Namespace,
+    options: argparse.Namespace, point: Point = ()
 ) -> tuple[ResolvedPipeline, Profile, Workspace, Plan]:
-    """Read and plan; every mistake of the user's is found here, before anything starts."""
+    """Read and plan; every mistake of the user's is found here, before anything starts.
+
+    Args:
+        point: further overrides.
+    """
     from redco_flow.orchestrate.planning import make_plan
     from redco_flow.spec.find import find_file
     from redco_flow.spec.load import load_pipeline
@@ -63,9 +79,10 @@ def _load(
     # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
     if "" not in sys.path:
         sys.path.insert(0, "")
-    profile = load_profile(options.profile, options.overrides)
+    overrides = [*options.overrides, *point]
+    profile = load_profile(options.profile, overrides)
     path = find_file("pipelines", options.file)
-    resolved = load_pipeline(path, options.overrides, profile)
+    resolved = load_pipeline(path, overrides, profile)
     workspace = Workspace.open(profile.workspace)
     plan = make_plan(
         resolved,
@@ -83,7 +100,10 @@ def _plan(options: argparse.Namespace) -> int:
     if options.render:
         from redco_flow.orchestrate.rendering import rendered_submissions
 
-        for name, text in rendered_submissions(resolved, profile, workspace, plan, os.environ):
+        submissions = rendered_submissions(
+            resolved, profile, workspace, plan, os.environ, ahead=options.ahead
+        )
+        for name, text in submissions:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
     return 0
 
@@ -102,6 +122,14 @@ def _print_plan(resolved: ResolvedPipeline, plan: Plan, *, as_json: bool) -> Non
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.starting import start_run
 
+    if options.sweep:
+        return run_sweep(
+            options,
+            lambda point: _load_point(options, point),
+            lambda planned: _print_point(planned, as_json=options.json),
+        )
+    if options.max_parallel:
+        raise UsageError("--max-parallel is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
     resolved, profile, workspace, plan = _load(options)
     if options.dry_run:
         _print_plan(resolved, plan, as_json=options.json)
@@ -114,9 +142,23 @@ def _run(options: argparse.Namespace) -> int:
         profile_name=options.profile,
         overrides=options.overrides,
         argv=sys.argv,
+        ahead=options.ahead,
     )
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options)
+
+
+def _load_point(options: argparse.Namespace, point: Point) -> tuple[PlannedPoint, Workspace]:
+    from redco_flow.orchestrate.sweeping import PlannedPoint
+
+    resolved, profile, workspace, plan = _load(options, point)
+    return PlannedPoint(point, resolved, profile, plan), workspace
+
+
+def _print_point(planned: PlannedPoint, *, as_json: bool) -> None:
+    if not as_json:
+        print(f"\n--- {'  '.join(planned.overrides)}")
+    _print_plan(planned.pipeline, planned.plan, as_json=as_json)
 
 
 def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
@@ -164,13 +206,26 @@ def _example_metric(view: dict[str, Any]) -> str:
     return str(view["run"]) if name is None else f"{view['run']}/{name}"
 
 
+def _workspace(options: argparse.Namespace) -> Workspace:
+    return Workspace(workspace_path(options).absolute())
+
+
 def _find(options: argparse.Namespace) -> RunDirectory:
-    return find_run(Workspace(workspace_path(options).absolute()), options.run)
+    return find_run(_workspace(options), options.run)
+
+
+def _find_sweep(options: argparse.Namespace) -> SweepDirectory | None:
+    return find_sweep(_workspace(options), options.run)
 
 
 def _resume(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.starting import resume_run
 
+    if (sweep := _find_sweep(options)) is not None:
+        from redco_flow.orchestrate.sweeping import resume_sweep
+
+        resume_sweep(sweep)
+        return attend_sweep(sweep, _workspace(options), options)
     run = _find(options)
     resume_run(run)
     return _attend(run, options)
@@ -187,6 +242,12 @@ def _retry(options: argparse.Namespace) -> int:
 def _cancel(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.cancelling import cancel_run
 
+    if (sweep := _find_sweep(options)) is not None:
+        from redco_flow.orchestrate.sweeping import cancel_sweep
+
+        cancel_sweep(sweep, "redco-flow cancel")
+        print(f"{sweep.id}: {read_sweep_view(sweep, _workspace(options))['state']}")
+        return 0
     run = _find(options)
     cancel_run(run, "redco-flow cancel")
     print(f"{run.id}: {run.read_state()['state']}")

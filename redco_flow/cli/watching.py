@@ -12,9 +12,12 @@ from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, wo
 from redco_flow.cli.following import follow_run, stage_line
 from redco_flow.cli.log_view import LogFollower, last_lines
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
+from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
+from redco_flow.cli.sweeping import attend_sweep
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import UsageError
 from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
+from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 _POLL_SECONDS = 0.25
@@ -53,10 +56,13 @@ def _list(options: argparse.Namespace) -> int:
             str(view["created_at"] or "")[:16].replace("T", " "),
             duration(view["seconds"]),
             "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
+            view["sweep"],
         ]
         for view in views
     ]
-    print(columns(rows, ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS"]))
+    has_sweeps = any(view["sweep"] for view in views)
+    header = ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS", "SWEEP" if has_sweeps else ""]
+    print(columns(rows, header))
     return 0
 
 
@@ -65,6 +71,13 @@ def _find(options: argparse.Namespace, text: str) -> RunDirectory:
 
 
 def _status(options: argparse.Namespace) -> int:
+    workspace = Workspace(workspace_path(options).absolute())
+    if (sweep := find_sweep(workspace, options.run)) is not None:
+        if options.watch:
+            return attend_sweep(sweep, workspace, options)
+        view = read_sweep_view(sweep, workspace)
+        print(json.dumps(view) if options.json else sweep_text(view))
+        return 0
     run = _find(options, options.run)
     if options.watch:
         follow_run(run)
@@ -78,8 +91,10 @@ def status_text(view: dict[str, Any]) -> str:
     lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
     stages = view["stages"]
     lines += [f"  {stage_line(name, stage)}" for name, stage in stages.items()]
-    # A failed run's message is its first failed stage's, which stands in that stage's line.
-    if not any(str(stage["message"]).startswith(view["message"]) for stage in stages.values()):
+    # A failed run's message is its first failed stage's, which stands in that stage's line, and a
+    # completed one's counts those lines.
+    is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())
+    if view["state"] != "completed" and not is_said:
         lines.append(view["message"])
     if view["metrics"]:
         lines.append(
@@ -94,6 +109,9 @@ def status_text(view: dict[str, Any]) -> str:
 
 
 def _attach(options: argparse.Namespace) -> int:
+    workspace = Workspace(workspace_path(options).absolute())
+    if (sweep := find_sweep(workspace, options.run)) is not None:
+        return attend_sweep(sweep, workspace, options)
     run = _find(options, options.run)
     code = follow_run(run)
     view = read_run_view(run)

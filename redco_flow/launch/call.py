@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,11 @@ PROTOCOL = 1
 
 @dataclass(frozen=True)
 class InputReference:
-    """One artifact that the stage takes in, and the stage and output it came from."""
+    """One artifact that the stage takes in, and the stage and output it came from.
+
+    Args:
+        id, path: "" while the stage that makes it has not ended (`upstream.with_inputs`).
+    """
 
     id: str
     path: str
@@ -38,6 +42,8 @@ class JobResources:
         processes_per_host: ranks on each host; they share its GPUs evenly.
         gpus_per_host: 0 for none.
         cpus_per_host, memory_gib, walltime_minutes: None leaves it to the machine.
+        shards: parts of the stage that are tasks of their own, each of which gets all this; none:
+            one job does everything.
     """
 
     num_hosts: int = 1
@@ -46,6 +52,7 @@ class JobResources:
     cpus_per_host: int | None = None
     memory_gib: float | None = None
     walltime_minutes: int | None = None
+    shards: tuple[int, ...] = ()
 
     @property
     def num_processes(self) -> int:
@@ -68,6 +75,10 @@ class Call:
         num_cpu_devices: how many devices JAX makes of the CPU; None leaves it to JAX.
         environment: the names, never the values, of the variables that the profile sets.
         resources: read by the executor alone.
+        num_shards: parts that the stage's work is cut into.
+        shard: the part that this worker computes; None: all of them.
+        upstream: by stage, the attempts whose results fill in the inputs without an id; of such a
+            call neither the fingerprint nor the ingredients' inputs are known yet.
     """
 
     run: str
@@ -85,6 +96,9 @@ class Call:
     num_cpu_devices: int | None = None
     environment: list[str] = field(default_factory=list)
     resources: JobResources = JobResources()
+    num_shards: int = 1
+    shard: int | None = None
+    upstream: dict[str, str] = field(default_factory=dict)
     protocol: int = PROTOCOL
 
     @property
@@ -142,6 +156,7 @@ def call_from_json(record: Any) -> Call:
             for slot, references in record["inputs"].items()
         }
         resources = JobResources(**record.get("resources", {}))
+        resources = replace(resources, shards=tuple(resources.shards))
         return Call(**(record | {"inputs": inputs, "resources": resources}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         known = ", ".join(item.name for item in fields(Call))

@@ -26,6 +26,12 @@ _MEMORY_MARKS = (
     "CUDA out of memory",
     f"[Errno {errno.ENOMEM}]",
 )
+# In the system's words too: not every library passes the number on.
+_DISK_MARKS = tuple(
+    mark
+    for number in (errno.ENOSPC, errno.EDQUOT)
+    for mark in (f"[Errno {number}]", os.strerror(number))
+)
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,13 @@ def judge(ending: Ending, attempt: AttemptDirectory) -> tuple[str, str]:
 
 def explain(error_type: str, message: str) -> tuple[str, str]:
     """Return the cause and the advice, possibly none, for an error of a stage."""
+    # First: a checkpoint's store says RESOURCE_EXHAUSTED of a full disk.
+    if any(mark in message for mark in _DISK_MARKS):
+        return "failed", "Free space on that disk, or choose another workspace."
     if error_type.endswith("MemoryError") or any(mark in message for mark in _MEMORY_MARKS):
         return "out_of_memory", _MEMORY_ADVICE
     if f"[Errno {errno.EMFILE}]" in message:
         return "failed", "Raise the limit of open files: ulimit -n 65536."
-    if f"[Errno {errno.ENOSPC}]" in message:
-        return "failed", "Free space on that disk, or choose another workspace."
     return "failed", ""
 
 
@@ -113,6 +120,18 @@ def failure_record(error: Exception, ended_at: str) -> dict[str, Any]:
         "signal": None,
         "cause": "lost",
         "message": f"the supervisor failed: {type(error).__name__}: {error}",
+        "peak_memory_bytes": 0,
+        "ended_at": ended_at,
+    }
+
+
+def unstarted_record(why: str, ended_at: str) -> dict[str, Any]:
+    """Return what exit.json holds of a job that was taken out of a queue before it began."""
+    return {
+        "exit_code": None,
+        "signal": None,
+        "cause": "cancelled",
+        "message": f"it never began: {why}.",
         "peak_memory_bytes": 0,
         "ended_at": ended_at,
     }

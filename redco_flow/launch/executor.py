@@ -11,7 +11,7 @@ import importlib
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict, cast
@@ -121,6 +121,38 @@ class CallExecutor(Executor):
         """Start the job."""
 
 
+class ChainingExecutor(CallExecutor):
+    """An executor whose cluster itself starts a job once others have completed."""
+
+    @abstractmethod
+    def submit_call_after(self, attempt: AttemptDirectory, upstream: Sequence[CallJob]) -> CallJob:
+        """Submit a call that begins when all of `upstream` have completed, launcher or not.
+
+        Once one of them fails, the cluster cancels the job.
+
+        Raises:
+            UsageError: there is no call.json, or the attempt was submitted before.
+            StageFailed: the job could not be submitted, or one of `upstream` never was; says why.
+        """
+
+    @abstractmethod
+    def render_after(
+        self,
+        attempt: AttemptDirectory,
+        title: str,
+        resources: JobResources,
+        upstream: Sequence[str],
+    ) -> str:
+        """Return what `submit_call_after` would hand to the cluster.
+
+        Args:
+            upstream: job ids, or what stands for them.
+
+        Raises:
+            UsageError: it cannot be submitted.
+        """
+
+
 def common_settings(profile: Any, environment: Mapping[str, str]) -> ExecutorSettings:
     """Return what an executor's `make` hands on, whatever else that executor reads.
 
@@ -147,6 +179,22 @@ def make_executor(profile: Any, environment: Mapping[str, str]) -> CallExecutor:
     executor: CallExecutor = _module(profile.executor).make(profile, environment)
     known = cast("dict[str, type[Executor]]", plugins.get_executors())
     known[executor.name()] = type(executor)
+    return executor
+
+
+def make_chaining_executor(profile: Any, environment: Mapping[str, str]) -> ChainingExecutor:
+    """Return the executor that the profile names, if its cluster can start one job after another.
+
+    Raises:
+        UsageError: it cannot, or there is no such executor.
+    """
+    executor = make_executor(profile, environment)
+    if not isinstance(executor, ChainingExecutor):
+        raise UsageError(
+            f"executor '{profile.executor}' of profile '{profile.name}' cannot have jobs wait for "
+            f"each other (Slurm can): leave --ahead out. The run's launcher, which outlives the "
+            f"terminal, then starts each stage."
+        )
     return executor
 
 

@@ -30,6 +30,9 @@ from redco_flow.tracking.attempt import AttemptDirectory
 NEVER_SUBMITTED = "never_submitted"
 """The cause of a lost job that no cluster ever got: submitting it again repeats nothing."""
 
+UNSEEN = (NEVER_SUBMITTED, "lost")
+"""Causes of an end that nobody saw: whoever takes the run up tries again, at no budget's cost."""
+
 _UNFINISHED = ("pending", "running")
 _SECONDS_BETWEEN_LOOKS = 0.05
 _STDOUT_BYTES = 1 << 20

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import StageFailed, UsageError
+from redco_flow.launch.call import read_call
 from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.job import (
     CallJob,
@@ -157,10 +158,12 @@ def reattach(record: Mapping[str, Any]) -> LocalJob:
 
 
 def _command(attempt: AttemptDirectory, parameters: Mapping[str, Any], ready_fd: int) -> list[str]:
+    walltime = read_call(attempt.call_path).resources.walltime_minutes
     return [
         *(sys.executable, "-P", "-m", "redco_flow.launch.supervisor", str(attempt.path)),
         *("--stall-seconds", str(parameters["stall_seconds"])),
         *("--grace-seconds", str(parameters["grace_seconds"])),
+        *([] if walltime is None else ["--walltime-seconds", str(walltime * 60)]),
         *("--ready-fd", str(ready_fd)),
     ]
 

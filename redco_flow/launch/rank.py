@@ -29,7 +29,13 @@ from redco_flow.launch.rank_endings import (
     read_endings,
     says_that_a_rank_was_lost,
 )
-from redco_flow.launch.supervisor import Limits, Supervisor, remove_temporary_files, run_worker
+from redco_flow.launch.supervisor import (
+    TIME_OVER,
+    Limits,
+    Supervisor,
+    remove_temporary_files,
+    run_worker,
+)
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -63,13 +69,13 @@ class RankWatch:
             self.seconds_to_warning is not None
             and elapsed >= self.seconds_to_warning - _SECONDS_EARLY
         ):
-            self.on_time_over()
+            self.supervisor.stop("timeout", "its time (walltime_minutes) is nearly over.")
         else:
             self.supervisor.stop("preempted", "its nodes are wanted for another job.")
 
     def on_time_over(self) -> None:
-        """What is left of the time is for saving."""
-        self.supervisor.stop("timeout", "its time (walltime_minutes) is nearly over.")
+        """The time is over where no cluster warns before; the grace is for saving."""
+        self.supervisor.stop("timeout", TIME_OVER)
 
     def look_at_others(self) -> None:
         """End with the first rank that fails; look again soon."""

@@ -37,6 +37,8 @@ _SECONDS_FOR_STACKS = 1.0
 _SECONDS_TO_DRAIN = 2.0
 _READY = b"ready"
 
+TIME_OVER = "its time (walltime_minutes) is over."
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -246,6 +248,8 @@ def main(arguments: list[str]) -> int:
     log = LogWriter(attempt.log_path(0), secret_values(os.environ))
     supervisor = Supervisor(attempt, limits, log)
     supervisor.listen({signal.SIGTERM: lambda: _cancel(supervisor)})
+    if options.walltime_seconds is not None:
+        supervisor.later(options.walltime_seconds, lambda: supervisor.stop("timeout", TIME_OVER))
     adopt_orphans()
     disk_reserve.take(attempt.path)
     write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
@@ -299,6 +303,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("attempt", type=Path)
     parser.add_argument("--stall-seconds", type=float, required=True)
     parser.add_argument("--grace-seconds", type=float, required=True)
+    parser.add_argument("--walltime-seconds", type=float)
     parser.add_argument("--ready-fd", type=int, required=True)
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""One worker at a time in a stage's work directory, on whatever host.
+"""One worker at a time in a stage's work directory, or some that share it, on whatever host.
 
 The kernel drops the lock (flock) when its holder dies, so none is ever left behind. The lock's
 file names the holder for people; only the kernel decides who holds it.
@@ -18,20 +18,31 @@ from typing import Any
 _SECONDS_BETWEEN_TRIES = 0.2
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkLock:
-    """A held lock; held until `release` or the end of the process."""
+    """A held lock; held until `release` or the end of the process.
+
+    Args:
+        path: its file.
+        descriptor: of the open file that the kernel's lock is on; None once it is released.
+    """
 
     path: Path
-    descriptor: int
+    descriptor: int | None
 
     def release(self) -> None:
         """Let the next one in."""
-        os.close(self.descriptor)
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def acquire(
-    path: Path, holder: Mapping[str, Any], while_waiting: Callable[[str], None]
+    path: Path,
+    holder: Mapping[str, Any],
+    while_waiting: Callable[[str], None],
+    *,
+    shared: bool = False,
 ) -> WorkLock:
     """Take the lock, waiting for whoever holds it.
 
@@ -40,13 +51,14 @@ def acquire(
         holder: what the file shall say: run, stage, attempt, pid, host, since.
         while_waiting: called about five times a second with words on who holds it; it may
             raise to give up.
+        shared: hold it together with others who share it.
 
     Raises:
         OSError: the file cannot be written or its file system has no locks; names the path.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        while not _try_lock(descriptor, path):
+        while not _try_lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             while_waiting(describe_holder(path))
             time.sleep(_SECONDS_BETWEEN_TRIES)
         text = json.dumps(dict(holder), ensure_ascii=False) + "\n"
@@ -55,9 +67,11 @@ def acquire(
     except BaseException:
         os.close(descriptor)
         raise
-    # A forked child (a data loader) shares the lock; it must not outlive its holder in there.
-    os.register_at_fork(after_in_child=lambda: _close_quietly(descriptor))
-    return WorkLock(path, descriptor)
+    lock = WorkLock(path, descriptor)
+    # A forked child (a data loader) shares the lock; it must not outlive its holder in there. Once
+    # released here, the number may be another file's: the lock itself knows.
+    os.register_at_fork(after_in_child=lock.release)
+    return lock
 
 
 def describe_holder(path: Path) -> str:
@@ -72,19 +86,12 @@ def describe_holder(path: Path) -> str:
         return f"another worker (see {path})"
 
 
-def _try_lock(descriptor: int, path: Path) -> bool:
+def _try_lock(descriptor: int, path: Path, operation: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
         error.filename = str(path)
         raise
     return True
-
-
-def _close_quietly(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:
-        return  # the child, or the lock's holder before the fork, closed it already

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call, InputReference, JobResources, write_call
+from redco_flow.orchestrate.ingredients import stage_ingredients
 from redco_flow.orchestrate.planning import output_id
 from redco_flow.orchestrate.run_context import RunContext
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.stages.shard_tally import shards_left
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -33,16 +35,60 @@ def write_attempt(
         UsageError: the stage's config holds something that is not JSON.
         ArtifactError: an input has been deleted.
     """
-    attempt = context.run.new_attempt(stage.name)
+    call = _call(context, stage, _inputs(context, stage, made, {}), ingredients, fingerprint)
+    return _write(context, call)
+
+
+def write_attempt_ahead(
+    context: RunContext,
+    stage: ResolvedStage,
+    made: Mapping[str, Mapping[str, str]],
+    upstream: Mapping[str, AttemptDirectory],
+) -> AttemptDirectory:
+    """Make the stage's next attempt before all of its inputs are made; nothing is submitted.
+
+    Args:
+        made: outputs (artifact id by name) of upstream stages that have them.
+        upstream: the attempts that will make the others' outputs, by stage.
+
+    Raises:
+        UsageError: the stage's config holds something that is not JSON.
+        ArtifactError: an input has been deleted.
+    """
+    paths = {name: str(attempt.path) for name, attempt in upstream.items()}
+    ingredients = stage_ingredients(stage, {}, context.workspace)
+    call = _call(context, stage, _inputs(context, stage, made, paths), ingredients, "")
+    return _write(context, replace(call, upstream=paths))
+
+
+def _write(context: RunContext, call: Call) -> AttemptDirectory:
+    attempt = context.run.new_attempt(call.stage)
+    write_call(attempt, replace(call, attempt=attempt.number))
+    return attempt
+
+
+def _call(
+    context: RunContext,
+    stage: ResolvedStage,
+    inputs: dict[str, list[InputReference]],
+    ingredients: dict[str, Any],
+    fingerprint: str,
+) -> Call:
+    """The stage's call, without the number of its attempt."""
     origins = context.pipeline.stage_origins(stage.name)
-    call = Call(
+    resources, num_shards = job_resources(stage, context.profile), 1
+    if resources.shards:
+        num_shards = len(resources.shards)
+        work_dir = context.workspace.work_directory(fingerprint)
+        resources = replace(resources, shards=shards_left(work_dir, num_shards))
+    return Call(
         run=context.run.id,
         pipeline=context.pipeline.name,
         stage=stage.name,
         kind=stage.kind,
-        attempt=attempt.number,
+        attempt=0,
         config=stage.config.model_dump(mode="json"),
-        inputs=_inputs(context, stage, made),
+        inputs=inputs,
         fingerprint=fingerprint,
         ingredients=ingredients,
         workspace=str(context.workspace.root),
@@ -50,10 +96,9 @@ def write_attempt(
         code=context.code,
         num_cpu_devices=context.profile.num_cpu_devices,
         environment=sorted(context.profile.environment),
-        resources=job_resources(stage, context.profile),
+        resources=resources,
+        num_shards=num_shards,
     )
-    write_call(attempt, call)
-    return attempt
 
 
 def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
@@ -64,7 +109,10 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
         DoesNotFit: the profile's machines are too few or too small.
     """
     asked = stage.resources
-    several = find_stage_kind(stage.kind).runs_on_several_processes
+    kind = find_stage_kind(stage.kind)
+    several = kind.runs_on_several_processes
+    num_shards = getattr(stage.config, "num_shards", 1) if kind.runs_in_shards else 1
+    is_array = num_shards > 1 and profile.executor == "slurm"
     if asked.num_hosts > 1 and not several:
         raise UsageError(
             f"stage '{stage.name}': kind {stage.kind} runs in one process and its "
@@ -77,6 +125,7 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
         cpus_per_host=asked.cpus_per_host,
         memory_gib=asked.memory_gib,
         walltime_minutes=asked.walltime_minutes or profile.cluster.walltime_minutes,
+        shards=tuple(range(num_shards)) if is_array else (),
     )
     if profile.executor == "hosts":
         from redco_flow.launch.hosts.placement import eligible_hosts
@@ -90,15 +139,21 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
 
 
 def _inputs(
-    context: RunContext, stage: ResolvedStage, made: Mapping[str, Mapping[str, str]]
+    context: RunContext,
+    stage: ResolvedStage,
+    made: Mapping[str, Mapping[str, str]],
+    upstream: Collection[str],
 ) -> dict[str, list[InputReference]]:
     store = ArtifactStore(context.workspace)
+    slots = find_stage_kind(stage.kind).inputs
 
-    def reference(producer: str, output: str) -> InputReference:
+    def reference(slot: str, producer: str, output: str) -> InputReference:
+        if producer in upstream:
+            return InputReference("", "", slots[slot].kind, producer, output)
         artifact = store.get(output_id(stage, producer, output, made))
         return InputReference(artifact.id, str(artifact.path), artifact.kind, producer, output)
 
     return {
-        slot: [reference(ref.stage, ref.output) for ref in refs]
+        slot: [reference(slot, ref.stage, ref.output) for ref in refs]
         for slot, refs in stage.inputs.items()
     }

@@ -1,8 +1,8 @@
 """A drill: one small training per fault, each harmed in its middle, held against one in peace.
 
 Every training is a run like any other, in a workspace of its own below the profile's, so that
-none reuses another's result. Knows which faults a profile's executor can survive and what a run
-says of its end; the harm itself is the recipe `drill`'s. Imports neither Prefect nor JAX.
+none reuses another's result. Knows what a run says of its end; the harm itself is the recipe
+`drill`'s. Imports neither Prefect nor JAX.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ class Survival:
 
     Args:
         fault: a name of FAULTS.
-        survived: whether it ended with bitwise the parameters of the one in peace; None: it
-            was not tried, and `how` says why.
+        survived: whether it ended with bitwise the parameters of the one in peace.
         how: what brought it to its end, or what went wrong.
-        run: its id; "" where it was not tried.
+        run: its id.
         seconds: from its start to its end.
     """
 
     fault: str
-    survived: bool | None
+    survived: bool
     how: str
-    run: str = ""
-    seconds: float = 0.0
+    run: str
+    seconds: float
 
 
 def drill(
@@ -82,18 +81,7 @@ def drill(
             f"the training fails without any fault; nothing else was tried. "
             f"redco-flow logs {peaceful.id} -w {peaceful.path.parent.parent}"
         )
-    return [
-        Survival(fault, None, why)
-        if (why := _why_not(fault, profile))
-        else drills.survival(fault, wanted)
-        for fault in faults
-    ]
-
-
-def _why_not(fault: str, profile: Profile) -> str:
-    if fault == "timeout" and profile.executor == "local":
-        return "not tried: executor local sets no walltime"
-    return ""
+    return [drills.survival(fault, wanted) for fault in faults]
 
 
 @dataclass(frozen=True)
@@ -130,7 +118,7 @@ class _Drills:
         profile = self._profile_for(fault)
         overrides = [f"stages.{_TRAIN}.resources.num_hosts={self.num_hosts}"]
         if fault == "timeout":
-            minutes = _MINUTES_TO_WARNING + math.ceil(self.profile.slurm.warning_seconds / 60)
+            minutes = _MINUTES_TO_WARNING + self._minutes_after_warning()
             overrides.append(f"stages.{_TRAIN}.resources.walltime_minutes={minutes}")
         path = find_file("pipelines", "drill.yaml")
         resolved = load_pipeline(path, overrides, profile)
@@ -145,6 +133,11 @@ class _Drills:
         )
         self.follow(run)
         return run
+
+    def _minutes_after_warning(self) -> int:
+        """Slurm warns before the time is over; elsewhere it is over when the job is told so."""
+        is_slurm = self.profile.executor == "slurm"
+        return math.ceil(self.profile.slurm.warning_seconds / 60) if is_slurm else 0
 
     def _profile_for(self, fault: str) -> Profile:
         """The profile with budgets that a single fault cannot use up, and the fault's name."""

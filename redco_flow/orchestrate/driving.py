@@ -32,6 +32,8 @@ _POLL_SECONDS = 0.2
 
 def drive(session: RunSession, flow: FlowThread, say: Say) -> Outcome:
     """Bring the stages to their end and write the run's end."""
+    # Before Prefect, which may take its time: from here on nothing of a run ahead needs us.
+    _wait_heeding(session, lambda: session.submit_ahead(say))
     flow.start()
     while not session.stages_ended.wait(_POLL_SECONDS):
         _heed_requests(session)
@@ -49,7 +51,12 @@ def _go_on_without_flow(session: RunSession, say: Say) -> None:
     if not session.context.stop.is_set:
         session.context.book.note("flow_lost", message="the stages go on without a Prefect flow")
         say("the Prefect flow is lost; the stages go on without it.")
-    ended = _in_thread(lambda: session.run_without_flow(say))
+    _wait_heeding(session, lambda: session.run_without_flow(say))
+
+
+def _wait_heeding(session: RunSession, action: Callable[[], None]) -> None:
+    """Let a thread do something; requests to stop reach the stages meanwhile."""
+    ended = _in_thread(action)
     while not ended.wait(_POLL_SECONDS):
         _heed_requests(session)
 
@@ -97,6 +104,7 @@ def open_session(
         slots=threading.BoundedSemaphore(profile.max_parallel_stages),
         environment=dict(os.environ),
         code=run.record["code"],
+        ahead=record.ahead,
     )
     return RunSession(context, leave_cancelled=leave_cancelled)
 

@@ -42,7 +42,7 @@ def follow_job(
         RunCancelled: it was cancelled, by the run's stop request or by somebody else.
         Detached: this process is to end; the job runs on.
     """
-    tail = LogTail(job.attempt.log_path(0))
+    tail = LogTail(job.paths.stdout)
     give_up_at: float | None = None
     told = ""
     while True:

@@ -26,17 +26,21 @@ class LaunchRecord:
         directory: the current directory, for relative names.
         search_path: where modules were looked for, besides Python's own installation.
         profile: the whole profile.
+        ahead: whether all stages' jobs are submitted at once.
     """
 
     workspace: str
     directory: str
     search_path: list[str]
     profile: dict[str, Any]
+    ahead: bool = False
 
     @classmethod
-    def of_this_process(cls, workspace: Path, profile: Mapping[str, Any]) -> LaunchRecord:
+    def of_this_process(
+        cls, workspace: Path, profile: Mapping[str, Any], *, ahead: bool = False
+    ) -> LaunchRecord:
         """Return the record of a run that is started here."""
-        return cls(str(workspace), str(Path.cwd()), own_search_path(), dict(profile))
+        return cls(str(workspace), str(Path.cwd()), own_search_path(), dict(profile), ahead)
 
     @classmethod
     def read(cls, run: RunDirectory) -> LaunchRecord:

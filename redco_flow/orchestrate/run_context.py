@@ -27,6 +27,7 @@ class RunContext:
         slots: as many jobs at a time as the profile allows.
         environment: what jobs inherit: this process's as it was before Prefect's settings.
         code: commit and whether it is dirty, for the records.
+        ahead: all stages' jobs are submitted at once, each behind those it takes from.
     """
 
     run: RunDirectory
@@ -39,3 +40,4 @@ class RunContext:
     slots: threading.BoundedSemaphore
     environment: Mapping[str, str]
     code: dict[str, Any] = field(default_factory=dict)
+    ahead: bool = False

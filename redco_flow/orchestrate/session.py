@@ -15,9 +15,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from redco_flow.errors import RunCancelled, StageFailed
+from redco_flow.orchestrate.ahead import AheadChain
+from redco_flow.orchestrate.ahead_runner import AheadRunner
+from redco_flow.orchestrate.attempt_following import Finished
 from redco_flow.orchestrate.planning import upstream_of
 from redco_flow.orchestrate.run_context import RunContext, Say
-from redco_flow.orchestrate.stage_runner import Finished, StageRunner
+from redco_flow.orchestrate.stage_runner import StageRunner
 from redco_flow.orchestrate.state_book import ENDED_STAGE_STATES
 from redco_flow.orchestrate.stopping import Detached
 
@@ -65,6 +68,17 @@ class RunSession:
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
         self._turns = {node.name: threading.Lock() for node in self.stages}
         context.book.open_run(context.plan.stages, begin=[node.name for node in self.stages])
+        upstream = {node.name: node.upstream for node in self.stages}
+        self._chain = AheadChain(context, upstream) if context.ahead else None
+
+    def submit_ahead(self, say: Say) -> None:
+        """Where the run is one ahead, see to it that every stage has its job; call it first.
+
+        Args:
+            say: takes lines on what was submitted, and what could not be.
+        """
+        if self._chain is not None:
+            self._chain.submit(say)
 
     def run_stage(self, name: str, say: Say) -> Finished:
         """Bring one stage to its end, or tell again how it ended.
@@ -95,6 +109,8 @@ class RunSession:
             if isinstance(ended := self._ended[one], Finished)
         }
         try:
+            if self._chain is not None and self._chain.has_job(name):
+                return AheadRunner(self.context, name, self._chain, say).run()
             return StageRunner(self.context, stage, say).run(made)
         except (StageFailed, RunCancelled) as error:
             return error
@@ -147,6 +163,8 @@ class RunSession:
     def _judge(self) -> Outcome:
         if self.context.stop.kind == "detach" and not self._all_ended():
             return Outcome("detached", DETACHED_EXIT_CODE, self.context.stop.reason)
+        if self._chain is not None:
+            self._chain.end_all(self.context.stop.reason or "the run has ended without it")
         self._close_stages()
         states = self.context.book.stages()
         failed = [name for name, stage in states.items() if stage["state"] == "failed"]

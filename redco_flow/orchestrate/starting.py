@@ -46,18 +46,21 @@ def start_run(
     profile_name: str = "local",
     overrides: Sequence[str] = (),
     argv: Sequence[str] = (),
+    ahead: bool = False,
 ) -> RunDirectory:
     """Write the run's directory and start the process that drives it.
 
     Args:
         plan: of `make_plan`, for this pipeline and workspace.
         profile_name, overrides, argv: as the user gave them, for the records.
+        ahead: submit all stages at once, each behind those it takes from.
 
     Returns:
         The run, driven by a process that holds its lease.
 
     Raises:
-        UsageError: a stage asks for more hosts than its kind can use; there is no run.
+        UsageError: a stage asks for more hosts than its kind can use, or the run cannot be one
+            ahead; there is no run.
         RedcoFlowError: the process did not come up; the message has its last words.
         OSError: the disk is full or read-only; names the path.
     """
@@ -69,6 +72,7 @@ def start_run(
         profile_name=profile_name,
         overrides=overrides,
         argv=argv,
+        ahead=ahead,
     )
     spawn(run)
     return run
@@ -83,18 +87,24 @@ def write_run(
     profile_name: str = "local",
     overrides: Sequence[str] = (),
     argv: Sequence[str] = (),
+    ahead: bool = False,
+    sweep: str = "",
 ) -> RunDirectory:
     """Write all that a run needs into a new directory; `start_run` without the start.
 
+    Args:
+        sweep: the id of the sweep that the run is a point of.
+
     Raises:
-        UsageError: a stage asks for more hosts than its kind can use, or a library that the
-            executor needs is missing; nothing is written.
+        UsageError: a stage asks for more hosts than its kind can use, a library that the executor
+            needs is missing, or the run cannot be one ahead; nothing is written.
     """
-    for name, stage in plan.stages.items():
-        if stage.action in ("run", "wait"):
-            job_resources(resolved.stages[name], profile)
-    if profile.executor == "xmanager":
-        require_xmanager(profile.xmanager)
+    check_run(resolved, profile, plan)
+    if ahead:
+        # Imported here: what only looks at runs never pays for the executors.
+        from redco_flow.orchestrate.rendering import rendered_submissions
+
+        dict(rendered_submissions(resolved, profile, workspace, plan, os.environ, ahead=True))
     code = _without_secrets(git_state(Path.cwd()))
     run = RunDirectory.create(
         workspace,
@@ -104,18 +114,45 @@ def write_run(
         overrides=overrides,
         profile=profile_name,
         code=code_record(code),
+        sweep=sweep,
     )
     write_text(run.resolved_path, write_yaml(resolved.document))
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
     write_json(run.plan_path, plan.to_json())
     if code.get("patch"):
         write_text(run.patch_path, hide_secrets(code["patch"]))
-    LaunchRecord.of_this_process(workspace.root, profile.model_dump(mode="json")).write(run)
+    settings = profile.model_dump(mode="json")
+    LaunchRecord.of_this_process(workspace.root, settings, ahead=ahead).write(run)
     return run
+
+
+def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
+    """Raise where what the plan would run cannot be run by the profile.
+
+    Raises:
+        UsageError: a stage asks for more hosts than its kind can use, or a library that the
+            executor needs is missing.
+        DoesNotFit: the profile's machines are too few or too small.
+    """
+    for name, stage in plan.stages.items():
+        if stage.action in ("run", "wait"):
+            job_resources(resolved.stages[name], profile)
+    if profile.executor == "xmanager":
+        require_xmanager(profile.xmanager)
 
 
 def resume_run(run: RunDirectory) -> None:
     """Take up a run that nobody drives: find its jobs again, and run what has not completed.
+
+    Raises:
+        UsageError: somebody drives it, or all of it is done.
+    """
+    reopen_run(run)
+    spawn(run)
+
+
+def reopen_run(run: RunDirectory) -> None:
+    """Make a run that nobody drives one that can be taken up; `resume_run` without the start.
 
     Raises:
         UsageError: somebody drives it, or all of it is done.
@@ -127,7 +164,6 @@ def resume_run(run: RunDirectory) -> None:
                 f"reuses its results; `--force STAGE` computes one anew."
             )
         _reopen(run)
-    spawn(run)
 
 
 def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:

@@ -10,6 +10,8 @@ import signal
 import threading
 from typing import Literal
 
+from redco_flow.errors import RunCancelled
+
 StopKind = Literal["cancel", "detach"]
 
 
@@ -53,6 +55,21 @@ class StopRequest:
     def wait(self, seconds: float) -> bool:
         """Sleep, but not longer than until a request; return whether there is one."""
         return self._event.wait(seconds)
+
+    def raise_if_set(self, stage: str) -> None:
+        """Raise once somebody asked.
+
+        Args:
+            stage: what does not go on, for the message.
+
+        Raises:
+            RunCancelled: the jobs are to end too.
+            Detached: only this process is to end.
+        """
+        if self.kind == "detach":
+            raise Detached(self.reason)
+        if self.kind == "cancel":
+            raise RunCancelled(f"stage '{stage}' was cancelled: {self.reason}")
 
     @property
     def is_set(self) -> bool:

@@ -124,7 +124,9 @@ class Resources(StrictModel):
     """What one stage asks of the machines; never part of a fingerprint.
 
     Args:
-        cpus_per_host, memory_gib, walltime_minutes: None means what the profile's machine has.
+        cpus_per_host, memory_gib: None means what the profile's machine has.
+        walltime_minutes: then the stage is asked to save and stop, and goes on in a new attempt;
+            on Slurm in time before that. None means what the profile says.
     """
 
     num_hosts: Annotated[PositiveInt, Placement()] = 1

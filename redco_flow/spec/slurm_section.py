@@ -45,6 +45,7 @@ class SlurmSection(StrictModel):
         options: further options of sbatch, as --exclusive.
         srun_options: further options of srun, as --cpu-bind=cores.
         processes_per_host: for stages that run on several processes; one for each GPU, or one.
+        max_array_tasks: of a stage cut into shards, so many run at once; None: all that find room.
         walltime_minutes: of stages that ask for none; None leaves the partition's default.
         warning_seconds: this long before the end of its time a job saves and stops by itself.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
@@ -64,6 +65,7 @@ class SlurmSection(StrictModel):
     options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
     srun_options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
     processes_per_host: PositiveInt = 1
+    max_array_tasks: PositiveInt | None = None
     walltime_minutes: PositiveInt | None = None
     warning_seconds: PositiveInt = 120
     rendezvous_seconds: PositiveInt = 300

@@ -9,6 +9,8 @@ must be light, for it is read on login nodes:
     SEVERAL_PROCESSES = True                    # optional: jax.distributed may span several
     class Config(StageConfig): ...
     def run(context, config): ...               # StageContext, Config -> StageOutputs
+    def run_shard(context, config, shard): ...  # optional: a part; returns what joins all parts,
+                                                # () -> StageOutputs; Config has num_shards
     def output_names(config): ...               # optional: ["checkpoint/last", ...], all of them
     def code_modules(config): ...               # optional: modules that determine the result
     def data_files(config): ...                 # optional: raw data files to digest
@@ -72,6 +74,7 @@ class StageKind:
     data_files: Callable[[Any], list[Path]]
     data_identity: Callable[[Any], dict[str, Any]]
     runs_on_several_processes: bool = False
+    runs_in_shards: bool = False
 
 
 def find_stage_kind(name: str) -> StageKind:
@@ -120,6 +123,7 @@ def _read_declarations(name: str, module: ModuleType) -> StageKind:
         data_files=getattr(module, "data_files", lambda config: []),
         data_identity=getattr(module, "data_identity", lambda config: {}),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
+        runs_in_shards=callable(getattr(module, "run_shard", None)),
     )
     problem = _declaration_problem(kind)
     if problem:
@@ -130,6 +134,8 @@ def _read_declarations(name: str, module: ModuleType) -> StageKind:
 def _declaration_problem(kind: StageKind) -> str | None:
     """Say what is wrong with a kind's declarations, or None."""
     fields = kind.config_type.model_fields
+    if kind.runs_in_shards and "num_shards" not in fields:
+        return "it has run_shard, but its Config has no num_shards; add the field."
     for section in kind.sections:
         if section not in SECTION_NAMES:
             return f"SECTIONS names '{section}'; allowed: {', '.join(SECTION_NAMES)}."

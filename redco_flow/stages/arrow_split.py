@@ -1,6 +1,6 @@
-"""One split of examples as an Arrow file on disk, memory-mapped: any size, flat memory.
+"""One split of examples as Arrow files on disk, memory-mapped: any size, flat memory.
 
-The file is an Arrow stream that `datasets.Dataset.from_file` opens too. Written in fixed record
+Each file is an Arrow stream that `datasets.Dataset.from_file` opens too. Written in fixed record
 batches and with no time or random fingerprint in it, so equal rows give equal bytes.
 """
 
@@ -74,31 +74,21 @@ class SplitWriter:
 
 
 class ArrowSplit(Sequence[dict[str, Any]]):
-    """The rows of one file, read on demand; token ids come as int32 arrays.
+    """The rows of some files, one after the other, read on demand; token ids are int32 arrays.
 
     Args:
-        path: written by SplitWriter.
+        paths: written by SplitWriter, with the same columns; at least one.
         columns: which to read; all of them by default.
 
     Raises:
         ValueError: no Arrow file, or a column that it has not.
     """
 
-    def __init__(self, path: Path, columns: Sequence[str] | None = None) -> None:
-        import pyarrow as pa
-
-        try:
-            with pa.memory_map(str(path)) as source:
-                table = pa.ipc.open_stream(source).read_all()
-            if columns is not None:
-                table = table.select(list(columns))
-        except (pa.ArrowInvalid, KeyError) as error:
-            raise ValueError(f"{path}: not a split of examples with these columns: {error}") from (
-                error
-            )
-        self.path = path
-        self._columns = table.schema.names
-        self._batches = table.to_batches()
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None = None) -> None:
+        self._paths = tuple(paths)
+        tables = [_mapped(path, columns) for path in paths]
+        self._columns = tables[0].schema.names
+        self._batches = [batch for table in tables for batch in table.to_batches()]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
 
     def __len__(self) -> int:
@@ -110,7 +100,7 @@ class ArrowSplit(Sequence[dict[str, Any]]):
         if index < 0:
             index += len(self)
         if not 0 <= index < len(self):
-            raise IndexError(f"{self.path}: row {index} of {len(self)}.")
+            raise IndexError(f"{self._paths[0].parent}: row {index} of {len(self)}.")
         position = int(np.searchsorted(self._starts, index, side="right")) - 1
         batch, row = self._batches[position], int(index - self._starts[position])
         return {
@@ -131,12 +121,12 @@ class ArrowSplit(Sequence[dict[str, Any]]):
 
     def batches(self) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows column by column, BATCH_ROWS at a time, in order."""
-        for batch in read_batches(self.path):
-            yield {name: batch[name] for name in self._columns}
+        for path in self._paths:
+            yield from read_batches(path, self._columns)
 
 
-def read_batches(path: Path) -> Iterator[dict[str, list[Any]]]:
-    """Yield a file's rows column by column, BATCH_ROWS at a time, in order.
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
+    """Yield some columns of a file's rows, at most BATCH_ROWS at a time, in order.
 
     Read, not mapped: pages of a mapped file count as this process's memory once touched.
     """
@@ -144,7 +134,18 @@ def read_batches(path: Path) -> Iterator[dict[str, list[Any]]]:
 
     with pa.OSFile(str(path), "rb") as source:
         for batch in pa.ipc.open_stream(source):
-            yield batch.to_pydict()
+            yield {name: batch.column(name).to_pylist() for name in columns}
+
+
+def _mapped(path: Path, columns: Sequence[str] | None) -> Any:
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        return table if columns is None else table.select(list(columns))
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise ValueError(f"{path}: not a split of examples with these columns: {error}") from error
 
 
 def _value(column: Any, row: int) -> Any:

@@ -32,6 +32,18 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
+class Shard:
+    """One of the parts that a stage's work is cut into; by default all of it."""
+
+    index: int = 0
+    count: int = 1
+
+    def has(self, block: int) -> bool:
+        """Tell whether a block of the work is this shard's."""
+        return block % self.count == self.index
+
+
+@dataclass(frozen=True)
 class InputArtifact:
     """One artifact that a stage takes in.
 
@@ -142,6 +154,17 @@ class StageContext:
                 f"inputs: { {name: len(held) for name, held in self.inputs.items()} }."
             )
         return artifacts[0]
+
+    def holder(self) -> dict[str, Any]:
+        """Return what a lock's file says of who holds it."""
+        return {
+            "run": self.run,
+            "stage": self.stage,
+            "attempt": self.attempt_dir.whole.path.name,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "since": utc_now(),
+        }
 
     def report(
         self,

@@ -1,7 +1,8 @@
 """What stands in a dataset artifact, for the stages that read one.
 
-`dataset.json` (the summary), one Arrow file per split, and `tokenizer/` in Hugging Face's
-format. Every text is kept beside its ids, so that whoever predicts needs nothing else.
+`dataset.json` (the summary), Arrow files, each with one split's share of a block of the raw
+rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that whoever
+predicts needs nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.records import read_json
 from redco_flow.stages.arrow_split import IDS, TEXT, TEXTS, ArrowSplit
 
-FORMAT = 2
+FORMAT = 3
 SUMMARY_FILE = "dataset.json"
 TOKENIZER_FOLDER = "tokenizer"
 _PADDING_MULTIPLE = 8
@@ -38,6 +39,7 @@ class DatasetSummary:
         recipe: whose `encode` made the ids.
         splits: per split: rows and references, and of both sides: tokens, texts that were cut,
             and the longest in tokens.
+        files: per split: its Arrow files, in order.
         skipped_rows: bad rows that the pipeline allowed to leave out, by reason.
         tokenizer: digest, vocab_size, pad_id, eos_id.
         most_frequent_target: what a model that ignores its input would say: text, count, and
@@ -50,6 +52,7 @@ class DatasetSummary:
     max_source_length: int
     max_target_length: int
     splits: Mapping[str, Mapping[str, int]]
+    files: Mapping[str, Sequence[str]]
     skipped_rows: Mapping[str, int]
     tokenizer: Mapping[str, Any]
     most_frequent_target: Mapping[str, Any]
@@ -121,9 +124,9 @@ class DatasetArtifact:
                 f"{', '.join(self.summary.splits)}. Give data.{name}, or hold some out with "
                 f"data.{'test' if name == 'test' else 'validation'}_fraction."
             )
-        return ArrowSplit(split_path(self.path, name), columns)
+        return ArrowSplit([self.path / file for file in self.summary.files[name]], columns)
 
 
-def split_path(folder: Path, split: str) -> Path:
-    """Return where a split's file stands in a dataset's folder."""
-    return folder / f"{split}.arrow"
+def split_file(split: str, block: int) -> str:
+    """Return the name of the file with a split's share of a block."""
+    return f"{split}-{block:05d}.arrow"

@@ -1,11 +1,12 @@
 """preprocess: raw rows in, a dataset of token ids with its tokenizer out.
 
 Light at the top, for plans read its Config; the work is in `encode_dataset`, imported when it
-runs. Equal inputs give a byte-identical dataset, whatever the number of workers.
+runs. Equal inputs give a byte-identical dataset, whatever the number of workers and shards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.stages import data_source
-from redco_flow.stages.context import StageContext, StageOutputs
+from redco_flow.stages.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.local_model import tokenizer_files
 
 SECTIONS = ("recipe", "model", "data")
@@ -40,6 +41,8 @@ class Config(StageConfig):
         max_source_length, max_target_length: in tokens, the end token included; more is cut off.
             Plain texts are cut into pieces of max_target_length, of which each is an example.
         num_workers: processes that encode.
+        num_shards: parts that are encoded by tasks of their own where the executor has job arrays
+            (Slurm); elsewhere one job encodes all.
     """
 
     recipe: Text = "text_to_text"
@@ -48,6 +51,7 @@ class Config(StageConfig):
     max_source_length: Annotated[int, Field(ge=2)] = 512
     max_target_length: Annotated[int, Field(ge=2)] = 128
     num_workers: Annotated[PositiveInt, Placement()] = 1
+    num_shards: Annotated[PositiveInt, Placement()] = 1
 
     @field_validator("data")
     @classmethod
@@ -88,6 +92,11 @@ def data_identity(config: Config) -> dict[str, Any]:
 
 def run(context: StageContext, config: Config) -> StageOutputs:
     """Read, check, split and encode the data."""
-    from redco_flow.stages.encode_dataset import encode_dataset
+    return run_shard(context, config, Shard())()
 
-    return encode_dataset(context, config)
+
+def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[], StageOutputs]:
+    """Read and check all the data, encode a part of it; return what joins all parts."""
+    from redco_flow.stages.encode_dataset import encode_shard
+
+    return encode_shard(context, config, shard)

@@ -1,13 +1,15 @@
 """Turn raw rows into pairs of source and target text, spread over the splits.
 
-Knows which fields matter, what a usable text is, and how sources are held out. Refuses to know
-files and tokenizers.
+Knows which fields matter, what a usable text is, how sources are held out, and where one block
+of rows ends and the next begins. Refuses to know files and tokenizers.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from redco_flow.spec.pipeline import DataSection
@@ -16,6 +18,9 @@ from redco_flow.stages.bad_rows import BadRow, BadRowLog
 from redco_flow.stages.data_source import SPLITS, Source
 from redco_flow.stages.row_files import FileRow
 
+BLOCK_ROWS = 20 * BATCH_ROWS
+"""Rows as they stand in the data, usable or not, that are encoded and kept together."""
+
 PairBatch = dict[str, list[str]]
 """Pairs column by column: row_id, source, target."""
 
@@ -23,28 +28,58 @@ SplitOf = Callable[[str], str]
 """From a source text to its split."""
 
 
+class BlockSplit(NamedTuple):
+    """One split's share of one block of rows; blocks count from 0 in reading order."""
+
+    block: int
+    split: str
+
+
+@dataclass
+class RowCounts:
+    """What was read: rows of all sources, usable or not, and the usable ones by split."""
+
+    rows: int = 0
+    usable: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the rows make."""
+        return -(-self.rows // BLOCK_ROWS)
+
+
 class TextPair(NamedTuple):
     """One usable row.
 
     Args:
-        split: where it belongs.
+        place: where it belongs.
         row_id: "file name:line", the same wherever the file lies.
         source: empty where the row is a plain text, which is the target.
     """
 
-    split: str
+    place: BlockSplit
     row_id: str
     source: str
     target: str
 
 
 def read_pairs(
-    sources: list[Source], data: DataSection, bad_rows: BadRowLog, on_row: Callable[[], None]
+    sources: list[Source],
+    data: DataSection,
+    bad_rows: BadRowLog,
+    counts: RowCounts,
+    on_row: Callable[[], None],
+    is_wanted: Callable[[int], bool],
 ) -> Iterator[TextPair]:
-    """Yield every usable row of every source, in reading order; bad ones go into `bad_rows`.
+    """Yield the usable rows of the wanted blocks, in reading order.
+
+    All rows are read and checked, so limits and bad rows are the same whatever is wanted.
 
     Args:
+        bad_rows: gets the rows that cannot be used, of all blocks.
+        counts: gets the numbers of all blocks.
         on_row: called once for each row read, good or bad: progress, and the place to stop.
+        is_wanted: takes a block's number.
     """
     split_of_train = _held_out(sources, data)
     num_read = dict.fromkeys(SPLITS, 0)
@@ -54,36 +89,52 @@ def read_pairs(
             on_row()
             if num_read[source.split] == data.max_examples:
                 break
-            pair = _pair(row, source, data, split_of)
+            block = counts.rows // BLOCK_ROWS
+            counts.rows += 1
+            pair = _pair(row, source, data, split_of, block)
             if isinstance(pair, BadRow):
                 bad_rows.add(pair)
                 continue
             num_read[source.split] += 1
-            yield pair
+            counts.usable[pair.place.split] += 1
+            if is_wanted(block):
+                yield pair
 
 
-def batches_by_split(pairs: Iterable[TextPair]) -> Iterator[tuple[str, PairBatch]]:
-    """Yield the pairs of each split column by column, BATCH_ROWS at a time, in order.
+def batches_by_place(pairs: Iterable[TextPair]) -> Iterator[tuple[BlockSplit, PairBatch]]:
+    """Yield the pairs of each block and split column by column, BATCH_ROWS at a time, in order.
 
-    A split's last batch may be shorter; it comes when all pairs have been read.
+    A split's last batch of a block may be shorter; it comes when the block's pairs have been read.
     """
-    waiting: dict[str, PairBatch] = {}
-    for split, row_id, source, target in pairs:
-        batch = waiting.get(split)
+    waiting: dict[BlockSplit, PairBatch] = {}
+    block = 0
+    for place, row_id, source, target in pairs:
+        if place.block != block:
+            yield from _rest(waiting)
+            block = place.block
+        batch = waiting.get(place)
         if batch is None:
-            batch = waiting[split] = {"row_id": [], "source": [], "target": []}
+            batch = waiting[place] = {"row_id": [], "source": [], "target": []}
         batch["row_id"].append(row_id)
         batch["source"].append(source)
         batch["target"].append(target)
         if len(batch["row_id"]) == BATCH_ROWS:
-            yield split, waiting.pop(split)
-    for split in SPLITS:
-        if split in waiting:
-            yield split, waiting[split]
+            yield place, waiting.pop(place)
+    yield from _rest(waiting)
+
+
+def _rest(waiting: dict[BlockSplit, PairBatch]) -> Iterator[tuple[BlockSplit, PairBatch]]:
+    """Take out what is left of a block."""
+    for place in sorted(waiting, key=lambda place: SPLITS.index(place.split)):
+        yield place, waiting.pop(place)
 
 
 def _pair(
-    row: FileRow | BadRow, source: Source, data: DataSection, split_of: SplitOf | None
+    row: FileRow | BadRow,
+    source: Source,
+    data: DataSection,
+    split_of: SplitOf | None,
+    block: int,
 ) -> TextPair | BadRow:
     """Check one row; `split_of` tells the split where the source of the data does not."""
     if isinstance(row, BadRow):
@@ -95,7 +146,8 @@ def _pair(
         return BadRow(f"{source.place}:{line}", *problem)
     first, last = fields[keys[0]], fields[keys[-1]]
     split = split_of(first) if split_of else source.split
-    return TextPair(split, f"{source.name}:{line}", "" if data.text_key else first, last)
+    row_id = f"{source.name}:{line}"
+    return TextPair(BlockSplit(block, split), row_id, "" if data.text_key else first, last)
 
 
 def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:

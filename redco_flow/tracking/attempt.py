@@ -2,7 +2,8 @@
 
 Each file has one writer (named below); readers get None where it does not exist yet. Knows
 nothing of how a job is started. A job of several processes has one rank that is `the worker`
-here, rank 0; what the others write stands in `ranks/<rank>/`.
+here, rank 0; what the others write stands in `ranks/<rank>/`. A job of several tasks has a
+directory like this one for each of them, `tasks/<shard>/`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ class ResultRecord(TypedDict, total=False):
     seconds: float
 
 
+_TASKS = "tasks"
+
+
 @dataclass(frozen=True)
 class AttemptDirectory:
     """`<run>/stages/<stage>/attempts/<n>/`, as one of the job's processes sees it.
@@ -86,12 +90,28 @@ class AttemptDirectory:
     @property
     def number(self) -> int:
         """The attempt's number, from 1."""
-        return int(self.path.name)
+        return int(self.whole.path.name)
 
     @property
     def stage(self) -> str:
         """The stage's name."""
-        return self.path.parent.parent.name
+        return self.whole.path.parent.parent.name
+
+    @property
+    def whole(self) -> AttemptDirectory:
+        """The attempt that this is one task of; itself where it is none."""
+        is_task = self.path.parent.name == _TASKS
+        return AttemptDirectory(self.path.parent.parent) if is_task else self
+
+    def task(self, shard: int) -> AttemptDirectory:
+        """Return the directory of the task that computes a shard."""
+        return AttemptDirectory(self.path / _TASKS / str(shard))
+
+    @property
+    def tasks(self) -> list[AttemptDirectory]:
+        """The directories of all tasks, by shard; none where one job does everything."""
+        names = (path.name for path in (self.path / _TASKS).glob("*"))
+        return [self.task(shard) for shard in sorted(int(name) for name in names)]
 
     @property
     def call_path(self) -> Path:
@@ -151,11 +171,18 @@ class AttemptDirectory:
         return self.path if self.rank == 0 else self.rank_directory(self.rank)
 
     def log_path(self, rank: int = 0) -> Path:
-        """Return the path of one rank's output, secrets blotted out; by the supervisor."""
-        return self.logs / f"rank{rank}.log"
+        """Return the path of one rank's output, secrets blotted out; by the supervisor.
+
+        Args:
+            rank: or, of a job of several tasks, whose task's.
+        """
+        task = self.task(rank)
+        return task.logs / "rank0.log" if task.path.is_dir() else self.logs / f"rank{rank}.log"
 
     def ranks_with_logs(self) -> list[int]:
-        """Return the ranks whose processes have begun, ascending."""
+        """Return the ranks, or tasks, whose processes have begun, ascending."""
+        if tasks := self.tasks:
+            return [int(task.path.name) for task in tasks if task.log_path().exists()]
         names = (path.stem.removeprefix("rank") for path in self.logs.glob("rank*.log"))
         return sorted(int(name) for name in names if name.isdigit())
 
@@ -168,7 +195,9 @@ class AttemptDirectory:
         return cast("JobRecord | None", read_json_if_present(self.job_path))
 
     def read_progress(self) -> Progress | None:
-        """Return progress.json."""
+        """Return progress.json; of a job of several tasks, how many of them are done."""
+        if tasks := self.tasks:
+            return _progress_of(tasks)
         return cast("Progress | None", read_json_if_present(self.progress_path))
 
     def read_error(self) -> ErrorRecord | None:
@@ -187,3 +216,16 @@ class AttemptDirectory:
         """Yield metrics.jsonl's records; none where the worker has written none."""
         if self.metrics_path.is_file():
             yield from read_json_lines(self.metrics_path)
+
+
+def _progress_of(tasks: list[AttemptDirectory]) -> Progress | None:
+    """How many parts of the stage are computed, those of earlier attempts included."""
+    told = [progress for task in tasks if (progress := task.read_progress()) is not None]
+    if not told:
+        return None
+    num_open = sum((task.read_exit() or {}).get("cause") != "completed" for task in tasks)
+    num_shards = int((tasks[0].read_call() or {}).get("num_shards", len(tasks)))
+    return {
+        "phase": f"{num_shards - num_open}/{num_shards} shards done",
+        "time": max(progress["time"] for progress in told),
+    }

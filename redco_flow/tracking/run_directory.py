@@ -49,6 +49,7 @@ class RunDirectory:
         overrides: Sequence[str] = (),
         profile: str = "local",
         code: Mapping[str, Any] | None = None,
+        sweep: str = "",
         clock: Clock = utc_now,
     ) -> RunDirectory:
         """Make a run's directory with run.json and a pending state; whole or not at all.
@@ -61,6 +62,7 @@ class RunDirectory:
             overrides: `key=value` as given.
             profile: the profile's name.
             code: commit, dirty, patch_digest (`code_digest.code_record`).
+            sweep: the id of the sweep that the run is a point of.
             clock: the time of day, for people.
 
         Raises:
@@ -79,6 +81,7 @@ class RunDirectory:
             "user": getpass.getuser(),
             "host": os.uname().nodename,
             "code": dict(code or {}),
+            "sweep": sweep,
         }
         while True:
             run_id = f"{name}-{''.join(secrets.choice(_LETTERS) for _ in range(6))}"

@@ -181,3 +181,25 @@ def test_a_pipeline_that_is_not_there_is_named(command):
 
     assert "nowhere.yaml" in message
     assert not Path(command.folder / "redco-workspace").exists()
+
+
+def test_a_run_ahead_where_nothing_queues_is_refused_with_what_to_do(command):
+    error = command("run", "sums.yaml", "--ahead", code=2)
+
+    assert "executor 'local' of profile 'local' cannot have jobs wait for each other" in error
+    assert "leave --ahead out" in error
+    assert not list((command.folder / "redco-workspace" / "runs").iterdir())
+
+
+def test_a_retry_says_nothing_of_how_its_stages_ended_before(command, tmp_path):
+    cured = tmp_path / "cured"
+    command("run", "sums.yaml", f"total.fails_until={cured}", code=1)
+    cured.touch()
+
+    retry = command.start("retry")
+    out, err = retry.communicate(timeout=120)
+
+    assert retry.returncode == 0, err
+    assert "failed" not in err
+    assert "total: completed" in err
+    assert "stages completed" not in out

@@ -9,19 +9,12 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.slow
 def test_a_killed_training_is_reported_as_survived_bitwise(command, prefect_server):
-    (kill, timeout) = command.json("drill", "--fault", "kill", "--fault", "timeout", timeout=500)
+    (kill,) = command.json("drill", "--fault", "kill", timeout=500)
 
     assert (kill["fault"], kill["survived"]) == ("kill", True)
     assert kill["how"] == "a new attempt after: failed"
     (log,) = command.folder.glob("redco-workspace/drills/*/kill/runs/*/stages/train/attempts/2")
     assert log.is_dir()
-    assert timeout == {
-        "fault": "timeout",
-        "survived": None,
-        "how": "not tried: executor local sets no walltime",
-        "run": "",
-        "seconds": 0.0,
-    }
 
 
 def test_an_unknown_fault_is_refused_before_anything_runs(command):

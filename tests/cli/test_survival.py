@@ -52,6 +52,7 @@ def interrupted(tmp_path, prefect_server):
 def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
     interrupted, uninterrupted
 ):
+    """Fault 1, as a person meets it."""
     process = interrupted.start("run", "survival.yaml", "--json")
     attempt = _attempt(interrupted)
     _wait_for_commit(interrupted)
@@ -74,6 +75,7 @@ def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
 def test_a_killed_launcher_leaves_the_stage_running_and_resume_runs_nothing_twice(
     interrupted, uninterrupted
 ):
+    """Fault 17."""
     process = interrupted.start("run", "survival.yaml", "--json")
     attempt = _attempt(interrupted)
     _wait_for_commit(interrupted)

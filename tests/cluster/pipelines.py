@@ -49,6 +49,7 @@ def make_run(
     until=None,
     predict=False,
     force=(),
+    ahead=False,
     **profile,
 ):
     """Write a run of the tiny pipeline; nothing is started."""
@@ -62,7 +63,8 @@ def make_run(
     resolved = load_pipeline(path, overrides, settings)
     workspace = Workspace.open(settings.workspace)
     plan = make_plan(resolved, workspace, until_stage=until, force=force)
-    return write_run(resolved, settings, workspace, plan, overrides=overrides, argv=["redco-flow"])
+    given = {"overrides": overrides, "argv": ["redco-flow"], "ahead": ahead}
+    return write_run(resolved, settings, workspace, plan, **given)
 
 
 class Driven:
@@ -73,10 +75,12 @@ class Driven:
         self.stop = StopRequest()
         self.said = []
         self.session = open_session(run, StateBook(run), self.stop, leave_cancelled=False)
-        self._thread = threading.Thread(
-            target=self.session.run_without_flow, args=[self.said.append]
-        )
+        self._thread = threading.Thread(target=self._drive)
         self._thread.start()
+
+    def _drive(self):
+        self.session.submit_ahead(self.said.append)
+        self.session.run_without_flow(self.said.append)
 
     def end(self, seconds=240):
         self._thread.join(seconds)

@@ -50,6 +50,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SwitchType=switch/none
 PropagateResourceLimits=NONE
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
@@ -71,7 +72,7 @@ AccountingStorageType=accounting_storage/none
 """
 _NODE = (
     "NodeName={node} NodeAddr={node} NodeHostname={host} Port={port} CPUs=4 Sockets=1 "
-    "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000\n"
+    "CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 Gres=gpu:2\n"
 )
 _PARTITIONS = """\
 PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 \
@@ -201,6 +202,8 @@ class SlurmCluster:
         text += _PARTITIONS.format(nodes=",".join(self.nodes))
         (self.directory / "slurm.conf").write_text(text)
         (self.directory / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        # Slurm only counts what stands for a GPU here: any device files do.
+        (self.directory / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")
 
     def _start_munge(self) -> None:
         folder = self.directory / "munge"

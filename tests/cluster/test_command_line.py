@@ -66,3 +66,16 @@ def test_logs_of_a_rank_that_there_was_not_name_those_that_there_were(redco_flow
     assert "writing 3 numbers" in redco_flow("logs", run["run"], "--rank", "0")
     message = redco_flow("logs", run["run"], "--rank", "3", code=2)
     assert "no process of rank 3 has a log; those of 0 have" in message
+
+
+def test_a_run_ahead_is_shown_submitted_and_followed_to_its_end(redco_flow, tmp_path):
+    chain = PIPELINE + "  total: {kind: orchestrate_kinds.total, learning_rate: 2.0}\n"
+    (tmp_path / "chain.yaml").write_text(chain)
+
+    shown = redco_flow("plan", "chain.yaml", "-p", "slurm", "--render", "--ahead")
+    run = json.loads(redco_flow("run", "chain.yaml", "-p", "slurm", "--ahead", "--json"))
+
+    assert "#SBATCH --dependency=afterok:JOB_OF_numbers\n" in shown
+    assert (run["state"], run["metrics"]) == ("completed", {"total": 12.0})
+    (script,) = tmp_path.glob("redco-workspace/runs/*/stages/total/attempts/1/job.sh")
+    assert "#SBATCH --dependency=afterok:" in script.read_text()

@@ -8,8 +8,10 @@ from redco_flow.spec.profile import Profile
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def examine(workspace, **settings):
-    profile = Profile(executor="slurm", workspace=str(workspace), slurm=settings)
+def examine(workspace, *, defaults=None, **settings):
+    profile = Profile(
+        executor="slurm", workspace=str(workspace), slurm=settings, defaults=defaults or {}
+    )
     return {finding.check: finding for finding in examine_slurm(profile)}
 
 
@@ -18,7 +20,10 @@ def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace):
 
     assert [name for name, finding in findings.items() if not finding.is_good] == []
     assert findings["nodes"].detail == "127.0.0.11, 127.0.0.12"
-    assert "ports between nodes" in findings
+    assert findings["shared workspace"].detail == "written and read on every node and here"
+    assert findings["ports between nodes"].detail == "any free one can be reached"
+    assert "host names" in findings
+    assert findings["signals"].detail == "URG and TERM reach a job's ranks"
     assert slurm.jobs() == {}
     assert list(workspace.glob(".doctor*")) == []
 
@@ -34,3 +39,49 @@ def test_nodes_without_the_interpreter_are_told_in_sruns_words(slurm, workspace)
 
     assert not finding.is_good
     assert "/nowhere/python" in finding.detail
+
+
+def test_what_slurm_would_refuse_is_told_in_its_words_before_any_node_is_asked_for(
+    slurm, workspace
+):
+    findings = examine(workspace, constraint="a100")
+
+    assert not findings["account"].is_good
+    assert "Invalid feature specification" in findings["account"].detail
+    assert "slurm.constraint" in findings["account"].remedy
+    assert "nodes" not in findings
+
+
+def test_more_gpus_than_any_node_has_are_told_with_what_there_is(slurm, workspace):
+    stages = {"train": {"resources": {"gpus_per_host": 8}}, "evaluate": None}
+
+    finding = examine(workspace, defaults={"stages": stages})["gpus"]
+
+    assert (finding.is_good, finding.detail) == (False, "0 of 4 nodes have 8, the most is 2")
+
+
+def test_gpus_that_slurm_has_and_a_job_does_not_see_are_told(slurm, workspace):
+    stages = {"train": {"resources": {"gpus_per_host": 2}}}
+
+    findings = examine(workspace, defaults={"stages": stages})
+
+    assert findings["gpus"].is_good
+    finding = findings["gpus on the nodes"]
+    assert not finding.is_good
+    assert "127.0.0.11 shows a job 0 of the 2 it asked for" in finding.detail
+
+
+def test_a_wrapper_that_keeps_a_signal_back_is_found_out(slurm, workspace):
+    finding = examine(workspace, container=["env", "--block-signal=URG"])["signals"]
+
+    assert not finding.is_good
+    assert finding.detail == "127.0.0.11 did not hear URG; 127.0.0.12 did not hear URG"
+
+
+def test_a_workspace_that_the_nodes_do_not_have_is_told(slurm, workspace):
+    apart = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"']
+
+    finding = examine(workspace, container=[*apart, str(workspace.parent)])["shared workspace"]
+
+    assert not finding.is_good
+    assert "not seen, or not writable, on 127.0.0.11" in finding.detail

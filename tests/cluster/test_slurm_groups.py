@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
 from job_processes import phase_of, processes_of, worker_of
 from tiny_stages.calls import wait_until
 
 from redco_flow.launch.call import JobResources
+from redco_flow.records import read_json_if_present
 from redco_flow.tracking.attempt import AttemptDirectory
 
 # Run on each host in front of everything else, as a container would be.
@@ -45,7 +48,7 @@ def test_every_rank_takes_part_and_rank_zero_alone_publishes(submit, tmp_path):
 
 
 def test_the_death_of_one_rank_ends_the_group_in_seconds_and_names_it(submit):
-    """Fault 2."""
+    """Fault 2, and engine case 21."""
     job = submit("hang", resources=TWO_HOSTS)
     workers = started(job)
 
@@ -86,6 +89,34 @@ def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(su
     wait_until(lambda: processes_of(job.attempt) == [], 10)
 
 
+def test_a_port_that_another_program_takes_after_the_meeting_is_a_clear_error(submit, tmp_path):
+    """Engine case 24."""
+    job = submit("count_starts", resources=TWO_HOSTS, config={"folder": str(tmp_path)})
+    meeting = job.attempt.path / "ranks/meeting0.json"
+    port = wait_until(lambda: read_json_if_present(meeting))["port"]
+
+    with taken_as_soon_as_free(port):
+        assert job.wait_seconds(60)
+
+    assert job.state == "FAILED", job.status()
+    assert f":{port} " in job.status().message
+    assert "another program took the port" in job.status().message
+    assert not (tmp_path / "starts").exists()
+    wait_until(lambda: processes_of(job.attempt) == [], 10)
+
+
+@contextmanager
+def taken_as_soon_as_free(port):
+    """Listen at a port of this machine, from the moment at which nobody else does."""
+
+    def take():
+        with suppress(OSError):
+            return socket.create_server(("", port))
+
+    with wait_until(take):
+        yield
+
+
 def test_ranks_that_would_run_something_else_all_stop_before_the_stage(submit, tmp_path):
     """Engine case 18: the second host has another setting of JAX."""
     job = submit(
@@ -105,6 +136,7 @@ def test_ranks_that_would_run_something_else_all_stop_before_the_stage(submit, t
 
 
 def test_a_rank_that_never_arrives_is_named_after_the_time_for_it(submit, tmp_path):
+    """Engine case 20."""
     job = submit(
         "count_starts",
         resources=TWO_HOSTS,

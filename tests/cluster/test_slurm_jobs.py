@@ -100,6 +100,24 @@ def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_pa
     assert not job.attempt.error_path.exists()
 
 
+def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, tmp_path):
+    """Fault 6: killed while it writes; the next start goes on from the save before."""
+    job = submit("save_slowly", grace_seconds=1, config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "training")
+
+    slurm.run("scancel", "--signal=TERM", job.job_id)
+    wait_until(lambda: job.status().state == "pending", 30)
+    (checkpoints,) = tmp_path.glob("workspace/work/*/checkpoints")
+    left = {path.name.partition(".")[0] for path in checkpoints.iterdir()}
+    assert job.wait_seconds(60)
+
+    assert job.state == "COMPLETED", job.status()
+    assert job.attempt.read_exit()["restart"] == 1
+    assert left == {"1", "2"}  # it had begun to write
+    assert not (tmp_path / "saved").exists()
+    assert json.loads((tmp_path / "restored.json").read_text()) == {"step": 1, "w": [1.0] * 4}
+
+
 def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, submit, tmp_path):
     """Fault 8."""
     job = submit("wait_for_go", config={"folder": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Two processes save and restore one sharded state together, on one disk or each on its own."""
+"""Processes save and restore one sharded state together, on one disk or each host on its own."""
 
 import socket
 import subprocess
@@ -8,10 +8,11 @@ import pytest
 
 SCRIPT = """
 import sys
-rank, directory, port, is_shared = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "1"
+rank, num_processes, port, is_shared = map(int, sys.argv[1:5])
+directory = sys.argv[5]
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow.engine.agreement import is_first_process, wait_for_all
 from redco_flow.engine.checkpoint import Checkpointer
 
@@ -25,7 +26,7 @@ def spread(array, *spec):
 def state_at(step):
     return {"params": {"w": spread(whole * step, "data", "model")}, "step": spread(np.int32(step))}
 
-with Checkpointer(directory, keep_last=2, is_shared=is_shared) as checkpointer:
+with Checkpointer(directory, keep_last=2, is_shared=bool(is_shared)) as checkpointer:
     for step in (1, 2, 3):
         checkpointer.save(step, state_at(step), cursor={"step": step})
     checkpointer.wait()
@@ -47,21 +48,24 @@ print("exact", flush=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disks", [["one", "one"], ["first", "second"]])
-def test_two_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tmp_path, disks):
+@pytest.mark.parametrize(
+    "disks", [["one", "one"], ["first", "second"], ["first", "first", "second", "second"]]
+)
+def test_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tmp_path, disks):
     """Engine case 22: every process makes the same calls; who writes what is not theirs to say."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     is_shared = "1" if len(set(disks)) == 1 else "0"
+    shared = [str(len(disks)), port, is_shared]
     environment = {
         "PATH": "/usr/bin:/bin",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // len(disks)}",
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / disk), port, is_shared],
+            [sys.executable, "-c", SCRIPT, str(rank), *shared, str(tmp_path / disk)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

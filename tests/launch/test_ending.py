@@ -59,6 +59,7 @@ def test_a_signal_is_named_with_its_likely_cause(attempt, number, oom, tail, cau
         ("MemoryError", "", "out_of_memory", "num_model_shards"),
         ("_ArrayMemoryError", "Unable to allocate", "out_of_memory", "num_model_shards"),
         ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of", "out_of_memory", "num_model_shards"),
+        ("CheckpointError", "RESOURCE_EXHAUSTED: No space left on device", "failed", "Free space"),
         ("OSError", "[Errno 24] Too many open files: 'x'", "failed", "ulimit -n"),
         ("OSError", "[Errno 28] No space left on device: '/x'", "failed", "Free space"),
         ("ValueError", "the loss went away", "failed", ""),

@@ -12,6 +12,7 @@ import pytest
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.errors import RunCancelled, StageFailed
+from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.local import LocalExecutor
 from redco_flow.launch.process_tree import kill_processes_of
@@ -423,3 +424,14 @@ def test_an_attempt_whose_supervisor_cannot_start_says_why(workspace):
         LocalExecutor(workspace, stall_seconds="soon").submit_call(attempt)
 
     assert not attempt.job_path.exists()
+
+
+def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(submit, tmp_path):
+    """Part of a minute, so that the test needs no whole one."""
+    limit = JobResources(walltime_minutes=0.1)
+    job = submit("save_when_stopped", resources=limit, config={"folder": str(tmp_path)})
+
+    assert job.wait_seconds(60)
+
+    assert (job.state, (tmp_path / "saved").exists()) == ("TIMEOUT", True), job.status()
+    assert "its time (walltime_minutes) is over." in job.status().message

@@ -76,12 +76,16 @@ srun --kill-on-bad-exit=1 --wait=0 --input=none \\
 
 /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --srun-exit-code $?
+code=$?
 # Slurm takes the job back for a later start; where it may not, the launcher does.
-if [ $? -eq 75 ]; then
+if [ "$code" -eq 75 ]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 120
     /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --for-good
+    code=$?
 fi
+# By this Slurm knows whether jobs that depend on this one may start.
+exit "$code"
 """
 
 
@@ -153,3 +157,18 @@ def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
 def test_settings_that_would_be_a_second_command_are_refused(settings):
     with pytest.raises(ValidationError):
         SlurmSection(**settings)
+
+
+def test_a_job_behind_others_names_them_and_ends_when_one_of_them_fails():
+    text = render(replace(SUBMISSION, upstream=("17", "4_2")))
+
+    assert "#SBATCH --dependency=afterok:17:4_2\n#SBATCH --kill-on-invalid-dep=yes\n" in text
+
+
+@pytest.mark.parametrize("option", ["--dependency=singleton", "--depend=after:3"])
+def test_an_operators_dependency_may_not_take_the_place_of_a_jobs_own(option):
+    settings = SlurmSection(**SETTINGS | {"options": [option]})
+
+    with pytest.raises(UsageError, match=r"slurm.options has '--depend.*--ahead"):
+        render(replace(SUBMISSION, settings=settings, upstream=("17",)))
+    assert f"#SBATCH {option}\n" in render(replace(SUBMISSION, settings=settings))

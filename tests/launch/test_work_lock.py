@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -68,6 +69,20 @@ def test_the_lock_is_free_as_soon_as_its_holder_is_killed_whatever_it_forked(hol
     holder.wait()
 
     acquire(tmp_path / "lock", HOLDER, give_up).release()
+
+
+def test_a_released_lock_closes_no_file_of_a_child_that_is_forked_later(tmp_path):
+    lock = acquire(tmp_path / "lock", HOLDER, give_up)
+    lock.release()
+
+    with (tmp_path / "other").open("wb") as file:  # it gets the number that the lock's file had
+        child = os.fork()
+        if child == 0:
+            os._exit(os.write(file.fileno(), b"x"))
+        _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert (tmp_path / "other").read_bytes() == b"x"
 
 
 def test_waiting_ends_when_the_holder_lets_go(hold, tmp_path):

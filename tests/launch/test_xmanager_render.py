@@ -1,6 +1,8 @@
 """What `plan --render` shows for XManager, without the library; a pod's command really runs."""
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.xmanager.executor import XManagerExecutor
 from redco_flow.launch.xmanager.package import require_xmanager
+from redco_flow.launch.xmanager.vertex_task import rank_of
 from redco_flow.spec.xmanager_section import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -197,6 +200,150 @@ def test_the_pods_commands_run_a_stage_together(workspace, tmp_path):
     assert attempt.read_result()["outputs"].keys() == {"dataset"}
     noted = sorted(path.read_text().split(",")[0] for path in tmp_path.glob("*.noted"))
     assert noted == ["0 of 2", "1 of 2"]
+
+
+VERTEX = {
+    "backend": "vertex",
+    "vertex": {
+        "project": "research-1",
+        "region": "europe-west4",
+        "image": "europe-docker.pkg.dev/research-1/r/redco-flow:1",
+        "machine_type": "a2-highgpu-8g",
+        "accelerator_type": "NVIDIA_TESLA_A100",
+        "nfs_server": "10.0.0.2",
+        "nfs_path": "/share",
+        "network": "projects/1/global/networks/default",
+        "stored_variables": [
+            {"variable": "HF_TOKEN", "secret": "projects/research-1/secrets/hf/versions/latest"}
+        ],
+    },
+}
+
+
+def custom_job(resources, *, section=VERTEX, attempt="/w/1", workspace="/w"):
+    """The request's first line and its body."""
+    text = executor(workspace, section, {"A": "b: c"}, stall_seconds=60, grace_seconds=5).render(
+        AttemptDirectory(Path(attempt)), "tiny-abcd train 1", resources
+    )
+    address, _, body = text.partition("\n")
+    return address, json.loads(body)
+
+
+def test_a_custom_job_on_vertex_has_a_replica_for_each_host_and_rank_0_a_pool_of_its_own():
+    address, body = custom_job(JobResources(num_hosts=3, gpus_per_host=8, walltime_minutes=90))
+
+    assert address == (
+        "POST https://europe-west4-aiplatform.googleapis.com/v1/projects/research-1/"
+        "locations/europe-west4/customJobs"
+    )
+    first, others = body["jobSpec"]["workerPoolSpecs"]
+    assert (first["replicaCount"], others["replicaCount"]) == ("1", "2")
+    assert {**first, "replicaCount": "2"} == others
+    assert first["machineSpec"] == {
+        "machineType": "a2-highgpu-8g",
+        "acceleratorType": "NVIDIA_TESLA_A100",
+        "acceleratorCount": 8,
+    }
+    assert first["nfsMounts"] == [{"server": "10.0.0.2", "path": "/share", "mountPoint": "/w"}]
+    container = first["containerSpec"]
+    assert container["command"] == [
+        *("python", "-P", "-m", "redco_flow.launch.xmanager.vertex_task", "/w/1"),
+        *("--stall-seconds", "60", "--grace-seconds", "5", "--walltime-seconds", "5400"),
+    ]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert variables["A"] == "b: c"
+    assert variables["REDCO_FLOW_NUM_PROCESSES"] == "3"
+    assert "REDCO_FLOW_RANK" not in variables
+    assert json.loads(variables["REDCO_FLOW_STORED_VARIABLES"]) == {
+        "HF_TOKEN": "projects/research-1/secrets/hf/versions/latest"
+    }
+    scheduling = body["jobSpec"]["scheduling"]
+    assert scheduling == {
+        "disableRetries": True,
+        "restartJobOnWorkerRestart": False,
+        "timeout": "5465s",
+    }
+
+
+def test_a_stage_of_one_host_without_gpus_is_one_pool_without_accelerators():
+    _, body = custom_job(JobResources())
+
+    (pool,) = body["jobSpec"]["workerPoolSpecs"]
+    assert pool["machineSpec"] == {"machineType": "a2-highgpu-8g"}
+    assert "timeout" not in body["jobSpec"]["scheduling"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "accelerator", "why"),
+    [
+        (JobResources(processes_per_host=2), "NVIDIA_L4", r"processes_per_host is 2; set it to 1"),
+        (JobResources(gpus_per_host=3), "NVIDIA_L4", r"3 GPUs; let resources.gpus_per_host be"),
+        (JobResources(gpus_per_host=8), None, r"say which in xmanager.vertex.accelerator_type"),
+    ],
+)
+def test_hosts_that_vertex_does_not_have_are_refused(resources, accelerator, why):
+    section = {**VERTEX, "vertex": VERTEX["vertex"] | {"accelerator_type": accelerator}}
+
+    with pytest.raises(DoesNotFit, match=why):
+        custom_job(resources, section=section)
+
+
+def cluster_spec(pool, index):
+    """What Vertex says to a replica of a job of three."""
+    pools = {"workerpool0": ["a-0:2222"], "workerpool1": ["b-0:2222", "b-1:2222"]}
+    return {"cluster": pools, "environment": "cloud", "task": {"type": pool, "index": index}}
+
+
+def test_replicas_are_ranked_pool_by_pool():
+    places = [("workerpool0", 0), ("workerpool1", 0), ("workerpool1", 1)]
+
+    assert [rank_of(cluster_spec(*place)) for place in places] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_replicas_command_runs_the_stage(workspace):
+    """On this machine, started as Vertex would start the only replica."""
+    section = {**VERTEX, "vertex": {**VERTEX["vertex"], "stored_variables": []}}
+    attempt = make_attempt(workspace, "write")
+    _, body = custom_job(JobResources(), section=section, attempt=attempt.path, workspace=workspace)
+    (pool,) = body["jobSpec"]["workerPoolSpecs"]
+    _, *arguments = pool["containerSpec"]["command"]
+    variables = {one["name"]: one["value"] for one in pool["containerSpec"]["env"]}
+    own = {
+        "PYTHONPATH": os.pathsep.join([*sys.path, str(Path.cwd())]),
+        "CLUSTER_SPEC": json.dumps(cluster_spec("workerpool0", 0)),
+    }
+
+    done = subprocess.run([sys.executable, *arguments], env=os.environ | variables | own)
+
+    assert done.returncode == 0
+    assert attempt.read_result()["outputs"].keys() == {"dataset"}
+
+
+def test_containers_on_this_machine_get_a_rank_each_and_variables_by_name():
+    section = {
+        "backend": "containers",
+        "processes_per_host": 2,
+        "containers": {"image": "redco-flow:1", "passed_variables": ["HF_TOKEN"]},
+    }
+    text = executor("/w o", section, {"A": "b c"}, grace_seconds=5).render(
+        AttemptDirectory(Path("/w o/1")), "run train 1", JobResources(1, 2, 2, 3, 4.0)
+    )
+
+    _, *commands = text.replace("\\\n", "").splitlines()
+    first, second = (shlex.split(command) for command in commands)
+    assert first[:2] == ["docker", "run"]
+    assert first[first.index("--mount") + 1] == "type=bind,source=/w o,target=/w o"
+    assert {"--gpus=all", "--cpus=1.5", "--memory=2048m", "--env=A=b c"} <= set(first)
+    assert "--env=HF_TOKEN" in first
+    assert [one for one in second if "RANK" in one] == [
+        "--env=REDCO_FLOW_RANK=1",
+        "--env=REDCO_FLOW_LOCAL_RANK=1",
+    ]
+    image = second.index("redco-flow:1")
+    assert second[image + 1 : image + 6] == [
+        *("python", "-P", "-m", "redco_flow.launch.xmanager.pod", "/w o/1"),
+    ]
 
 
 def test_what_cannot_be_submitted_is_a_usage_error_that_says_what_to_do():

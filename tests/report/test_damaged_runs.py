@@ -206,7 +206,7 @@ def test_text_of_users_and_models_is_escaped_everywhere(make_builder, read_repor
 
 def test_text_that_is_no_text_can_be_written(builder, read_report):
     run = builder.whole()
-    state = {**run.read_state(), "message": "half \ud800 a\x00b\x1b[0m"}
+    state = {**run.read_state(), "state": "failed", "message": "half \ud800 a\x00b\x1b[0m"}
     run.state_path.write_text(json.dumps(state))
 
     assert "half \ufffd a\ufffdb\ufffd[0m" in read_report(run).text

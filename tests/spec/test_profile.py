@@ -57,6 +57,16 @@ def test_every_profile_of_the_project_loads(path):
     assert load_profile(path, environ={}).name == path.stem
 
 
+@pytest.mark.parametrize(
+    "path", sorted(PROJECT.glob("cluster_profiles/*.yaml")), ids=lambda p: p.stem
+)
+def test_every_profile_of_the_project_has_the_workspace_that_the_environment_names(path):
+    variable = {"REDCO_FLOW_WORKSPACE": "/scratch/me"}
+
+    assert load_profile(path, environ=variable).workspace == "/scratch/me"
+    assert load_profile(path, environ={}).workspace == "redco-workspace"
+
+
 def test_an_override_with_profile_goes_to_the_profile_and_no_other(write, load, chain):
     path = write("workspace: here\n", "mine.yaml")
     overrides = ["profile.num_cpu_devices=4", "learning_rate=1e-4", "profile.environment.A=1"]

@@ -13,6 +13,7 @@ from redco_flow.stages.metrics_artifact import read_metrics
 from redco_flow.stages.predictions_artifact import (
     Prediction,
     PredictionsSummary,
+    read_predictions,
     write_predictions,
 )
 
@@ -55,6 +56,16 @@ def test_scores_are_those_of_the_metrics_over_all_references(bench):
     assert summary.metrics == expected
     assert [line["row_id"] for line in lines] == [f"test.csv:{i}" for i in range(40)]
     assert np.mean([line["scores"]["exact_match"] for line in lines]) == 100 * 24 / 40
+
+
+def test_half_a_surrogate_pair_is_written_read_back_and_scored(bench):
+    half = "a \\ \ud83d b"
+
+    artifact = predictions(bench, [half] * len(REFERENCES))
+
+    lines, _ = read_predictions(artifact.path)
+    assert {line.prediction for line in lines} == {half}
+    assert evaluated(bench, [half] * len(REFERENCES), "scored")
 
 
 def test_every_score_stands_beside_what_trivial_models_get(bench):

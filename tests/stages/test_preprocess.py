@@ -161,7 +161,7 @@ def test_rows_are_the_same_encoded_while_read_and_encoded_after_training_the_tok
     assert given.summary.splits == trained.summary.splits
     assert given.summary.most_frequent_target == trained.summary.most_frequent_target
     for split in ("train", "validation", "test"):
-        files = [dataset.path / f"{split}.arrow" for dataset in (given, trained)]
+        files = [dataset.path / f"{split}-00000.arrow" for dataset in (given, trained)]
         assert digest_file(files[0]) == digest_file(files[1])
 
 
@@ -208,7 +208,7 @@ def test_the_dataset_opens_with_datasets_and_its_tokenizer_with_transformers(ben
     as_jsonl(tmp_path / "train.jsonl", ROWS)
     dataset = preprocessed(bench, {"train": str(tmp_path / "train.jsonl")})
 
-    rows = Dataset.from_file(str(dataset.path / "train.arrow"))
+    rows = Dataset.from_file(str(dataset.path / "train-00000.arrow"))
     tokenizer = AutoTokenizer.from_pretrained(dataset.path / "tokenizer")
 
     assert rows.column_names == ["row_id", "source", "references", "source_ids", "target_ids"]

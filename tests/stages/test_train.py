@@ -359,8 +359,8 @@ def test_a_token_outside_the_models_vocabulary_is_an_error_that_names_the_row(
     shutil.copytree(dataset.path, damaged)
     rows = DatasetArtifact(dataset.path).split("train")[:]
     rows[3]["target_ids"] = np.array([5000, 1])
-    (damaged / "train.arrow").unlink()
-    with SplitWriter(damaged / "train.arrow", COLUMNS) as writer:
+    (damaged / "train-00000.arrow").unlink()
+    with SplitWriter(damaged / "train-00000.arrow", COLUMNS) as writer:
         writer.write({name: [row[name] for row in rows] for name in COLUMNS})
     artifact = InputArtifact("d" * 64, "dataset", damaged, {})
 

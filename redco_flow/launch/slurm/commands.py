@@ -15,7 +15,8 @@ from redco_flow.errors import ClusterUnreachable, StageFailed
 
 _COMMAND_SECONDS = 30.0
 _SUBMIT_SECONDS = 60.0
-_FIELDS = ("JobID:20", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "Name:200")
+_FIELDS = ("JobArrayID:40", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "Name:200")
+_GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
 _UNREACHABLE = re.compile(
     r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out|"
     r"Zero Bytes were transmitted|Protocol authentication error",
@@ -29,9 +30,10 @@ class NoAnswer(ClusterUnreachable):
 
 @dataclass(frozen=True)
 class JobEntry:
-    """What Slurm says of one job.
+    """What Slurm says of one job, or of one task of an array.
 
     Args:
+        job_id: as "123", of a task "123_4".
         state: in Slurm's words: PENDING, RUNNING, NODE_FAIL, ….
         restarts: how often it was started anew; None where that is not told.
         reason: why it waits.
@@ -70,7 +72,8 @@ def list_jobs(environment: Mapping[str, str]) -> dict[str, JobEntry]:
         StageFailed: squeue fails in another way.
     """
     layout = ",".join(f"{field}|" for field in _FIELDS)
-    said = _run(["squeue", "--me", "--noheader", "--states=all", f"--Format={layout}"], environment)
+    options = ["--me", "--array", "--noheader", "--states=all", f"--Format={layout}"]
+    said = _run(["squeue", *options], environment)
     entries = (_entry(line) for line in said.splitlines())
     return {entry.job_id: entry for entry in entries if entry is not None}
 
@@ -81,7 +84,7 @@ def find_accounted(job_ids: Iterable[str], environment: Mapping[str, str]) -> di
     Raises:
         StageFailed, ClusterUnreachable: there is no accounting, or it does not answer.
     """
-    columns = "--format=JobIDRaw,State,NodeList,JobName%200"
+    columns = "--format=JobID%40,State,NodeList,JobName%200"
     jobs = f"--jobs={','.join(job_ids)}"
     said = _run(["sacct", "--allocations", "--noheader", "--parsable2", jobs, columns], environment)
     found = {}
@@ -117,6 +120,43 @@ def list_partitions(environment: Mapping[str, str]) -> dict[str, int]:
         name, count = line.split()
         found[name] = found.get(name, 0) + int(count)
     return found
+
+
+def count_gpus(partition: str | None, environment: Mapping[str, str]) -> dict[str, int]:
+    """Return how many GPUs Slurm has for each node of a partition, of any type.
+
+    Args:
+        partition: None: every node.
+
+    Raises:
+        ClusterUnreachable, StageFailed: Slurm does not answer.
+    """
+    chosen = [f"--partition={partition}"] if partition else []
+    said = _run(["sinfo", "--Node", "--noheader", "--format=%N %G", *chosen], environment)
+    found = {}
+    for line in said.splitlines():
+        node, _, resources = line.partition(" ")
+        found[node] = sum(int(count) for count in _GPUS.findall(resources))
+    return found
+
+
+def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Have Slurm say whether it would take a job with these options; none is submitted.
+
+    Raises:
+        StageFailed: Slurm would refuse it; has Slurm's words.
+        ClusterUnreachable: nobody answers.
+    """
+    _run(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"], environment)
+
+
+def send_signal(job_id: str, name: str, environment: Mapping[str, str]) -> None:
+    """Send a signal to every rank of a job.
+
+    Raises:
+        StageFailed, ClusterUnreachable: it was not sent.
+    """
+    _run(["scancel", f"--signal={name}", job_id], environment)
 
 
 def run_on_nodes(

@@ -7,15 +7,23 @@ other ending is final, and trying again is the orchestrator's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.call import JobResources, read_call
-from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
+from redco_flow.launch.call import Call, JobResources, read_call, write_call
+from redco_flow.launch.executor import (
+    CallJob,
+    ChainingExecutor,
+    ExecutorSettings,
+    check_submittable,
+    common_settings,
+)
 from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.slurm import commands as slurm_commands
+from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
@@ -27,8 +35,8 @@ SCRIPT = "job.sh"
 _OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")
 
 
-class SlurmExecutor(CallExecutor):
-    """Submits each call as a job of its own.
+class SlurmExecutor(ChainingExecutor):
+    """Submits each call as a job of its own, or as an array of jobs where it has shards.
 
     Args:
         folder: the workspace, on a file system that every node has.
@@ -60,14 +68,45 @@ class SlurmExecutor(CallExecutor):
         """
         return render(self._submission(attempt, title, resources))
 
-    def _submit(self, attempt: AttemptDirectory) -> SlurmJob:
+    def render_after(
+        self,
+        attempt: AttemptDirectory,
+        title: str,
+        resources: JobResources,
+        upstream: Sequence[str],
+    ) -> str:
+        """Return the sbatch file that `submit_call_after` would submit.
+
+        Raises:
+            UsageError: a path holds what such a file cannot carry.
+        """
+        return render(self._submission(attempt, title, resources, upstream))
+
+    def submit_call_after(
+        self, attempt: AttemptDirectory, upstream: Sequence[CallJob]
+    ) -> SlurmJob | SlurmArray:
+        """Submit a call with `--dependency=afterok` on the upstream jobs.
+
+        Raises:
+            UsageError: there is no call.json, or the attempt was submitted before.
+            StageFailed: Slurm refuses it, or never got an upstream job.
+            ClusterUnreachable: Slurm cannot be reached.
+        """
+        check_submittable(attempt)
+        ids = [SlurmJob(job.attempt.path, job.job_id).wait_for_id() for job in upstream]
+        return self._submit(attempt, ids)
+
+    def _submit(
+        self, attempt: AttemptDirectory, upstream: Sequence[str] = ()
+    ) -> SlurmJob | SlurmArray:
         attempt = AttemptDirectory(attempt.path.absolute())
         call = read_call(attempt.call_path)
         title = f"{call.run} {call.stage} {call.attempt}"
-        submission = self._submission(attempt, title, call.resources)
+        submission = self._submission(attempt, title, call.resources, upstream)
         script = attempt.path / SCRIPT
         write_text(script, render(submission))
         (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
+        _write_tasks(attempt, call)
         record = {
             "executor": "slurm",
             "job_id": "",
@@ -75,6 +114,7 @@ class SlurmExecutor(CallExecutor):
             "attempt": str(attempt.path),
             "cluster": self._environment.get("SLURM_CONF", ""),
             "submitted_at": utc_now(),
+            "shards": list(call.resources.shards),
         }
         # Before sbatch: whoever finds this record without an id looks for the name.
         write_json(attempt.job_path, record)
@@ -82,15 +122,19 @@ class SlurmExecutor(CallExecutor):
             record["job_id"] = slurm_commands.submit(script, self._job_environment(attempt))
         except slurm_commands.NoAnswer:
             # It may have been accepted all the same; the record stays, and with it the name.
-            return SlurmJob(attempt.path, "", record=record)
+            return reattach(record)
         except (StageFailed, ClusterUnreachable):
             attempt.job_path.unlink()
             raise
         write_json(attempt.job_path, record)
-        return SlurmJob(attempt.path, str(record["job_id"]), record=record)
+        return reattach(record)
 
     def _submission(
-        self, attempt: AttemptDirectory, title: str, resources: JobResources
+        self,
+        attempt: AttemptDirectory,
+        title: str,
+        resources: JobResources,
+        upstream: Sequence[str] = (),
     ) -> Submission:
         return Submission(
             attempt=attempt.path.absolute(),
@@ -100,6 +144,7 @@ class SlurmExecutor(CallExecutor):
             settings=self._settings,
             stall_seconds=self.parameters["stall_seconds"],
             grace_seconds=self.parameters["grace_seconds"],
+            upstream=tuple(upstream),
         )
 
     def _job_environment(self, attempt: AttemptDirectory) -> dict[str, str]:
@@ -112,13 +157,23 @@ def make(profile: Any, environment: Mapping[str, str]) -> SlurmExecutor:
     return SlurmExecutor(profile.workspace, profile.slurm, **common)
 
 
-def reattach(record: Mapping[str, Any]) -> SlurmJob:
+def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:
     """Return the job of a record, from any process.
 
     Raises:
         KeyError: it is not a Slurm job's record.
     """
+    if shards := record.get("shards"):
+        return SlurmArray(record["attempt"], record["job_id"], shards, record)
     return SlurmJob(record["attempt"], record["job_id"], record=record)
+
+
+def _write_tasks(attempt: AttemptDirectory, call: Call) -> None:
+    """Give each task of an array its call, in a directory of its own."""
+    for shard in call.resources.shards:
+        task = attempt.task(shard)
+        (task.path / JOB_LOG).parent.mkdir(parents=True, exist_ok=True)
+        write_call(task, replace(call, shard=shard))
 
 
 def _without_outer_job(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

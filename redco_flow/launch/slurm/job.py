@@ -70,8 +70,8 @@ class SlurmJob(CallJob):
         if status := status_from_files(self.attempt):
             return status
         view = self._look()
-        if not self._knows_id():
-            return self._search(view)
+        if not self._knows_id() and (status := self._search(view)) is not None:
+            return status
         entry = view.entries.get(self.job_id)
         if entry is not None and not is_terminal(entry):
             self._vanishing = None
@@ -107,12 +107,24 @@ class SlurmJob(CallJob):
         """
         again = self.attempt.cancel_path.exists()
         write_json(self.attempt.cancel_path, {"time": utc_now()})
-        self._urge()
+        self.expect_end()
         if self._knows_id() or self._find():
             with contextlib.suppress(StageFailed):  # it has ended, and Slurm has forgotten it
                 slurm_commands.cancel(self.job_id, self._environment, at_once=again)
         if check:
             self.wait()
+
+    def wait_for_id(self) -> str:
+        """Return the job's id; of one whose submission got no answer, once it is known.
+
+        Raises:
+            StageFailed: Slurm never got it.
+        """
+        while (status := self.search()) is not None:
+            if status.is_finished:
+                raise StageFailed(status.message)
+            self._doze(1.0)
+        return self.job_id
 
     def record(self) -> dict[str, Any]:
         """Return what stands in job.json."""
@@ -131,13 +143,14 @@ class SlurmJob(CallJob):
         ended_at = _modified_at(self.attempt.rank_exit_path(0))
         if ended_at != self._rank_zero_ended_at:
             self._rank_zero_ended_at = ended_at
-            self._urge()
+            self.expect_end()
         now = self._queue.clock()
         is_new = self._queue.look().asked_at < self._followed_since
         is_urgent = is_new or self._vanishing is not None or now < self._urgent_until
         return self._queue.look(urgent=is_urgent)
 
-    def _urge(self) -> None:
+    def expect_end(self) -> None:
+        """Ask Slurm more often for a while: the job is about to end."""
         self._urgent_until = self._queue.clock() + _SECONDS_OF_URGENCY
 
     def _seconds_to_confirm(self, state: str) -> float:
@@ -158,10 +171,14 @@ class SlurmJob(CallJob):
     def _knows_id(self) -> bool:
         return self.job_id != _UNKNOWN
 
-    def _search(self, view: QueueView) -> JobStatus:
+    def search(self) -> JobStatus | None:
+        """Return what is known of a job while its id is not; None once it is."""
+        return None if self._knows_id() else self._search(self._look())
+
+    def _search(self, view: QueueView) -> JobStatus | None:
         """Look for a job whose launcher died between submitting it and learning its id."""
         if self._find(view):
-            return self.status()
+            return None
         if view.asked_at >= self._followed_since and self._is_confirmed(
             "unknown", view, _SECONDS_TO_APPEAR
         ):
@@ -176,7 +193,7 @@ class SlurmJob(CallJob):
         entries = (view or self._queue.look(urgent=True)).entries.values()
         for entry in entries:
             if not self._knows_id() and entry.name == self._record.get("job_name"):
-                self._job_id = entry.job_id
+                self._job_id = entry.job_id.partition("_")[0]  # of any of an array's tasks
         if self._knows_id():
             self._record["job_id"] = self.job_id
             self._vanishing = None

@@ -36,6 +36,7 @@ class Submission:
         attempt: its directory, absolute.
         title: run, stage and attempt, for people.
         directory: where the stage's process starts.
+        upstream: ids of jobs that must have completed before it may start.
     """
 
     attempt: Path
@@ -45,6 +46,7 @@ class Submission:
     settings: SlurmSection
     stall_seconds: float
     grace_seconds: float
+    upstream: tuple[str, ...] = ()
 
     @property
     def job_name(self) -> str:
@@ -57,7 +59,8 @@ def render(submission: Submission) -> str:
     """Return the sbatch file.
 
     Raises:
-        UsageError: a path holds a control character, which a sbatch file cannot carry.
+        UsageError: a path holds a control character, which a sbatch file cannot carry; or an
+            option of the profile contradicts the job's own.
     """
     text = "\n".join(_lines(submission)) + "\n"
     for character in text:
@@ -83,19 +86,24 @@ def _lines(submission: Submission) -> Iterator[str]:
         yield f"#SBATCH {option}"
     yield ""
     settings = submission.settings
-    yield f"printf '%s\\n' \"$SLURM_JOB_ID\" > {JOB_ID_FILE}"
+    job_id = "SLURM_ARRAY_JOB_ID" if submission.resources.shards else "SLURM_JOB_ID"
+    yield f"printf '%s\\n' \"${job_id}\" > {JOB_ID_FILE}"
     yield from (f"module load {shlex.quote(module)}" for module in settings.modules)
     yield from settings.setup
     yield ""
     yield " \\\n    ".join(_srun(submission))
     yield ""
-    finish = f"{shlex.join(_finish(submission))} --srun-exit-code $?"
-    yield finish
+    finish = f"{shlex.join(_python(submission))} {_finish(submission)}"
+    yield f"{finish} --srun-exit-code $?"
+    yield "code=$?"
     yield "# Slurm takes the job back for a later start; where it may not, the launcher does."
-    yield f"if [ $? -eq {REQUEUE_EXIT_CODE} ]; then"
+    yield f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then'
     yield '    scontrol requeue "$SLURM_JOB_ID" && sleep 120'
-    yield f"    {shlex.join(_finish(submission))} --for-good"
+    yield f"    {finish} --for-good"
+    yield "    code=$?"
     yield "fi"
+    yield "# By this Slurm knows whether jobs that depend on this one may start."
+    yield 'exit "$code"'
 
 
 def _options(submission: Submission) -> Iterator[str]:
@@ -103,10 +111,13 @@ def _options(submission: Submission) -> Iterator[str]:
     settings, resources = submission.settings, submission.resources
     yield _option("job-name", submission.job_name)
     yield _option("chdir", submission.attempt)
-    yield _option("output", JOB_LOG)  # relative: Slurm would expand patterns in a path
+    yield from _array(submission)
+    log = f"tasks/%a/{JOB_LOG}" if resources.shards else JOB_LOG
+    yield _option("output", log)  # relative: Slurm would expand patterns in a path
     yield "--open-mode=append"
     yield "--requeue"
     yield "--export=ALL"
+    yield from _dependency(submission)
     yield from (_option(*pair) for pair in _selection(settings))
     yield _option("nodes", resources.num_hosts)
     yield _option("ntasks-per-node", resources.processes_per_host)
@@ -115,13 +126,40 @@ def _options(submission: Submission) -> Iterator[str]:
     if resources.memory_gib is not None:
         yield _option("mem", f"{math.ceil(resources.memory_gib * 1024)}M")
     if resources.gpus_per_host:
-        kind = f"{settings.gpu_type}:" if settings.gpu_type else ""
-        gpu = "gpu:" if settings.gpu_option == "gres" else ""
-        yield _option(settings.gpu_option, f"{gpu}{kind}{resources.gpus_per_host}")
+        yield gpu_option(settings, resources.gpus_per_host)
     if resources.walltime_minutes is not None:
         yield _option("time", resources.walltime_minutes)
     yield _option("signal", f"{WARNING_SIGNAL}@{settings.warning_seconds}")
     yield from settings.options
+
+
+def _array(submission: Submission) -> Iterator[str]:
+    """One task for each shard, some of them at a time."""
+    if submission.resources.shards:
+        most = submission.settings.max_array_tasks
+        throttle = f"%{most}" if most else ""
+        yield _option("array", ",".join(map(str, submission.resources.shards)) + throttle)
+
+
+def _dependency(submission: Submission) -> Iterator[str]:
+    """Wait for other jobs; where one of them fails, end instead of waiting for ever."""
+    if not submission.upstream:
+        return
+    for option in submission.settings.options:
+        if option.startswith("--dep"):
+            raise UsageError(
+                f"slurm.options has {option!r}, which would take the place of what stage "
+                f"{submission.title!r} waits for; remove it, or leave --ahead out."
+            )
+    yield _option("dependency", ":".join(["afterok", *submission.upstream]))
+    yield "--kill-on-invalid-dep=yes"
+
+
+def gpu_option(settings: SlurmSection, gpus_per_host: int) -> str:
+    """Return the option that asks for GPUs, as the site wants it."""
+    kind = f"{settings.gpu_type}:" if settings.gpu_type else ""
+    gpu = "gpu:" if settings.gpu_option == "gres" else ""
+    return _option(settings.gpu_option, f"{gpu}{kind}{gpus_per_host}")
 
 
 def selection_options(settings: SlurmSection) -> list[str]:
@@ -150,7 +188,7 @@ def _srun(submission: Submission) -> Iterator[str]:
     yield _option("chdir", submission.directory)
     yield from settings.srun_options
     yield shlex.join([*_python(submission), "-m", "redco_flow.launch.rank"])
-    yield shlex.quote(str(submission.attempt))
+    yield _task(submission)
     yield f"--stall-seconds {submission.stall_seconds:g}"
     yield f"--grace-seconds {submission.grace_seconds:g}"
     yield f"--gpus-per-host {resources.gpus_per_host}"
@@ -159,12 +197,18 @@ def _srun(submission: Submission) -> Iterator[str]:
         yield f"--seconds-to-warning {resources.walltime_minutes * 60 - settings.warning_seconds}"
 
 
-def _finish(submission: Submission) -> list[str]:
-    return [
-        *_python(submission),
-        *("-m", "redco_flow.launch.slurm.job_end", str(submission.attempt)),
-        *("--num-processes", str(submission.resources.num_processes)),
-    ]
+def _finish(submission: Submission) -> str:
+    """The interpreter's arguments that write how the job ended."""
+    num_processes = submission.resources.num_processes
+    module = "-m redco_flow.launch.slurm.job_end"
+    return f"{module} {_task(submission)} --num-processes {num_processes}"
+
+
+def _task(submission: Submission) -> str:
+    """The directory of the job's records, as an argument; of an array each task has its own."""
+    attempt = shlex.quote(str(submission.attempt))
+    is_array = submission.resources.shards
+    return f'{attempt}/tasks/"$SLURM_ARRAY_TASK_ID"' if is_array else attempt
 
 
 def _python(submission: Submission) -> list[str]:

@@ -1,0 +1,127 @@
+"""What a person wants to know of a sweep: its points beside each other, and which one is best.
+
+Reads the runs' files only. A score is best by what its metric says is better; of scores whose
+metric says nothing, all are shown and none is called best.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redco_flow.cli.run_view import LIVE_STATES, read_run_view
+from redco_flow.cli.text import columns, duration, number
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.sweep_directory import SweepDirectory
+from redco_flow.tracking.workspace import Workspace
+
+_NUM_METRICS_SHOWN = 4
+_MARKS = {"min": "lowest", "max": "highest"}
+
+
+def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
+    """Return the sweep's points with their runs' states and metrics, and the best of each metric.
+
+    A point whose turn has not come is "waiting" while somebody starts the sweep's runs.
+    """
+    is_driven = find_holder(sweep) is not None
+    points: list[dict[str, Any]] = []
+    directions: dict[str, str] = {}
+    for point in sweep.points:
+        run = read_run_view(sweep.run_of(point))
+        directions |= _directions(run, workspace)
+        is_waiting = is_driven and run["state"] == "interrupted" and not run["seconds"]
+        points.append(
+            {
+                "point": point.overrides,
+                "run": point.run,
+                "state": "waiting" if is_waiting or run["state"] == "pending" else run["state"],
+                "message": run["message"],
+                "seconds": run["seconds"],
+                "metrics": run["metrics"],
+            }
+        )
+    return {
+        "sweep": sweep.id,
+        "state": _state([point["state"] for point in points], is_driven=is_driven),
+        "points": points,
+        "best": _best(points, directions),
+    }
+
+
+def sweep_text(view: dict[str, Any]) -> str:
+    """One sweep for people: a line for each point, then the best ones."""
+    points = view["points"]
+    done = sum(point["state"] == "completed" for point in points)
+    lines = [f"{view['sweep']}: {view['state']}  {done} of {len(points)} points completed"]
+    shown = _shown_metrics(view)
+    rows = [
+        [
+            "  ".join(point["point"]),
+            point["run"],
+            point["state"],
+            duration(point["seconds"]),
+            *(number(point["metrics"].get(name)) for name in shown),
+        ]
+        for point in points
+    ]
+    lines.append(columns(rows, ["POINT", "RUN", "STATE", "TIME", *shown]))
+    for point in points:
+        if point["state"] == "failed":
+            lines.append(f"{point['run']}: {point['message'].partition(chr(10))[0]}")
+    for name, best in view["best"].items():
+        where = "  ".join(best["point"])
+        lines.append(f"{best['is']} {name}: {number(best['value'])}  {where}  ({best['run']})")
+    if view["state"] == "interrupted":
+        lines.append(f"nobody starts its runs; `redco-flow resume {view['sweep']}` goes on.")
+    return "\n".join(lines)
+
+
+def _shown_metrics(view: dict[str, Any]) -> list[str]:
+    """The metrics that have columns: those that can be compared, then others, a few in all."""
+    names = dict.fromkeys(view["best"])
+    names |= dict.fromkeys(name for point in view["points"] for name in point["metrics"])
+    return list(names)[:_NUM_METRICS_SHOWN]
+
+
+def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
+    """Which way is better, by metric, as the run's evaluations say."""
+    store = ArtifactStore(workspace)
+    found: dict[str, str] = {}
+    for stage in run["stages"].values():
+        for output, artifact_id in stage["artifacts"].items():
+            artifact = store.find(artifact_id) if output.startswith("metrics") else None
+            if artifact is not None:
+                found |= artifact.metadata.get("directions") or {}
+    return found
+
+
+def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str, Any]:
+    """The best completed point of each metric that can be compared."""
+    # Imported here: the verbs that never look at a sweep need not pay for it.
+    from redco_flow.report.metrics_table import direction_of
+
+    completed = [point for point in points if point["state"] == "completed"]
+    found = {}
+    for name in dict.fromkeys(name for point in completed for name in point["metrics"]):
+        direction = direction_of(name, directions)
+        having = [point for point in completed if name in point["metrics"]]
+        if direction and len(having) > 1:
+            sign = 1 if direction == "min" else -1
+            best = having[min(range(len(having)), key=lambda i: sign * having[i]["metrics"][name])]
+            found[name] = {
+                "is": _MARKS[direction],
+                "value": best["metrics"][name],
+                "point": best["point"],
+                "run": best["run"],
+            }
+    return found
+
+
+def _state(states: list[str], *, is_driven: bool) -> str:
+    if is_driven or any(state in LIVE_STATES for state in states):
+        return "running"
+    for state in ("interrupted", "waiting"):
+        if state in states:
+            return "interrupted"
+    return next((state for state in ("failed", "cancelled") if state in states), "completed")

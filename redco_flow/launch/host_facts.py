@@ -1,0 +1,34 @@
+"""What a host says of itself when a doctor asks: its GPUs, and whether its name leads to it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+_SECONDS_TO_ASK = 20.0
+
+
+def num_gpus() -> int | None:
+    """Return how many GPUs nvidia-smi counts; None where there is none of it."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_TO_ASK,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+
+
+def own_name_problem() -> str:
+    """Say why the host's own name does not lead to it from elsewhere; "" if it does."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return f"{name} does not resolve ({error})"
+    return f"{name} resolves to {address}" if address.startswith("127.") else ""

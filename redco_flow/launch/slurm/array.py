@@ -1,0 +1,103 @@
+"""An array of Slurm jobs: one task for each shard of a stage, each with its own records.
+
+A task is a job like any other, in a directory of its own, and queued again by itself. The array
+has ended when each of its tasks has; what it made is published by the task that came last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from redco_flow.launch.job import CallJob, JobStatus, status_from_files
+from redco_flow.launch.slurm.array_state import array_ending, array_status
+from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.records import write_json
+from redco_flow.tracking.clock import utc_now
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class SlurmArray(CallJob):
+    """The tasks of one array, as one job.
+
+    Args:
+        shards: one task each.
+        record: what stands in job.json.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        job_id: str,
+        shards: Sequence[int],
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._array = SlurmJob(folder, job_id, record=record)
+        super().__init__(folder, self._array.job_id, shards[:1])
+        self._shards = tuple(shards)
+        self._jobs: dict[int, SlurmJob] = {}
+        self._ended: dict[int, JobStatus] = {}
+        self._seen: tuple[float, JobStatus] | None = None
+
+    def status(self) -> JobStatus:
+        """Say what exit.json says, else what the tasks' own records and Slurm say of them."""
+        if status := status_from_files(self.attempt):
+            return status
+        if status := self._array.search():
+            return status
+        self._job_id = self._array.job_id
+        now = time.monotonic()
+        if self._seen is None or now - self._seen[0] >= _SECONDS_BETWEEN_LOOKS:
+            self._seen = now, self._look_at_tasks()
+        return self._seen[1]
+
+    def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
+        """Have Slurm end every task; a second call kills at once.
+
+        Raises:
+            ClusterUnreachable: Slurm does not answer; the tasks run on.
+        """
+        for shard in self._shards:
+            write_json(self.attempt.task(shard).cancel_path, {"time": utc_now()})
+        self._array.cancel(check=False)
+        for task in self._jobs.values():
+            task.expect_end()
+        if check:
+            self.wait()
+
+    def record(self) -> dict[str, Any]:
+        """Return what stands in job.json."""
+        return self._array.record()
+
+    def _look_at_tasks(self) -> JobStatus:
+        statuses = {shard: self._status_of(shard) for shard in self._shards}
+        if any(not status.is_finished for status in statuses.values()):
+            return array_status(statuses)
+        ending = array_ending(
+            statuses,
+            was_cancelled=self.attempt.cancel_path.exists(),
+            has_result=self.attempt.result_path.exists(),
+        )
+        write_json(self.attempt.exit_path, ending | {"ended_at": utc_now()})
+        status = status_from_files(self.attempt)
+        assert status is not None
+        return status
+
+    def _status_of(self, shard: int) -> JobStatus:
+        if shard not in self._ended:
+            status = self._task(shard).status()
+            if not status.is_finished:
+                return status
+            self._ended[shard] = status
+        return self._ended[shard]
+
+    def _task(self, shard: int) -> SlurmJob:
+        if shard not in self._jobs:
+            folder = self.attempt.task(shard).path
+            job_id = f"{self._array.job_id}_{shard}"
+            record = self.record() | {"job_id": job_id, "attempt": str(folder)}
+            self._jobs[shard] = SlurmJob(folder, job_id, record=record)
+        return self._jobs[shard]

@@ -1,0 +1,157 @@
+"""What a stage's runner does with an attempt that has a job: follow it, judge it, write it down.
+
+Whoever submitted the job, and when. Knows the budgets of retries; refuses to start anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from redco_flow.errors import RedcoFlowError, RunCancelled, StageFailed
+from redco_flow.orchestrate.job_following import follow_job
+from redco_flow.orchestrate.run_context import RunContext, Say
+from redco_flow.orchestrate.state_book import StateBook
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.results import StageResult, find_result
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob
+    from redco_flow.launch.job import JobStatus
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A stage that has its result.
+
+    Args:
+        attempt: this run's attempt that made it; None if it was reused.
+    """
+
+    result: StageResult
+    attempt: int | None
+
+    @property
+    def reused(self) -> bool:
+        """Whether nothing had to run."""
+        return self.attempt is None
+
+
+class RetryableFailure(Exception):
+    """An attempt failed, and the profile allows another one."""
+
+
+@dataclass(frozen=True)
+class AttemptFollower:
+    """Follows the attempts of one stage of one run."""
+
+    context: RunContext
+    stage: str
+    say: Say
+
+    def follow(self, event: str, attempt: AttemptDirectory, job: CallJob) -> Finished:
+        """Return when the attempt's job has ended with a result.
+
+        Args:
+            event: how the journal calls it that the stage has this job now.
+
+        Raises:
+            RetryableFailure: it failed, and may be tried again.
+            StageFailed: it failed for good; names job, log and last lines.
+            RunCancelled: it was cancelled.
+            Detached: this process is to end; the job runs on.
+        """
+        fields = {"attempt": attempt.number, "job_id": job.job_id, "message": ""}
+        self.context.book.set_stage(self.stage, "running", event=event, **fields)
+        try:
+            follow_job(
+                job,
+                self.context.stop,
+                self.say,
+                grace_seconds=self.context.profile.grace_seconds,
+                on_news=lambda status: self._set_news(job, status),
+            )
+        except StageFailed as failure:
+            self._raise_if_worth_a_retry(attempt, failure)
+            raise
+        finished = self.result_of(attempt)
+        if finished is None:
+            raise StageFailed(
+                f"stage '{self.stage}': job {job.job_id} ended well, but its result is not "
+                f"published or its artifacts are gone; see {attempt.result_path}."
+            )
+        return finished
+
+    def result_of(self, attempt: AttemptDirectory) -> Finished | None:
+        """Return the published result of an attempt, if it has one and its artifacts stand."""
+        record = attempt.read_result()
+        if record is None:
+            return None
+        result = find_result(self.context.workspace, record["fingerprint"])
+        return Finished(result, attempt.number) if result is not None else None
+
+    def _set_news(self, job: CallJob, status: JobStatus) -> None:
+        """What a person sees who asks for the run's status: a job in a queue is not at work."""
+        is_waiting = status.state == "pending"
+        message = f"job {job.job_id} {status.message}" if is_waiting else ""
+        fields = {"message": message, "told_at": utc_now()}
+        self.context.book.set_stage(self.stage, "running", event="job_news", **fields)
+
+    def _raise_if_worth_a_retry(self, attempt: AttemptDirectory, failure: StageFailed) -> None:
+        """Raise RetryableFailure if the profile's budget for this ending is not used up.
+
+        The budget is counted from the attempts' own records, so that it outlives this process.
+        """
+        cause = (attempt.read_exit() or {}).get("cause", "lost")
+        attempts = self.context.run.attempts(self.stage)
+        num_ended = sum((one.read_exit() or {}).get("cause") == cause for one in attempts)
+        if not self.context.profile.retries.allows(cause, num_ended):
+            return
+        self.context.book.note("job_retried", stage=self.stage, attempt=attempt.number, cause=cause)
+        self.say(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
+        raise RetryableFailure(str(failure)) from failure
+
+
+@contextmanager
+def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
+    """Write into the state book how bringing the stage to its end went wrong, if it does.
+
+    Raises:
+        StageFailed: for whatever it was (a full disk, a deleted input): the run must go on.
+        RunCancelled: as it came.
+    """
+    try:
+        yield
+    except RunCancelled as error:
+        book.set_stage(stage, "cancelled", message=str(error))
+        raise
+    except Exception as error:
+        failure = _as_failure(stage, error)
+        book.set_stage(stage, "failed", message=str(failure))
+        raise failure from error
+
+
+def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
+    """Write into the state book what the stage made, or whose result it reuses."""
+    result = finished.result
+    book.set_stage(
+        stage,
+        "completed",
+        reused=finished.reused,
+        attempt=finished.attempt,
+        seconds=0.0 if finished.reused else result.seconds,
+        artifacts=dict(result.outputs),
+        metrics=result.metrics,
+        fingerprint=result.fingerprint,
+        message=f"made by {result.run}" if finished.reused and result.run else "",
+    )
+
+
+def _as_failure(stage: str, error: Exception) -> StageFailed:
+    if isinstance(error, StageFailed):
+        return error
+    said = str(error) if isinstance(error, RedcoFlowError) else f"{type(error).__name__}: {error}"
+    return StageFailed(f"stage '{stage}': {said}")

@@ -1,0 +1,191 @@
+"""Start a sweep, take it up again, stop it: one run for each point, some of them at a time.
+
+All runs are written before the first one starts, so a mistake in any point is told before anything
+is submitted. A process of its own starts them; what two points have in common is computed by the
+first and reused by the second, as between any two runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
+from redco_flow.orchestrate.cancelling import cancel_run
+from redco_flow.orchestrate.launch_record import own_search_path
+from redco_flow.orchestrate.planning import Plan
+from redco_flow.orchestrate.starting import check_run, reopen_run, write_run
+from redco_flow.orchestrate.state_book import ENDED_RUN_STATES
+from redco_flow.records import write_json
+from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.sweep import Point
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
+from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_TO_START = 30.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """One point of a sweep, read and planned."""
+
+    overrides: Point
+    pipeline: ResolvedPipeline
+    profile: Profile
+    plan: Plan
+
+
+def plan_points(
+    points: Sequence[Point], load: Callable[[Point], PlannedPoint]
+) -> list[PlannedPoint]:
+    """Read and plan every point.
+
+    Args:
+        load: reads one point's pipeline, with its overrides after all others.
+
+    Raises:
+        ConfigError: the mistakes of all points, each once.
+    """
+    planned: list[PlannedPoint] = []
+    problems: list[Problem] = []
+    for point in points:
+        try:
+            planned.append(load(point))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return planned
+
+
+def start_sweep(
+    planned: Sequence[PlannedPoint],
+    workspace: Workspace,
+    *,
+    max_parallel: int,
+    profile_name: str,
+    overrides: Sequence[str],
+    argv: Sequence[str],
+) -> SweepDirectory:
+    """Write a run for each point, and start the process that starts them.
+
+    Args:
+        planned: at least one.
+        max_parallel: so many runs at once.
+        overrides: of all points.
+
+    Raises:
+        UsageError, DoesNotFit: a point's run cannot be one; there is no run.
+        RedcoFlowError: the process did not come up.
+    """
+    for point in planned:
+        check_run(point.pipeline, point.profile, point.plan)
+    sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
+    points = []
+    for point in planned:
+        run = write_run(
+            point.pipeline,
+            point.profile,
+            workspace,
+            point.plan,
+            profile_name=profile_name,
+            overrides=[*overrides, *point.overrides],
+            argv=argv,
+            sweep=sweep.id,
+        )
+        points.append(SweepPoint(run.id, list(point.overrides)))
+    sweep.write(points, max_parallel=max_parallel, argv=argv)
+    _spawn(sweep)
+    return sweep
+
+
+def resume_sweep(sweep: SweepDirectory) -> None:
+    """Take up a sweep's runs that have not completed; those that are driven go on as they do.
+
+    Raises:
+        UsageError: it is driven by somebody, or all its runs have completed.
+    """
+    _refuse_if_driven(sweep)
+    left = [run for run in sweep.runs if run.read_state()["state"] != "completed"]
+    if not left:
+        raise UsageError(f"sweep {sweep.id}: every run of it is completed; nothing to resume.")
+    sweep.cancel_path.unlink(missing_ok=True)
+    for run in left:
+        if find_holder(run) is None:
+            reopen_run(run)
+    _spawn(sweep)
+
+
+def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
+    """Start no further run and stop those that have not ended; waits for their ends.
+
+    Raises:
+        UsageError: all of them have ended.
+    """
+    left = [run for run in sweep.runs if not has_ended(run)]
+    if not left:
+        raise UsageError(f"sweep {sweep.id} has ended already.")
+    write_json(sweep.cancel_path, {"time": utc_now(), "reason": reason})
+    while find_holder(sweep) is not None:
+        time.sleep(_POLL_SECONDS)
+    for run in left:
+        run.request_cancel(reason)
+    for run in left:
+        if not has_ended(run):
+            cancel_run(run, reason)
+
+
+def has_ended(run: RunDirectory) -> bool:
+    """Tell whether a run has its end."""
+    return run.read_state()["state"] in ENDED_RUN_STATES
+
+
+def _refuse_if_driven(sweep: SweepDirectory) -> None:
+    holder = find_holder(sweep)
+    if holder is not None:
+        raise UsageError(
+            f"sweep {sweep.id} is driven by process {holder.holder.pid} on {holder.holder.host}; "
+            f"`redco-flow status {sweep.id}` shows it, `redco-flow cancel {sweep.id}` stops it."
+        )
+
+
+def _spawn(sweep: SweepDirectory) -> None:
+    """Start the process that starts the runs, and wait until it holds the sweep's lease."""
+    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep_process", str(sweep.path)]
+    search_path = os.pathsep.join(own_search_path())
+    with sweep.log_path.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": search_path},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while (holder := find_holder(sweep)) is None or holder.holder.pid != process.pid:
+        if process.poll() == 0 or all(map(has_ended, sweep.runs)):
+            return  # runs of reused stages may be over before we look
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise RedcoFlowError(
+                f"sweep {sweep.id} could not be started; {sweep.log_path} says:\n"
+                f"{_last_words(sweep.log_path)}"
+            )
+        time.sleep(_POLL_SECONDS)
+    # Its end is nobody's business here; without this Python would complain of a lost child.
+    process.returncode = 0
+
+
+def _last_words(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:].strip()

@@ -1,0 +1,131 @@
+"""One sweep as a directory: which runs are its points. How they do stands in the runs themselves.
+
+`<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
+of the process that starts the runs; cancel.json by whoever asks for the end.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import UsageError
+from redco_flow.records import read_json, write_json
+from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace, check_name
+
+_MARK = "-sweep-"
+_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One point: its run, and the settings by which it differs from the others."""
+
+    run: str
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """`<workspace>/sweeps/<name>-sweep-<shortid>/`."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    @classmethod
+    def create(cls, workspace: Workspace, name: str) -> SweepDirectory:
+        """Make the directory of a sweep over a pipeline; it is one once `write` is done.
+
+        Raises:
+            UsageError: `name` is not a name.
+            OSError: the disk is full or read-only; names the path.
+        """
+        check_name(name, "pipeline name")
+        shortid = "".join(secrets.choice(_LETTERS) for _ in range(6))
+        path = _folder(workspace) / f"{name}{_MARK}{shortid}"
+        path.mkdir(parents=True)
+        return cls(path)
+
+    def write(
+        self, points: Iterable[SweepPoint], *, max_parallel: int, argv: Sequence[str]
+    ) -> None:
+        """Write sweep.json."""
+        record = {
+            "id": self.id,
+            "created_at": utc_now(),
+            "argv": list(argv),
+            "max_parallel": max_parallel,
+            "points": [asdict(point) for point in points],
+        }
+        write_json(self._record_path, record)
+
+    @property
+    def id(self) -> str:
+        """`<name>-sweep-<shortid>`."""
+        return self.path.name
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """sweep.json, which never changes."""
+        record: dict[str, Any] = read_json(self._record_path)
+        return record
+
+    @property
+    def points(self) -> list[SweepPoint]:
+        """The sweep's points, in the order of the grid."""
+        return [SweepPoint(**point) for point in self.record["points"]]
+
+    def run_of(self, point: SweepPoint) -> RunDirectory:
+        """Return a point's run."""
+        return RunDirectory(self.path.parent.parent / "runs" / point.run)
+
+    @property
+    def runs(self) -> list[RunDirectory]:
+        """The points' runs, in the order of the grid."""
+        return [self.run_of(point) for point in self.points]
+
+    @property
+    def log_path(self) -> Path:
+        """What the process that starts the runs says."""
+        return self.path / "launcher.log"
+
+    @property
+    def cancel_path(self) -> Path:
+        """There once somebody asked for the sweep to stop."""
+        return self.path / "cancel.json"
+
+    @property
+    def _record_path(self) -> Path:
+        return self.path / "sweep.json"
+
+
+def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
+    """Return the sweep that `text` names by its id, the id's beginning or end; None if none is.
+
+    Raises:
+        UsageError: several fit.
+    """
+    names = [path.parent.name for path in _folder(workspace).glob("*/sweep.json")]
+    if text in names:
+        return SweepDirectory(_folder(workspace) / text)
+    fitting = [
+        name
+        for name in names
+        if (_MARK in text and name.startswith(text)) or text == name.rpartition("-")[2]
+    ]
+    if len(fitting) > 1:
+        raise UsageError(f"{text!r} fits {len(fitting)} sweeps: {', '.join(sorted(fitting))}.")
+    return SweepDirectory(_folder(workspace) / fitting[0]) if fitting else None
+
+
+def _folder(workspace: Workspace) -> Path:
+    return workspace.root / "sweeps"

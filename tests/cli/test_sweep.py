@@ -1,0 +1,157 @@
+"""`redco-flow run --sweep` as a person uses it: one run per point, compared at the end."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import wait_for
+
+pytestmark = pytest.mark.slow
+
+GATED = """\
+name: sums
+stages:
+  numbers: {{kind: orchestrate_kinds.numbers, count: 3, executions: {folder}/executions}}
+  total:
+    kind: orchestrate_kinds.total
+    learning_rate: 2.0
+    executions: {folder}/executions
+    gate: {gate}
+"""
+
+
+@pytest.fixture
+def gated(command):
+    """A pipeline whose second stage waits for the file `gate`; what runs is noted."""
+    folder = command.folder
+
+    def write(gate="null"):
+        (folder / "sums.yaml").write_text(GATED.format(folder=folder, gate=gate))
+        return command
+
+    return write
+
+
+def executions(command, stage):
+    path = command.folder / "executions"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sum(line.split()[0] == stage for line in lines)
+
+
+def status(command, sweep):
+    return command.json("status", sweep)
+
+
+def states(view):
+    return [point["state"] for point in view["points"]]
+
+
+def test_a_sweep_runs_every_point_computes_what_they_share_once_and_tells_the_best(
+    gated, prefect_server
+):
+    command = gated()
+
+    view = command.json(
+        "run", "sums.yaml", "--sweep", "learning_rate=1.0,3.0,2.0", "--max-parallel", "2"
+    )
+
+    assert view["state"] == "completed"
+    assert [point["point"] for point in view["points"]] == [
+        ["learning_rate=1.0"], ["learning_rate=3.0"], ["learning_rate=2.0"],
+    ]  # fmt: skip
+    assert executions(command, "numbers") == 1
+    assert executions(command, "total") == 3
+    totals = [point["metrics"]["total"] for point in view["points"]]
+    assert totals == [6.0, 18.0, 12.0]
+    best = {"point": ["learning_rate=3.0"], "run": view["points"][1]["run"]}
+    assert view["best"] == {"total": {"is": "highest", "value": 18.0, **best}}
+    text = command("status", view["sweep"])
+    assert "3 of 3 points completed" in text
+    assert "highest total: 18  learning_rate=3.0" in text
+    for point in view["points"]:
+        assert point["run"] in text
+    assert command("ls").count(view["sweep"]) == 3
+
+
+def test_mistakes_of_all_points_are_told_at_once_and_nothing_starts(command):
+    said = command(
+        "run", "sums.yaml", "--sweep", "learning_rate=fast,1.0,slow", "--sweep", "count=0,1",
+        code=2,
+    )  # fmt: skip
+
+    for mistake in ("fast", "slow", "count"):
+        assert mistake in said
+    assert not list((command.folder / "redco-workspace" / "runs").glob("*"))
+    assert not (command.folder / "redco-workspace" / "sweeps").exists()
+
+
+def test_no_more_than_max_parallel_points_run_at_once_and_a_sweep_can_be_cancelled(
+    gated, prefect_server
+):
+    command = gated(gate="gate")
+    words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0,3.0", "--max-parallel", "1"]
+    sweep = command(*words, "--detach").strip()
+    wait_for(lambda: executions(command, "total") == 1)
+
+    during = status(command, sweep)
+    command("cancel", sweep)
+    after = status(command, sweep)
+
+    assert states(during) == ["running", "waiting", "waiting"]
+    assert states(after) == ["cancelled"] * 3
+    assert executions(command, "total") == 1
+
+
+def test_a_failed_point_does_not_stop_the_others_and_resuming_tries_it_again(gated, prefect_server):
+    command = gated(gate="gate")
+    words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0", "--max-parallel", "2"]
+    sweep = command(*words, "--detach").strip()
+    wait_for(lambda: executions(command, "total") == 2)
+    lines = (command.folder / "executions").read_text().splitlines()
+    worker = int(next(line.split()[2] for line in lines if line.startswith("total")))
+
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: "failed" in states(status(command, sweep)))
+    (command.folder / "gate").touch()
+    wait_for(lambda: sorted(states(status(command, sweep))) == ["completed", "failed"])
+    wait_for(lambda: status(command, sweep)["state"] == "failed")
+    view = json.loads(command("resume", sweep, "--json").splitlines()[-1])
+
+    assert view["state"] == "completed"
+    assert states(view) == ["completed", "completed"]
+    assert executions(command, "numbers") == 1
+
+
+def test_a_sweep_whose_launcher_was_killed_is_taken_up_where_it_stood(gated, prefect_server):
+    command = gated(gate="gate")
+    words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0", "--max-parallel", "1"]
+    sweep = command(*words, "--detach").strip()
+    wait_for(lambda: executions(command, "total") == 1)
+    folder = Path(command.folder) / "redco-workspace" / "sweeps" / sweep
+
+    os.kill(json.loads((folder / "lease.json").read_text())["pid"], signal.SIGKILL)
+    (command.folder / "gate").touch()
+    wait_for(lambda: states(status(command, sweep))[0] == "completed")
+    wait_for(lambda: status(command, sweep)["state"] == "interrupted")
+    view = json.loads(command("resume", sweep, "--json").splitlines()[-1])
+
+    assert states(view) == ["completed", "completed"]
+    assert executions(command, "total") == 2
+
+
+def test_a_sweep_ahead_and_a_throttle_without_a_sweep_are_refused(command):
+    sweep = ("run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0")
+
+    assert "--ahead and --sweep" in command(*sweep, "--ahead", code=2)
+    assert "--max-parallel is for" in command("run", "sums.yaml", "--max-parallel", "2", code=2)
+
+
+def test_a_dry_run_of_a_sweep_prints_the_plan_of_each_point(command):
+    said = command("run", "sums.yaml", "-n", "--sweep", "learning_rate=1.0,2.0")
+
+    assert "--- learning_rate=1.0" in said
+    assert "--- learning_rate=2.0" in said
+    assert said.count("total") == 2

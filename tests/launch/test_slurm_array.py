@@ -1,0 +1,86 @@
+"""What is submitted for a stage in shards, and what its tasks' states make together."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from redco_flow.launch.call import JobResources
+from redco_flow.launch.job import JobStatus
+from redco_flow.launch.slurm.array_state import array_ending, array_status
+from redco_flow.launch.slurm.script import Submission, render
+from redco_flow.spec.slurm_section import SlurmSection
+
+SUBMISSION = Submission(
+    attempt=Path("/data/my ws/1"),
+    title="tiny-abcd preprocess 1",
+    directory=Path("/home/me"),
+    resources=JobResources(shards=(0, 1, 2)),
+    settings=SlurmSection(python="python"),
+    stall_seconds=1800,
+    grace_seconds=30,
+)
+RUNNING = JobStatus("running", source="squeue: RUNNING")
+WAITING = JobStatus("pending", message="waits in the queue: Priority", source="squeue: PENDING")
+DONE = JobStatus("completed", 0, "completed")
+
+
+def ended(cause):
+    return JobStatus(cause, None, cause, f"it was {cause}.")
+
+
+def test_an_array_has_a_task_for_each_shard_with_records_of_its_own():
+    text = render(SUBMISSION)
+
+    assert "#SBATCH --array=0,1,2\n" in text
+    assert "#SBATCH --output=tasks/%a/logs/slurm.log\n" in text
+    assert '"$SLURM_ARRAY_JOB_ID" > slurm.jobid\n' in text
+    place = "'/data/my ws/1'/tasks/\"$SLURM_ARRAY_TASK_ID\""
+    assert text.count(place) == 3  # the rank, and twice how it ended
+    assert 'scontrol requeue "$SLURM_JOB_ID"' in text  # of one task
+
+
+def test_the_profile_limits_how_many_tasks_run_at_once():
+    settings = SlurmSection(max_array_tasks=2)
+    left = JobResources(shards=(1, 4))
+
+    text = render(replace(SUBMISSION, settings=settings, resources=left))
+
+    assert "#SBATCH --array=1,4%2\n" in text
+
+
+def test_an_array_says_how_many_tasks_are_done_at_work_and_waiting():
+    status = array_status({0: DONE, 1: RUNNING, 2: WAITING, 3: WAITING, 4: ended("failed")})
+
+    text = "1 of 5 tasks done, 1 at work, 2 waiting (Priority), 1 failed"
+    assert (status.state, status.message, status.news) == ("running", text, text)
+    assert array_status({0: WAITING}).state == "pending"
+
+
+@pytest.mark.parametrize(
+    ("causes", "cause"),
+    [
+        (["completed", "completed"], "completed"),
+        (["preempted", "timeout"], "timeout"),
+        (["timeout", "failed"], "failed"),
+        (["cancelled", "completed"], "cancelled"),
+        (["cancelled", "out_of_memory"], "out_of_memory"),
+        (["node_failure", "never_submitted"], "never_submitted"),
+    ],
+)
+def test_an_array_ends_as_the_gravest_of_its_tasks(causes, cause):
+    tasks = {shard: ended(one) for shard, one in enumerate(causes)}
+
+    record = array_ending(tasks, was_cancelled=False, has_result=False)
+
+    assert record["cause"] == cause
+    if cause != "completed":
+        assert record["message"].startswith(f"task {causes.index(cause)}: it was {cause}.")
+
+
+def test_a_cancelled_array_is_cancelled_unless_it_has_its_result():
+    tasks = {0: DONE, 1: ended("failed")}
+
+    for has_result, cause in ((False, "cancelled"), (True, "completed")):
+        record = array_ending(tasks, was_cancelled=True, has_result=has_result)
+        assert record["cause"] == cause
