@@ -21,7 +21,7 @@ class Headline:
 
     Args:
         state: completed, failed, cancelled, running or pending.
-        message: how the run ended, in words.
+        message: how the run ended, in words; of one that completed, the stages say it.
         facts: (name, value) pairs.
         command: as it was typed.
         prefect_url: the run's page; empty if it has none.
@@ -46,12 +46,13 @@ def read_headline(run: RunDirectory, stages: Mapping[str, StageFacts], now: str)
         WorkspaceError, ValueError, OSError: run.json or state.json cannot be read.
     """
     record, state = run.record, run.read_state()
+    judged = judged_state(state, dict(stages))
     url = str(state.get("prefect_url") or "")
     return Headline(
         run=run.id,
         name=str(record.get("name") or run.id),
-        state=judged_state(state, dict(stages)),
-        message=str(state.get("message") or ""),
+        state=judged,
+        message="" if judged == "completed" else str(state.get("message") or ""),
         facts=tuple(_facts(record, state, now)),
         command=typed_command(record),
         # Anything but a web address would be a way to smuggle a script into a link.
