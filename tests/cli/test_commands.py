@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,10 @@ def test_a_token_in_a_setting_is_refused_and_not_repeated(command):
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(command, prefect_server):
     gate = command.folder / "gate"
-    process = command.start("run", "sums.yaml", f"total.gate={gate}", start_new_session=True)
+    # Whoever started the tests may have had this signal ignored.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    words = ("run", "sums.yaml", f"total.gate={gate}")
+    process = command.start(*words, start_new_session=True, preexec_fn=heeding)
     workspace = command.folder / "redco-workspace"
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 

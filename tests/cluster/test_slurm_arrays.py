@@ -187,10 +187,11 @@ def test_an_array_whose_id_was_lost_is_found_by_its_name(slurm, submit_array):
     job = submit_array(options=["--begin=now+1hour"])
 
     stranger = reattach(job.record() | {"job_id": ""})
-    status = wait_until(lambda: (s := stranger.status()).source.startswith("squeue") and s)
+    message = "0 of 3 tasks done, 3 waiting (BeginTime)"  # once Slurm has looked at it
+    status = wait_until(lambda: (s := stranger.status()).message == message and s)
 
     assert stranger.job_id == job.job_id
-    assert status.message == "0 of 3 tasks done, 3 waiting (BeginTime)"
+    assert status.source.startswith("squeue")
     stranger.cancel()
     assert job.state == "CANCELLED"
 
