@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from redco_flow.stages.arrow_split import TEXT, SplitWriter
+from redco_flow.stages.arrow_split import SplitWriter
 from redco_flow.stages.data_source import SPLITS
 from redco_flow.stages.dataset_artifact import COLUMNS
 from redco_flow.stages.dataset_blocks import DATASET, HELD_BACK, Block, BlockStore
 from redco_flow.stages.grouping import Batch
-from redco_flow.stages.text_pairs import BlockSplit, PairBatch
-
-RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT}
+from redco_flow.stages.text_pairs import RAW_COLUMNS, BlockSplit, PairBatch
 
 
 class SplitCounts:

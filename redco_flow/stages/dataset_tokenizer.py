@@ -11,20 +11,22 @@ from pathlib import Path
 
 from redco_flow.launch.work_lock import acquire
 from redco_flow.records import sync
-from redco_flow.stages.bad_rows import BadRowLog
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.dataset_artifact import TOKENIZER_FOLDER
 from redco_flow.stages.dataset_blocks import BlockStore
 from redco_flow.stages.local_model import tokenizer_source
 from redco_flow.stages.model_tokenizer import save_pretrained_tokenizer
-from redco_flow.stages.pair_batches import read_pair_batches
+from redco_flow.stages.pair_batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess import Config
-from redco_flow.stages.text_pairs import RowCounts
 from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
 
 
-def ensure_tokenizer(context: StageContext, config: Config, store: BlockStore) -> Path:
+def ensure_tokenizer(
+    context: StageContext, config: Config, store: BlockStore
+) -> tuple[Path, KeptPairs | None]:
     """Return the directory of the dataset's tokenizer, which is made if it is not there.
+
+    And the pairs, where all of them had to be read for it.
 
     Raises:
         BadRows, NoRows, DataChanged: a tokenizer is to be trained on data that cannot be used.
@@ -37,41 +39,42 @@ def ensure_tokenizer(context: StageContext, config: Config, store: BlockStore) -
         context.report(phase=f"waiting for the tokenizer of {holder}")
         context.raise_if_stopped()
 
+    kept = None
     lock = acquire(context.work_dir / "tokenizer.lock", context.holder(), while_waiting)
     try:
         if not directory.exists():
             unfinished = store.new_file()
-            _make_tokenizer(context, config, unfinished)
+            kept = _make_tokenizer(context, config, store, unfinished)
             _put_in_place(unfinished, directory)
     finally:
         lock.release()
-    return directory
+    return directory, kept
 
 
-def _make_tokenizer(context: StageContext, config: Config, directory: Path) -> None:
+def _make_tokenizer(
+    context: StageContext, config: Config, store: BlockStore, directory: Path
+) -> KeptPairs | None:
     source = tokenizer_source(config.model, config.data)
     if source is not None:
         context.report(phase="tokenizer")
         save_pretrained_tokenizer(source, directory)
-        return
+        return None
     asked = config.data.tokenizer.train if config.data.tokenizer else None
     if asked is None:
         raise ValueError(
             "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
             "data.tokenizer.name_or_path, or a model.name_or_path that has one."
         )
-    texts = _training_texts(context, config)
+    kept = KeptPairs(context, RawPairs(context, config), store.new_file())
+    texts = _training_texts(context, config, kept)
     save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
+    return kept
 
 
-def _training_texts(context: StageContext, config: Config) -> Iterator[str]:
+def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> Iterator[str]:
     """Every text of the training rows, in reading order."""
     data = config.data
-    bad_rows, counts = BadRowLog(data.on_bad_row), RowCounts()
-    phase = "reading for the tokenizer"
-    for place, batch in read_pair_batches(
-        context, config, bad_rows, counts, phase, is_wanted=lambda _: True
-    ):
+    for place, batch in kept.keep("reading for the tokenizer"):
         if place.split != "train":
             continue
         if data.text_key is None:

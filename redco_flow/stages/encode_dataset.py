@@ -2,9 +2,9 @@
 
 The heavy body of preprocess. The rows are cut into blocks of fixed size, whatever computes them, so
 that a dataset is the same however many processes share its blocks, and a block that is there whole
-is not encoded again. Where a tokenizer is to be trained, the rows are read once more before. Memory
-does not grow with the data, except for the distinct words (for a trained tokenizer) and one hash
-per row of a grouped evaluation split.
+is not encoded again. Whoever trains a tokenizer keeps what it reads for it. Memory does not grow
+with the data, except for the distinct words (for a trained tokenizer) and one hash per row of a
+grouped evaluation split.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from redco_flow.recipes.recipe import find_recipe
-from redco_flow.stages.bad_rows import BadRowLog
 from redco_flow.stages.block_writers import BlockWriters
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data_source import SPLITS
@@ -24,10 +24,10 @@ from redco_flow.stages.dataset_blocks import Block, BlockStore
 from redco_flow.stages.dataset_tokenizer import ensure_tokenizer
 from redco_flow.stages.grouping import Batch, ungrouped
 from redco_flow.stages.joined_dataset import DatasetJoin
-from redco_flow.stages.pair_batches import read_pair_batches
+from redco_flow.stages.pair_batches import KeptPairs, RawPairs
 from redco_flow.stages.parallel_encoding import EncodeCall, encode_batches
 from redco_flow.stages.preprocess import Config, problem_of_texts
-from redco_flow.stages.text_pairs import BlockSplit, PairBatch, RowCounts
+from redco_flow.stages.text_pairs import BlockSplit, PairBatch
 
 
 def encode_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[], StageOutputs]:
@@ -38,8 +38,9 @@ def encode_shard(context: StageContext, config: Config, shard: Shard) -> Callabl
         ValueError: the tokenizer cannot be had or trained.
     """
     store = BlockStore(context.work_dir)
-    call = _encode_call(config, ensure_tokenizer(context, config, store))
-    blocks = _Blocks(context, config, store, call)
+    tokenizer, kept = ensure_tokenizer(context, config, store)
+    call = _encode_call(config, tokenizer)
+    blocks = _Blocks(context, config, store, call, kept)
     encoded = blocks.encode(lambda block: shard.has(block) and not store.is_there(block))
 
     def join() -> StageOutputs:
@@ -69,28 +70,34 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How blocks are encoded."""
+    """How blocks are encoded.
+
+    Args:
+        kept: the pairs, where this process has read them all already.
+    """
 
     context: StageContext
     config: Config
     store: BlockStore
     call: EncodeCall
+    kept: KeptPairs | None
 
     def encode(self, is_wanted: Callable[[int], bool]) -> _Encoded:
         """Read all rows, and encode and write the blocks that are wanted."""
-        bad_rows, counts = BadRowLog(self.config.data.on_bad_row), RowCounts()
-        wanted = _Remembered(is_wanted)
-        pairs = read_pair_batches(
-            self.context, self.config, bad_rows, counts, "reading and encoding", wanted
-        )
+        source = self.kept or RawPairs(self.context, self.config)
+        # It is asked at every row: each block is looked up once.
+        pairs = source.batches("reading and encoding", cache(is_wanted))
         with BlockWriters(self.store) as writers:
             batches = self._held_back(pairs, writers)
             with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
                 for place, batch, ids in encoded:
                     writers.write(place, batch, ids)
-        for empty in wanted.yes - writers.committed:
-            self.store.commit(empty, Block((), {}))
-        return _Encoded(counts.num_blocks, wanted.yes, bad_rows.counts)
+        written = set(writers.committed)
+        for number in range(source.counts.num_blocks):
+            if number not in written and is_wanted(number):  # it has no usable row
+                self.store.commit(number, Block((), {}))
+                written.add(number)
+        return _Encoded(source.counts.num_blocks, written, source.bad_rows.counts)
 
     def _held_back(
         self, pairs: Iterable[tuple[BlockSplit, PairBatch]], writers: BlockWriters
@@ -102,22 +109,6 @@ class _Blocks:
                 writers.hold_back(place, batch)
             else:
                 yield place, ungrouped(batch)
-
-
-class _Remembered:
-    """Asks once for each block, for it is asked at every row; `yes` holds the wanted ones."""
-
-    def __init__(self, is_wanted: Callable[[int], bool]) -> None:
-        self.yes: set[int] = set()
-        self._is_wanted = is_wanted
-        self._last = -1
-
-    def __call__(self, block: int) -> bool:
-        if block != self._last:
-            self._last = block
-            if self._is_wanted(block):
-                self.yes.add(block)
-        return block in self.yes
 
 
 def _encode_call(config: Config, tokenizer: Path) -> EncodeCall:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.stages.arrow_split import BATCH_ROWS
+from redco_flow.stages.arrow_split import BATCH_ROWS, TEXT
 from redco_flow.stages.bad_rows import BadRow, BadRowLog
 from redco_flow.stages.data_source import SPLITS, Source
 from redco_flow.stages.row_files import FileRow
@@ -21,8 +21,10 @@ from redco_flow.stages.row_files import FileRow
 BLOCK_ROWS = 20 * BATCH_ROWS
 """Rows as they stand in the data, usable or not, that are encoded and kept together."""
 
+RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT}
+
 PairBatch = dict[str, list[str]]
-"""Pairs column by column: row_id, source, target."""
+"""Pairs column by column: RAW_COLUMNS."""
 
 SplitOf = Callable[[str], str]
 """From a source text to its split."""

@@ -211,3 +211,17 @@ def test_one_process_trains_the_tokenizer_and_another_takes_over_if_it_dies(benc
     assert (context.work_dir / "dataset" / "tokenizer" / "tokenizer.json").exists()
     assert os.listdir(context.work_dir / "unfinished") == []
     assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_blocks_without_a_usable_row_are_empty(bench, tmp_path, num_shards):
+    rows = tmp_path / "rows.jsonl"
+    good = [json.dumps({"source": f"a {index}", "target": "b"}) + "\n" for index in range(3000)]
+    bad = "{}\n" * (2 * BLOCK_ROWS)
+    rows.write_text("".join(good[:2000]) + bad + "".join(good[2000:]))
+
+    artifact = sharded(bench, config_of(rows), range(num_shards), "sparse")
+
+    summary = DatasetArtifact(artifact.path).summary
+    assert sum(counts["rows"] for counts in summary.splits.values()) == len(good)
+    assert sum(summary.skipped_rows.values()) == 2 * BLOCK_ROWS
