@@ -43,11 +43,11 @@ from redco_flow.models.key_value_cache import (
 from redco_flow.models.layer import Layer, scanned_layers
 from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
 from redco_flow.models.layers_apart import (
-    apart_where_faster,
     call_layer,
     laid_like,
     run_layers,
     step_layers,
+    without_layers,
 )
 from redco_flow.models.product import product, wide_product
 from redco_flow.models.rotary import Rotation, rotation
@@ -267,11 +267,6 @@ def apply_with_router(
     return result
 
 
-def decoding_params(params: Params) -> Params:
-    """Return the parameters with their layers laid out as the platform at hand decodes fastest."""
-    return {**params, "layers": apart_where_faster(params["layers"])}
-
-
 def prefill(
     config: DecoderConfig,
     params: Params,
@@ -310,6 +305,5 @@ def decode_step(
 
 def _run_with_layers(config: DecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
     """Call a method that is given the layers' parameters, stacked or apart."""
-    rest = dict(params)
-    layers = rest.pop("layers")
+    rest, layers = without_layers(params)
     return _run(config, rest, layers, *inputs, method=method)

@@ -93,10 +93,10 @@ def decoding_params(config: FamilyConfig, params: Params) -> Params:
 
     They are laid out once for all steps, as the platform at hand reads them best.
     """
-    from redco_flow.models import encoder_decoder_model
+    from redco_flow.models.layers_apart import with_faster_layers
 
     del config  # the face's interface
-    return encoder_decoder_model.decoding_params(params)
+    return with_faster_layers(params, "decoder")
 
 
 def init_cache(

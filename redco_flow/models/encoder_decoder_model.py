@@ -28,7 +28,7 @@ from redco_flow.models.dropout import example_keys, fold_keys
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
 from redco_flow.models.key_value_cache import no_writers, with_writers, written
 from redco_flow.models.layer_inputs import StepShared
-from redco_flow.models.layers_apart import apart_where_faster
+from redco_flow.models.layers_apart import without_layers
 from redco_flow.models.product import wide_product
 from redco_flow.models.stack import Stack
 from redco_flow.models.visibility import row_biases
@@ -151,17 +151,10 @@ def run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str)
     return EncoderDecoder(config).apply({"params": params}, *inputs, method=method)
 
 
-def decoding_params(params: Params) -> Params:
-    """Return the parameters, the decoder's layers laid out as the platform decodes fastest."""
-    layers = apart_where_faster(params["decoder"]["layers"])
-    return {**params, "decoder": {**params["decoder"], "layers": layers}}
-
-
 def run_with_layers(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
     """Call a method that is given the decoder layers' parameters, stacked or apart."""
-    decoder = dict(params["decoder"])
-    layers = decoder.pop("layers")
-    return run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)
+    rest, layers = without_layers(params, "decoder")
+    return run(config, rest, layers, *inputs, method=method)
 
 
 @partial(jax.jit, static_argnums=0)

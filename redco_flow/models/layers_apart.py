@@ -17,6 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+Params = dict[str, Any]
+
 # (one layer's parameters, carry, its own inputs) to (carry, output)
 RunLayer = Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -27,6 +29,28 @@ def apart_where_faster(stacked: Any) -> Any:
         return stacked
     num_layers = jax.tree.leaves(stacked)[0].shape[0]
     return apart(stacked, num_layers)
+
+
+def with_faster_layers(params: Params, part: str | None = None) -> Params:
+    """Return the parameters with their layers laid out as the platform at hand runs them fastest.
+
+    Args:
+        part: whose `layers` they are; None: the whole model's.
+    """
+    owner = params if part is None else params[part]
+    laid = {**owner, "layers": apart_where_faster(owner["layers"])}
+    return laid if part is None else {**params, part: laid}
+
+
+def without_layers(params: Params, part: str | None = None) -> tuple[Params, Any]:
+    """Return the parameters without their layers, and these, stacked or apart.
+
+    Args:
+        part: whose `layers` they are; None: the whole model's.
+    """
+    rest = dict(params if part is None else params[part])
+    layers = rest.pop("layers")
+    return (rest if part is None else {**params, part: rest}), layers
 
 
 def apart(stacked: Any, num_layers: int) -> tuple[Any, ...]:

@@ -30,11 +30,12 @@ from redco_flow.models.context_axis import num_context_shards
 from redco_flow.models.dropout import dropout, example_keys, fold_keys
 from redco_flow.models.key_value_cache import no_writers, with_room, with_writers, written
 from redco_flow.models.layers_apart import (
-    apart_where_faster,
     call_layer,
     laid_like,
     run_layers,
     step_layers,
+    with_faster_layers,
+    without_layers,
 )
 from redco_flow.models.product import wide_product
 from redco_flow.models.relative_position import distance_bias, pairwise_bias
@@ -274,8 +275,7 @@ def decoding_params(config: T5Config, params: Params) -> Params:
     The decoder's layers are laid out once for all steps, as the platform at hand reads them best.
     """
     del config  # the face's interface
-    layers = apart_where_faster(params["decoder"]["layers"])
-    return {**params, "decoder": {**params["decoder"], "layers": layers}}
+    return with_faster_layers(params, "decoder")
 
 
 def _run(config: T5Config, params: Params, *inputs: Any, method: str = "__call__") -> Any:
@@ -285,9 +285,8 @@ def _run(config: T5Config, params: Params, *inputs: Any, method: str = "__call__
 
 def _run_with_layers(config: T5Config, params: Params, *inputs: Any, method: str) -> Any:
     """Call a method that is given the decoder layers' parameters, stacked or apart."""
-    decoder = dict(params["decoder"])
-    layers = decoder.pop("layers")
-    return _run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)
+    rest, layers = without_layers(params, "decoder")
+    return _run(config, rest, layers, *inputs, method=method)
 
 
 @partial(jax.jit, static_argnums=0)
