@@ -33,6 +33,14 @@ def e2e_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def compile_cache(tmp_path_factory):
+    """Equal programs are compiled once for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def prefect_home(tmp_path_factory):
     """REDCO_FLOW_HOME of this session; the Prefect server that was started there ends with it."""

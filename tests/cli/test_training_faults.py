@@ -17,17 +17,9 @@ from redco_flow.tracking.file_lock import exclusive
 from tests.cli.conftest import wait_for
 from tests.cluster.pipelines import Driven, losses, make_run, same_parameters
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("compile_cache")]
 
 SMALL_DISK_BYTES = 32 << 20
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_cache(tmp_path_factory):
-    """Equal programs are compiled once for all tests of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,15 @@ from tiny_stages.calls import wait_until
 from pipelines import Driven, losses, make_run, same_parameters
 from redco_flow.tracking.attempt import AttemptDirectory
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("compile_cache"),
+]
 
 GROUP = {"executor": "slurm", "slurm": {"processes_per_host": 2, "walltime_minutes": 10}}
 ONE_PROCESS = {"executor": "slurm", "slurm": {"walltime_minutes": 10}}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_cache(tmp_path_factory):
-    """Equal programs are compiled once for all tests of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,12 @@ import pytest
 
 from pipelines import Driven, losses, make_run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compile_cache(tmp_path_factory):
-    """Equal programs are compiled once for all tests of this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("compile_cache"),
+]
 
 
 @pytest.fixture(scope="module")
