@@ -131,6 +131,9 @@ def _readable(instruction: dis.Instruction, constants: Sequence[Any]) -> str:
     name = instruction.opname.lower().removesuffix("_name")
     if instruction.opname == "KW_NAMES" and instruction.arg is not None:
         return f"{name} {' '.join(constants[instruction.arg])}"
+    if isinstance(instruction.argval, frozenset):
+        # As it would be shown, but for its order, which is another one in every process.
+        return f"{name} frozenset({{{', '.join(sorted(map(repr, instruction.argval)))}}})"
     if instruction.argrepr:
         # "NULL + name" means that a call follows, which the call itself says.
         return f"{name} {instruction.argrepr.removeprefix('NULL + ')}"
