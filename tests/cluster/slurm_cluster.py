@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scont
 _SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _NAMESPACES = ("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
 _SECONDS_TO_START = 60.0
+_PORTS = (10_000, 32_000)  # below what the kernel gives to outgoing connections
 _PR_SET_PDEATHSIG = 1
 
 _SLURM_CONF = """\
@@ -60,13 +62,14 @@ SchedulerParameters=bf_interval=2,sched_interval=2,sched_min_interval=0,batch_sc
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
-SlurmdTimeout=8
-MessageTimeout=5
+SlurmdTimeout=12
+MessageTimeout=10
 TCPTimeout=5
 KillWait=5
 CompleteWait=0
 InactiveLimit=0
 MinJobAge={min_job_age}
+Prolog={directory}/prolog
 JobRequeue=1
 AccountingStorageType=accounting_storage/none
 """
@@ -133,13 +136,25 @@ class SlurmCluster:
         for name in list(self._daemons):
             self._kill(name)
 
+    def start_anew(self) -> None:
+        """Stop, forget every job and node state, and start with the same environment."""
+        self.stop()
+        for entry in self.directory.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        self.start()
+
     def start_controller(self) -> None:
         """Start slurmctld; with the state it left, if it ran before."""
         self._start("slurmctld", ["slurmctld", "-D"])
 
-    def kill_controller(self) -> None:
-        """kill -9 slurmctld; jobs do not notice."""
-        self._kill("slurmctld")
+    def stop_controller(self) -> None:
+        """End slurmctld; jobs do not notice.
+
+        By SIGTERM: killed, it forgets the jobs of its last seconds, gives their ids to others, and
+        drains the nodes where they still run.
+        """
+        self._daemons["slurmctld"].terminate()
+        self._daemons.pop("slurmctld").wait(30)
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd in its own process namespace."""
@@ -148,6 +163,25 @@ class SlurmCluster:
     def kill_node(self, node: str) -> None:
         """End a node and everything on it at once, as a power cut would."""
         self._kill(node)
+
+    def break_node(self, node: str) -> None:
+        """Have a node fail its health check (prolog) at the next job's start: Slurm drains it."""
+        (self.directory / f"broken-{node}").touch()
+
+    def mend_node(self, node: str) -> None:
+        """Take `break_node` back."""
+        (self.directory / f"broken-{node}").unlink()
+        with contextlib.suppress(RuntimeError):  # nothing has started there
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    @contextlib.contextmanager
+    def starts_nothing(self) -> Iterator[None]:
+        """Running jobs go on; one that waits, or is queued again, waits to the end of this."""
+        self.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+        try:
+            yield
+        finally:
+            self.run("scontrol", "update", "PartitionName=main", "State=UP")
 
     def run(self, *command: str, seconds: float = 30.0) -> str:
         """Run one of Slurm's commands; return what it printed.
@@ -202,6 +236,9 @@ class SlurmCluster:
         text += _PARTITIONS.format(nodes=",".join(self.nodes))
         (self.directory / "slurm.conf").write_text(text)
         (self.directory / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        prolog = self.directory / "prolog"
+        prolog.write_text(f'#!/bin/sh\n[ ! -e "{self.directory}/broken-$SLURMD_NODENAME" ]\n')
+        prolog.chmod(0o755)
         # Slurm only counts what stands for a GPU here: any device files do.
         (self.directory / "gres.conf").write_text("Name=gpu File=/dev/null,/dev/zero\n")
 
@@ -292,11 +329,14 @@ def _die_with_parent() -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Ports that nobody has and no outgoing connection gets, so a restarted daemon has its own."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = random.randrange(*_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            ports.add(port)
+    return list(ports)
 
 
 def _user_name() -> str:

@@ -109,8 +109,8 @@ def test_an_array_tells_how_many_tasks_are_done_and_keeps_to_its_throttle(
         text = job.status().message
         return "1 of 3 tasks done" in text and "2 at work" in text
 
-    at_first = wait_until(lambda: "JobArrayTaskLimit" in (s := job.status()).message and s, 30)
-    wait_until(throttled, 30)
+    at_first = wait_until(lambda: "JobArrayTaskLimit" in (s := job.status()).message and s)
+    wait_until(throttled)
     go(tmp_path, "go-1", "go-2")
 
     assert job.result()["outputs"].keys() == {"dataset"}
@@ -153,7 +153,7 @@ def test_preempted_tasks_are_queued_again_by_themselves(slurm, submit_array, tmp
         options = ["--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
         other = slurm.run("sbatch", "--parsable", *options, str(script)).strip()
         requeued = (0, 1, 2)
-        wait_until(lambda: "waiting" in job.status().message, 30)
+        wait_until(lambda: "waiting" in job.status().message)
         slurm.run("scancel", other)
     else:
         slurm.run("scancel", "--signal=TERM", f"{job.job_id}_1")

@@ -69,7 +69,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_leaves_no_job(submit):
         submit("write", settings={"partition": "nowhere"})
 
 
-def preempt(slurm, job):
+def preempt(slurm):
     """Have a job of higher priority take every node; return its id."""
     script = slurm.directory / "high.sh"
     script.write_text("#!/bin/sh\nsleep 600\n")
@@ -83,15 +83,17 @@ def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_pa
     job = submit("finish_if_saved", grace_seconds=20, config={"folder": str(tmp_path)})
     wait_until(lambda: phase_of(job.attempt) == "training")
 
-    if by == "a plain SIGTERM":
-        slurm.run("scancel", "--signal=TERM", job.job_id)
-    else:
-        other = preempt(slurm, job)
-    wait_until((tmp_path / "saved").exists)
-    wait_until(lambda: job.status().state == "pending", 30)
-    assert "started anew" in job.status().message or "waits" in job.status().message
-    if by != "a plain SIGTERM":
-        slurm.run("scancel", other)
+    with slurm.starts_nothing():
+        if by == "a plain SIGTERM":
+            slurm.run("scancel", "--signal=TERM", job.job_id)
+        else:
+            other = preempt(slurm)
+        wait_until((tmp_path / "saved").exists)
+        waiting = wait_until(lambda: (s := job.status()).state == "pending" and s, 90)
+        if by != "a plain SIGTERM":
+            slurm.run("scancel", other)
+    assert "waits in the queue" in waiting.message
+    assert "started anew 1 times" in waiting.message
     # Slurm starts it again by itself once the old start's credential has expired.
     assert job.wait_seconds(60)
 
@@ -105,10 +107,11 @@ def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, t
     job = submit("save_slowly", grace_seconds=1, config={"folder": str(tmp_path)})
     wait_until(lambda: phase_of(job.attempt) == "training")
 
-    slurm.run("scancel", "--signal=TERM", job.job_id)
-    wait_until(lambda: job.status().state == "pending", 30)
-    (checkpoints,) = tmp_path.glob("workspace/work/*/checkpoints")
-    left = {path.name.partition(".")[0] for path in checkpoints.iterdir()}
+    with slurm.starts_nothing():
+        slurm.run("scancel", "--signal=TERM", job.job_id)
+        wait_until(lambda: job.status().state == "pending", 90)
+        (checkpoints,) = tmp_path.glob("workspace/work/*/checkpoints")
+        left = {path.name.partition(".")[0] for path in checkpoints.iterdir()}
     assert job.wait_seconds(60)
 
     assert job.state == "COMPLETED", job.status()
@@ -131,6 +134,19 @@ def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, su
         assert job.wait_seconds(60)
     finally:
         slurm.start_node(node)
+
+    assert job.state == "COMPLETED", job.status()
+    assert job.attempt.read_exit()["restart"] == 1
+
+
+def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):
+    """Slurm drains a node whose prolog fails, and holds the job until somebody lets it go."""
+    slurm.break_node(slurm.nodes[0])
+    try:
+        job = submit("write")
+        assert job.wait_seconds(60), job.status()
+    finally:
+        slurm.mend_node(slurm.nodes[0])
 
     assert job.state == "COMPLETED", job.status()
     assert job.attempt.read_exit()["restart"] == 1
@@ -168,7 +184,7 @@ def test_a_restart_of_the_controller_does_not_touch_a_running_job(submit, slurm,
     wait_until(lambda: phase_of(job.attempt) == "waiting")
 
     before = wait_until(lambda: (s := job.status()).source == "squeue: RUNNING" and s)
-    slurm.kill_controller()
+    slurm.stop_controller()
     try:
         during = wait_until(lambda: (s := job.status()) != before and s, 60)
         stranger = reattach(job.record())

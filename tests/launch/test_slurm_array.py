@@ -32,7 +32,7 @@ def ended(cause):
 def test_an_array_has_a_task_for_each_shard_with_records_of_its_own():
     text = render(SUBMISSION)
 
-    assert "#SBATCH --array=0,1,2\n" in text
+    assert "#SBATCH --array=0-2\n" in text
     assert "#SBATCH --output=tasks/%a/logs/slurm.log\n" in text
     assert '"$SLURM_ARRAY_JOB_ID" > slurm.jobid\n' in text
     place = "'/data/my ws/1'/tasks/\"$SLURM_ARRAY_TASK_ID\""

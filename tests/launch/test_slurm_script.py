@@ -79,7 +79,10 @@ srun --kill-on-bad-exit=1 --wait=0 --input=none \\
 code=$?
 # Slurm takes the job back for a later start; where it may not, the launcher does.
 if [ "$code" -eq 75 ]; then
-    scontrol requeue "$SLURM_JOB_ID" && sleep 120
+    for seconds in 0 2 8; do  # the controller may be away for a moment
+        sleep "$seconds"
+        scontrol requeue "$SLURM_JOB_ID" && sleep 120
+    done
     /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
 /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --for-good
     code=$?

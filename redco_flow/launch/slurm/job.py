@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import StageFailed
+from redco_flow.errors import ClusterUnreachable, StageFailed
+from redco_flow.launch.ending import unstarted_record
 from redco_flow.launch.job import (
     NEVER_SUBMITTED,
     CallJob,
@@ -28,9 +29,15 @@ from redco_flow.launch.rank_endings import (
 )
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.slurm import commands as slurm_commands
+from redco_flow.launch.slurm.commands import JobEntry
 from redco_flow.launch.slurm.queue import QueueView, SlurmQueue, shared_queue
 from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
-from redco_flow.launch.slurm.state import ended_record, is_terminal, live_status
+from redco_flow.launch.slurm.state import (
+    deserves_release,
+    ended_record,
+    is_terminal,
+    live_status,
+)
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.clock import utc_now
@@ -61,11 +68,14 @@ class SlurmJob(CallJob):
         self._urgent_until = float("-inf")
         self._rank_zero_ended_at: float | None = None
         self._vanishing: tuple[str, float] | None = None
+        self._was_pending = False
+        self._released_restart: int | None = None
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what Slurm says; asks Slurm at most every ten seconds.
 
-        What Slurm calls an end counts once a second answer confirms it: a requeue may follow.
+        What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
+        that Slurm holds because a node could not start it is let go, to start on another.
         """
         if status := status_from_files(self.attempt):
             return status
@@ -75,7 +85,10 @@ class SlurmJob(CallJob):
         entry = view.entries.get(self.job_id)
         if entry is not None and not is_terminal(entry):
             self._vanishing = None
-            return live_status(entry, view.problem)
+            self._release_if_held(entry)
+            status = live_status(entry, view.problem)
+            self._was_pending = status.state == "pending"
+            return status
         if entry is None and view.asked_at < self._followed_since:
             return self._unasked(view.problem or "Slurm has not been asked yet")
         state = entry.state if entry is not None else "unknown to Slurm"
@@ -153,6 +166,14 @@ class SlurmJob(CallJob):
         """Ask Slurm more often for a while: the job is about to end."""
         self._urgent_until = self._queue.clock() + _SECONDS_OF_URGENCY
 
+    def _release_if_held(self, entry: JobEntry) -> None:
+        """Let a job go that a node refused, once for each refusal."""
+        if deserves_release(entry) and entry.restarts != self._released_restart:
+            self._released_restart = entry.restarts
+            with contextlib.suppress(StageFailed, ClusterUnreachable):  # its status says it is held
+                slurm_commands.release(self.job_id, self._environment)
+                self.expect_end()
+
     def _seconds_to_confirm(self, state: str) -> float:
         """How long Slurm must say that the job has ended before it is believed."""
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
@@ -193,12 +214,17 @@ class SlurmJob(CallJob):
         entries = (view or self._queue.look(urgent=True)).entries.values()
         for entry in entries:
             if not self._knows_id() and entry.name == self._record.get("job_name"):
-                self._job_id = entry.job_id.partition("_")[0]  # of any of an array's tasks
+                self._job_id = self._id_in(entry.job_id.partition("_")[0])
         if self._knows_id():
             self._record["job_id"] = self.job_id
             self._vanishing = None
             write_json(self.attempt.job_path, self._record)
         return self._knows_id()
+
+    def _id_in(self, job_or_array: str) -> str:
+        """The job's id, where it may be one call of an array of them."""
+        task = self._record.get("task")
+        return job_or_array if task is None else f"{job_or_array}_{task}"
 
     def _endings(self) -> list[RankEnding]:
         return read_endings(self.attempt, last_restart(self.attempt))
@@ -217,12 +243,20 @@ class SlurmJob(CallJob):
             return JobStatus("completed", 0, "completed", "the result is published.", "result.json")
         if self.attempt.cancel_path.exists():
             return JobStatus("cancelled", None, "cancelled", "it was cancelled.", "cancel.json")
+        if self._was_pending and not self._has_begun():
+            # Slurm keeps no record of an array's task that is cancelled while it waits.
+            why = "Slurm took it out of the queue (scancel, or what it waited for failed)"
+            return self._write_ending(unstarted_record(why, utc_now()))
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
             f"wrote no exit.json: it was cancelled, or its nodes went down, while nobody followed "
             f"it. `redco-flow resume` goes on from the last checkpoint."
         )
         return JobStatus("lost", None, "lost", why, "squeue")
+
+    def _has_begun(self) -> bool:
+        is_noted = (self.attempt.path / JOB_ID_FILE).exists()
+        return is_noted or bool(self.attempt.ranks_with_logs())
 
     def _write_ending(self, record: dict[str, Any]) -> JobStatus:
         record = record | {"ended_at": utc_now()}

@@ -10,13 +10,14 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.process_tree import ATTEMPT_VARIABLE
 from redco_flow.launch.rank import WARNING_SIGNAL
 from redco_flow.records import digest_json
 from redco_flow.spec.slurm_section import SlurmSection
@@ -30,13 +31,17 @@ _MAX_NAME_CHARACTERS = 120
 
 @dataclass(frozen=True)
 class Submission:
-    """What one job consists of.
+    """What one job consists of, or an array of calls.
 
     Args:
-        attempt: its directory, absolute.
+        attempt: its directory, absolute; of an array of calls, the array's own.
         title: run, stage and attempt, for people.
         directory: where the stage's process starts.
         upstream: ids of jobs that must have completed before it may start.
+        aligned: ids of arrays; a task waits for the one of its own number there.
+        tasks: of an array of calls, its tasks' numbers; `tasks/<number>` there is a link to the
+            attempt of each.
+        at_once: so many of those tasks run at a time; None: all that find room.
     """
 
     attempt: Path
@@ -47,6 +52,9 @@ class Submission:
     stall_seconds: float
     grace_seconds: float
     upstream: tuple[str, ...] = ()
+    aligned: tuple[str, ...] = ()
+    tasks: tuple[int, ...] = ()
+    at_once: int | None = None
 
     @property
     def job_name(self) -> str:
@@ -86,8 +94,7 @@ def _lines(submission: Submission) -> Iterator[str]:
         yield f"#SBATCH {option}"
     yield ""
     settings = submission.settings
-    job_id = "SLURM_ARRAY_JOB_ID" if submission.resources.shards else "SLURM_JOB_ID"
-    yield f"printf '%s\\n' \"${job_id}\" > {JOB_ID_FILE}"
+    yield from _own_id(submission)
     yield from (f"module load {shlex.quote(module)}" for module in settings.modules)
     yield from settings.setup
     yield ""
@@ -98,7 +105,10 @@ def _lines(submission: Submission) -> Iterator[str]:
     yield "code=$?"
     yield "# Slurm takes the job back for a later start; where it may not, the launcher does."
     yield f'if [ "$code" -eq {REQUEUE_EXIT_CODE} ]; then'
-    yield '    scontrol requeue "$SLURM_JOB_ID" && sleep 120'
+    yield "    for seconds in 0 2 8; do  # the controller may be away for a moment"
+    yield '        sleep "$seconds"'
+    yield '        scontrol requeue "$SLURM_JOB_ID" && sleep 120'
+    yield "    done"
     yield f"    {finish} --for-good"
     yield "    code=$?"
     yield "fi"
@@ -112,7 +122,8 @@ def _options(submission: Submission) -> Iterator[str]:
     yield _option("job-name", submission.job_name)
     yield _option("chdir", submission.attempt)
     yield from _array(submission)
-    log = f"tasks/%a/{JOB_LOG}" if resources.shards else JOB_LOG
+    is_array = resources.shards or submission.tasks
+    log = f"tasks/%a/{JOB_LOG}" if is_array else JOB_LOG
     yield _option("output", log)  # relative: Slurm would expand patterns in a path
     yield "--open-mode=append"
     yield "--requeue"
@@ -133,17 +144,47 @@ def _options(submission: Submission) -> Iterator[str]:
     yield from settings.options
 
 
+def _own_id(submission: Submission) -> Iterator[str]:
+    """Note the job's id where whoever lost it looks first."""
+    if submission.tasks:
+        yield f'{ATTEMPT_VARIABLE}="$(readlink tasks/"$SLURM_ARRAY_TASK_ID")" || exit'
+        yield f"export {ATTEMPT_VARIABLE}"
+        own_id, folder = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}", f'"${ATTEMPT_VARIABLE}"/'
+    else:
+        own_id = "$SLURM_ARRAY_JOB_ID" if submission.resources.shards else "$SLURM_JOB_ID"
+        folder = ""
+    yield f"printf '%s\\n' \"{own_id}\" > {folder}{JOB_ID_FILE}"
+
+
 def _array(submission: Submission) -> Iterator[str]:
-    """One task for each shard, some of them at a time."""
-    if submission.resources.shards:
-        most = submission.settings.max_array_tasks
-        throttle = f"%{most}" if most else ""
-        yield _option("array", ",".join(map(str, submission.resources.shards)) + throttle)
+    """One task for each shard or each call, some of them at a time."""
+    shards = submission.resources.shards
+    most = submission.settings.max_array_tasks if shards else submission.at_once
+    throttle = f"%{most}" if most else ""
+    if numbers := shards or submission.tasks:
+        yield _option("array", _ranges(numbers) + throttle)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as Slurm takes them: "0-3,5,7"; three or more in a row are a range."""
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    texts = [f"{row[0]}-{row[-1]}" if len(row) > 2 else ",".join(map(str, row)) for row in rows]
+    return ",".join(texts)
 
 
 def _dependency(submission: Submission) -> Iterator[str]:
     """Wait for other jobs; where one of them fails, end instead of waiting for ever."""
-    if not submission.upstream:
+    waits = [
+        ":".join([kind, *ids])
+        for kind, ids in (("afterok", submission.upstream), ("aftercorr", submission.aligned))
+        if ids
+    ]
+    if not waits:
         return
     for option in submission.settings.options:
         if option.startswith("--dep"):
@@ -151,7 +192,7 @@ def _dependency(submission: Submission) -> Iterator[str]:
                 f"slurm.options has {option!r}, which would take the place of what stage "
                 f"{submission.title!r} waits for; remove it, or leave --ahead out."
             )
-    yield _option("dependency", ":".join(["afterok", *submission.upstream]))
+    yield _option("dependency", ",".join(waits))
     yield "--kill-on-invalid-dep=yes"
 
 
@@ -206,6 +247,8 @@ def _finish(submission: Submission) -> str:
 
 def _task(submission: Submission) -> str:
     """The directory of the job's records, as an argument; of an array each task has its own."""
+    if submission.tasks:
+        return f'"${ATTEMPT_VARIABLE}"'
     attempt = shlex.quote(str(submission.attempt))
     is_array = submission.resources.shards
     return f'{attempt}/tasks/"$SLURM_ARRAY_TASK_ID"' if is_array else attempt

@@ -6,6 +6,7 @@ where the job itself had no time to write one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,9 +39,23 @@ _ENDING_WORDS = {
 }
 
 
+_FAILED_START = re.compile(r"launch.failed.requeued.held", re.IGNORECASE)
+_MAX_FAILED_STARTS = 3
+
+
 def is_terminal(entry: JobEntry) -> bool:
     """Say whether this state may be a job's last; a requeue can still follow."""
     return entry.state in _CAUSES
+
+
+def is_held(entry: JobEntry) -> bool:
+    """Say whether a node refused the job's start, for which Slurm holds it in the queue."""
+    return _FAILED_START.search(entry.reason) is not None
+
+
+def deserves_release(entry: JobEntry) -> bool:
+    """Say whether a held job should be tried on another node; after some of them it is the job."""
+    return is_held(entry) and (entry.restarts or 0) <= _MAX_FAILED_STARTS
 
 
 def live_status(entry: JobEntry, problem: str) -> JobStatus:
@@ -54,7 +69,8 @@ def live_status(entry: JobEntry, problem: str) -> JobStatus:
     source = f"squeue{' of before' if problem else ''}: {entry.state}"
     if entry.state in _WAITING:
         reason = entry.reason or entry.state.lower()
-        text = f"waits in the queue: {reason}{restarts}{stale}"
+        mend = f"; `scontrol release {entry.job_id}` lets it start again" if is_held(entry) else ""
+        text = f"waits in the queue: {reason}{restarts}{mend}{stale}"
         return JobStatus("pending", message=text, source=source, news=text)
     word = "runs" if entry.state in ("RUNNING", "COMPLETING") else entry.state.lower()
     text = f"{word} on {entry.hosts or 'unnamed nodes'}{restarts}{stale}"
