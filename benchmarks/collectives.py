@@ -121,6 +121,16 @@ def llama(num_kv_heads: int = HEADS) -> Case:
     )  # fmt: skip
 
 
+def mixtral() -> Case:
+    """Two of eight experts to a token; their choice is made on every shard."""
+    return decoder(
+        "mixtral", vocab_size=32000, max_position_embeddings=SOURCE, hidden_size=WIDTH,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=HIDDEN,
+        num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+
+
 def t5(form: str = "gated-gelu") -> Case:
     """Version 1.1, or with `relu` and a tied head 1.0."""
     return encoder_decoder(
@@ -178,6 +188,7 @@ def user() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "llama": llama,
     "llama_gqa": partial(llama, 8),
+    "mixtral": mixtral,
     "gpt2": gpt2,
     "gptj": gptj,
     "opt": opt,

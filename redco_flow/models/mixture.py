@@ -1,22 +1,36 @@
 """A mixture of experts: a router sends each token to a few gated feed-forward layers.
 
-No token is dropped and none waits for another: every expert computes every token, and those
-that were not chosen weigh zero. That is exact, splits over devices like one wide layer (one
-reduction), and costs E / k times the products of a sparse dispatch. Refuses to know layers.
-Dims in this file: L layers, B batch, T sequence, D model, E experts, F feed-forward.
+Only the chosen experts compute a token; none is dropped and none waits for another, whatever the
+others' choice. Tokens are sorted by expert and multiplied group by group; a few tokens, as in
+decoding, are multiplied by every expert, since reading the kernels is then what takes time, and
+weigh zero where they were not sent. Refuses to know layers.
+Dims in this file: L layers, B batch, T sequence, N tokens, D model, E experts, K experts per
+token, F feed-forward.
 Source: Jiang et al. 2024, Mixtral; load balancing as Fedus et al. 2021, equations 4 to 6.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from redco_flow.models.activation import activate
 from redco_flow.models.block_config import MixtureConfig
 from redco_flow.models.blocks import normal
+from redco_flow.models.dispatch import plan_dispatch
+from redco_flow.models.expert_shards import compute_on_shards
+from redco_flow.models.grouped_product import grouped_product
 from redco_flow.models.product import wide_product
+
+# What a policy that keeps products keeps of the experts'.
+SAVED_PRODUCT = "expert_product"
+# Up to so many tokens a product with every expert takes no longer than reading the kernels.
+_FEW_TOKENS = 32
 
 
 class MixtureOfExperts(nn.Module):
@@ -37,26 +51,65 @@ class MixtureOfExperts(nn.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return what the chosen experts make of (B, T, D), and the router's logits (B, T, E)."""
-        c = self.config
         router_logits = wide_product(x, self.router.astype(x.dtype))
-        weights = routing_weights(router_logits, c.experts_per_token)
-        projected = jnp.einsum("btd,edgf->btegf", x, self.wi.astype(x.dtype))
-        inner = activate(projected, c.activation) * weights.astype(x.dtype)[..., None]
-        outer = jnp.einsum("btef,efd->btd", inner, self.wo.astype(x.dtype))
-        return outer, router_logits
+        wi, wo = self.wi.astype(x.dtype), self.wo.astype(x.dtype)
+        compute = partial(mix_experts, self.config)
+        return compute_on_shards(compute, x, router_logits, wi, wo), router_logits
 
 
-def routing_weights(router_logits: jax.Array, experts_per_token: int) -> jax.Array:
-    """Return each expert's share (…, E), float32: the chosen ones' probabilities, summing to 1."""
-    probabilities = jax.nn.softmax(router_logits, axis=-1)
-    kept = probabilities * _chosen(probabilities, experts_per_token)
-    return kept / jnp.sum(kept, axis=-1, keepdims=True)
+class Choice(NamedTuple):
+    """Where tokens are sent.
+
+    Attributes:
+        experts: (…, K) int32, the likeliest first.
+        weights: (…, K) float32, their probabilities scaled to a sum of 1.
+    """
+
+    experts: jax.Array
+    weights: jax.Array
 
 
-def _chosen(probabilities: jax.Array, experts_per_token: int) -> jax.Array:
-    """Return 1 for the likeliest experts of each token and 0 for the others."""
-    _, places = jax.lax.top_k(probabilities, experts_per_token)
-    return jnp.sum(jax.nn.one_hot(places, probabilities.shape[-1]), axis=-2)
+def choose_experts(router_logits: jax.Array, experts_per_token: int) -> Choice:
+    """Choose by router logits (…, E)."""
+    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
+    _, experts = jax.lax.top_k(probabilities, experts_per_token)
+    is_chosen = jax.nn.one_hot(experts, probabilities.shape[-1])
+    kept = jnp.sum(is_chosen * probabilities[..., None, :], axis=-1)
+    return Choice(experts, kept / jnp.sum(kept, axis=-1, keepdims=True))
+
+
+def mix_experts(
+    config: MixtureConfig, x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array
+) -> jax.Array:
+    """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D)."""
+    choice = choose_experts(router_logits, config.experts_per_token)
+    mix = _mix_every if len(x) <= _FEW_TOKENS else _mix_chosen
+    return mix(config, x, choice, wi, wo)
+
+
+def _mix_chosen(
+    config: MixtureConfig, x: jax.Array, choice: Choice, wi: jax.Array, wo: jax.Array
+) -> jax.Array:
+    """Multiply each token by its own experts' kernels."""
+    dispatch = plan_dispatch(choice.experts.reshape(-1), config.num_experts)
+    rows = dispatch.sorted_by_expert(jnp.repeat(x, config.experts_per_token, axis=0))
+    weights = dispatch.sorted_by_expert(choice.weights.astype(x.dtype).reshape(-1, 1))
+    projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), SAVED_PRODUCT)
+    inner = activate(projected, config.activation) * weights
+    outer = dispatch.sorted_by_token(grouped_product(inner, wo, dispatch.ends))
+    return jnp.sum(outer.reshape(len(x), config.experts_per_token, -1), axis=1)
+
+
+def _mix_every(
+    config: MixtureConfig, x: jax.Array, choice: Choice, wi: jax.Array, wo: jax.Array
+) -> jax.Array:
+    """Multiply each token by every expert's kernels; those not chosen weigh zero."""
+    shares = jax.nn.one_hot(choice.experts, config.num_experts) * choice.weights[..., None]
+    weights = jnp.sum(shares, axis=-2).T.astype(x.dtype)
+    everywhere = jnp.broadcast_to(x, (config.num_experts, *x.shape))
+    projected = jnp.einsum("end,edgf->engf", everywhere, wi)
+    inner = activate(projected, config.activation) * weights[..., None]
+    return jnp.sum(jnp.einsum("enf,efd->end", inner, wo), axis=0)
 
 
 def load_balancing_loss(
@@ -73,7 +126,8 @@ def load_balancing_loss(
     counted = jnp.ones(shape) if attention_mask is None else (attention_mask != 0)
     counted = jnp.broadcast_to(counted.astype(jnp.float32), (num_layers, *shape))
     total = jnp.sum(counted)
-    chosen = _chosen(probabilities, experts_per_token)
+    experts, _ = choose_experts(router_logits, experts_per_token)
+    chosen = jnp.sum(jax.nn.one_hot(experts, num_experts), axis=-2)
     share_of_tokens = jnp.einsum("lbt,lbte->e", counted, chosen) / total
     share_of_routing = jnp.einsum("lbt,lbte->e", counted, probabilities) / total
     return num_experts * jnp.sum(share_of_tokens * share_of_routing)

@@ -30,6 +30,22 @@ MODELS = {
             "tie_word_embeddings": False,
         },
     ),
+    # Two of four experts to a token: one reduction each way, as in a dense layer.
+    "mixtral": (
+        4,
+        {
+            "vocab_size": 1024,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": HEADS,
+            "intermediate_size": HIDDEN,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": LENGTH,
+            "tie_word_embeddings": False,
+        },
+    ),
     # A vocabulary that four shards do not divide, and a fused c_attn.
     "gpt2": (
         4,

@@ -86,7 +86,7 @@ def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("decoder", ["llama3", "gptj"], indirect=True)
+@pytest.mark.parametrize("decoder", ["llama3", "gptj", "mixtral"], indirect=True)
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_of_a_split_model_gives_the_same_tokens(decoder, num_beams):
     case = eight_heads(decoder)

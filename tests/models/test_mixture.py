@@ -1,22 +1,109 @@
+"""A mixture of experts against the sum over all experts, in which those not chosen weigh zero."""
+
 from __future__ import annotations
 
+import time
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from redco_flow.models import mixtral
-from redco_flow.models.mixture import load_balancing_loss, routing_weights
+from redco_flow.models.block_config import MixtureConfig
+from redco_flow.models.mixture import choose_experts, load_balancing_loss, mix_experts
+
+EXPERTS, CHOSEN, WIDTH, UNITS = 8, 2, 12, 20
+CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")
+# What is added to the experts' logits: an expert with none, and two with all.
+ROUTING = {"mixed": {}, "an expert with none": {3: -50.0}, "two with all": {1: 50.0, 6: 60.0}}
+
+
+def draw(num_tokens: int, favours: dict[int, float] | None = None) -> tuple[jax.Array, ...]:
+    """Tokens, their router logits and the experts' kernels."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(num_tokens, EXPERTS))
+    for expert, favour in (favours or {}).items():
+        logits[:, expert] += favour
+    shapes = [(num_tokens, WIDTH), (EXPERTS, WIDTH, 2, UNITS), (EXPERTS, UNITS, WIDTH)]
+    x, wi, wo = (rng.normal(size=shape) for shape in shapes)
+    return tuple(jnp.asarray(array, jnp.float32) for array in (x, logits, wi, wo))
+
+
+def mix_all(x: Any, router_logits: Any, wi: Any, wo: Any) -> Any:
+    """Compute every expert for every token."""
+    probabilities = jax.nn.softmax(router_logits, axis=-1)
+    least = jnp.sort(probabilities, axis=-1)[:, -CHOSEN][:, None]
+    kept = jnp.where(probabilities >= least, probabilities, 0)
+    gate, up = jnp.moveaxis(jnp.einsum("nd,edgf->negf", x, wi), 2, 0)
+    inner = jax.nn.silu(gate) * up * (kept / jnp.sum(kept, axis=-1, keepdims=True))[..., None]
+    return jnp.einsum("nef,efd->nd", inner, wo)
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    """Compare relative to the largest element, the scale that rounding errors have."""
+    tolerance = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
 def test_the_chosen_experts_share_all_weight_by_their_probability():
     logits = np.log(np.array([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]], np.float32))
 
-    found = routing_weights(logits, experts_per_token=2)
+    experts, weights = choose_experts(logits, experts_per_token=2)
 
-    expected = [[0, 4 / 7, 0, 3 / 7], [0.7 / 0.85, 0, 0.15 / 0.85, 0]]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(experts, [[1, 3], [0, 2]])
+    np.testing.assert_allclose(weights, [[4 / 7, 3 / 7], [0.7 / 0.85, 0.15 / 0.85]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("favours", ROUTING.values(), ids=ROUTING)
+@pytest.mark.parametrize("num_tokens", [1, 32, 33, 300])
+def test_tokens_and_all_gradients_are_those_of_computing_every_expert(num_tokens, favours):
+    operands = draw(num_tokens, favours)
+    cotangent = np.random.default_rng(1).normal(size=(num_tokens, WIDTH)).astype(np.float32)
+
+    def with_gradients(function: Any) -> Any:
+        outer, pull_back = jax.vjp(function, *operands)
+        return outer, pull_back(jnp.asarray(cotangent))
+
+    found = jax.jit(partial(with_gradients, partial(mix_experts, CONFIG)))()
+
+    jax.tree.map(assert_near, found, jax.jit(partial(with_gradients, mix_all))())
+
+
+def test_a_token_does_not_depend_on_those_beside_it():
+    x, logits, *kernels = draw(200)
+    others = draw(200, {2: 9.0})
+
+    together = jax.jit(partial(mix_experts, CONFIG))(
+        jnp.concatenate([others[0], x]), jnp.concatenate([others[1], logits]), *kernels
+    )
+
+    alone = jax.jit(partial(mix_experts, CONFIG))(x, logits, *kernels)
+    assert_near(together[200:], alone)
+
+
+def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
+    rng = np.random.default_rng(0)
+    shapes = [(1024, 128), (1024, EXPERTS), (EXPERTS, 128, 2, 256), (EXPERTS, 256, 128)]
+    operands = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    config = MixtureConfig(EXPERTS, CHOSEN, 256, "silu")
+
+    def gradients(function: Any) -> Any:
+        return jax.jit(jax.grad(lambda *args: jnp.sum(function(*args)), argnums=(0, 1, 2, 3)))
+
+    def seconds(function: Any) -> float:
+        start = time.process_time()
+        jax.block_until_ready(function(*operands))
+        return time.process_time() - start
+
+    few, every = gradients(partial(mix_experts, config)), gradients(mix_all)
+    turns = [(seconds(few), seconds(every)) for _ in range(5)]
+
+    # Of processors' time, the least of each in turns: other processes weigh little in it.
+    least_few, least_every = (min(column) for column in zip(*turns, strict=True))
+    assert least_few < 0.5 * least_every
 
 
 def test_a_balanced_router_costs_the_least():
@@ -48,3 +135,27 @@ def test_the_load_balancing_loss_is_that_of_the_torch_reference(
     assert router_logits.shape == (3, *mask.shape, 4)
     found = load_balancing_loss(router_logits, decoder.config.num_experts_per_tok, mask)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_recomputing_layers_changes_no_gradient_and_dots_computes_no_product_twice(decoder, remat):
+    # More tokens than are multiplied by every expert.
+    ids = np.random.default_rng(1).integers(2, 61, (3, 24))
+
+    def gradient_of(config: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            logits = decoder.module.apply(config, params, ids)
+            return jnp.mean(jnp.square(logits))
+
+        return jax.grad(loss)
+
+    def num_loops(gradient: Any) -> int:
+        return str(jax.make_jaxpr(gradient)(decoder.params)).count("= while[")
+
+    keeping = gradient_of(decoder.config)
+    recomputing = gradient_of(decoder.config.updated({"remat": remat}))
+
+    expected = jax.jit(keeping)(decoder.params)
+    jax.tree.map(assert_near, jax.jit(recomputing)(decoder.params), expected)
+    assert num_loops(recomputing) - num_loops(keeping) == {"full": 1, "dots": 0}[remat]
