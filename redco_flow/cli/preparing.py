@@ -1,4 +1,4 @@
-"""Verbs around runs: doctor, schema, profile, ui."""
+"""Verbs around runs: doctor, clean, schema, profile, ui."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ def register(verbs: Verbs) -> None:
     doctor = verbs.add("doctor", _doctor, "check that a profile can run, and say how to mend it")
     doctor.add_argument("-p", "--profile", default="local", metavar="PROFILE")
     add_json(doctor)
+    clean = verbs.add("clean", _clean, "remove what a profile's hosts keep without using it")
+    clean.add_argument("-p", "--profile", default="hosts", metavar="PROFILE")
+    clean.add_argument(
+        "--older-than",
+        type=_days,
+        metavar="DAYS",
+        help="what was last used so long ago (hosts.keep_days); 0: all that is not in use",
+    )
+    clean.add_argument("--dry-run", action="store_true", help="only list it, with sizes and ages")
+    add_json(clean)
     verbs.add("schema", _schema, "print the JSON Schema of a pipeline file, for editors")
     profile = verbs.add("profile", _profile, "print a cluster profile, defaults included")
     profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
@@ -39,6 +49,29 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
     return 0 if all(finding.is_good for finding in findings) else 1
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from redco_flow.cli.leftover_view import describe
+    from redco_flow.orchestrate.hosts_cleaning import clean_profile_hosts
+    from redco_flow.spec.profile import load_profile
+
+    hosts = clean_profile_hosts(
+        load_profile(options.profile), options.older_than, dry_run=options.dry_run
+    )
+    if options.json:
+        print(json.dumps([host.to_json() for host in hosts]))
+    else:
+        for host in hosts:
+            print(describe(host, dry_run=options.dry_run))
+    return 4 if any(host.problem for host in hosts) else 0
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 <= days < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
+    return days
 
 
 def _schema(options: argparse.Namespace) -> int:

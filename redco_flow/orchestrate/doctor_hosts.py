@@ -68,9 +68,12 @@ def _check_gpus(reports: Sequence[HostReport]) -> Finding:
 def _check_disks(reports: Sequence[HostReport]) -> Finding:
     full = [one.host.label for one in reports if _found(one)["free_gib"] < _MIN_FREE_GIB]
     shown = ", ".join(
-        f"{one.host.label}: {_found(one)['free_gib']:.1f} GiB free" for one in reports
+        f"{one.host.label}: {_found(one)['free_gib']:.1f} GiB free, "
+        f"{_found(one)['taken_gib']:.1f} GiB in {one.host.directory}"
+        for one in reports
     )
-    return Finding("disks", not full, shown, "free space there, or choose another `directory`")
+    remedy = "free space there (`redco-flow clean -p PROFILE`), or choose another `directory`"
+    return Finding("disks", not full, shown, remedy)
 
 
 def _check_clocks(reports: Sequence[HostReport], earliest: float, latest: float) -> Finding:

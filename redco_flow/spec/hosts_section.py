@@ -90,6 +90,8 @@ class HostsSection(StrictModel):
         walltime_minutes: of stages that ask for none; None is unlimited.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
         lost_after_minutes: a machine that has been silent for so long counts as lost.
+        keep_days: what a machine has only copies of is removed there once it was last used so long
+            ago, when a job starts; 0 is never.
     """
 
     addresses: list[Host] = Field(default_factory=list)
@@ -101,6 +103,7 @@ class HostsSection(StrictModel):
     walltime_minutes: PositiveInt | None = None
     rendezvous_seconds: PositiveInt = 300
     lost_after_minutes: PositiveInt = 15
+    keep_days: NonNegativeInt = 14
 
     @model_validator(mode="after")
     def _check_distinct(self) -> HostsSection:

@@ -6,6 +6,7 @@ publishing twice changes nothing. Knows no stages: who produced what is only car
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -127,6 +128,9 @@ class ArtifactStore:
         try:
             temporary, entries = stage_files(directory, Path(source), digests or {})
             artifact_id = content_id(kind, entries)
+            # One that is here is used now, for whoever removes the old ones.
+            with contextlib.suppress(OSError):  # it is not here, or may only be read
+                os.utime(directory / artifact_id[:SHORT_DIGITS])
             present = self._load(directory / artifact_id[:SHORT_DIGITS])
             if present and present.id == artifact_id and _is_whole(present):
                 return present

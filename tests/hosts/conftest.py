@@ -1,7 +1,9 @@
 """Two real hosts behind sshd for all tests of this folder; none of their jobs outlives its test."""
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,18 @@ from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
 from redco_flow.launch.hosts.executor import HostsExecutor  # noqa: E402
 from redco_flow.spec.hosts_section import HostsSection  # noqa: E402
 
+LAUNCH = """
+import json, sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+from redco_flow.launch.hosts.executor import HostsExecutor
+from redco_flow.spec.hosts_section import HostsSection
+from redco_flow.tracking.attempt import AttemptDirectory
+settings, variables = json.loads(sys.argv[1])
+attempt = AttemptDirectory(Path(sys.argv[2]))
+executor = HostsExecutor(attempt.path, HostsSection.from_json(settings), variables=variables)
+executor.submit_call(attempt).wait()
+"""
 ON_HOSTS = {
     name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS", "TOKENIZERS_PARALLELISM")
 }
@@ -114,3 +128,21 @@ def submit(hosts, workspace):
         return executor.submit_call(attempt)
 
     return submit
+
+
+@pytest.fixture
+def launch(hosts, on_hosts_environment):
+    """Submit an attempt's call from a process of its own."""
+    started = []
+
+    def launch(attempt):
+        said = json.dumps([hosts.profile(), on_hosts_environment])
+        search = [path for path in sys.path if "tests" in path]
+        command = [sys.executable, "-c", LAUNCH, said, str(attempt.path), *search]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield launch
+    for process in started:
+        process.kill()
+        process.wait()

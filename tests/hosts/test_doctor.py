@@ -25,6 +25,7 @@ def test_good_hosts_have_nothing_to_mend(hosts, workspace):
     }
     assert findings["ports between hosts"].detail == "reachable"
     assert findings["in use"].detail == "all hosts are free"
+    assert all(f"GiB in {host.directory}" in findings["disks"].detail for host in hosts.hosts)
 
 
 def test_what_the_hosts_lack_is_told_each_with_its_remedy(hosts, workspace):

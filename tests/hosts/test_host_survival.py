@@ -1,10 +1,8 @@
 """What may break around a job on hosts: the launcher, the link, a host, a key, a lease."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 from job_processes import phase_of, processes_of, worker_of
@@ -15,37 +13,6 @@ from redco_flow.launch.executor import reattach
 from redco_flow.tracking.attempt import AttemptDirectory
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-
-LAUNCH = """
-import json, sys
-sys.path[:0] = sys.argv[3:]
-from pathlib import Path
-from redco_flow.launch.hosts.executor import HostsExecutor
-from redco_flow.spec.hosts_section import HostsSection
-from redco_flow.tracking.attempt import AttemptDirectory
-settings, variables = json.loads(sys.argv[1])
-attempt = AttemptDirectory(Path(sys.argv[2]))
-executor = HostsExecutor(attempt.path, HostsSection.from_json(settings), variables=variables)
-executor.submit_call(attempt).wait()
-"""
-
-
-@pytest.fixture
-def launch(hosts, on_hosts_environment):
-    """Submit an attempt's call from a process of its own."""
-    started = []
-
-    def launch(attempt):
-        said = json.dumps([hosts.profile(), on_hosts_environment])
-        search = [path for path in sys.path if "tests" in path]
-        command = [sys.executable, "-c", LAUNCH, said, str(attempt.path), *search]
-        started.append(subprocess.Popen(command))
-        return started[-1]
-
-    yield launch
-    for process in started:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

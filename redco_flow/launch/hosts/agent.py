@@ -7,8 +7,10 @@ requests but files.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -18,8 +20,10 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, call_from_json, write_call
-from redco_flow.launch.hosts import host_probe
+from redco_flow.launch.hosts import host_probe, job_copies
 from redco_flow.launch.hosts import lease as host_lease
+from redco_flow.launch.hosts.cleaning import clean, start_cleaning
+from redco_flow.launch.hosts.copies import Copies
 from redco_flow.launch.hosts.file_sets import (
     FileSet,
     checkpoint_sets,
@@ -28,6 +32,7 @@ from redco_flow.launch.hosts.file_sets import (
     wanted,
 )
 from redco_flow.launch.hosts.follow import follow
+from redco_flow.launch.hosts.leftovers import look, num_bytes, set_aside
 from redco_flow.launch.hosts.ranks import RanksOrder, start, stop
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -60,7 +65,15 @@ def see(request: Request) -> Answer:
 def want(request: Request) -> Answer:
     """Say which files of the sets must come, and how much of each is here."""
     workspace = Workspace.open(request["workspace"])
-    return {"wanted": wanted(workspace, Path(request["arrivals"]), _sets(request))}
+    arrivals, sets = Path(request["arrivals"]), _sets(request)
+    copies = Copies(Path(request["directory"]))
+    with copies.locked():
+        job_copies.expect(copies, workspace, sets)
+        missing = wanted(workspace, arrivals, sets)
+        for arrived in (arrivals / digest for digest, size in missing.items() if size):
+            with contextlib.suppress(FileNotFoundError):  # another launcher has put it in place
+                os.utime(arrived)
+    return {"wanted": missing}
 
 
 def place(request: Request) -> Answer:
@@ -77,9 +90,11 @@ def begin(request: Request) -> Answer:
     order = RanksOrder(**request["order"])
     attempt = AttemptDirectory(Path(order.attempt))
     if request["call"] is not None:
-        _bring(attempt, call_from_json(request["call"]), request["kept_steps"])
+        _bring(directory, attempt, call_from_json(request["call"]), request["kept_steps"])
     runners = start(order)
-    host_lease.hand_to_runners(directory, request["owner"], runners)
+    uses = [request["code"], *request["uses"]]
+    host_lease.hand_to_runners(directory, request["owner"], runners, uses)
+    start_cleaning(directory, request["keep_days"])
     return {"holder": "", "runners": runners}
 
 
@@ -101,6 +116,27 @@ def offer(request: Request) -> Answer:
     return {"result": asdict(result), "sets": sets}
 
 
+def settle(request: Request) -> Answer:
+    """Note that the launcher has all that a job made here."""
+    attempt = AttemptDirectory(Path(request["attempt"]))
+    job_copies.settle(Path(request["directory"]), request["owner"], attempt)
+    return {}
+
+
+def clean_up(request: Request) -> Answer:
+    """Remove what is old, or only look; describe all that is here and may ever go."""
+    directory, keep_days = Path(request["directory"]), float(request["keep_days"])
+    found = look(directory, keep_days)
+    listed = [asdict(one) | {"path": str(one.path), "bytes": num_bytes(one.path)} for one in found]
+    removed = [] if request["dry_run"] else clean(directory, keep_days)
+    stuck = [] if request["dry_run"] else set_aside(directory)
+    return {
+        "leftovers": listed,
+        "removed": [str(one.path) for one in removed],
+        "stuck": [str(path) for path in stuck],
+    }
+
+
 def steps(request: Request) -> Answer:
     """Describe the checkpoints of these steps."""
     workspace = Workspace(Path(request["workspace"]))
@@ -120,7 +156,10 @@ def knock(request: Request) -> Answer:
 
 _VERBS: dict[str, Callable[[Request], Answer]] = {
     verb.__name__: verb
-    for verb in (claim, release, see, want, place, begin, end, offer, steps, probe, knock)
+    for verb in (
+        *(claim, release, see, want, place, begin, end, settle),
+        *(offer, steps, clean_up, probe, knock),
+    )
 }
 
 
@@ -142,7 +181,7 @@ def main() -> int:
     return 0
 
 
-def _bring(attempt: AttemptDirectory, call: Call, kept_steps: list[int]) -> None:
+def _bring(directory: Path, attempt: AttemptDirectory, call: Call, kept_steps: list[int]) -> None:
     """Write the call, once, over what an earlier attempt has left here.
 
     The launcher's workspace holds the truth: a result or a checkpoint that it does not have, or
@@ -151,6 +190,7 @@ def _bring(attempt: AttemptDirectory, call: Call, kept_steps: list[int]) -> None
     if attempt.call_path.exists():
         return
     workspace = Workspace(Path(call.workspace))
+    job_copies.take_back(directory, workspace, call.fingerprint)
     forget_result(workspace, call.fingerprint)
     work = workspace.work_directory(call.fingerprint)
     if kept_steps:

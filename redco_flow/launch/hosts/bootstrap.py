@@ -6,6 +6,7 @@ standard input, uses the standard library alone, and answers with one line of JS
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+REMOVAL_LOCK = "removal.lock"
 _MIN_PYTHON = (3, 11)
 
 
@@ -34,8 +36,8 @@ def check(directory: Path, digest: str) -> dict[str, Any]:
         "directory": str(directory),
         "host": os.uname().nodename,
         "code": str(folder),
-        "has_code": folder.is_dir(),
-        "changed": changed_files(folder, digest) if folder.is_dir() else [],
+        "has_code": (has_code := _note_use(directory, folder)),
+        "changed": changed_files(folder, digest) if has_code else [],
     }
 
 
@@ -65,6 +67,15 @@ def changed_files(folder: Path, digest: str) -> list[str]:
     if hashlib.sha256(manifest).hexdigest() != digest:
         return [MANIFEST]
     return [name for name, known in json.loads(manifest).items() if _digest(folder / name) != known]
+
+
+def _note_use(directory: Path, folder: Path) -> bool:
+    """Say whether the code is here; if so, nobody removes it as unused from now on."""
+    with (directory / REMOVAL_LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            os.utime(folder)
+        return folder.is_dir()
 
 
 def _digest(path: Path) -> str:

@@ -25,6 +25,11 @@ class CheckpointMirror:
         self._steps: list[int] = []
         self._copying: asyncio.Task[None] | None = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every checkpoint that the host last had is here."""
+        return {*self._steps} <= {*committed_steps(self._job.workspace, self._work)}
+
     def mirror(self, session: HostSession, steps: list[int]) -> None:
         """Copy what is new among the host's checkpoints, in the background."""
         self._steps = steps

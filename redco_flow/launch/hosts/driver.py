@@ -8,12 +8,13 @@ stands in `status`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import read_call
-from redco_flow.launch.hosts.ending import ending_of
+from redco_flow.launch.hosts.ending import LOST, ending_of
 from redco_flow.launch.hosts.group_following import GroupFollowing
 from redco_flow.launch.hosts.record import HostsRecord
 from redco_flow.launch.hosts.result_collection import collect_result
@@ -57,8 +58,10 @@ class HostsDriver:
             return
         following = GroupFollowing(job, self._tell_running)
         fates = await following.until_ended()
-        if await self._has_collected(job):
+        if has_collected := await self._has_collected(job):
             following.keep_result()
+        if has_collected or (following.has_all_checkpoints and LOST not in fates.values()):
+            await self._settle(job)
         self._write_end(ending_of(job, fates))
         job.close()
 
@@ -79,6 +82,21 @@ class HostsDriver:
                 self._tell_running(f"has ended on {session.label}; not copied yet: {error}")
             await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
         return True
+
+    async def _settle(self, job: StartedJob) -> None:
+        """Tell the hosts that what they made is here; one that does not hear keeps it for ever."""
+        if job.record.is_shared or not job.sessions[0].is_open:
+            return  # or lost, with all that was not copied yet
+        for session in job.sessions:
+            with contextlib.suppress(RedcoFlowError):
+                if not session.is_open:
+                    await session.open(job.code_cache)
+                await session.ask(
+                    "settle",
+                    directory=session.directory,
+                    owner=job.owner,
+                    attempt=str(job.attempt_on(session)),
+                )
 
     def _write_end(self, record: Mapping[str, Any]) -> None:
         empty = {"exit_code": None, "signal": None, "peak_memory_bytes": 0, "ended_at": None}

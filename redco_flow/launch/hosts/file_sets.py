@@ -92,6 +92,12 @@ class FileSet:
             return workspace.work / self.name / _CHECKPOINTS / str(int(self.record["step"]))
         return workspace.cache / "data" / self.name
 
+    def thing(self, workspace: Workspace) -> Path:
+        """What comes and goes as a whole: the artifact, the work directory, the data's folder."""
+        if self.kind == "artifact":
+            return self.folder(workspace).parent
+        return workspace.work / self.name if self.kind == "checkpoint" else self.folder(workspace)
+
     def is_here(self, workspace: Workspace) -> bool:
         """Say whether the workspace has it with every file at its size."""
         if self.kind == "artifact":

@@ -54,6 +54,11 @@ class GroupFollowing:
             cancelling.cancel()
         return {rank: fate for part in fates for rank, fate in part.items()}
 
+    @property
+    def has_all_checkpoints(self) -> bool:
+        """Whether all that the job's first host last had are here."""
+        return self._mirror.is_complete
+
     def keep_result(self) -> None:
         """Write rank 0's result.json here: its artifacts are here by now."""
         if self._result is not None:

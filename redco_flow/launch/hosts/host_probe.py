@@ -14,6 +14,7 @@ from typing import Any
 
 from redco_flow.launch.host_facts import num_gpus, own_name_problem
 from redco_flow.launch.hosts import lease as host_lease
+from redco_flow.launch.hosts.leftovers import num_bytes
 from redco_flow.launch.package_versions import package_versions
 from redco_flow.launch.rendezvous import own_addresses
 
@@ -28,6 +29,7 @@ def look_around(directory: Path) -> dict[str, Any]:
         "node": os.uname().nodename,
         "versions": package_versions(),
         "time": time.time(),
+        "taken_gib": num_bytes(directory) / 2**30,
         "free_gib": shutil.disk_usage(directory).free / 2**30,
         "gpus": num_gpus(),
         "addresses": own_addresses(),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from redco_flow.errors import WorkspaceError
 from redco_flow.records import read_json_if_present, write_json
 from redco_flow.tracking.file_lock import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity
@@ -38,18 +39,25 @@ def claim(directory: Path, owner: Mapping[str, Any]) -> str:
         present = _read(path)
         if present is not None and _is_live(present) and not _is_of(present, owner):
             return _describe(present)
-        runners = present["runners"] if present is not None and _is_of(present, owner) else []
-        _write(path, owner, runners)
+        own = present if present is not None and _is_of(present, owner) else {}
+        _write(path, owner, own.get("runners", []), own.get("uses", []))
     return ""
 
 
 def hand_to_runners(
-    directory: Path, owner: Mapping[str, Any], runners: list[dict[str, Any]]
+    directory: Path,
+    owner: Mapping[str, Any],
+    runners: list[dict[str, Any]],
+    uses: Iterable[str] = (),
 ) -> None:
-    """Let the lease live as long as these processes."""
+    """Let the lease live as long as these processes.
+
+    Args:
+        uses: paths that they need, added to those that the lease names already.
+    """
     path = _path(directory)
     with exclusive(path.with_suffix(".lock")):
-        _write(path, owner, runners)
+        _write(path, owner, runners, sorted({*_uses(_read(path), owner), *uses}))
 
 
 def release(directory: Path, owner: Mapping[str, Any]) -> None:
@@ -67,6 +75,30 @@ def holder(directory: Path) -> str:
     return _describe(present) if present is not None and _is_live(present) else ""
 
 
+def uses_of(directory: Path, owner: Mapping[str, Any]) -> list[Path]:
+    """Return what an attempt's lease names; nothing if the host is another's by now."""
+    return [Path(one) for one in _uses(_read(_path(directory)), owner)]
+
+
+def in_use(directory: Path) -> set[str]:
+    """Return the paths that a live lease names, of this host or of another that sees the directory.
+
+    Raises:
+        WorkspaceError: a lease is damaged.
+    """
+    used: set[str] = set()
+    for path in (directory / "leases").glob("*.json"):
+        record = _read(path)
+        if record is None and path.exists():
+            raise WorkspaceError(
+                f"{path} is damaged: nobody can tell what is in use in {directory}, so nothing is "
+                f"removed. If no job runs there, delete the file."
+            )
+        if record is not None and _is_live(record):
+            used |= set(record.get("uses", []))
+    return used
+
+
 def _path(directory: Path) -> Path:
     folder = directory / "leases"
     folder.mkdir(exist_ok=True)
@@ -81,10 +113,17 @@ def _read(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and {"owner", "runners"} <= record.keys() else None
 
 
-def _write(path: Path, owner: Mapping[str, Any], runners: list[dict[str, Any]]) -> None:
+def _uses(record: Mapping[str, Any] | None, owner: Mapping[str, Any]) -> list[str]:
+    return record.get("uses", []) if record is not None and _is_of(record, owner) else []
+
+
+def _write(
+    path: Path, owner: Mapping[str, Any], runners: list[dict[str, Any]], uses: list[str]
+) -> None:
     boot_id = ProcessIdentity.current().boot_id
     renewed = {"boot_id": boot_id, "seconds_since_boot": _seconds_since_boot()}
-    write_json(path, {"owner": dict(owner), "runners": runners, "renewed": renewed})
+    record = {"owner": dict(owner), "runners": runners, "uses": uses, "renewed": renewed}
+    write_json(path, record)
 
 
 def _is_of(record: Mapping[str, Any], owner: Mapping[str, Any]) -> bool:

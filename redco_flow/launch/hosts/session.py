@@ -79,6 +79,11 @@ class HostSession:
         return self._snapshot.search_path(self._code)
 
     @property
+    def code(self) -> str:
+        """The folder of the code there."""
+        return self._code
+
+    @property
     def workspace(self) -> Workspace:
         """The host's own workspace, for what is not shared; its paths are not for this machine."""
         return Workspace(Path(self.directory) / "workspace")
@@ -139,6 +144,7 @@ class HostSession:
             HostUnreachable, HostRefused: as `ask`.
         """
         asked: dict[str, Any] = {
+            "directory": self.directory,
             "workspace": str(self.workspace.root),
             "arrivals": f"{self.directory}/incoming",
             "sets": [one.to_json() for one in sets],

@@ -92,6 +92,16 @@ class StartedJob:
         run = session.workspace.runs / f"{self.call.run}-{self.record.job_id}"
         return run / "stages" / self.call.stage / "attempts" / str(self.call.attempt)
 
+    @property
+    def owner(self) -> dict[str, Any]:
+        """Who the job is in the hosts' leases."""
+        return {
+            "attempt": self.record.job_id,
+            "run": self.call.run,
+            "stage": self.call.stage,
+            "launcher": f"{getpass.getuser()}@{os.uname().nodename}",
+        }
+
     def close(self) -> None:
         """Leave the hosts; the ranks run on."""
         for session in self.sessions:
@@ -146,7 +156,7 @@ class JobStart:
         resources = job.call.resources
         while True:
             self._raise_if_cancelled()
-            tried = await place(settings, resources, self._owner, snapshot, job.code_cache)
+            tried = await place(settings, resources, self._job.owner, snapshot, job.code_cache)
             if tried.sessions:
                 break
             reasons = "; ".join(f"{label}: {why}" for label, why in tried.why_not.items())
@@ -186,19 +196,22 @@ class JobStart:
             "begin",
             _SECONDS_TO_BEGIN,
             directory=session.directory,
-            owner=self._owner,
+            owner=self._job.owner,
             order=asdict(self._order(session)),
-            **{"call": None, **brought},
+            code=session.code,
+            keep_days=self._job.record.settings.keep_days,
+            **{"call": None, "uses": [], **brought},
         )
         if answer["holder"]:
             raise HostRefused(f"{session.label} was taken meanwhile by {answer['holder']}.")
 
     async def _bring(self, session: HostSession) -> dict[str, Any]:
-        """Copy what the call reads; return the call as the host sees it."""
+        """Copy what the call reads; return the call as the host sees it, and what it reads."""
         luggage = await asyncio.to_thread(pack, self._job.call, self._job.workspace)
         await session.push(luggage.sets, luggage.sources)
         call = carried(self._job.call, luggage, session.workspace)
-        return {"call": asdict(call), "kept_steps": luggage.steps}
+        uses = [str(one.thing(session.workspace)) for one in luggage.sets]
+        return {"call": asdict(call), "kept_steps": luggage.steps, "uses": uses}
 
     def _order(self, session: HostSession) -> RanksOrder:
         record, walltime = self._job.record, self._job.call.resources.walltime_minutes
@@ -222,7 +235,7 @@ class JobStart:
         while True:
             await asyncio.sleep(_SECONDS_BETWEEN_RENEWALS)
             with contextlib.suppress(HostUnreachable, HostRefused):
-                await session.ask("claim", directory=session.directory, owner=self._owner)
+                await session.ask("claim", directory=session.directory, owner=self._job.owner)
 
     async def _withdraw(self) -> None:
         """Leave nothing of a job that does not start."""
@@ -231,7 +244,7 @@ class JobStart:
                 if session.is_open:
                     attempt = str(self._job.attempt_on(session))
                     await session.ask("end", attempt=attempt, at_once=True)
-                    await session.ask("release", directory=session.directory, owner=self._owner)
+                    await session.ask("release", directory=session.directory, owner=self._job.owner)
         self._job.close()
 
     async def _doze(self, seconds: float) -> None:
@@ -246,13 +259,3 @@ class JobStart:
 
     def _wait(self, message: str) -> None:
         self._tell(JobStatus("pending", message=message, source="ssh", news=message))
-
-    @property
-    def _owner(self) -> dict[str, Any]:
-        call = self._job.call
-        return {
-            "attempt": self._job.record.job_id,
-            "run": call.run,
-            "stage": call.stage,
-            "launcher": f"{getpass.getuser()}@{os.uname().nodename}",
-        }
