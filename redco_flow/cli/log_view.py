@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 from redco_flow.orchestrate.log_lines import LogTail, clean_line
+from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
 
 _MAX_LINE_BYTES = 1 << 16
+
+
+def log_of(attempt: AttemptDirectory, rank: int | None) -> Path:
+    """Return the path of a rank's log, or a task's; None means the first that the attempt has."""
+    if rank is None:  # an array that is tried again has only the tasks that are not done
+        rank = int(attempt.tasks[0].path.name) if attempt.tasks else 0
+    return attempt.log_path(rank)
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:
@@ -34,7 +42,7 @@ def _bounded_lines(file: BinaryIO) -> Iterator[bytes]:
 class LogFollower:
     """The new lines of a stage's log, over its attempts."""
 
-    def __init__(self, run: RunDirectory, stage: str, rank: int = 0) -> None:
+    def __init__(self, run: RunDirectory, stage: str, rank: int | None = None) -> None:
         self._run, self._stage, self._rank = run, stage, rank
         self._path: Path | None = None
         self._tail: LogTail | None = None
@@ -48,7 +56,7 @@ class LogFollower:
         attempt = self._run.latest_attempt(self._stage)
         if attempt is None:
             return []
-        path = attempt.log_path(self._rank)
+        path = log_of(attempt, self._rank)
         if self._tail is None or path != self._path:
             self._path, self._tail = path, LogTail(path)
         return self._tail.last_lines() if is_last else self._tail.new_lines()

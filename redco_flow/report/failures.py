@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from redco_flow.report.log_tail import last_lines
 from redco_flow.report.stage_facts import DAMAGED, StageFacts
+from redco_flow.report.stage_logs import to_blame
 from redco_flow.tracking.run_directory import RunDirectory
 
 _NUM_LINES = 20
@@ -28,7 +29,7 @@ class Failure:
         title: what became of it, in a few words.
         message: the error, in full sentences.
         traceback: where it was raised; empty where no Python error was.
-        log_lines: the log's end.
+        log_lines: the log's end; of several processes, that of the first that failed.
         log_path: relative to the run's directory; empty if no job was started.
         advice: what to do next.
     """
@@ -55,14 +56,16 @@ def _failure(run: RunDirectory, stage: StageFacts) -> Failure:
         title = _TITLES[stage.state]
         return Failure(stage.name, title, said or "No job was started.", "", (), "", advice)
     unreadable = []
+    culprit = to_blame(attempt)
+    log_path = culprit.log_path(culprit.rank)
     try:
-        error = dict(attempt.read_error() or {})
+        error = dict(culprit.read_error() or {})
         ended = dict(attempt.read_exit() or {})
     except DAMAGED as problem:
         error, ended = {}, {}
         unreadable.append(f"Its records cannot be read: {problem}")
     try:
-        lines = last_lines(attempt.log_path(), _NUM_LINES)
+        lines = last_lines(log_path, _NUM_LINES)
     except OSError as problem:
         lines = []
         unreadable.append(f"Its log cannot be read: {problem}")
@@ -76,6 +79,6 @@ def _failure(run: RunDirectory, stage: StageFacts) -> Failure:
         message="\n".join([message, *unreadable]),
         traceback=str(error.get("traceback") or ""),
         log_lines=tuple(lines),
-        log_path=attempt.log_path().relative_to(run.path).as_posix(),
+        log_path=log_path.relative_to(run.path).as_posix(),
         advice=advice,
     )

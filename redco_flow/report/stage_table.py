@@ -1,4 +1,4 @@
-"""The table of stages: what became of each, how long it took, what it made, where its log is."""
+"""The table of stages: what became of each, how long it took, what it made, where its logs are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from redco_flow.report.number_format import duration, size
 from redco_flow.report.stage_facts import StageFacts
+from redco_flow.report.stage_logs import LogLink, log_links
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -54,7 +55,7 @@ class StageRow:
     took: str
     share: float
     artifacts: tuple[ArtifactView, ...]
-    log_path: str
+    logs: tuple[LogLink, ...]
     message: str
 
 
@@ -70,7 +71,6 @@ def stage_rows(
 def _row(run: RunDirectory, stage: StageFacts, store: ArtifactStore, total: float) -> StageRow:
     seconds = _seconds(stage)
     attempt = stage.last_attempt
-    log = attempt.log_path() if attempt else None
     ended_well = stage.state == "completed"
     return StageRow(
         name=stage.name,
@@ -82,7 +82,7 @@ def _row(run: RunDirectory, stage: StageFacts, store: ArtifactStore, total: floa
         took=_took(stage, seconds),
         share=100.0 * (seconds or 0.0) / total if total else 0.0,
         artifacts=tuple(_artifact(store, *item) for item in stage.outputs.items()),
-        log_path=log.relative_to(run.path).as_posix() if log and log.is_file() else "",
+        logs=log_links(run, attempt),
         message="" if ended_well else str(stage.entry.get("message") or "").partition("\n")[0],
     )
 

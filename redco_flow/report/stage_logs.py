@@ -1,0 +1,71 @@
+"""The logs of a stage's last attempt: one for each of its processes, or of its array's tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redco_flow.report.stage_facts import DAMAGED
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.run_directory import RunDirectory
+
+_NOT_TO_BLAME = ("completed", "cancelled")
+
+
+@dataclass(frozen=True)
+class LogLink:
+    """One log.
+
+    Args:
+        label: the file's name; of several, whose it is.
+        path: relative to the run's directory; empty while there is none.
+        state: of an array's task; empty for the others, whose state is the stage's.
+    """
+
+    label: str
+    path: str
+    state: str = ""
+
+
+def log_links(run: RunDirectory, attempt: AttemptDirectory | None) -> tuple[LogLink, ...]:
+    """Return the logs of an attempt, in the order of its tasks or ranks."""
+    if attempt is None:
+        return ()
+    if tasks := attempt.tasks:
+        return tuple(_of_task(run, task) for task in tasks)
+    ranks = attempt.ranks_with_logs()
+    paths = {rank: attempt.log_path(rank).relative_to(run.path).as_posix() for rank in ranks}
+    return tuple(
+        LogLink(f"rank {rank}" if len(ranks) > 1 else f"rank{rank}.log", path)
+        for rank, path in paths.items()
+    )
+
+
+def to_blame(attempt: AttemptDirectory) -> AttemptDirectory:
+    """Return whose files say why an attempt failed: the first task's or rank's that did."""
+    failed = [task for task in attempt.tasks if _cause(task) not in ("", *_NOT_TO_BLAME)]
+    if attempt.tasks:
+        return (failed or attempt.tasks)[0]
+    return AttemptDirectory(attempt.path, _rank_of_end(attempt))
+
+
+def _of_task(run: RunDirectory, task: AttemptDirectory) -> LogLink:
+    log = task.log_path()
+    path = log.relative_to(run.path).as_posix() if log.is_file() else ""
+    return LogLink(
+        f"task {task.path.name}", path, _cause(task) or ("running" if path else "waiting")
+    )
+
+
+def _cause(task: AttemptDirectory) -> str:
+    """How a task ended; empty while nobody knows."""
+    try:
+        return str((task.read_exit() or {}).get("cause") or "")
+    except DAMAGED:
+        return ""
+
+
+def _rank_of_end(attempt: AttemptDirectory) -> int:
+    try:
+        return int((attempt.read_exit() or {}).get("rank") or 0)
+    except DAMAGED:
+        return 0
