@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from redco_flow.cli.queued_stages import has_queued_jobs, queued_stages
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -19,19 +20,27 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
     """Return the run's state with each stage's progress and, of a finished one, its metrics.
 
     A run whose state says that it runs, but whose orchestrating process is gone, is
-    "interrupted": its jobs may live, and `resume` takes it up.
+    "interrupted": its jobs may live, and `resume` takes it up. One whose jobs need no such process
+    is "pending" while they wait in the cluster's queue and "running" while one of them runs.
     """
     state = run.read_state()
     stages = state.get("stages", {})
     names = list(stages) or list(run.read_plan().get("stages", {}))
-    shown = state["state"]
-    if shown in LIVE_STATES and not _has_launcher(run):
+    shown, message = state["state"], state.get("message") or ""
+    is_queued = False
+    if shown == "running" and find_holder(run) is None and has_queued_jobs(run):
+        stages = queued_stages(run, stages)
+        going_on = {n: s for n, s in stages.items() if s.get("job_state") in LIVE_STATES}
+        is_queued = bool(going_on)
+        shown, message = _summarize(going_on)
+    elif shown in LIVE_STATES and not _has_launcher(run):
         shown = "interrupted"
     return {
         "run": run.id,
         "state": shown,
+        "queued": is_queued,
         "exit_code": state.get("exit_code"),
-        "message": state.get("message") or "",
+        "message": message,
         "created_at": run.record.get("created_at"),
         "sweep": run.record.get("sweep", ""),
         "seconds": _seconds_between(state.get("started_at"), state.get("ended_at")),
@@ -40,6 +49,15 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
         "stages": {name: _stage_view(run, name, stages.get(name, {})) for name in names},
         "metrics": read_metrics(stages),
     }
+
+
+def _summarize(going_on: dict[str, Any]) -> tuple[str, str]:
+    """The state and message of a run that nobody drives, by its stages whose jobs go on."""
+    if not going_on:
+        return "interrupted", ""
+    is_at_work = any(stage["job_state"] == "running" for stage in going_on.values())
+    name, first = next(iter(going_on.items()))
+    return "running" if is_at_work else "pending", f"{name}: {first['message']}"
 
 
 def read_metrics(stages: dict[str, Any]) -> dict[str, float]:

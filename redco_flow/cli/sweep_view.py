@@ -12,6 +12,7 @@ from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -22,20 +23,21 @@ _MARKS = {"min": "lowest", "max": "highest"}
 def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
-    A point whose turn has not come is "waiting" while somebody starts the sweep's runs.
+    A point whose turn has not come is "waiting" while somebody starts the sweep's runs, or while
+    its jobs are in a cluster's queue.
     """
-    is_driven = find_holder(sweep) is not None
+    is_driven, is_queued = find_holder(sweep) is not None, False
     points: list[dict[str, Any]] = []
     directions: dict[str, str] = {}
     for point in sweep.points:
         run = read_run_view(sweep.run_of(point))
         directions |= _directions(run, workspace)
-        is_waiting = is_driven and run["state"] == "interrupted" and not run["seconds"]
+        is_queued |= run["queued"]
         points.append(
             {
                 "point": point.overrides,
                 "run": point.run,
-                "state": "waiting" if is_waiting or run["state"] == "pending" else run["state"],
+                "state": _point_state(sweep, sweep.run_of(point), run),
                 "message": run["message"],
                 "seconds": run["seconds"],
                 "metrics": run["metrics"],
@@ -43,7 +45,8 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
         )
     return {
         "sweep": sweep.id,
-        "state": _state([point["state"] for point in points], is_driven=is_driven),
+        "state": _state([point["state"] for point in points], goes_on=is_driven or is_queued),
+        "queued": is_queued and not is_driven,
         "points": points,
         "best": _best(points, directions),
     }
@@ -62,16 +65,21 @@ def sweep_text(view: dict[str, Any]) -> str:
             point["state"],
             duration(point["seconds"]),
             *(number(point["metrics"].get(name)) for name in shown),
+            point["message"] if point["state"] == "waiting" else "",
         ]
         for point in points
     ]
-    lines.append(columns(rows, ["POINT", "RUN", "STATE", "TIME", *shown]))
+    lines.append(columns(rows, ["POINT", "RUN", "STATE", "TIME", *shown, ""]))
     for point in points:
         if point["state"] == "failed":
             lines.append(f"{point['run']}: {point['message'].partition(chr(10))[0]}")
     for name, best in view["best"].items():
         where = "  ".join(best["point"])
         lines.append(f"{best['is']} {name}: {number(best['value'])}  {where}  ({best['run']})")
+    if view["queued"]:
+        lines.append(
+            f"its jobs go on without a launcher; `redco-flow resume {view['sweep']}` collects them."
+        )
     if view["state"] == "interrupted":
         lines.append(f"nobody starts its runs; `redco-flow resume {view['sweep']}` goes on.")
     return "\n".join(lines)
@@ -118,8 +126,26 @@ def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str,
     return found
 
 
-def _state(states: list[str], *, is_driven: bool) -> str:
-    if is_driven or any(state in LIVE_STATES for state in states):
+def _point_state(sweep: SweepDirectory, run: RunDirectory, view: dict[str, Any]) -> str:
+    """A run's state as a point's: one that nobody drives yet is waiting while somebody will."""
+    state = str(view["state"])
+    if state == "pending":
+        return "waiting"
+    holder, starter = find_holder(run), find_holder(sweep)
+    if starter is None:
+        return state
+    if holder is not None and holder.holder == starter.holder:
+        return "waiting"  # its jobs are just being submitted
+    # A lease that is left shows that its process was killed; who ends well takes it along.
+    if state == "interrupted" and not run.lease_path.exists():
+        if view["seconds"] is None:
+            return "waiting"
+        return "running" if sweep.is_ahead else state  # its jobs have ended: it gets a driver now
+    return state
+
+
+def _state(states: list[str], *, goes_on: bool) -> str:
+    if goes_on or any(state in LIVE_STATES for state in states):
         return "running"
     for state in ("interrupted", "waiting"):
         if state in states:

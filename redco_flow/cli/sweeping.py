@@ -61,11 +61,6 @@ def run_sweep(
     from redco_flow.orchestrate.sweeping import plan_points, start_sweep
     from redco_flow.spec.sweep import read_points
 
-    if options.ahead:
-        raise UsageError(
-            "--ahead and --sweep do not go together: what the points have in common would be "
-            "computed by each of them. Leave one of them out."
-        )
     workspaces: list[Workspace] = []
 
     def load_point(point: Point) -> PlannedPoint:
@@ -76,20 +71,49 @@ def run_sweep(
     planned = plan_points(read_points(options.sweep), load_point)
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
+    max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages
     if options.dry_run:
         for point in planned:
             print_plan(point)
+        _print_jobs(planned, workspaces[0], max_parallel, options)
         return 0
     sweep = start_sweep(
         planned,
         workspaces[0],
-        max_parallel=options.max_parallel or planned[0].profile.max_parallel_stages,
+        max_parallel=max_parallel,
         profile_name=options.profile,
         overrides=options.overrides,
         argv=sys.argv,
+        ahead=options.ahead,
     )
     sys.stderr.write(f"{sweep.id} started: {len(planned)} points; its files: {sweep.path}\n")
     return attend_sweep(sweep, workspaces[0], options)
+
+
+def _print_jobs(
+    planned: Sequence[PlannedPoint],
+    workspace: Workspace,
+    max_parallel: int,
+    options: argparse.Namespace,
+) -> None:
+    """Say what would be submitted, where the jobs of all points would stand in the queue at once.
+
+    Raises:
+        UsageError: that was asked for and cannot be.
+    """
+    from redco_flow.orchestrate.sweep_work import planned_jobs
+    from redco_flow.orchestrate.sweeping import goes_ahead
+
+    is_ahead = goes_ahead(planned, workspace, asked=options.ahead)
+    points = [(one.pipeline, one.profile, one.plan) for one in planned] if is_ahead else []
+    jobs = list(planned_jobs(points, workspace))
+    if options.json:
+        print(json.dumps({"jobs": [one.to_json(max_parallel) for one in jobs]}))
+    elif jobs:
+        print("\n--- would be submitted at once")
+        print("\n".join(one.describe(max_parallel) for one in jobs))
+    else:
+        print(f"\n--- at most {max_parallel} of {len(planned)} points at a time")
 
 
 def attend_sweep(sweep: SweepDirectory, workspace: Workspace, options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
 from redco_flow.cli.following import follow_run, stage_line
-from redco_flow.cli.log_view import LogFollower, last_lines
+from redco_flow.cli.log_view import LogFollower, last_lines, log_of
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.cli.sweeping import attend_sweep
@@ -34,7 +34,7 @@ def register(verbs: Verbs) -> None:
     logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--last", type=int, default=None, metavar="N", help="the last N lines")
-    logs.add_argument("--rank", type=int, default=0, help="which process (0)")
+    logs.add_argument("--rank", type=int, help="which process, or task of an array (the first)")
     for parser in (status, attach):
         add_run(parser)
     for parser in (listing, status):
@@ -103,6 +103,10 @@ def status_text(view: dict[str, Any]) -> str:
     for title in ("report", "prefect_url"):
         if view[title]:
             lines.append(f"{title.removesuffix('_url')}: {view[title]}")
+    if view["queued"]:
+        lines.append(
+            f"its jobs go on without a launcher; `redco-flow resume {view['run']}` follows them."
+        )
     if view["state"] == "interrupted":
         lines.append(f"its launcher is gone; `redco-flow resume {view['run']}` takes it up again.")
     return "\n".join(lines)
@@ -131,22 +135,23 @@ def _logs(options: argparse.Namespace) -> int:
         _check_rank(run, wanted, options.rank)
         for name in wanted:
             attempt = run.latest_attempt(name)
-            for line in last_lines(attempt.log_path(options.rank), options.last) if attempt else ():
+            path = log_of(attempt, options.rank) if attempt else None
+            for line in last_lines(path, options.last) if path else ():
                 print(line if stage else f"{name} | {line}")
         return 0
     return _follow_logs(run, wanted, options.rank, with_name=not stage)
 
 
-def _check_rank(run: RunDirectory, stages: list[str], rank: int) -> None:
+def _check_rank(run: RunDirectory, stages: list[str], rank: int | None) -> None:
     """Refuse a rank that none of the stages has, once they have any."""
     attempts = [attempt for name in stages if (attempt := run.latest_attempt(name))]
     ranks = sorted({one for attempt in attempts for one in attempt.ranks_with_logs()})
-    if ranks and rank not in ranks:
+    if rank is not None and ranks and rank not in ranks:
         listed = ", ".join(map(str, ranks))
         raise UsageError(f"{run.id}: no process of rank {rank} has a log; those of {listed} have.")
 
 
-def _follow_logs(run: RunDirectory, stages: list[str], rank: int, *, with_name: bool) -> int:
+def _follow_logs(run: RunDirectory, stages: list[str], rank: int | None, *, with_name: bool) -> int:
     followers = {name: LogFollower(run, name, rank) for name in stages}
     try:
         while True:

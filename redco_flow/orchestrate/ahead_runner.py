@@ -22,6 +22,8 @@ from redco_flow.orchestrate.attempt_following import (
 from redco_flow.orchestrate.run_context import RunContext, Say
 from redco_flow.tracking.attempt import AttemptDirectory
 
+_POLL_SECONDS = 0.25
+
 
 class AheadRunner:
     """One stage of a run ahead, in one thread."""
@@ -56,12 +58,35 @@ class AheadRunner:
     def _follow_until_finished(self) -> Finished:
         while True:
             attempt = self._chain.attempt_of(self._stage)
-            _write_known_inputs(attempt)
-            with suppress(RetryableFailure):
-                if (finished := self._follow(attempt)) is not None:
-                    return finished
+            if self._chain.is_shared(attempt):
+                finished = self._wait_for_other_run(attempt)
+            else:
+                finished = self._follow_own(attempt)
+            if finished is not None:
+                return finished
             self._context.stop.raise_if_set(self._stage)
             self._chain.submit_again(self._stage, self._say)
+
+    def _wait_for_other_run(self, attempt: AttemptDirectory) -> Finished | None:
+        """Wait for the end of another run's job; None where it made no result."""
+        from redco_flow.launch.executor import reattach
+
+        job = reattach(attempt.read_job() or {})
+        text = f"waits for job {job.job_id} of run {read_call(attempt.call_path).run}"
+        self._say(text)
+        self._context.book.set_stage(self._stage, "waiting", message=text)
+        while not job.done():
+            self._context.stop.wait(_POLL_SECONDS)
+            self._context.stop.raise_if_set(self._stage)
+        finished = self._follower.result_of(attempt)
+        return None if finished is None else Finished(finished.result, attempt=None)
+
+    def _follow_own(self, attempt: AttemptDirectory) -> Finished | None:
+        """Follow one attempt of this run; None where there is to be another one."""
+        _write_known_inputs(attempt)
+        with suppress(RetryableFailure):
+            return self._follow(attempt)
+        return None
 
     def _follow(self, attempt: AttemptDirectory) -> Finished | None:
         """Follow one attempt; None where it is another launcher's and its end was never seen."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from redco_flow.errors import RunCancelled, UsageError
+from redco_flow.launch.ending import unstarted_record
 from redco_flow.orchestrate.state_book import (
     ENDED_RUN_STATES,
     ENDED_STAGE_STATES,
     StateBook,
     note_takeover,
 )
+from redco_flow.records import write_json
+from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob
 
 _POLL_SECONDS = 0.1
 
@@ -45,6 +52,12 @@ def cancel_run(run: RunDirectory, reason: str = "", *, wait_seconds: float | Non
     return True
 
 
+def _note_end(job: CallJob, why: str) -> None:
+    """Of a job that left the queue without a word, say so where whoever resumes the run looks."""
+    if job.attempt.read_exit() is None and job.status().state == "cancelled":
+        write_json(job.attempt.exit_path, unstarted_record(why, utc_now()))
+
+
 def _cancel_without_launcher(run: RunDirectory, reason: str) -> None:
     """Do the launcher's part, under its lease: end the jobs, then write what became of them."""
     from redco_flow.launch.executor import reattach
@@ -65,6 +78,7 @@ def _cancel_without_launcher(run: RunDirectory, reason: str) -> None:
         for stage, known in book.stages().items():
             if stage in jobs:
                 jobs[stage].wait()
+                _note_end(jobs[stage], message)
             if known["state"] not in ENDED_STAGE_STATES:
                 book.set_stage(stage, "cancelled", message=message)
         book.close_run("cancelled", RunCancelled.exit_code, message)

@@ -85,7 +85,12 @@ def _in_thread(action: Callable[[], None]) -> threading.Event:
 
 
 def open_session(
-    run: RunDirectory, book: StateBook, stop: StopRequest, *, leave_cancelled: bool
+    run: RunDirectory,
+    book: StateBook,
+    stop: StopRequest,
+    *,
+    leave_cancelled: bool,
+    judges_ended: bool = False,
 ) -> RunSession:
     """Read what is to be done from the run's directory alone."""
     record = LaunchRecord.read(run)
@@ -106,7 +111,7 @@ def open_session(
         code=run.record["code"],
         ahead=record.ahead,
     )
-    return RunSession(context, leave_cancelled=leave_cancelled)
+    return RunSession(context, leave_cancelled=leave_cancelled, judges_ended=judges_ended)
 
 
 def _close(session: RunSession, outcome: Outcome, say: Say) -> None:

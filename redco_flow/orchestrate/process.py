@@ -17,13 +17,17 @@ import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.state_book import StateBook, note_takeover
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.lease import acquire
+from redco_flow.tracking.lease import Lease, acquire
 from redco_flow.tracking.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.flow_thread import FlowThread
 
 _SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
 _SECONDS_FOR_PYTHON_TO_CLOSE = 15.0
@@ -34,35 +38,59 @@ def main(arguments: Sequence[str]) -> int:
     options = _parse(arguments)
     run = RunDirectory(options.run)
     try:
-        lease = acquire(run)
+        with acquire(run) as lease:
+            exit_code, flow = _drive(run, lease, options)
     except RedcoFlowError as error:
         say(str(error))
         return error.exit_code
-    with lease:
-        note_takeover(run, lease)
-        book = StateBook(run)
-        stop = StopRequest()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, stop.on_signal)
-        try:
-            # Imported now, so that whoever started this process sees the lease at once. submitit
-            # configures logging when it is imported, which closes every handler: once Prefect
-            # has its own, that can wait for ever on a lock.
-            importlib.import_module("redco_flow.launch.executor")
-            from redco_flow.orchestrate.driving import drive, open_session
-            from redco_flow.orchestrate.flow_thread import FlowThread
+    except OSError as error:  # of a record: only the log can still tell it
+        say(
+            f"{error.filename or run.path} cannot be written ({error.strerror or error}): this "
+            f"process ends; jobs run on, and what is recorded stays. Make it writable, or free "
+            f"space, then `redco-flow resume {run.id}`."
+        )
+        return 1
+    if flow is not None:
+        # The run has ended; Prefect may take its time without keeping others from the run.
+        flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
+    return exit_code
 
-            session = open_session(run, book, stop, leave_cancelled=options.leave_cancelled)
-            flow = FlowThread(session, say)
-            outcome = drive(session, flow, say)
-        except Exception as error:  # noqa: BLE001 (the run's files must say what happened)
-            say(traceback.format_exc())
-            code = error.exit_code if isinstance(error, RedcoFlowError) else 1
-            book.close_run("failed", code, str(error) or type(error).__name__)
-            return code
-    # The run has ended; Prefect may take its time without keeping others from the run.
-    flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
-    return outcome.exit_code
+
+def _drive(
+    run: RunDirectory, lease: Lease, options: argparse.Namespace
+) -> tuple[int, FlowThread | None]:
+    """Return the exit code, and the flow where there is one to close.
+
+    Raises:
+        OSError: the run's records cannot be written; names the path.
+    """
+    note_takeover(run, lease)
+    book = StateBook(run)
+    stop = StopRequest()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop.on_signal)
+    try:
+        # Imported now, so that whoever started this process sees the lease at once. submitit
+        # configures logging when it is imported, which closes every handler: once Prefect
+        # has its own, that can wait for ever on a lock.
+        importlib.import_module("redco_flow.launch.executor")
+        from redco_flow.orchestrate.driving import drive, open_session
+        from redco_flow.orchestrate.flow_thread import FlowThread
+
+        session = open_session(
+            run,
+            book,
+            stop,
+            leave_cancelled=options.leave_cancelled,
+            judges_ended=options.judge_ended,
+        )
+        flow = FlowThread(session, say)
+        return drive(session, flow, say).exit_code, flow
+    except Exception as error:  # noqa: BLE001 (the run's files must say what happened)
+        say(traceback.format_exc())
+        code = error.exit_code if isinstance(error, RedcoFlowError) else 1
+        book.close_run("failed", code, str(error) or type(error).__name__)
+        return code, None
 
 
 def say(line: str) -> None:
@@ -75,6 +103,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="redco_flow.orchestrate.process")
     parser.add_argument("run", type=Path)
     parser.add_argument("--leave-cancelled", action="store_true")
+    parser.add_argument("--judge-ended", action="store_true")
     return parser.parse_args(arguments)
 
 

@@ -53,12 +53,20 @@ class Outcome:
 class RunSession:
     """The stages of one run; its methods may be called from any thread."""
 
-    def __init__(self, context: RunContext, *, leave_cancelled: bool = False) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        *,
+        leave_cancelled: bool = False,
+        judges_ended: bool = False,
+    ) -> None:
         """Take up a run: every stage that has not completed is to run (again).
 
         Args:
             context: the run.
             leave_cancelled: cancelled stages, and what needs them, stay as they are.
+            judges_ended: of a run ahead, a job that failed while nobody looked is tried again only
+                as the profile allows.
         """
         self.context = context
         self.stages_ended = threading.Event()
@@ -68,8 +76,16 @@ class RunSession:
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
         self._turns = {node.name: threading.Lock() for node in self.stages}
         context.book.open_run(context.plan.stages, begin=[node.name for node in self.stages])
-        upstream = {node.name: node.upstream for node in self.stages}
-        self._chain = AheadChain(context, upstream) if context.ahead else None
+        self.upstream = {node.name: node.upstream for node in self.stages}
+        self._chain = (
+            AheadChain(context, self.upstream, judges_ended=judges_ended) if context.ahead else None
+        )
+
+    @property
+    def chain(self) -> AheadChain:
+        """The jobs of a run ahead."""
+        assert self._chain is not None
+        return self._chain
 
     def submit_ahead(self, say: Say) -> None:
         """Where the run is one ahead, see to it that every stage has its job; call it first.

@@ -2,7 +2,8 @@
 
 All runs are written before the first one starts, so a mistake in any point is told before anything
 is submitted. A process of its own starts them; what two points have in common is computed by the
-first and reused by the second, as between any two runs.
+first and reused by the second, as between any two runs. Where the cluster can have jobs wait for
+each other, the points are runs ahead, and that process submits the jobs of all of them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
 from redco_flow.orchestrate.cancelling import cancel_run
-from redco_flow.orchestrate.launch_record import own_search_path
+from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan
 from redco_flow.orchestrate.starting import check_run, reopen_run, write_run
 from redco_flow.orchestrate.state_book import ENDED_RUN_STATES
@@ -33,6 +35,7 @@ from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_START = 30.0
 _POLL_SECONDS = 0.05
+_NUM_CANCELLING = 16
 
 
 @dataclass(frozen=True)
@@ -76,20 +79,25 @@ def start_sweep(
     profile_name: str,
     overrides: Sequence[str],
     argv: Sequence[str],
+    ahead: bool = False,
 ) -> SweepDirectory:
     """Write a run for each point, and start the process that starts them.
 
     Args:
         planned: at least one.
-        max_parallel: so many runs at once.
+        max_parallel: so many runs at once; of points whose jobs all stand in a cluster's queue, so
+            many tasks of each array.
         overrides: of all points.
+        ahead: the user asked for jobs that all stand in the queue.
 
     Raises:
-        UsageError, DoesNotFit: a point's run cannot be one; there is no run.
+        UsageError, DoesNotFit: a point's run cannot be one, or not as it was asked; there is no
+            run.
         RedcoFlowError: the process did not come up.
     """
     for point in planned:
         check_run(point.pipeline, point.profile, point.plan)
+    ahead = goes_ahead(planned, workspace, asked=ahead)
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
     points = []
     for point in planned:
@@ -101,12 +109,35 @@ def start_sweep(
             profile_name=profile_name,
             overrides=[*overrides, *point.overrides],
             argv=argv,
+            ahead=ahead,
             sweep=sweep.id,
         )
         points.append(SweepPoint(run.id, list(point.overrides)))
-    sweep.write(points, max_parallel=max_parallel, argv=argv)
+    sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead)
     _spawn(sweep)
     return sweep
+
+
+def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: bool) -> bool:
+    """Tell whether the jobs of all points can stand in the queue at once, waiting for each other.
+
+    Args:
+        asked: the user wants it.
+
+    Raises:
+        UsageError: it is asked for and cannot be; says why.
+    """
+    from redco_flow.orchestrate.rendering import rendered_submissions
+
+    try:
+        for one in planned:
+            given = (one.pipeline, one.profile, workspace, one.plan, os.environ)
+            dict(rendered_submissions(*given, ahead=True))
+    except UsageError:
+        if asked:
+            raise
+        return False
+    return True
 
 
 def resume_sweep(sweep: SweepDirectory) -> None:
@@ -140,9 +171,17 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
         time.sleep(_POLL_SECONDS)
     for run in left:
         run.request_cancel(reason)
-    for run in left:
+    with ThreadPoolExecutor(_NUM_CANCELLING) as pool:
+        list(pool.map(lambda run: _cancel(run, reason), left))
+
+
+def _cancel(run: RunDirectory, reason: str) -> None:
+    """Wait for the end of a run that was asked to stop; its launcher may be faster than we."""
+    try:
+        cancel_run(run, reason)
+    except UsageError:
         if not has_ended(run):
-            cancel_run(run, reason)
+            raise
 
 
 def has_ended(run: RunDirectory) -> bool:
@@ -162,11 +201,12 @@ def _refuse_if_driven(sweep: SweepDirectory) -> None:
 def _spawn(sweep: SweepDirectory) -> None:
     """Start the process that starts the runs, and wait until it holds the sweep's lease."""
     command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep_process", str(sweep.path)]
-    search_path = os.pathsep.join(own_search_path())
+    record = LaunchRecord.read(sweep.runs[0])
     with sweep.log_path.open("ab") as log:
         process = subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": search_path},
+            cwd=record.directory if Path(record.directory).is_dir() else None,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(record.search_path)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

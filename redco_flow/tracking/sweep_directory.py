@@ -1,7 +1,8 @@
 """One sweep as a directory: which runs are its points. How they do stands in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
-of the process that starts the runs; cancel.json by whoever asks for the end.
+of the process that starts the runs; arrays/, what that process has a cluster run as job arrays;
+cancel.json by whoever asks for the end.
 """
 
 from __future__ import annotations
@@ -56,14 +57,24 @@ class SweepDirectory:
         return cls(path)
 
     def write(
-        self, points: Iterable[SweepPoint], *, max_parallel: int, argv: Sequence[str]
+        self,
+        points: Iterable[SweepPoint],
+        *,
+        max_parallel: int,
+        argv: Sequence[str],
+        ahead: bool = False,
     ) -> None:
-        """Write sweep.json."""
+        """Write sweep.json.
+
+        Args:
+            ahead: the jobs of all points are to stand in the cluster's queue at once.
+        """
         record = {
             "id": self.id,
             "created_at": utc_now(),
             "argv": list(argv),
             "max_parallel": max_parallel,
+            "ahead": ahead,
             "points": [asdict(point) for point in points],
         }
         write_json(self._record_path, record)
@@ -78,6 +89,11 @@ class SweepDirectory:
         """sweep.json, which never changes."""
         record: dict[str, Any] = read_json(self._record_path)
         return record
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the jobs of all points are to stand in the cluster's queue at once."""
+        return bool(self.record.get("ahead"))
 
     @property
     def points(self) -> list[SweepPoint]:

@@ -142,11 +142,13 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_where_it_stood(gated, pre
     assert executions(command, "total") == 2
 
 
-def test_a_sweep_ahead_and_a_throttle_without_a_sweep_are_refused(command):
+def test_a_sweep_ahead_without_a_queue_and_a_throttle_without_a_sweep_are_refused(command):
     sweep = ("run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0")
 
-    assert "--ahead and --sweep" in command(*sweep, "--ahead", code=2)
+    for dry in ((), ("-n",)):
+        assert "cannot have jobs wait for each other" in command(*sweep, *dry, "--ahead", code=2)
     assert "--max-parallel is for" in command("run", "sums.yaml", "--max-parallel", "2", code=2)
+    assert not list((command.folder / "redco-workspace" / "runs").glob("*"))
 
 
 def test_a_dry_run_of_a_sweep_prints_the_plan_of_each_point(command):
@@ -155,3 +157,24 @@ def test_a_dry_run_of_a_sweep_prints_the_plan_of_each_point(command):
     assert "--- learning_rate=1.0" in said
     assert "--- learning_rate=2.0" in said
     assert said.count("total") == 2
+    assert "--- at most 2 of 2 points at a time" in said
+
+
+def test_a_dry_run_on_a_cluster_tells_which_arrays_would_be_submitted_and_writes_nothing(command):
+    words = ["run", "sums.yaml", "-p", "slurm", "-n", "--max-parallel", "3"]
+    words += ["--sweep", "learning_rate=1.0,2.0,3.0,4.0"]
+    resources = ["--sweep", "total.resources.cpus_per_host=1,2"]
+
+    plain = command(*words)
+    grouped = command(*words, *resources, "total.resources.memory_gib=1")
+    record = json.loads(command(*words, "--json").splitlines()[-1])
+
+    assert plain.endswith(
+        "--- would be submitted at once\n"
+        "numbers: 1 job, for 4 points\n"
+        "total: an array of 4 jobs, 3 at a time, behind numbers\n"
+    )
+    assert "total: an array of 4 jobs, 3 at a time, for 8 points, behind numbers\n" in grouped
+    assert record["jobs"][1] == {"stage": "total", "points": 4, "jobs": [4], "at_once": 3}
+    for folder in ("runs", "sweeps"):
+        assert not list((command.folder / "redco-workspace").glob(f"{folder}/*"))

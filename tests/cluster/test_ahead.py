@@ -21,6 +21,7 @@ from orchestrate_runs import (  # noqa: E402
 )
 
 from pipelines import Driven, make_run  # noqa: E402
+from redco_flow.cli.run_view import read_run_view  # noqa: E402
 from redco_flow.orchestrate.cancelling import cancel_run  # noqa: E402
 from redco_flow.orchestrate.starting import resume_run  # noqa: E402
 
@@ -78,10 +79,17 @@ def test_every_stage_runs_in_order_though_the_launcher_is_killed_and_resume_repe
     wait_for_stage(run, "compare", "waiting")
     kill_launcher(run)
     queued = slurm.jobs()
+    wait_until(lambda: read_run_view(run)["state"] == "running", 30)
+    during = read_run_view(run)
     gate.touch()
     wait_until_empty(slurm)
+    after = read_run_view(run)
 
     assert len(queued) == 3
+    assert during["queued"]
+    assert during["stages"]["compare"]["message"] == "waits in the queue: Dependency"
+    assert (after["state"], after["queued"]) == ("interrupted", False)
+    assert after["metrics"] == {"best": pytest.approx(6e-4)} | after["metrics"]
     assert set(causes(run).values()) == {"completed"}
     assert run.read_state()["state"] == "running"  # nobody was there to say more
     resume_run(run)

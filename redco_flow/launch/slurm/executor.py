@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.call import Call, JobResources, read_call, write_call
+from redco_flow.launch.call_groups import CallGroup
 from redco_flow.launch.executor import (
     CallJob,
     ChainingExecutor,
@@ -24,6 +25,7 @@ from redco_flow.launch.executor import (
 from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.slurm import commands as slurm_commands
 from redco_flow.launch.slurm.array import SlurmArray
+from redco_flow.launch.slurm.call_array import SCRIPT, write_call_array
 from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
@@ -31,7 +33,6 @@ from redco_flow.spec.slurm_section import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 
-SCRIPT = "job.sh"
 _OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")
 
 
@@ -93,8 +94,63 @@ class SlurmExecutor(ChainingExecutor):
             ClusterUnreachable: Slurm cannot be reached.
         """
         check_submittable(attempt)
-        ids = [SlurmJob(job.attempt.path, job.job_id).wait_for_id() for job in upstream]
-        return self._submit(attempt, ids)
+        return self._submit(attempt, self.wait_for_ids(upstream))
+
+    def wait_for_ids(self, jobs: Sequence[CallJob]) -> tuple[str, ...]:
+        """Return the jobs' ids; of one whose submission got no answer, once it is known.
+
+        Raises:
+            StageFailed: Slurm never got one of them.
+        """
+        return tuple(SlurmJob(job.attempt.path, job.job_id).wait_for_id() for job in jobs)
+
+    def max_array_size(self) -> int:
+        """Return Slurm's MaxArraySize.
+
+        Raises:
+            StageFailed, ClusterUnreachable: Slurm does not answer.
+        """
+        return slurm_commands.max_array_size(self._environment)
+
+    def submit_group(
+        self,
+        group: CallGroup,
+        attempts: Sequence[AttemptDirectory],
+        folder: Path,
+        title: str,
+        *,
+        at_once: int,
+    ) -> list[CallJob]:
+        """Submit several calls as one array; its tasks are jobs like any other from here on.
+
+        Raises:
+            UsageError: an attempt has no call.json, or was submitted before.
+            StageFailed: Slurm refuses the array; has Slurm's words.
+            ClusterUnreachable: Slurm cannot be reached.
+        """
+        for attempt in attempts:
+            check_submittable(attempt)
+        array = AttemptDirectory(folder.absolute())
+        submission = replace(
+            self._submission(array, title, group.resources, group.upstream),
+            aligned=group.aligned,
+            tasks=group.tasks,
+            at_once=at_once,
+        )
+        records = write_call_array(submission, attempts, self._cluster)
+        try:
+            job_id = slurm_commands.submit(array.path / SCRIPT, self._job_environment(array))
+        except slurm_commands.NoAnswer:
+            # It may have been accepted all the same; the records stay, and with them the name.
+            return [reattach(record) for record in records]
+        except (StageFailed, ClusterUnreachable):
+            for attempt in attempts:
+                attempt.job_path.unlink()
+            raise
+        for record, task in zip(records, group.tasks, strict=True):
+            record["job_id"] = f"{job_id}_{task}"
+            write_json(AttemptDirectory(Path(record["attempt"])).job_path, record)
+        return [reattach(record) for record in records]
 
     def _submit(
         self, attempt: AttemptDirectory, upstream: Sequence[str] = ()
@@ -112,7 +168,7 @@ class SlurmExecutor(ChainingExecutor):
             "job_id": "",
             "job_name": submission.job_name,
             "attempt": str(attempt.path),
-            "cluster": self._environment.get("SLURM_CONF", ""),
+            "cluster": self._cluster,
             "submitted_at": utc_now(),
             "shards": list(call.resources.shards),
         }
@@ -146,6 +202,10 @@ class SlurmExecutor(ChainingExecutor):
             grace_seconds=self.parameters["grace_seconds"],
             upstream=tuple(upstream),
         )
+
+    @property
+    def _cluster(self) -> str:
+        return self._environment.get("SLURM_CONF", "")
 
     def _job_environment(self, attempt: AttemptDirectory) -> dict[str, str]:
         return dict(_without_outer_job(job_environment(self._environment, attempt)))
