@@ -3,11 +3,8 @@
 Driven by the test itself, without Prefect, so that it can stop the world between two of its steps.
 """
 
-import contextlib
 import os
-import shutil
 import signal
-import subprocess
 
 import pytest
 
@@ -16,10 +13,9 @@ from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.file_lock import exclusive
 from tests.cli.conftest import wait_for
 from tests.cluster.pipelines import Driven, losses, make_run, same_parameters
+from tests.cluster.small_disk import committed_steps, fill, small_disk, trained_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("compile_cache")]
-
-SMALL_DISK_BYTES = 32 << 20
 
 
 @pytest.fixture(scope="module")
@@ -64,36 +60,30 @@ def test_a_trainer_killed_before_its_checkpoint_is_registered_registers_it_once(
 
 
 @pytest.fixture
-def small_disk(folder):
+def small_workspace(folder):
     """A workspace on a disk of its own."""
-    workspace = folder / "small"
-    workspace.mkdir()
-    size = f"size={SMALL_DISK_BYTES}"
-    mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(workspace)]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a small disk")
-    yield workspace
-    subprocess.run(["umount", "--lazy", str(workspace)], check=True)
+    with small_disk(folder / "small") as workspace:
+        yield workspace
 
 
 def test_a_training_whose_disk_fills_up_says_which_and_goes_on_once_there_is_room(
-    small_disk, folder, undisturbed
+    small_workspace, folder, undisturbed
 ):
     """Fault 20: checkpoint, metrics and records at once, on a disk that is really full."""
     run = make_run(folder, workspace="small", num_epochs=6)
-    ballast = small_disk / "somebody-elses"
+    ballast = small_workspace / "somebody-elses"
     driven = Driven(run)
-    wait_for(lambda: committed_steps(small_disk), 200)
+    wait_for(lambda: committed_steps(small_workspace), 200)
     fill(ballast)
     outcome = driven.end()
 
     attempt = run.attempt("train", 1)
     message = attempt.read_exit()["message"]
     assert outcome.state == "failed"
-    assert str(small_disk) in message
+    assert str(small_workspace) in message
     assert "No space left on device" in message
     assert "Free space" in message
-    intact = committed_steps(small_disk)
+    intact = committed_steps(small_workspace)
     assert intact
     ballast.unlink()
     resumed = Driven(run)
@@ -101,27 +91,6 @@ def test_a_training_whose_disk_fills_up_says_which_and_goes_on_once_there_is_roo
 
     assert trained_steps(run.attempt("train", 2))[0] == max(intact) + 1
     assert same_parameters(resumed, undisturbed)
-
-
-def fill(path):
-    """Write a file until the disk takes no more byte."""
-    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        for size in (1 << 16, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"x" * size)
-    assert shutil.disk_usage(path.parent).free == 0
-
-
-def trained_steps(attempt):
-    """The steps that an attempt logged."""
-    return [one["step"] for one in attempt.read_metrics() if one["kind"] == "training"]
-
-
-def committed_steps(workspace):
-    """The training's checkpoints that are whole."""
-    found = workspace.glob("work/*/checkpoints/*/commit.json")
-    return sorted(int(path.parent.name) for path in found)
 
 
 def worker_of(attempt):
