@@ -1,6 +1,6 @@
 """How near preprocessing comes to the bare tokenizer, and whether its memory stays flat.
 
-    python benchmarks/preprocess.py [--rows 20000] [--rounds 5]
+    python benchmarks/preprocess.py [--rows 60000] [--rounds 5]
 
 Rows of English-like text (about 60 source and 20 target tokens) stand in a JSONL file, and a
 tokenizer is trained on the first of them once, by the stage's own trainer. Each round times, in
@@ -9,14 +9,18 @@ two fresh processes one after the other, first one and then the other first:
 - the stage: `preprocess.run` with that tokenizer's directory: digest the file, read, check, hold
   out, encode, write Arrow;
 - the bare encoder: `Tokenizer.encode_batch_fast` over the same texts, held in memory, in lists of
-  1000, with the same number of threads; its ids are not even read.
+  1000; its ids are not even read.
+
+Both encode in the tokenizer's own threads, as many as there are processors.
 
 Libraries are imported before the clock starts; transformers and pyarrow import more as they are
 first used, so the stage's process loads the tokenizer and makes an array once before.
 `ratio_tokenizers` is the median of the rounds' ratios of tokens per second (the stage's over the
-encoder's; the end tokens count for neither); `ratio_cpu` that of tokens per processor second.
-`peak_rss_mib_10x` is the peak of one more process, over ten times the rows. Prints one JSON line
-last.
+encoder's; the end tokens count for neither); `ratio_cpu` that of tokens per processor second, which
+a busy machine disturbs less. `cores_stage` and `cores_encoder` are processor seconds per second,
+and `spread_encoder` is the slowest of the encoder's rounds over its fastest: how far the machine
+itself is to be believed. `peak_rss_mib_10x` is the peak over ten times the rows of `peak_rss_mib`,
+which is that of 20,000 rows, a whole block. Prints one JSON line last.
 """
 
 import argparse
@@ -35,6 +39,7 @@ from typing import Any
 
 BATCH_ROWS = 1000
 LENGTHS = {"max_source_length": 512, "max_target_length": 128}
+MEMORY_ROWS = 20_000
 NUM_WORDS = 20_000
 TRAINING_ROWS = 10_000
 VOCAB_SIZE = 8_000
@@ -155,29 +160,25 @@ def child(kind: str, path: Path, tokenizer: Path) -> dict[str, float]:
 
 def measure(folder: Path, num_rows: int, rounds: int, kind: str) -> dict[str, object]:
     """Return the figures of all rounds."""
-    path, path_10x, tokenizer = (folder / name for name in ("1x.jsonl", "10x.jsonl", "tokenizer"))
+    path, tokenizer = folder / "rows.jsonl", folder / "tokenizer"
     write_rows(path, num_rows)
-    write_rows(path_10x, 10 * num_rows)
     train(path, tokenizer, kind)
-    stage, ratios, cpu_ratios = [], [], []
+    found: dict[str, list[dict[str, float]]] = {"stage": [], "encoder": []}
     for index in range(rounds):
-        order = ("stage", "encoder") if index % 2 else ("encoder", "stage")
-        found = {name: child(name, path, tokenizer) for name in order}
-        stage.append(found["stage"])
-        ratios.append(found["encoder"]["seconds"] / found["stage"]["seconds"])
-        cpu_ratios.append(found["encoder"]["cpu_seconds"] / found["stage"]["cpu_seconds"])
-    peak = statistics.median(figures["peak_rss_mib"] for figures in stage)
-    large = child("stage", path_10x, tokenizer)
-    speeds = [figures["tokens"] / figures["seconds"] for figures in stage]
+        for name in ("stage", "encoder") if index % 2 else ("encoder", "stage"):
+            found[name].append(child(name, path, tokenizer))
+    stage, encoder = found["stage"], found["encoder"]
+    ratios = quotients(encoder, stage, "seconds")
+    seconds = [figures["seconds"] for figures in encoder]
     return {
-        "tokens_per_second": round(statistics.median(speeds)),
+        "tokens_per_second": round(statistics.median(f["tokens"] / f["seconds"] for f in stage)),
         "ratio_tokenizers": round(statistics.median(ratios), 3),
-        "ratio_cpu": round(statistics.median(cpu_ratios), 3),
+        "ratio_cpu": round(statistics.median(quotients(encoder, stage, "cpu_seconds")), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
-        "peak_rss_mib": round(peak),
-        "peak_rss_mib_10x": round(large["peak_rss_mib"]),
-        "ratio_peak_rss": round(large["peak_rss_mib"] / peak, 3),
-        "tokens_per_second_10x": round(large["tokens"] / large["seconds"]),
+        "cores_stage": cores(stage),
+        "cores_encoder": cores(encoder),
+        "spread_encoder": round(max(seconds) / min(seconds), 3),
+        **memory(folder, tokenizer),
         "tokenizer": kind,
         "rows": num_rows,
         "tokens": stage[0]["tokens"],
@@ -185,9 +186,34 @@ def measure(folder: Path, num_rows: int, rounds: int, kind: str) -> dict[str, ob
     }
 
 
+def quotients(
+    over: list[dict[str, float]], under: list[dict[str, float]], name: str
+) -> list[float]:
+    """Divide one figure, round by round."""
+    return [a[name] / b[name] for a, b in zip(over, under, strict=True)]
+
+
+def cores(figures: list[dict[str, float]]) -> float:
+    return round(statistics.median(f["cpu_seconds"] / f["seconds"] for f in figures), 2)
+
+
+def memory(folder: Path, tokenizer: Path) -> dict[str, float]:
+    """Return the stage's peak over MEMORY_ROWS, and over ten times as many."""
+    peaks = []
+    for num_rows in (MEMORY_ROWS, 10 * MEMORY_ROWS):
+        path = folder / f"{num_rows}.jsonl"
+        write_rows(path, num_rows)
+        peaks.append(child("stage", path, tokenizer)["peak_rss_mib"])
+    return {
+        "peak_rss_mib": round(peaks[0]),
+        "peak_rss_mib_10x": round(peaks[1]),
+        "ratio_peak_rss": round(peaks[1] / peaks[0], 3),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokenizer", choices=("unigram", "bpe"), default="unigram")
     parser.add_argument("--child", nargs=3, metavar=("KIND", "DATA", "TOKENIZER"))

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from redco_flow.recipes.flat_ids import FlatIds
 from redco_flow.recipes.text_tokenizer import TextTokenizer
+
+IdRows = FlatIds | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,13 @@ class EncodedPairs:
     """Ids of several examples.
 
     Args:
+        source_ids, target_ids: a row per example; as `FlatIds` they are written without a copy.
         is_source_cut, is_target_cut: whether text had to be cut off at the maximal length.
         windows: None where each text is one example.
     """
 
-    source_ids: list[list[int]]
-    target_ids: list[list[int]]
+    source_ids: IdRows
+    target_ids: IdRows
     is_source_cut: list[bool]
     is_target_cut: list[bool]
     windows: Windows | None = None
@@ -44,7 +48,7 @@ class EncodedPairs:
 
 def encode_ending(
     texts: Sequence[str], tokenizer: TextTokenizer, max_length: int, ending: Sequence[int]
-) -> tuple[list[list[int]], list[bool]]:
+) -> tuple[FlatIds, list[bool]]:
     """Encode texts that all end alike; return their ids, and which were cut off.
 
     Args:
@@ -59,8 +63,9 @@ def encode_ending(
             f"the maximal length is {max_length} tokens, and {len(ending)} of them are what "
             "every text ends with (data.source_suffix, the end token): allow more."
         )
-    ids = tokenizer.encode_batch(texts)
-    is_cut = [len(row) > room for row in ids]
-    for row in ids:
-        row[room:] = ending
-    return ids, is_cut
+    rows, is_cut = FlatIds(), []
+    for ids in tokenizer.encode_each(texts):
+        is_cut.append(len(ids) > room)
+        ids[room:] = ending
+        rows.append(ids)
+    return rows, is_cut

@@ -37,7 +37,7 @@ def encode_texts(
     """Encode plain texts: every token and the end token once, at most max_length to an example."""
     windows: list[list[int]] = []
     text_of: list[int] = []
-    for number, ids in enumerate(tokenizer.encode_batch(texts)):
+    for number, ids in enumerate(tokenizer.encode_each(texts)):
         ids.append(tokenizer.eos_id)
         for start in range(0, len(ids), max_length):
             windows.append(ids[start : start + max_length])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -99,8 +99,12 @@ class TextTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's ids, whole and without special tokens."""
+        return list(self.encode_each(texts))
+
+    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
+        """Yield what `encode_batch` returns: one text's ids at a time become Python objects."""
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return (encoding.ids for encoding in encodings)
 
     def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return texts without special tokens and outer white space."""

@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from redco_flow.recipes.flat_ids import FlatIds
+
 BATCH_ROWS = 1000
 TEXT = "string"
 TEXTS = "texts"
@@ -38,7 +40,9 @@ class SplitWriter:
         self.num_rows = 0
         self._path = path
         self._columns = dict(columns)
-        self._pending: dict[str, list[Any]] = {name: [] for name in columns}
+        self._pending: dict[str, list[Any] | FlatIds] = {
+            name: FlatIds() if kind == IDS else [] for name, kind in columns.items()
+        }
 
     def __enter__(self) -> Self:
         import pyarrow as pa
@@ -54,8 +58,8 @@ class SplitWriter:
         self._stream.close()
         self._sink.close()
 
-    def write(self, rows: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows, given as equally long columns."""
+    def write(self, rows: Mapping[str, Any]) -> None:
+        """Append rows, given as equally long columns; ids as `FlatIds`, or any lists of them."""
         counts = {len(rows[name]) for name in self._columns}
         assert len(counts) == 1, f"columns of unequal lengths: {counts}"
         for name, pending in self._pending.items():
@@ -67,10 +71,11 @@ class SplitWriter:
         import pyarrow as pa
 
         while len(next(iter(self._pending.values()))) >= at_least:
-            head = {name: values[:BATCH_ROWS] for name, values in self._pending.items()}
-            self._stream.write_batch(pa.RecordBatch.from_pydict(head, schema=self._schema))
-            for values in self._pending.values():
-                del values[:BATCH_ROWS]
+            head = [
+                _array(_take_first(self._pending[column.name]), column.type)
+                for column in self._schema
+            ]
+            self._stream.write_batch(pa.RecordBatch.from_arrays(head, schema=self._schema))
 
 
 class ArrowSplit(Sequence[dict[str, Any]]):
@@ -155,6 +160,26 @@ def _value(column: Any, row: int) -> Any:
     if pa.types.is_list(column.type) and pa.types.is_int32(column.type.value_type):
         return scalar.values.to_numpy(zero_copy_only=True)
     return scalar.as_py()
+
+
+def _take_first(pending: list[Any] | FlatIds) -> list[Any] | FlatIds:
+    """Take a record batch's rows out of a column."""
+    if isinstance(pending, FlatIds):
+        return pending.take_first(BATCH_ROWS)
+    taken = pending[:BATCH_ROWS]
+    del pending[:BATCH_ROWS]
+    return taken
+
+
+def _array(values: list[Any] | FlatIds, column_type: Any) -> Any:
+    """Return one column; the ids of FlatIds are not copied."""
+    import pyarrow as pa
+
+    if not isinstance(values, FlatIds):
+        return pa.array(values, column_type)
+    ids = pa.Array.from_buffers(pa.int32(), len(values.ids), [None, pa.py_buffer(values.ids)])
+    offsets = pa.py_buffer(values.offsets)
+    return pa.Array.from_buffers(column_type, len(values), [None, offsets], children=[ids])
 
 
 def _schema(columns: Mapping[str, str]) -> Any:

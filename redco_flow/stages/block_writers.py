@@ -31,7 +31,7 @@ class SplitCounts:
         """Count examples with their `EncodedPairs`."""
         counted = {"rows": len(batch["row_id"]), "references": sum(map(len, batch["references"]))}
         for side in ("source", "target"):
-            lengths = list(map(len, getattr(encoded, f"{side}_ids")))
+            lengths = getattr(encoded, f"{side}_ids").lengths()
             counted[f"{side}_tokens"] = sum(lengths)
             counted[f"cut_{side}s"] = sum(getattr(encoded, f"is_{side}_cut"))
             counted[f"longest_{side}"] = max(lengths, default=0)

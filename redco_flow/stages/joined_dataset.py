@@ -11,21 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.records import write_json
 from redco_flow.stages.arrow_split import ArrowSplit, SplitWriter, read_batches
 from redco_flow.stages.block_writers import SplitCounts
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.data_source import SPLITS
-from redco_flow.stages.dataset_artifact import (
-    COLUMNS,
-    SUMMARY_FILE,
-    TOKENIZER_FOLDER,
-    DatasetSummary,
-)
+from redco_flow.stages.dataset_artifact import COLUMNS, SUMMARY_FILE, DatasetSummary
 from redco_flow.stages.dataset_blocks import DATASET, HELD_BACK, Block, BlockFile, BlockStore
 from redco_flow.stages.grouping import Batch, grouped
-from redco_flow.stages.parallel_encoding import EncodeCall, encode_batches
+from redco_flow.stages.parallel_encoding import EncodeCall, encode_batches, load_tokenizer
 from redco_flow.stages.preprocess import Config
 from redco_flow.stages.text_pairs import BlockSplit
 
@@ -103,7 +97,7 @@ class DatasetJoin:
         skipped_rows: Mapping[str, int],
     ) -> DatasetSummary:
         config = self.config
-        tokenizer = TextTokenizer.load(self.store.dataset / TOKENIZER_FOLDER)
+        tokenizer = load_tokenizer(self.call.tokenizer)
         return DatasetSummary(
             recipe=config.recipe,
             source_prefix=config.data.source_prefix,

@@ -8,6 +8,7 @@ two batches per worker wait at a time, so memory stays flat.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import multiprocessing
@@ -20,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from redco_flow.recipes.flat_ids import as_flat
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.stages.grouping import Batch
 from redco_flow.stages.text_pairs import BlockSplit
@@ -49,9 +51,14 @@ class EncodeCall:
     max_target_length: int
 
     def __call__(self, sources: list[str], targets: list[str]) -> Any:
-        """Return the recipe's `EncodedPairs`."""
+        """Return the recipe's `EncodedPairs`, whose ids are `FlatIds`."""
+        encoded = self._encoded(sources, targets)
+        source_ids, target_ids = as_flat(encoded.source_ids), as_flat(encoded.target_ids)
+        return dataclasses.replace(encoded, source_ids=source_ids, target_ids=target_ids)
+
+    def _encoded(self, sources: list[str], targets: list[str]) -> Any:
         recipe = importlib.import_module(self.module)
-        tokenizer = _load_tokenizer(self.tokenizer)
+        tokenizer = load_tokenizer(self.tokenizer)
         if self.is_plain_text:
             return recipe.encode_texts(targets, tokenizer, max_length=self.max_target_length)
         return recipe.encode(
@@ -72,7 +79,7 @@ def encode_batches(
 
     Batches are drawn, and their encodings used, in the caller's thread while others are encoded.
     """
-    with _collecting_only_what_is_new(), _pool(num_workers) as pool:
+    with _collecting_only_what_is_new(), _pool(call, num_workers) as pool:
         waiting: deque[tuple[BlockSplit, Batch, Future[Any]]] = deque()
         try:
             for place, batch in batches:
@@ -91,8 +98,8 @@ def encode_batches(
 def _collecting_only_what_is_new() -> Iterator[None]:
     """Keep what is there now out of the garbage collector's sight.
 
-    Each batch makes thousands of lists, and for them it would look through every imported
-    module's objects again and again: a tenth of the time.
+    Each batch makes thousands of objects, and for them it would look through those of every
+    imported module again and again.
     """
     gc.freeze()
     try:
@@ -101,8 +108,9 @@ def _collecting_only_what_is_new() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _pool(num_workers: int) -> Executor:
+def _pool(call: EncodeCall, num_workers: int) -> Executor:
     if num_workers == 1:
+        load_tokenizer(call.tokenizer)  # not by every thread at the same time
         return ThreadPoolExecutor(_NUM_THREADS)
     # Spawned, not forked: a fork of a process with threads (Arrow's, the tokenizer's) can hang.
     return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
@@ -123,6 +131,6 @@ def _first_references(batch: Batch) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _load_tokenizer(directory: str) -> TextTokenizer:
-    """Load once per process: thousands of batches share it."""
+def load_tokenizer(directory: str) -> TextTokenizer:
+    """Load a dataset's tokenizer once per process: thousands of batches share it."""
     return TextTokenizer.load(Path(directory))

@@ -53,6 +53,15 @@ class TextLines:
         return self
 
     def __next__(self) -> str:
+        return self.text(self.next_bytes())
+
+    def next_bytes(self) -> bytes:
+        """Return the next line as it stands in the file.
+
+        Raises:
+            BadLine: it is longer than MAX_LINE_BYTES.
+            StopIteration: there is none.
+        """
         assert self._file is not None, "use TextLines in a with statement"
         raw = self._file.readline(MAX_LINE_BYTES + 1)
         if not raw:
@@ -64,8 +73,14 @@ class TextLines:
                 "line too long", f"{num_bytes:,} bytes; at most {MAX_LINE_BYTES:,} are allowed"
             )
         self.is_last_whole = raw.endswith(b"\n")
-        if self.line == 1:
-            raw = raw.removeprefix(codecs.BOM_UTF8)
+        return raw.removeprefix(codecs.BOM_UTF8) if self.line == 1 else raw
+
+    def text(self, raw: bytes) -> str:
+        """Decode a line.
+
+        Raises:
+            BadLine: it has NUL bytes, or is not in UTF-8.
+        """
         if b"\0" in raw:
             raise BadLine("NUL byte", f"at byte {raw.index(0) + 1} of the line; text has none")
         try:

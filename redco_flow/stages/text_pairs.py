@@ -54,12 +54,13 @@ class TextPair(NamedTuple):
     """One usable row.
 
     Args:
-        place: where it belongs.
+        block, split: where it belongs.
         row_id: "file name:line", the same wherever the file lies.
         source: empty where the row is a plain text, which is the target.
     """
 
-    place: BlockSplit
+    block: int
+    split: str
     row_id: str
     source: str
     target: str
@@ -98,7 +99,7 @@ def read_pairs(
                 bad_rows.add(pair)
                 continue
             num_read[source.split] += 1
-            counts.usable[pair.place.split] += 1
+            counts.usable[pair.split] += 1
             if is_wanted(block):
                 yield pair
 
@@ -108,27 +109,27 @@ def batches_by_place(pairs: Iterable[TextPair]) -> Iterator[tuple[BlockSplit, Pa
 
     A split's last batch of a block may be shorter; it comes when the block's pairs have been read.
     """
-    waiting: dict[BlockSplit, PairBatch] = {}
+    waiting: dict[str, PairBatch] = {}
     block = 0
-    for place, row_id, source, target in pairs:
-        if place.block != block:
-            yield from _rest(waiting)
-            block = place.block
-        batch = waiting.get(place)
+    for block_of_pair, split, row_id, source, target in pairs:
+        if block_of_pair != block:
+            yield from _rest(block, waiting)
+            block = block_of_pair
+        batch = waiting.get(split)
         if batch is None:
-            batch = waiting[place] = {"row_id": [], "source": [], "target": []}
+            batch = waiting[split] = {"row_id": [], "source": [], "target": []}
         batch["row_id"].append(row_id)
         batch["source"].append(source)
         batch["target"].append(target)
         if len(batch["row_id"]) == BATCH_ROWS:
-            yield place, waiting.pop(place)
-    yield from _rest(waiting)
+            yield BlockSplit(block, split), waiting.pop(split)
+    yield from _rest(block, waiting)
 
 
-def _rest(waiting: dict[BlockSplit, PairBatch]) -> Iterator[tuple[BlockSplit, PairBatch]]:
+def _rest(block: int, waiting: dict[str, PairBatch]) -> Iterator[tuple[BlockSplit, PairBatch]]:
     """Take out what is left of a block."""
-    for place in sorted(waiting, key=lambda place: SPLITS.index(place.split)):
-        yield place, waiting.pop(place)
+    for split in sorted(waiting, key=SPLITS.index):
+        yield BlockSplit(block, split), waiting.pop(split)
 
 
 def _pair(
@@ -143,13 +144,13 @@ def _pair(
         return row
     line, fields = row
     keys = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
-    problem = next((found for key in keys if (found := _problem_of_text(fields, key))), None)
-    if problem:
-        return BadRow(f"{source.place}:{line}", *problem)
+    for key in keys:
+        if problem := _problem_of_text(fields, key):
+            return BadRow(f"{source.place}:{line}", *problem)
     first, last = fields[keys[0]], fields[keys[-1]]
     split = split_of(first) if split_of else source.split
     row_id = f"{source.name}:{line}"
-    return TextPair(BlockSplit(block, split), row_id, "" if data.text_key else first, last)
+    return TextPair(block, split, row_id, "" if data.text_key else first, last)
 
 
 def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:

@@ -130,8 +130,9 @@ def test_a_prompt_has_no_end_token_and_keeps_its_suffix_when_it_is_cut(tokenizer
     pairs = encode(["more words " * 9, "a"], ["more", "words"], tokenizer, **around, **lengths)
 
     prefixed, suffix = tokenizer.encode_batch(["some more words more words", " few"])
-    assert pairs.source_ids[0] == prefixed[: 6 - len(suffix)] + suffix
-    assert tokenizer.eos_id not in pairs.source_ids[0] + pairs.source_ids[1]
+    first, second = pairs.source_ids
+    assert first == prefixed[: 6 - len(suffix)] + suffix
+    assert tokenizer.eos_id not in first + second
     assert [ids[-1] for ids in pairs.target_ids] == [tokenizer.eos_id] * 2
     assert pairs.is_source_cut == [True, False]
 

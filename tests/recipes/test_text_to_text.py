@@ -48,7 +48,7 @@ def test_a_target_cut_at_the_maximal_length_still_ends_and_loses_nothing_else(to
     pairs = encode([text], [text], tokenizer, **around, **lengths)
 
     whole = tokenizer.encode_batch([text])[0]
-    assert pairs.target_ids == [[*whole[:5], tokenizer.eos_id]]
+    assert list(pairs.target_ids) == [[*whole[:5], tokenizer.eos_id]]
     assert pairs.is_target_cut == [True]
 
 
