@@ -1,5 +1,6 @@
 """What may break around a job on hosts: the launcher, the link, a host, a key, a lease."""
 
+import json
 import os
 import signal
 import subprocess
@@ -135,6 +136,34 @@ def test_a_host_that_loses_power_is_told_when_it_is_back(submit, hosts, folder):
 
     assert job.state == "NODE_FAILURE", job.status()
     assert f"rank 0 on {host.address}" in job.status().message
+
+
+@pytest.mark.timeout(400)
+def test_what_was_saved_on_a_lost_host_is_fetched_by_the_next_attempt_there(
+    submit, hosts, folder, workspace
+):
+    """Fault 33, longer than a launcher waits: the host saves, loses power, and comes back."""
+    call = {"config": {"folder": str(folder)}, "settings": {"lost_after_minutes": 1}}
+    job = submit("save_twice", **call)
+    wait_until(lambda: any(workspace.glob("work/*/checkpoints/1/commit.json")))
+    host = hosts.hosts[0]
+
+    hosts.cut(host)
+    try:
+        (folder / "again").touch()
+        wait_until((folder / "saved-2").exists)
+        assert job.wait_seconds(150), job.status()
+        hosts.kill_host(host)
+    finally:
+        hosts.mend(host)
+    hosts.start_host(host)
+    assert not any(workspace.glob("work/*/checkpoints/2/commit.json"))
+    again = submit("save_twice", number=2, **call)
+    assert again.wait_seconds(90), again.status()
+
+    assert job.state == "NODE_FAILURE", job.status()
+    assert again.state == "COMPLETED", again.status()
+    assert json.loads((folder / "restored.json").read_text())["step"] == 2
 
 
 def test_a_changed_host_key_is_refused_and_says_what_to_do(submit, hosts):

@@ -27,6 +27,7 @@ from redco_flow.launch.hosts.copies import Copies
 from redco_flow.launch.hosts.file_sets import (
     FileSet,
     checkpoint_sets,
+    committed_steps,
     forget_steps,
     put_in_place,
     wanted,
@@ -144,6 +145,16 @@ def steps(request: Request) -> Answer:
     return {"sets": [one.to_json() for one in sets]}
 
 
+def unfetched(request: Request) -> Answer:
+    """Describe the checkpoints after a step that no launcher has had yet."""
+    workspace = Workspace(Path(request["workspace"]))
+    work = workspace.work / request["work"]
+    if Copies(Path(request["directory"])).is_copy(work):
+        return {"sets": []}
+    later = [one for one in committed_steps(workspace, work.name) if one > request["after"]]
+    return {"sets": [one.to_json() for one in checkpoint_sets(workspace, work.name, later)]}
+
+
 def probe(request: Request) -> Answer:
     """Say what this host is: for `redco-flow doctor`."""
     return host_probe.look_around(Path(request["directory"]))
@@ -158,7 +169,7 @@ _VERBS: dict[str, Callable[[Request], Answer]] = {
     verb.__name__: verb
     for verb in (
         *(claim, release, see, want, place, begin, end, settle),
-        *(offer, steps, clean_up, probe, knock),
+        *(offer, steps, unfetched, clean_up, probe, knock),
     )
 }
 

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import RedcoFlowError, RunCancelled
+from redco_flow.errors import ArtifactError, RedcoFlowError, RunCancelled
 from redco_flow.launch.call import Call
 from redco_flow.launch.hosts.carried_call import carried, pack
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
+from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
 from redco_flow.launch.hosts.placement import place
 from redco_flow.launch.hosts.ranks import RanksOrder
 from redco_flow.launch.hosts.record import HostsRecord
@@ -30,7 +31,7 @@ from redco_flow.launch.job import JobStatus
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 _SECONDS_BETWEEN_TRIES = 2.0
 _SECONDS_BETWEEN_RENEWALS = 15.0
@@ -207,11 +208,26 @@ class JobStart:
 
     async def _bring(self, session: HostSession) -> dict[str, Any]:
         """Copy what the call reads; return the call as the host sees it, and what it reads."""
+        if session is self._job.sessions[0] and self._job.call.attempt > 1:
+            await self._fetch_saved(session)
         luggage = await asyncio.to_thread(pack, self._job.call, self._job.workspace)
         await session.push(luggage.sets, luggage.sources)
         call = carried(self._job.call, luggage, session.workspace)
         uses = [str(one.thing(session.workspace)) for one in luggage.sets]
         return {"call": asdict(call), "kept_steps": luggage.steps, "uses": uses}
+
+    async def _fetch_saved(self, session: HostSession) -> None:
+        """Bring here what an earlier attempt saved there when nobody could reach the host."""
+        workspace, work = self._job.workspace, self._job.call.fingerprint[:SHORT_DIGITS]
+        answer = await session.ask(
+            "unfetched",
+            directory=session.directory,
+            workspace=str(session.workspace.root),
+            work=work,
+            after=max(committed_steps(workspace, work), default=0),
+        )
+        with contextlib.suppress(ArtifactError):  # damaged: an earlier one serves
+            await session.pull([FileSet.from_json(one) for one in answer["sets"]], workspace)
 
     def _order(self, session: HostSession) -> RanksOrder:
         record, walltime = self._job.record, self._job.call.resources.walltime_minutes

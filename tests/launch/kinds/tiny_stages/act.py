@@ -107,10 +107,7 @@ def save_slowly(context, config):
     from redco_flow.engine.checkpoint import Checkpointer
 
     with Checkpointer(context.work_dir / "checkpoints") as checkpointer:
-        if checkpointer.latest() is not None:
-            state, commit = checkpointer.restore(like={"params": {"w": jnp.zeros(4)}})
-            found = {"step": commit.step, "w": state["params"]["w"].tolist()}
-            (Path(config.folder) / "restored.json").write_text(json.dumps(found))
+        if has_restored(checkpointer, config):
             return
         checkpointer.save(1, {"params": {"w": jnp.ones(4)}}, cursor={})
         checkpointer.wait()
@@ -122,6 +119,36 @@ def save_slowly(context, config):
         checkpointer.save(2, gigabyte, cursor={})
         checkpointer.wait()
         (Path(config.folder) / "saved").touch()
+
+
+def save_twice(context, config):
+    """Save, once more when `again` stands, and hang; started again, say what is there."""
+    import jax.numpy as jnp
+
+    from redco_flow.engine.checkpoint import Checkpointer
+
+    with Checkpointer(context.work_dir / "checkpoints") as checkpointer:
+        if has_restored(checkpointer, config):
+            return
+        for step in (1, 2):
+            checkpointer.save(step, {"params": {"w": jnp.ones(4)}}, cursor={})
+            checkpointer.wait()
+            (Path(config.folder) / f"saved-{step}").touch()
+            while step == 1 and not (Path(config.folder) / "again").exists():
+                time.sleep(0.01)
+    hang(context, config)
+
+
+def has_restored(checkpointer, config):
+    """Write down what the last checkpoint holds, if there is one."""
+    import jax.numpy as jnp
+
+    if checkpointer.latest() is None:
+        return False
+    state, commit = checkpointer.restore(like={"params": {"w": jnp.zeros(4)}})
+    found = {"step": commit.step, "w": state["params"]["w"].tolist()}
+    (Path(config.folder) / "restored.json").write_text(json.dumps(found))
+    return True
 
 
 def ignore_termination(context, config):
