@@ -6,6 +6,7 @@ The only place that starts `jax.distributed`. A process on its own joins nobody 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -56,6 +57,8 @@ class ProcessGroup:
     def _start_jax(self, coordinator: str) -> None:
         import jax
 
+        if self._place.rank == 0:
+            _check_port(coordinator)
         try:
             jax.distributed.initialize(
                 coordinator_address=coordinator,
@@ -69,10 +72,7 @@ class ProcessGroup:
                 shutdown_timeout_seconds=_SECONDS_TO_PART,
             )
         except jax.errors.JaxRuntimeError as error:
-            raise CannotMeet(
-                f"the ranks met, and then JAX could not start at {coordinator} ({error}): most "
-                f"likely another program took the port in between. A new attempt takes another."
-            ) from error
+            raise _cannot_start(coordinator, error) from error
 
     def part(self) -> None:
         """Wait for all ranks and leave: from here on none misses another's heartbeat."""
@@ -98,6 +98,25 @@ class ProcessGroup:
             self._place.rendezvous_seconds,
             while_waiting,
         )
+
+
+def _check_port(coordinator: str) -> None:
+    """Refuse a port that is taken: JAX may end the process at one, without a word.
+
+    Raises:
+        CannotMeet: it is taken.
+    """
+    try:
+        socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+    except OSError as error:
+        raise _cannot_start(coordinator, error) from error
+
+
+def _cannot_start(coordinator: str, error: Exception) -> CannotMeet:
+    return CannotMeet(
+        f"the ranks met, and then JAX could not start at {coordinator} ({error}): most likely "
+        f"another program took the port in between. A new attempt takes another."
+    )
 
 
 def facts_of(call: Call, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

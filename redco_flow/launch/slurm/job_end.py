@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> int:
     if not endings:
         said = f"no rank started, srun ended with {options.srun_exit_code}; see logs/slurm.log."
         record |= {"cause": "failed", "message": said}
+    if attempt.cancel_path.exists() and (not endings or record["cause"] in TAKEN_BACK):
+        record |= {"cause": "cancelled", "message": "it was cancelled."}
     if attempt.result_path.exists():  # rank 0's last act
         record |= {"cause": "completed", "message": "the result is published.", "exit_code": 0}
-    if record["cause"] in TAKEN_BACK and attempt.cancel_path.exists():
-        record |= {"cause": "cancelled", "message": "it was cancelled."}
     is_accident = record["cause"] != "node_failure" or restart < _MAX_NODE_FAILURES
     if record["cause"] in TAKEN_BACK and is_accident and not options.for_good:
         write_json(attempt.path / REQUEUE_FILE, {"restart": restart, "asked_at": utc_now()})

@@ -1,0 +1,31 @@
+"""What a Slurm job's script writes when none of its ranks has said anything."""
+
+import pytest
+from tiny_stages.calls import new_attempt
+
+from redco_flow.launch.slurm.job_end import main
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    return new_attempt(tmp_path / "workspace")
+
+
+def end(attempt, srun_exit_code=1):
+    options = ["--num-processes", "2", "--srun-exit-code", str(srun_exit_code)]
+    assert main([str(attempt.path), *options]) == 1
+    return attempt.read_exit()
+
+
+def test_ranks_that_could_not_be_started_are_a_failure_that_names_the_log(attempt):
+    record = end(attempt)
+
+    assert record["cause"] == "failed"
+    assert record["message"] == "no rank started, srun ended with 1; see logs/slurm.log."
+
+
+def test_a_job_that_is_cancelled_before_its_ranks_start_is_cancelled(attempt):
+    """Between the script's first line and srun's: srun then finds the job gone."""
+    attempt.cancel_path.write_text("{}")
+
+    assert end(attempt)["cause"] == "cancelled"
