@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-KINDS = HERE.parent / "launch" / "kinds"
-sys.path += [str(HERE), str(KINDS)]  # jobs search where the submitting process does
+KINDS = [HERE.parent / layer / "kinds" for layer in ("launch", "orchestrate")]
+sys.path += map(str, [HERE, *KINDS])  # jobs and launchers search where this process does
 
 from slurm_cluster import INSTALL, missing_programs, running_cluster  # noqa: E402
 from tiny_stages.calls import make_attempt  # noqa: E402

@@ -1,15 +1,7 @@
 """Runs whose jobs are all in the queue at once, on a real cluster: with a launcher and without."""
 
-import sys
-from pathlib import Path
-
 import pytest
-from tiny_stages.calls import wait_until
-
-ORCHESTRATE = Path(__file__).parent.parent / "orchestrate" / "kinds"
-sys.path.append(str(ORCHESTRATE))  # jobs and launchers search where this process does
-
-from orchestrate_runs import (  # noqa: E402
+from orchestrate_runs import (
     DIAMOND,
     InProcess,
     Runs,
@@ -19,11 +11,12 @@ from orchestrate_runs import (  # noqa: E402
     wait_for_end,
     wait_for_stage,
 )
+from tiny_stages.calls import wait_until
 
-from pipelines import Driven, make_run  # noqa: E402
-from redco_flow.cli.run_view import read_run_view  # noqa: E402
-from redco_flow.orchestrate.cancelling import cancel_run  # noqa: E402
-from redco_flow.orchestrate.starting import resume_run  # noqa: E402
+from pipelines import Driven, make_run
+from redco_flow.cli.run_view import read_run_view
+from redco_flow.orchestrate.cancelling import cancel_run
+from redco_flow.orchestrate.starting import resume_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,6 +65,12 @@ def wait_until_empty(slurm, seconds=90):
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), seconds)
 
 
+def is_as_queued(view):
+    """Whether a run's first stage is seen at work and its last one behind it."""
+    waits = view["stages"]["compare"]["message"]
+    return view["state"] == "running" and waits == "waits in the queue: Dependency"
+
+
 def test_every_stage_runs_in_order_though_the_launcher_is_killed_and_resume_repeats_none(
     runs, slurm, held, gate, executions, prefect_server
 ):
@@ -79,8 +78,8 @@ def test_every_stage_runs_in_order_though_the_launcher_is_killed_and_resume_repe
     wait_for_stage(run, "compare", "waiting")
     kill_launcher(run)
     queued = slurm.jobs()
-    wait_until(lambda: read_run_view(run)["state"] == "running", 30)
-    during = read_run_view(run)
+    # Slurm says why a job waits a moment after it has started another.
+    during = wait_until(lambda: is_as_queued(view := read_run_view(run)) and view)
     gate.touch()
     wait_until_empty(slurm)
     after = read_run_view(run)

@@ -1,15 +1,7 @@
 """Sweeps whose points all stand in Slurm's queue at once: with their launchers and without."""
 
-import sys
-from pathlib import Path
-
 import pytest
-from tiny_stages.calls import wait_until
-
-ORCHESTRATE = Path(__file__).parent.parent / "orchestrate" / "kinds"
-sys.path.append(str(ORCHESTRATE))  # jobs and launchers search where this process does
-
-from orchestrate_runs import (  # noqa: E402
+from orchestrate_runs import (
     InProcess,
     Runs,
     count_lines,
@@ -17,25 +9,26 @@ from orchestrate_runs import (  # noqa: E402
     kill_launcher,
     wait_for_stage,
 )
+from tiny_stages.calls import wait_until
 
-from redco_flow.cli.run_view import read_run_view  # noqa: E402
-from redco_flow.cli.sweep_view import read_sweep_view, sweep_text  # noqa: E402
-from redco_flow.launch.executor import reattach  # noqa: E402
-from redco_flow.orchestrate.cancelling import cancel_run  # noqa: E402
-from redco_flow.orchestrate.planning import make_plan  # noqa: E402
-from redco_flow.orchestrate.sweep_submission import submit_points  # noqa: E402
-from redco_flow.orchestrate.sweeping import (  # noqa: E402
+from redco_flow.cli.run_view import read_run_view
+from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
+from redco_flow.launch.executor import reattach
+from redco_flow.orchestrate.cancelling import cancel_run
+from redco_flow.orchestrate.planning import make_plan
+from redco_flow.orchestrate.sweep_submission import submit_points
+from redco_flow.orchestrate.sweeping import (
     PlannedPoint,
     cancel_sweep,
     resume_sweep,
     start_sweep,
 )
-from redco_flow.records import write_json  # noqa: E402
-from redco_flow.spec.load import load_pipeline  # noqa: E402
-from redco_flow.spec.profile import Profile  # noqa: E402
-from redco_flow.tracking.lease import find_holder  # noqa: E402
-from redco_flow.tracking.shared_attempt import read_shared_attempt  # noqa: E402
-from redco_flow.tracking.workspace import Workspace  # noqa: E402
+from redco_flow.records import write_json
+from redco_flow.spec.load import load_pipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.shared_attempt import read_shared_attempt
+from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -15,7 +15,7 @@ KINDS = HERE.parent / "launch" / "kinds"
 CLUSTER = HERE.parent / "cluster"
 sys.path += [str(HERE), str(KINDS), str(CLUSTER)]  # jobs search where the submitter does
 
-from job_processes import processes_of  # noqa: E402
+from job_processes import phase_of, processes_of  # noqa: E402
 from ssh_hosts import (  # noqa: E402
     INSTALL,
     missing_programs,
@@ -26,6 +26,7 @@ from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
 
 from redco_flow.launch.hosts.executor import HostsExecutor  # noqa: E402
 from redco_flow.spec.hosts_section import HostsSection  # noqa: E402
+from redco_flow.tracking.attempt import AttemptDirectory  # noqa: E402
 
 LAUNCH = """
 import json, sys
@@ -146,3 +147,18 @@ def launch(hosts, on_hosts_environment):
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def lose_launcher(launch, hosts):
+    """Kill an attempt's launcher once its stage is at work; return the attempt's place there."""
+
+    def lose_launcher(attempt):
+        launcher = launch(attempt)
+        wait_until(lambda: phase_of(attempt) == "waiting")
+        launcher.kill()
+        launcher.wait()
+        run = f"tiny-abcd-{attempt.read_job()['job_id']}/stages/act/attempts/1"
+        return AttemptDirectory(hosts.hosts[0].directory / "workspace/runs" / run)
+
+    return lose_launcher

@@ -12,7 +12,6 @@ from tiny_stages.calls import make_attempt, wait_until
 from redco_flow.cli.main import run_command
 from redco_flow.launch.executor import reattach
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -102,15 +101,10 @@ def test_nothing_goes_where_the_profile_keeps_all(submit, host, settings):
 
 
 def test_work_whose_launcher_is_dead_stays_however_old_until_it_is_fetched(
-    launch, host, settings, workspace, folder, submit, clean
+    lose_launcher, host, settings, workspace, folder, submit, clean
 ):
     attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(folder)})
-    launcher = launch(attempt)
-    wait_until(lambda: phase_of(attempt) == "waiting")
-    launcher.kill()
-    launcher.wait()
-    run = f"tiny-abcd-{attempt.read_job()['job_id']}/stages/act/attempts/1"
-    there = AttemptDirectory(host.directory / "workspace/runs" / run)
+    there = lose_launcher(attempt)
     (folder / "go").touch()
     wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [], 30)
 

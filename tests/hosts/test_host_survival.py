@@ -50,15 +50,10 @@ def test_a_launcher_that_is_killed_is_replaced_and_nothing_starts_twice(
 
 
 def test_a_job_that_ends_while_nobody_follows_is_taken_up_with_its_result(
-    launch, workspace, hosts, folder
+    lose_launcher, workspace, folder
 ):
     attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(folder)})
-    launcher = launch(attempt)
-    wait_until(lambda: phase_of(attempt) == "waiting")
-    launcher.kill()
-    launcher.wait()
-    run = f"tiny-abcd-{attempt.read_job()['job_id']}/stages/act/attempts/1"
-    there = AttemptDirectory(hosts.hosts[0].directory / "workspace/runs" / run)
+    there = lose_launcher(attempt)
 
     (folder / "go").touch()
     wait_until(lambda: there.rank_exit_path(0).exists(), 30)
