@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.records import read_json
+from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.shared_attempt import current_attempt
@@ -30,8 +30,8 @@ _WORDS = {
 def has_queued_jobs(run: RunDirectory) -> bool:
     """Whether the run's jobs were submitted at once, to go on without anybody."""
     try:
-        return bool(read_json(run.path / "launch.json")["ahead"])
-    except (OSError, ValueError, KeyError):
+        return LaunchRecord.read(run).ahead
+    except (OSError, ValueError, TypeError):
         return False
 
 
@@ -51,8 +51,7 @@ def queued_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dic
 
 def _job(attempt: AttemptDirectory) -> CallJob | None:
     """The attempt's job, where it has one."""
-    path = attempt.job_path
-    return _reattach(attempt) if path.exists() else None
+    return _reattach(attempt) if attempt.job_path.exists() else None
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.lease import Lease, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -26,18 +26,20 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
     A point whose turn has not come is "waiting" while somebody starts the sweep's runs, or while
     its jobs are in a cluster's queue.
     """
-    is_driven, is_queued = find_holder(sweep) is not None, False
+    starter = find_holder(sweep)
+    is_driven, is_queued = starter is not None, False
     points: list[dict[str, Any]] = []
     directions: dict[str, str] = {}
     for point in sweep.points:
-        run = read_run_view(sweep.run_of(point))
+        directory = sweep.run_of(point)
+        run = read_run_view(directory)
         directions |= _directions(run, workspace)
         is_queued |= run["queued"]
         points.append(
             {
                 "point": point.overrides,
                 "run": point.run,
-                "state": _point_state(sweep, sweep.run_of(point), run),
+                "state": _point_state(directory, run, starter, is_ahead=sweep.is_ahead),
                 "message": run["message"],
                 "seconds": run["seconds"],
                 "metrics": run["metrics"],
@@ -126,21 +128,28 @@ def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str,
     return found
 
 
-def _point_state(sweep: SweepDirectory, run: RunDirectory, view: dict[str, Any]) -> str:
-    """A run's state as a point's: one that nobody drives yet is waiting while somebody will."""
+def _point_state(
+    run: RunDirectory, view: dict[str, Any], starter: Lease | None, *, is_ahead: bool
+) -> str:
+    """A run's state as a point's: one that nobody drives yet is waiting while somebody will.
+
+    Args:
+        starter: who starts the sweep's runs.
+        is_ahead: their jobs all stand in a cluster's queue.
+    """
     state = str(view["state"])
     if state == "pending":
         return "waiting"
-    holder, starter = find_holder(run), find_holder(sweep)
     if starter is None:
         return state
+    holder = find_holder(run)
     if holder is not None and holder.holder == starter.holder:
         return "waiting"  # its jobs are just being submitted
     # A lease that is left shows that its process was killed; who ends well takes it along.
     if state == "interrupted" and not run.lease_path.exists():
         if view["seconds"] is None:
             return "waiting"
-        return "running" if sweep.is_ahead else state  # its jobs have ended: it gets a driver now
+        return "running" if is_ahead else state  # its jobs have ended: it gets a driver now
     return state
 
 

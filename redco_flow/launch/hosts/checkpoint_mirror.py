@@ -13,7 +13,6 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
 from redco_flow.launch.hosts.session import HostSession
 from redco_flow.launch.hosts.start import StartedJob
-from redco_flow.tracking.workspace import SHORT_DIGITS
 
 
 class CheckpointMirror:
@@ -21,14 +20,13 @@ class CheckpointMirror:
 
     def __init__(self, job: StartedJob) -> None:
         self._job = job
-        self._work = job.call.fingerprint[:SHORT_DIGITS]
         self._steps: list[int] = []
         self._copying: asyncio.Task[None] | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether every checkpoint that the host last had is here."""
-        return {*self._steps} <= {*committed_steps(self._job.workspace, self._work)}
+        return {*self._steps} <= {*committed_steps(self._job.workspace, self._job.work)}
 
     def mirror(self, session: HostSession, steps: list[int]) -> None:
         """Copy what is new among the host's checkpoints, in the background."""
@@ -46,17 +44,19 @@ class CheckpointMirror:
         workspace = self._job.workspace
         with contextlib.suppress(RedcoFlowError, OSError):
             while missing := [
-                step for step in self._steps if step not in committed_steps(workspace, self._work)
+                step
+                for step in self._steps
+                if step not in committed_steps(workspace, self._job.work)
             ]:
                 steps = self._steps
                 answer = await session.ask(
                     "steps",
                     workspace=str(session.workspace.root),
-                    work=self._work,
+                    work=self._job.work,
                     steps=missing,
                 )
                 sets = [FileSet.from_json(one) for one in answer["sets"]]
                 await session.pull(sets, workspace)
-                forget_steps(workspace, self._work, steps)
+                forget_steps(workspace, self._job.work, steps)
                 if steps == self._steps:
                     return

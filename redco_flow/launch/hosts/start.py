@@ -31,7 +31,7 @@ from redco_flow.launch.job import JobStatus
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
+from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_BETWEEN_TRIES = 2.0
 _SECONDS_BETWEEN_RENEWALS = 15.0
@@ -58,6 +58,11 @@ class StartedJob:
     def workspace(self) -> Workspace:
         """The launcher's."""
         return Workspace(Path(self.call.workspace))
+
+    @property
+    def work(self) -> str:
+        """The name of the stage's working directory, in every workspace."""
+        return self.workspace.work_directory(self.call.fingerprint).name
 
     @property
     def code_cache(self) -> Path:
@@ -218,7 +223,7 @@ class JobStart:
 
     async def _fetch_saved(self, session: HostSession) -> None:
         """Bring here what an earlier attempt saved there when nobody could reach the host."""
-        workspace, work = self._job.workspace, self._job.call.fingerprint[:SHORT_DIGITS]
+        workspace, work = self._job.workspace, self._job.work
         answer = await session.ask(
             "unfetched",
             directory=session.directory,

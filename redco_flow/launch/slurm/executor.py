@@ -26,7 +26,7 @@ from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.slurm import commands as slurm_commands
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.call_array import SCRIPT, write_call_array
-from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.launch.slurm.job import SlurmJob, own_id
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.slurm_section import SlurmSection
@@ -83,9 +83,7 @@ class SlurmExecutor(ChainingExecutor):
         """
         return render(self._submission(attempt, title, resources, upstream))
 
-    def submit_call_after(
-        self, attempt: AttemptDirectory, upstream: Sequence[CallJob]
-    ) -> SlurmJob | SlurmArray:
+    def submit_call_after(self, attempt: AttemptDirectory, upstream: Sequence[CallJob]) -> CallJob:
         """Submit a call with `--dependency=afterok` on the upstream jobs.
 
         Raises:
@@ -137,53 +135,60 @@ class SlurmExecutor(ChainingExecutor):
             tasks=group.tasks,
             at_once=at_once,
         )
-        records = write_call_array(submission, attempts, self._cluster)
-        try:
-            job_id = slurm_commands.submit(array.path / SCRIPT, self._job_environment(array))
-        except slurm_commands.NoAnswer:
-            # It may have been accepted all the same; the records stay, and with them the name.
-            return [reattach(record) for record in records]
-        except (StageFailed, ClusterUnreachable):
-            for attempt in attempts:
-                attempt.job_path.unlink()
-            raise
-        for record, task in zip(records, group.tasks, strict=True):
-            record["job_id"] = f"{job_id}_{task}"
-            write_json(AttemptDirectory(Path(record["attempt"])).job_path, record)
-        return [reattach(record) for record in records]
+        write_call_array(submission, attempts)
+        members = [
+            (AttemptDirectory(attempt.path.absolute()), {"task": task, "array": str(array.path)})
+            for attempt, task in zip(attempts, group.tasks, strict=True)
+        ]
+        return self._send(submission, members)
 
-    def _submit(
-        self, attempt: AttemptDirectory, upstream: Sequence[str] = ()
-    ) -> SlurmJob | SlurmArray:
+    def _submit(self, attempt: AttemptDirectory, upstream: Sequence[str] = ()) -> CallJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         call = read_call(attempt.call_path)
         title = f"{call.run} {call.stage} {call.attempt}"
         submission = self._submission(attempt, title, call.resources, upstream)
-        script = attempt.path / SCRIPT
-        write_text(script, render(submission))
+        write_text(attempt.path / SCRIPT, render(submission))
         (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
         _write_tasks(attempt, call)
-        record = {
-            "executor": "slurm",
-            "job_id": "",
-            "job_name": submission.job_name,
-            "attempt": str(attempt.path),
-            "cluster": self._cluster,
-            "submitted_at": utc_now(),
-            "shards": list(call.resources.shards),
-        }
-        # Before sbatch: whoever finds this record without an id looks for the name.
-        write_json(attempt.job_path, record)
+        return self._send(submission, [(attempt, {"shards": list(call.resources.shards)})])[0]
+
+    def _send(
+        self, submission: Submission, members: Sequence[tuple[AttemptDirectory, dict[str, Any]]]
+    ) -> list[CallJob]:
+        """Submit the sbatch file that stands in the submission's directory; return the jobs.
+
+        Args:
+            members: each attempt, and what only its own job.json has.
+        """
+        records = [
+            {
+                "executor": "slurm",
+                "job_id": "",
+                "job_name": submission.job_name,
+                "attempt": str(attempt.path),
+                "cluster": self._cluster,
+                "submitted_at": utc_now(),
+                **own,
+            }
+            for attempt, own in members
+        ]
+        # Before sbatch: whoever finds a record without an id looks for the name.
+        for (attempt, _), record in zip(members, records, strict=True):
+            write_json(attempt.job_path, record)
+        environment = self._job_environment(AttemptDirectory(submission.attempt))
         try:
-            record["job_id"] = slurm_commands.submit(script, self._job_environment(attempt))
+            job_id = slurm_commands.submit(submission.attempt / SCRIPT, environment)
         except slurm_commands.NoAnswer:
-            # It may have been accepted all the same; the record stays, and with it the name.
-            return reattach(record)
+            # It may have been accepted all the same; the records stay, and with them the name.
+            return [reattach(record) for record in records]
         except (StageFailed, ClusterUnreachable):
-            attempt.job_path.unlink()
+            for attempt, _ in members:
+                attempt.job_path.unlink()
             raise
-        write_json(attempt.job_path, record)
-        return reattach(record)
+        for (attempt, _), record in zip(members, records, strict=True):
+            record["job_id"] = own_id(record, job_id)
+            write_json(attempt.job_path, record)
+        return [reattach(record) for record in records]
 
     def _submission(
         self,

@@ -37,8 +37,6 @@ _ENDING_WORDS = {
     "out_of_memory": "it used more memory than it had asked for (resources.memory_gib)",
     "cancelled": "it was cancelled by scancel",
 }
-
-
 _FAILED_START = re.compile(r"launch.failed.requeued.held", re.IGNORECASE)
 _MAX_FAILED_STARTS = 3
 
