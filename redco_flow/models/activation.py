@@ -49,11 +49,17 @@ def _gated_forward(activation: str, projected: jax.Array) -> tuple[jax.Array, ja
 def _gated_backward(
     activation: str, projected: jax.Array, cotangent: jax.Array
 ) -> tuple[jax.Array]:
-    """Lay the gates' gradients side by side; slices' own would be padded with zeros and added."""
-    first, second = projected[..., 0, :], projected[..., 1, :]
+    """Give each gate's gradient in its place by choosing between the two.
+
+    Slices' own gradients would be padded with zeros and added. On CPUs a choice is computed in
+    vectors; two computed parts laid side by side are not.
+    """
+    first, second = projected[..., :1, :], projected[..., 1:, :]
     inner, pull_back = jax.vjp(ACTIVATION_FUNCTIONS[activation], first)
-    (to_first,) = pull_back(cotangent * second)
-    return (jnp.stack([to_first, cotangent * inner], axis=-2),)
+    both = cotangent[..., None, :]
+    (to_first,) = pull_back(both * second)
+    is_first = jax.lax.broadcasted_iota(jnp.int32, (2, 1), 0) == 0
+    return (jnp.where(is_first, to_first, both * inner),)
 
 
 _gated.defvjp(_gated_forward, _gated_backward)
