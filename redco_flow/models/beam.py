@@ -9,6 +9,7 @@ Dims in this file: B batch, N beams, C candidates, T new tokens, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -77,37 +78,16 @@ def beam_search(
         tokens = _extend(state.tokens, candidates, state.position)
         is_last = state.position + 1 >= max_new_tokens
         ends = is_end(candidates.token, eos_token_id) | is_last
-
-        running = jnp.where(ends, candidates.score + _LOWEST, candidates.score)
-        scores, chosen = jax.lax.top_k(running, num_beams)
-        normaliser = normalisers[state.position]
-        blocked = ~state.can_improve | (jnp.all(state.is_done, 1, keepdims=True) & early_stopping)
         # Candidates beyond the first N are there to run on, not to end.
         may_end = ends & (jnp.arange(num_candidates) < num_beams)
-        ended_scores = candidates.score / normaliser + jnp.where(blocked, _LOWEST, 0.0)
-        ended_scores = jnp.where(may_end, ended_scores, ended_scores + _LOWEST)
-        done = _keep_best(state, tokens, ended_scores, may_end)
-
-        worst_done = jnp.where(done.is_done, done.done_scores.min(1, keepdims=True), _LOWEST)
-        could_win = jnp.any(scores[:, :1] / normaliser > worst_done, axis=1, keepdims=True)
-        parents = jnp.take_along_axis(candidates.beam, chosen, axis=1)
-        return done._replace(
-            position=state.position + 1,
-            last=jnp.take_along_axis(candidates.token, chosen, axis=1),
-            tokens=jnp.take_along_axis(tokens, chosen[:, :, None], axis=1),
-            scores=scores,
-            can_improve=state.can_improve & could_win,
-            cache=_reorder(cache, parents),
-        )
-
-    def is_open(state: _Beams) -> jax.Array:
-        rows = state.can_improve[:, 0]
-        if early_stopping:
-            rows &= ~jnp.all(state.is_done, axis=1)
-        return (state.position < max_new_tokens) & jnp.any(rows)
+        normaliser = normalisers[state.position]
+        scores = candidates.score / normaliser
+        state = _keep_best(state, tokens, scores, may_end, early_stopping=early_stopping)
+        return _run_on(state, candidates, tokens, ends, normaliser, cache)
 
     start = start_tokens(start_token_id, batch_size, num_beams)
     first = _first_beams(cache, start, max_new_tokens, pad_token_id)
+    is_open = partial(_is_open, max_new_tokens=max_new_tokens, early_stopping=early_stopping)
     last = jax.lax.while_loop(is_open, advance, first)
     return Generated(last.done_tokens[:, 0], last.done_scores[:, 0])
 
@@ -145,8 +125,22 @@ def _extend(tokens: jax.Array, candidates: _Candidates, position: jax.Array) -> 
     return jax.lax.dynamic_update_slice(parents, candidates.token[:, :, None], (0, 0, position))
 
 
-def _keep_best(state: _Beams, tokens: jax.Array, scores: jax.Array, may_end: jax.Array) -> _Beams:
-    """Merge the candidates that end now into the N best that have ended."""
+def _keep_best(
+    state: _Beams,
+    tokens: jax.Array,
+    scores: jax.Array,
+    may_end: jax.Array,
+    *,
+    early_stopping: bool,
+) -> _Beams:
+    """Merge the candidates that end now into the N best that have ended.
+
+    Args:
+        tokens, scores, may_end: of the candidates; scores are normalised by length.
+    """
+    blocked = ~state.can_improve | (jnp.all(state.is_done, 1, keepdims=True) & early_stopping)
+    scores = scores + jnp.where(blocked, _LOWEST, 0.0)
+    scores = jnp.where(may_end, scores, scores + _LOWEST)
     all_scores = jnp.concatenate([state.done_scores, scores], axis=1)
     all_tokens = jnp.concatenate([state.done_tokens, tokens], axis=1)
     all_done = jnp.concatenate([state.is_done, may_end], axis=1)
@@ -156,6 +150,38 @@ def _keep_best(state: _Beams, tokens: jax.Array, scores: jax.Array, may_end: jax
         done_tokens=jnp.take_along_axis(all_tokens, kept[:, :, None], axis=1),
         is_done=jnp.take_along_axis(all_done, kept, axis=1),
     )
+
+
+def _run_on(
+    state: _Beams,
+    candidates: _Candidates,
+    tokens: jax.Array,
+    ends: jax.Array,
+    normaliser: jax.Array,
+    cache: Any,
+) -> _Beams:
+    """Go on with the N best candidates that do not end, whose tokens and cache these are."""
+    running = jnp.where(ends, candidates.score + _LOWEST, candidates.score)
+    scores, chosen = jax.lax.top_k(running, state.scores.shape[1])
+    worst_done = jnp.where(state.is_done, state.done_scores.min(1, keepdims=True), _LOWEST)
+    could_win = jnp.any(scores[:, :1] / normaliser > worst_done, axis=1, keepdims=True)
+    parents = jnp.take_along_axis(candidates.beam, chosen, axis=1)
+    return state._replace(
+        position=state.position + 1,
+        last=jnp.take_along_axis(candidates.token, chosen, axis=1),
+        tokens=jnp.take_along_axis(tokens, chosen[:, :, None], axis=1),
+        scores=scores,
+        can_improve=state.can_improve & could_win,
+        cache=_reorder(cache, parents),
+    )
+
+
+def _is_open(state: _Beams, max_new_tokens: int, *, early_stopping: bool) -> jax.Array:
+    """Say whether a row of the batch may still come to a better text."""
+    rows = state.can_improve[:, 0]
+    if early_stopping:
+        rows &= ~jnp.all(state.is_done, axis=1)
+    return (state.position < max_new_tokens) & jnp.any(rows)
 
 
 def _reorder(cache: Any, parents: jax.Array) -> Any:

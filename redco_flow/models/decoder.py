@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from redco_flow.models.decoder_model import Cache, Params
     from redco_flow.models.family_config import FamilyConfig
-    from redco_flow.models.safetensors_io import TensorFiles
+    from redco_flow.models.tensor_files import TensorFiles
 
 _HEAD = "lm_head.weight"
 # A tied head published beside the embedding; angles and masks that are computed, not learned.
@@ -92,7 +92,7 @@ def apply_with_router(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return what `apply` does, and every layer's router logits (L, B, T, E), float32.
 
-    The second is None for a model without experts; `mixture.load_balancing_loss` reads it.
+    The second is None for a model without experts; `load_balancing.py` reads it.
     """
     from redco_flow.models import decoder_model
 
@@ -111,7 +111,7 @@ def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
 
     transformers goes by the tensors when it reads, whatever `config.json` says; so must we.
     """
-    from redco_flow.models.safetensors_io import equal_tensors
+    from redco_flow.models.tensor_files import equal_tensors
 
     layout = config.tensor_layouts()["embedding"]
     embedding = next((name for name in layout.names(()) if name in files.names), None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from redco_flow.models.bert_family import BertFamilyConfig
     from redco_flow.models.encoder_model import Params
-    from redco_flow.models.safetensors_io import TensorFiles
+    from redco_flow.models.tensor_files import TensorFiles
 
 
 def init_params(config: BertFamilyConfig, key: jax.Array) -> Params:

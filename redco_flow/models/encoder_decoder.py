@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from redco_flow.models.encoder_decoder_model import Cache, Params
     from redco_flow.models.family_config import FamilyConfig
-    from redco_flow.models.safetensors_io import TensorFiles
+    from redco_flow.models.tensor_files import TensorFiles
 
 # The tied head, published beside the embedding.
 IGNORED_TENSORS = ("lm_head.weight",)

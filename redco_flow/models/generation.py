@@ -53,17 +53,7 @@ def generate(
         ValueError: a count below 1; sampling with beams, or without keys; a model that does
             not generate; or a mesh that splits sequences.
     """
-    if num_context_shards() > 1:
-        raise ValueError(
-            f"the mesh splits sequences over {num_context_shards()} context shards, and "
-            "generating takes token after token, which cannot be split: generate on "
-            "deployer.without_context_shards(), where the parameters lie as they are."
-        )
-    if not hasattr(model, "decode_step"):
-        raise ValueError(f"{model.__name__} does not generate: it has no decode_step.")
-    for name, count in (("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):
-        if count < 1:
-            raise ValueError(f"{name} is {count}; it must be at least 1.")
+    _check(model, max_new_tokens=max_new_tokens, num_beams=num_beams)
     search: Any = greedy_search
     if sampling is not None:
         search = partial(token_search, choose=_choice(sampling, num_beams, rngs, len(input_ids)))
@@ -89,6 +79,20 @@ def generate(
         **special_tokens,
     )
     return found
+
+
+def _check(model: Any, **counts: int) -> None:
+    if num_context_shards() > 1:
+        raise ValueError(
+            f"the mesh splits sequences over {num_context_shards()} context shards, and "
+            "generating takes token after token, which cannot be split: generate on "
+            "deployer.without_context_shards(), where the parameters lie as they are."
+        )
+    if not hasattr(model, "decode_step"):
+        raise ValueError(f"{model.__name__} does not generate: it has no decode_step.")
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} is {count}; it must be at least 1.")
 
 
 def _choice(sampling: Sampling, num_beams: int, rngs: jax.Array | None, num_rows: int) -> Any:

@@ -12,13 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from redco_flow.models.find import find_model
-from redco_flow.models.safetensors_io import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    TensorFiles,
-    load_params,
-    save_params,
-)
+from redco_flow.models.safetensors_io import load_params, save_params
+from redco_flow.models.tensor_files import INDEX_FILE, SINGLE_FILE, TensorFiles
 from redco_flow.records import read_json, write_json
 
 CONFIG_FILE = "config.json"

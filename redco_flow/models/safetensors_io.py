@@ -1,8 +1,7 @@
 """Read safetensors straight into sharded arrays, and write them.
 
 Each device's shard is read from just the bytes that it covers, so that a host never holds a
-whole model. Knows single files and Hugging Face's sharded index. Refuses to know models: what
-belongs where is a tree of `TensorLayout`s.
+whole model. Refuses to know models: what belongs where is a tree of `TensorLayout`s.
 """
 
 from __future__ import annotations
@@ -10,101 +9,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from redco_flow.models.tensor_files import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    CheckpointMismatch,
+    TensorFiles,
+)
 from redco_flow.models.tensor_layout import TensorLayout
-from redco_flow.records import read_json, write_json
+from redco_flow.records import write_json
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _MAX_FILE_BYTES = 5 * 10**9
 _MAX_LISTED = 20
-_ROWS_AT_A_TIME = 4096
-_DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
-
-
-class CheckpointMismatch(ValueError):
-    """The tensors are not those of the model; the message names every one that differs."""
-
-
-class TensorFiles:
-    """The tensors of a checkpoint directory, opened without reading them; a context manager.
-
-    Raises:
-        CheckpointMismatch: no safetensors there, or a file that is none (cut off, for example).
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._stack = ExitStack()
-        self._file_of: dict[str, Any] = {}
-        try:
-            for path in _find_files(directory):
-                self._open(path)
-        except BaseException:
-            self._stack.close()
-            raise
-
-    def __enter__(self) -> TensorFiles:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    @property
-    def names(self) -> set[str]:
-        """Every tensor's name."""
-        return set(self._file_of)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-        return tuple(self._file_of[name].get_slice(name).get_shape())
-
-    def read(self, name: str, block: tuple[slice, ...] = ()) -> np.ndarray:
-        """Read a block of a tensor, all of it by default."""
-        tensor = self._file_of[name].get_slice(name)
-        dtype = tensor.get_dtype()
-        if dtype not in _DTYPES:
-            raise CheckpointMismatch(
-                f"{self.directory}: tensor {name} is {dtype}; parameters are read from "
-                f"{', '.join(_DTYPES)}."
-            )
-        whole = tuple(slice(0, size) for size in tensor.get_shape())
-        values: np.ndarray = np.asarray(tensor[block or whole])
-        return values
-
-    def _open(self, path: Path) -> None:
-        try:
-            file = self._stack.enter_context(safe_open(path, framework="np"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointMismatch(f"{path}: not a readable safetensors file: {error}") from error
-        self._file_of.update(dict.fromkeys(file.keys(), file))
-
-
-def equal_tensors(files: TensorFiles, one: str, other: str) -> bool:
-    """Compare two matrices, a run of rows at a time."""
-    if files.shape(one) != files.shape(other):
-        return False
-    num_rows, width = files.shape(one)
-    for start in range(0, num_rows, _ROWS_AT_A_TIME):
-        block = (slice(start, min(start + _ROWS_AT_A_TIME, num_rows)), slice(0, width))
-        if not np.array_equal(files.read(one, block), files.read(other, block)):
-            return False
-    return True
 
 
 def load_params(
@@ -186,25 +109,6 @@ def _paired(tree: Any, other: Any) -> tuple[list[Any], list[Any]]:
     leaves, structure = jax.tree.flatten(tree)
     definition: Any = structure
     return leaves, definition.flatten_up_to(other)
-
-
-def _find_files(directory: Path) -> list[Path]:
-    """Return the safetensors files that make up a checkpoint."""
-    index = directory / INDEX_FILE
-    if index.is_file():
-        names = sorted(set(read_json(index)["weight_map"].values()))
-        missing = [n for n in names if Path(n).name != n or not (directory / n).is_file()]
-        if missing:
-            raise CheckpointMismatch(
-                f"{directory}: {INDEX_FILE} names files that are not there: {', '.join(missing)}."
-            )
-        return [directory / name for name in names]
-    if (directory / SINGLE_FILE).is_file():
-        return [directory / SINGLE_FILE]
-    raise CheckpointMismatch(
-        f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there. Other formats are not "
-        "read; transformers saves this one by save_pretrained()."
-    )
 
 
 def _match(

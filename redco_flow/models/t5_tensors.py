@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from redco_flow.models.safetensors_io import TensorFiles, equal_tensors
 from redco_flow.models.t5_config import T5Config
+from redco_flow.models.tensor_files import TensorFiles, equal_tensors
 from redco_flow.models.tensor_layout import TensorLayout
 
 _HEAD = "lm_head.weight"

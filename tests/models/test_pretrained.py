@@ -19,7 +19,8 @@ from redco_flow.models.pretrained import (
     read_model,
     save_pretrained,
 )
-from redco_flow.models.safetensors_io import CheckpointMismatch, save_params
+from redco_flow.models.safetensors_io import save_params
+from redco_flow.models.tensor_files import CheckpointMismatch
 
 Q_NAME = "encoder.block.1.layer.0.SelfAttention.q.weight"
 

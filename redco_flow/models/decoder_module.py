@@ -1,0 +1,214 @@
+"""The one decoder-only transformer as a Flax module: whole sequences, and token by token.
+
+Driven by a `DecoderConfig`; layers are scanned, so every layer parameter has a leading layer
+dim; parameters are float32, products are in `config.dtype`. Knows no devices but the number of
+model shards that it is traced for. Refuses to know families, files, tokenizers and losses.
+
+Parameters (L layers, D model, H heads, G key-value groups, K head dim, F feed-forward, V
+vocabulary, E experts; norms have `scale`, and `bias` for layer norms):
+  embedding (V, D) · positions (P, D), where learned · lm_head (D, V), untied models only
+  layers/attention_norm · layers/mlp_norm · final_norm · layers/{attention,mlp}_post_norm
+  layers/attention/{qkv (L, D, 3, H, K) or q (L, D, H, K) and kv (L, D, 2, G, K),
+    out (L, H, K, D), q_norm, k_norm}
+  layers/mlp/{wi (L, D, 1 or 2, F), wo (L, F, D)}, or
+  layers/experts/{router (L, D, E), wi (L, E, D, 2, F), wo (L, E, F, D)}
+  biases beside their kernels, `<kernel>_bias`
+Further dims in this file: B batch, T sequence or new tokens, S prompt, N beams, M places in the
+cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.balanced_order import SequenceOrder, balanced_where_possible
+from redco_flow.models.blocks import Norm, normal, zeros
+from redco_flow.models.blockwise_bias import Biases
+from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.dropout import dropout, fold_keys
+from redco_flow.models.grouped_attention import cap
+from redco_flow.models.key_value_cache import places_back, with_room, with_writers, written
+from redco_flow.models.layer import Layer, scanned_layers
+from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
+from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
+from redco_flow.models.product import product, wide_product
+from redco_flow.models.rotary import Rotation, rotation
+
+Params = dict[str, Any]
+
+# Which derived key this is among those that an example's key gives.
+_EMBEDDED, _LAYERS = range(2)
+# A window that hides nothing, for the layers without one among layers with one.
+_ENDLESS = 2**30
+
+
+class Prompt(NamedTuple):
+    """A batch of prompts as read, but for each one's last token, with which decoding begins.
+
+    Attributes:
+        is_visible: (B, S) whether a token may be attended to.
+        positions: (B, S) position ids.
+        last_token, last_position: (B,) int32.
+    """
+
+    is_visible: jax.Array
+    positions: jax.Array
+    last_token: jax.Array
+    last_position: jax.Array
+
+
+class Cache(NamedTuple):
+    """What decoding one more token needs.
+
+    Attributes:
+        source: the prompt, the same for all its beams and all steps.
+        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
+        heads: keys and values of the prompt and of all beams' tokens since, (L, B, G, M, K)
+            each, M = S + T N; or each layer's apart, as the parameters are laid. They grow.
+    """
+
+    source: Prompt
+    beams: jax.Array
+    heads: Any
+
+
+class Decoder(nn.Module):
+    """The whole model; the functions of `decoder_model.py` are its face."""
+
+    config: DecoderConfig
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config
+        init = normal(c.init_deviation)
+        self.embedding = self.param("embedding", init, (c.vocab_size, c.token_width))
+        if c.num_positions:
+            self.positions = self.param("positions", init, (c.num_positions, c.width))
+        if c.embedding_width:
+            self.project_in = self.param("project_in", init, (c.token_width, c.width))
+            self.project_out = self.param("project_out", init, (c.width, c.token_width))
+        self.layers = scanned_layers(c)
+        if c.has_final_norm:
+            self.final_norm = Norm(c.norm, c.width)
+        if not c.tie_word_embeddings:
+            self.lm_head = self.param("lm_head", init, (c.token_width, c.vocab_size))
+        if c.has_head_bias:
+            self.lm_head_bias = self.param("lm_head_bias", zeros, (c.vocab_size,))
+
+    def embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
+        """Look tokens up, (B, T) to (B, T, D); ids outside the vocabulary read its nearest end."""
+        c = self.config
+        hidden = self.embedding.at[ids].get(mode="clip").astype(c.dtype)
+        if c.embedding_scale != 1:
+            hidden = hidden * jnp.asarray(c.embedding_scale, hidden.dtype)
+        if c.embedding_width:
+            hidden = product(hidden, self.project_in.astype(hidden.dtype))
+        if c.num_positions:
+            learned = self.positions.at[positions + c.position_offset].get(mode="clip")
+            hidden = hidden + learned.astype(hidden.dtype)
+        return hidden
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
+        c = self.config
+        if c.has_final_norm:
+            hidden = self.final_norm(hidden)
+        if c.embedding_width:
+            hidden = product(hidden, self.project_out.astype(hidden.dtype))
+        if c.tie_word_embeddings:
+            scores = wide_product(hidden, self.embedding.astype(hidden.dtype).T)
+        else:
+            scores = wide_product(hidden, self.lm_head.astype(hidden.dtype))
+        if c.has_head_bias:
+            scores = scores + self.lm_head_bias
+        return cap(scores, c.logit_cap)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        positions: jax.Array,
+        biases: Biases,
+        keys: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
+        order = self._order(input_ids.shape[1], keys)
+        input_ids, positions = order.arranged(input_ids), order.arranged(positions)
+        hidden = self.embed(input_ids, positions)
+        hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
+        shared = WholeShared(biases, self._turn(positions), fold_keys(keys, _LAYERS), order=order)
+        hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
+        if router_logits is not None:
+            router_logits = jax.vmap(order.restored)(router_logits)
+        return self.logits(order.restored(hidden)), router_logits
+
+    def prefill(
+        self,
+        layers: Any,
+        input_ids: jax.Array,
+        positions: jax.Array,
+        biases: Biases,
+        num_places: int,
+    ) -> Any:
+        """Return the layers' keys and values with empty places behind: the cache's `heads`."""
+        layer = Layer(self.config, parent=None)
+        shared = WholeShared(biases, self._turn(positions), None)
+
+        def run_layer(params: Params, hidden: jax.Array, own: tuple[Any, ...]) -> Any:
+            hidden, heads = call_layer(layer, params, hidden, own, shared, method="prefill")
+            return hidden, with_room(heads, num_places)
+
+        embedded = self.embed(input_ids, positions)
+        _, heads = run_layers(run_layer, layers, embedded, laid_like(layers, self._per_layer()))
+        return heads
+
+    def step(
+        self, layers: Any, cache: Cache, tokens: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, Cache]:
+        """Return logits (B, N, V), float32, and the cache with one position more."""
+        source, writers = cache.source, with_writers(cache.beams, step)
+        position = (source.last_position + step)[:, None]
+        at_beams = jnp.broadcast_to(position, tokens.shape)
+        num_read, num_beams = source.positions.shape[1], tokens.shape[1]
+        shared = StepShared(
+            place=num_read + step * num_beams,
+            is_visible=_joined(source.is_visible[:, None], written(writers, step)),
+            back=_joined(position - source.positions, places_back(writers, step)),
+            turn=self._turn(at_beams),
+        )
+        _, windows = self._per_layer()
+        own = laid_like(layers, StepLayer(windows))
+        layer, hidden = Layer(self.config, parent=None), self.embed(tokens, at_beams)
+        hidden, heads = step_layers(layer, layers, hidden, cache.heads, own, shared)
+        return self.logits(hidden), cache._replace(beams=writers, heads=heads)
+
+    def _order(self, length: int, keys: jax.Array | None) -> SequenceOrder:
+        """Return the order in which tokens go through the layers."""
+        c = self.config
+        # A window makes shards alike as the text stands; dropout's masks belong to places.
+        is_alike = not c.attention.is_causal or c.common_window is not None
+        if is_alike or (keys is not None and c.drops):
+            return SequenceOrder()
+        return balanced_where_possible(length)
+
+    def _turn(self, positions: jax.Array) -> Rotation | None:
+        rotary = self.config.rotary
+        return None if rotary is None else rotation(rotary, positions)
+
+    def _per_layer(self) -> tuple[jax.Array, jax.Array | None]:
+        """Return each layer's index, and its window where they differ."""
+        c = self.config
+        windows = None
+        if not c.has_common_window:
+            windows = jnp.asarray([w or _ENDLESS for w in c.windows], jnp.int32)
+        return jnp.arange(c.num_layers), windows
+
+
+def _joined(of_prompt: jax.Array, of_tokens: jax.Array) -> jax.Array:
+    """Lay (…, S) and (…, T N) side by side; either may be the same for all beams or rows."""
+    lead = jnp.broadcast_shapes(of_prompt.shape[:-1], of_tokens.shape[:-1])
+    parts = [jnp.broadcast_to(part, (*lead, part.shape[-1])) for part in (of_prompt, of_tokens)]
+    return jnp.concatenate(parts, axis=-1)
