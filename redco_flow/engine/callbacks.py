@@ -9,6 +9,18 @@ from typing import Any
 
 Record = dict[str, Any]
 
+# What the trainer logs of a step in any case, or may.
+LOGGED = (
+    "step",
+    "total_steps",
+    "epoch",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "num_skipped",
+    "tokens_per_second",
+)
+
 
 class Callback:
     """Override what you want to hear; each does nothing by default."""
@@ -21,7 +33,8 @@ class Callback:
         skipped), `learning_rate` (that of the last step, where the trainer knows the schedule),
         `num_skipped` (steps of this call that changed nothing, where such are skipped),
         `tokens_per_second` (sum of weights over time, without evaluations and compilation; absent
-        until there was a second step).
+        until there was a second step), and of each measure that loss_fn returns its mean since
+        the last record, by its name.
         """
 
     def on_eval(self, record: Record) -> None:

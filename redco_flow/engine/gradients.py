@@ -7,30 +7,38 @@ Dims in this file: M micro-batches, B rows of one micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Sums = tuple[jax.Array, jax.Array]
-# (params, micro-batch) -> (sum of totals, sum of weights)
+
+class Sums(NamedTuple):
+    """Sums over examples, float32 scalars: of totals, of weights, and of measures by name."""
+
+    total: jax.Array
+    weight: jax.Array
+    measures: Mapping[str, jax.Array] = {}
+
+
+# (params, micro-batch) -> sums over its rows
 SumFn = Callable[[Any, Any], Sums]
 
 
 def mean_gradients(sum_fn: SumFn, params: Any, micro_batches: Any) -> tuple[Any, Sums]:
-    """Return the gradients of sum(totals) / sum(weights), and both sums.
+    """Return the gradients of sum(totals) / sum(weights), and all sums.
 
     Args:
-        sum_fn: differentiated with respect to its first result.
+        sum_fn: the sum of totals is differentiated.
         micro_batches: a tree of arrays (M, B, ...).
 
     Returns:
         Gradients, float32 or wider, sharded like the parameters; zero where all weights are.
     """
-    gradients, (total, weight) = _accumulate(sum_fn, params, micro_batches)
-    divisor = safe_divisor(weight)
-    return jax.tree.map(lambda g: g / divisor.astype(g.dtype), gradients), (total, weight)
+    gradients, sums = _accumulate(sum_fn, params, micro_batches)
+    divisor = safe_divisor(sums.weight)
+    return jax.tree.map(lambda g: g / divisor.astype(g.dtype), gradients), sums
 
 
 def safe_divisor(weight: jax.Array) -> jax.Array:
@@ -55,21 +63,25 @@ def clip(gradients: Any, norm: jax.Array, max_norm: float) -> Any:
 
 
 def _accumulate(sum_fn: SumFn, params: Any, micro_batches: Any) -> tuple[Any, Sums]:
-    differentiate = jax.value_and_grad(sum_fn, has_aux=True)
+    def total_and_sums(params: Any, micro_batch: Any) -> tuple[jax.Array, Sums]:
+        sums = sum_fn(params, micro_batch)
+        return sums.total, sums
 
-    def add_one(carry: tuple[Any, Sums], micro_batch: Any) -> tuple[tuple[Any, Sums], None]:
-        (total, weight), gradients = differentiate(params, micro_batch)
-        return jax.tree.map(jnp.add, carry, (_widen(gradients), (total, weight))), None
+    differentiate = jax.grad(total_and_sums, has_aux=True)
+
+    def add_one(carry: Any, micro_batch: Any) -> tuple[Any, Mapping[str, jax.Array]]:
+        gradients, (total, weight, measures) = differentiate(params, micro_batch)
+        return jax.tree.map(jnp.add, carry, (_widen(gradients), total, weight)), measures
 
     (num_micro,) = {x.shape[0] for x in jax.tree.leaves(micro_batches)}
     if num_micro == 1:
         only = jax.tree.map(lambda x: x[0], micro_batches)
-        (total, weight), gradients = differentiate(params, only)
-        return _widen(gradients), (total, weight)
+        gradients, sums = differentiate(params, only)
+        return _widen(gradients), sums
     zero = jnp.zeros((), jnp.float32)
-    empty = (_widen(jax.tree.map(jnp.zeros_like, params)), (zero, zero))
-    carry, _ = jax.lax.scan(add_one, empty, micro_batches)
-    return carry
+    empty = (_widen(jax.tree.map(jnp.zeros_like, params)), zero, zero)
+    (gradients, total, weight), measures = jax.lax.scan(add_one, empty, micro_batches)
+    return gradients, Sums(total, weight, jax.tree.map(jnp.sum, measures))
 
 
 def _widen(gradients: Any) -> Any:

@@ -1,25 +1,32 @@
 """Losses that add up: every example brings a total and a weight.
 
 The engine divides the sum of totals by the sum of weights over a whole global batch, so a mean
-over tokens stays one under accumulation, over shards and in partial batches.
+over tokens stays one under accumulation, over shards and in partial batches. Whatever else is
+measured of an example comes as further totals, whose means by the same weights are logged.
 Dims in this file: B batch, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.callbacks import LOGGED
+
 IGNORED_LABEL = -100
 
 Batch = dict[str, jax.Array]
 PerExample = tuple[jax.Array, jax.Array]
-# (params, batch, rngs [B], is_training) -> scalar, or (totals [B], weights [B])
-LossFn = Callable[[Any, Batch, jax.Array, bool], jax.Array | PerExample]
+# Further totals [B] by name.
+Measures = Mapping[str, jax.Array]
+Measured = tuple[jax.Array, jax.Array, Measures]
+# (params, batch, rngs [B], is_training) -> scalar, or (totals [B], weights [B]), or those and
+# measures
+LossFn = Callable[[Any, Batch, jax.Array, bool], jax.Array | PerExample | Measured]
 
 
 def cross_entropy(
@@ -93,25 +100,29 @@ def _is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def per_example_loss(
     loss_fn: LossFn, params: Any, batch: Batch, rngs: jax.Array, *, is_training: bool
-) -> PerExample:
-    """Call a loss function and return float32 totals [B] and weights [B].
+) -> Measured:
+    """Call a loss function and return float32 totals [B], weights [B] and measures [B].
 
     One that returns a scalar is called on single examples instead, each with weight 1.
 
     Raises:
-        ValueError: it returns neither a scalar nor two arrays of shape (B,).
+        ValueError: it returns neither a scalar nor arrays of shape (B,), or a measure has the
+            name of something that is logged in any case.
     """
     num_examples = rngs.shape[0]
     result = loss_fn(params, batch, rngs, is_training)
     if not isinstance(result, tuple):
         _check_shape("a scalar loss", result, ())
         result = _one_by_one(loss_fn, params, batch, rngs, is_training=is_training)
-    if len(result) != 2:
-        raise ValueError(f"loss_fn returned {len(result)} values; return a scalar, or two.")
-    totals, weights = result
-    _check_shape("totals", totals, (num_examples,))
-    _check_shape("weights", weights, (num_examples,))
-    return totals.astype(jnp.float32), jax.lax.stop_gradient(weights.astype(jnp.float32))
+    if len(result) not in (2, 3):
+        raise ValueError(f"loss_fn returned {len(result)} values; return a scalar, two, or three.")
+    totals, weights = result[:2]
+    measures = _checked_names(result[2]) if len(result) == 3 else {}
+    for name, value in {**measures, "totals": totals, "weights": weights}.items():
+        _check_shape(name, value, (num_examples,))
+    kept = jax.lax.stop_gradient({"weights": weights, "measures": measures})
+    kept = jax.tree.map(lambda x: x.astype(jnp.float32), kept)
+    return totals.astype(jnp.float32), kept["weights"], kept["measures"]
 
 
 def _one_by_one(
@@ -125,9 +136,25 @@ def _one_by_one(
     return totals, jnp.ones_like(totals)
 
 
+def _checked_names(measures: Any) -> dict[str, jax.Array]:
+    if not isinstance(measures, Mapping):
+        raise ValueError(
+            f"loss_fn returned a third value of type {type(measures).__name__}; return measures as "
+            "{name: one number per example}."
+        )
+    for name in measures:
+        if name in LOGGED:
+            raise ValueError(
+                f"loss_fn returned a measure {name!r}, which is logged in any case; choose a name "
+                f"other than {', '.join(LOGGED)}."
+            )
+    return dict(measures)
+
+
 def _check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
     if jnp.shape(value) != expected:
         raise ValueError(
             f"loss_fn returned {name} of shape {jnp.shape(value)}, expected {expected}; return a "
-            "scalar, or (totals, weights) with one number per example each."
+            "scalar, or (totals, weights) or (totals, weights, measures) with one number per "
+            "example each."
         )

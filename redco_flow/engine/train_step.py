@@ -19,7 +19,8 @@ from redco_flow.engine.loss import LossFn, per_example_loss
 from redco_flow.engine.trainable import merge, select
 
 State = dict[str, Any]
-Metrics = dict[str, jax.Array]
+# Scalars by name, but for `measures`: those of the loss function, by theirs.
+Metrics = dict[str, Any]
 Schedule = Callable[[Any], Any]
 
 
@@ -72,10 +73,10 @@ def make_train_step(
         trainable: a tree of bools: which parameters have gradients; None: all. The optimizer must
             keep state for those alone, see `trainable.only_trainable`.
 
-    The metrics are float32 scalars: the loss' sums `total` and `weight`, `grad_norm` before
-    clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step. A state with
-    `skipped` stays as it is where loss, gradient or update are not finite, apart from `step` and
-    `skipped`; the metric `is_skipped` says so.
+    The metrics are float32 scalars: the loss' sums `total`, `weight` and `measures`, `grad_norm`
+    before clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step. A state
+    with `skipped` stays as it is where loss, gradient or update are not finite, apart from `step`
+    and `skipped`; the metric `is_skipped` says so.
     """
 
     def train_step(state: State, batches: MicroBatches) -> tuple[State, Metrics]:
@@ -87,12 +88,12 @@ def make_train_step(
             return _masked_sums(loss_fn, merged, micro_batch, state["seed"], state["step"])
 
         trained = select(params, mask)
-        gradients, (total, weight) = mean_gradients(sums, trained, batches)
+        gradients, summed = mean_gradients(sums, trained, batches)
         norm = global_norm(gradients)
         if max_grad_norm is not None:
             gradients = clip(gradients, norm, max_grad_norm)
         updates, opt_state = optimizer.update(gradients, state["opt_state"], trained)
-        metrics = {"total": total, "weight": weight, "grad_norm": norm}
+        metrics: Metrics = {**summed._asdict(), "grad_norm": norm}
         if lr_schedule is not None:
             # The optimizer's own count: that of the steps that changed something.
             num_done = state["step"] - state.get("skipped", 0)
@@ -104,7 +105,7 @@ def make_train_step(
             "step": state["step"] + 1,
         }
         if "skipped" in state:
-            is_finite = jnp.isfinite(total) & jnp.isfinite(norm) & _all_finite(updates)
+            is_finite = jnp.isfinite(summed.total) & jnp.isfinite(norm) & _all_finite(updates)
             next_state = _keep_unless(is_finite, next_state, state)
             metrics["is_skipped"] = (~is_finite).astype(jnp.float32)
         return next_state, metrics
@@ -131,8 +132,8 @@ def make_eval_step(loss_fn: LossFn) -> Callable[[Any, jax.Array, MicroBatches], 
 
     def eval_step(params: Any, seed: jax.Array, batches: MicroBatches) -> Metrics:
         only: MicroBatches = jax.tree.map(lambda x: x[0], batches)
-        total, weight = _masked_sums(loss_fn, params, only, seed, 0, is_training=False)
-        return {"total": total, "weight": weight}
+        sums = _masked_sums(loss_fn, params, only, seed, 0, is_training=False)
+        return {"total": sums.total, "weight": sums.weight}
 
     return eval_step
 
@@ -146,8 +147,8 @@ def _masked_sums(
     *,
     is_training: bool = True,
 ) -> Sums:
-    """Return the sums of totals and weights over the rows that do not only pad."""
+    """Return the sums over the rows that do not only pad."""
     rngs = example_keys(seed, step, micro_batch["rows"])
     batch, mask = micro_batch["batch"], micro_batch["mask"]
-    totals, weights = per_example_loss(loss_fn, params, batch, rngs, is_training=is_training)
-    return jnp.sum(totals * mask), jnp.sum(weights * mask)
+    results = per_example_loss(loss_fn, params, batch, rngs, is_training=is_training)
+    return Sums(*jax.tree.map(lambda x: jnp.sum(x * mask), results))

@@ -110,12 +110,24 @@ class _Window:
 
     total: float = 0.0
     weight: float = 0.0
+    measures: dict[str, float] = field(default_factory=dict)
     num_steps: int = 0
     timed_weight: float = 0.0
     seconds: float = 0.0
 
+    def add(self, found: Mapping[str, Any]) -> None:
+        """Count a step that changed the parameters."""
+        self.total += float(found["total"])
+        self.weight += float(found["weight"])
+        for name, total in found["measures"].items():
+            self.measures[name] = self.measures.get(name, 0.0) + float(total)
+        self.num_steps += 1
+
     def mean(self) -> float:
         return self.total / self.weight if self.weight else 0.0
+
+    def mean_measures(self) -> dict[str, float]:
+        return {name: sum_ / (self.weight or 1.0) for name, sum_ in self.measures.items()}
 
 
 @dataclass
@@ -192,9 +204,7 @@ class TrainingLoop:
         for step, found in results:
             window, now = self._window, time.perf_counter()
             if self._skips.count(step, found):
-                window.total += float(found["total"])
-                window.weight += float(found["weight"])
-                window.num_steps += 1
+                window.add(found)
             if self._last_fetch is not None:
                 self._watch.hear(step, now - self._last_fetch)
                 window.seconds += now - self._last_fetch
@@ -209,12 +219,14 @@ class TrainingLoop:
             self._announce_saved()
             return
         window, self._window = self._window, _Window()
-        self._loss = window.mean()
+        self._loss, measures = window.mean(), window.mean_measures()
+        _check_finite(step, "measure", measures)
         record: dict[str, Any] = {
             "step": step,
             "total_steps": self.plan.total_steps,
             "epoch": self.plan.epoch(step),
             "loss": self._loss,
+            **measures,
         }
         if not found.get("is_skipped"):
             record["grad_norm"] = float(found["grad_norm"])
@@ -232,9 +244,7 @@ class TrainingLoop:
         assert self.evaluate is not None
         started = time.perf_counter()
         metrics = self.evaluate(step)
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise NonFiniteLoss(step, f"the metric {name} after step {step} is {value}.")
+        _check_finite(step, "metric", metrics)
         self._metrics = metrics
         record = {"step": step, "epoch": self.plan.epoch(step), **metrics}
         for callback in self.callbacks:
@@ -265,3 +275,9 @@ class TrainingLoop:
             record = self._unannounced.popleft()
             for callback in self.callbacks:
                 callback.on_checkpoint(dict(record))
+
+
+def _check_finite(step: int, what: str, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise NonFiniteLoss(step, f"the {what} {name} after step {step} is {value}.")

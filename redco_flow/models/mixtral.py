@@ -1,6 +1,6 @@
 """Mixtral: Mistral with a mixture of experts for its feed-forward layer.
 
-The second result of `apply_with_router` is what `load_balancing_loss` of `mixture.py` reads.
+The second result of `apply_with_router` is what `load_balancing.py` reads.
 
 The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
 files and devices.
@@ -23,7 +23,11 @@ _MIXTURE = "model.layers.{layer}.block_sparse_moe"
 
 @dataclass(frozen=True)
 class MixtralConfig(LlamaFamilyConfig):
-    """A Mixtral's shape and constants; `router_aux_loss_coef` is for who adds that loss."""
+    """A Mixtral's shape and constants.
+
+    Where `output_router_logits` is set, training adds `router_aux_loss_coef` times the
+    load-balancing loss.
+    """
 
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
@@ -38,6 +42,7 @@ class MixtralConfig(LlamaFamilyConfig):
     sliding_window: int | None = None
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
+    output_router_logits: bool = False
     router_aux_loss_coef: float = 0.001
     bos_token_id: int | None = 1
     eos_token_id: int | tuple[int, ...] | None = 2

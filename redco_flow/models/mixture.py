@@ -6,7 +6,7 @@ decoding, are multiplied by every expert, since reading the kernels is then what
 weigh zero where they were not sent. Refuses to know layers.
 Dims in this file: L layers, B batch, T sequence, N tokens, D model, E experts, K experts per
 token, F feed-forward.
-Source: Jiang et al. 2024, Mixtral; load balancing as Fedus et al. 2021, equations 4 to 6.
+Source: Jiang et al. 2024, Mixtral.
 """
 
 from __future__ import annotations
@@ -110,24 +110,3 @@ def _mix_every(
     projected = jnp.einsum("end,edgf->engf", everywhere, wi)
     inner = activate(projected, config.activation) * weights[..., None]
     return jnp.sum(jnp.einsum("enf,efd->end", inner, wo), axis=0)
-
-
-def load_balancing_loss(
-    router_logits: jax.Array, experts_per_token: int, attention_mask: jax.Array | None = None
-) -> jax.Array:
-    """Return a number that is least, `experts_per_token`, when all experts are used alike.
-
-    Args:
-        router_logits: (L, B, T, E), the second result of `apply_with_router`.
-        attention_mask: (B, T); padding does not count.
-    """
-    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
-    num_layers, *shape, num_experts = probabilities.shape
-    counted = jnp.ones(shape) if attention_mask is None else (attention_mask != 0)
-    counted = jnp.broadcast_to(counted.astype(jnp.float32), (num_layers, *shape))
-    total = jnp.sum(counted)
-    experts, _ = choose_experts(router_logits, experts_per_token)
-    chosen = jnp.sum(jax.nn.one_hot(experts, num_experts), axis=-2)
-    share_of_tokens = jnp.einsum("lbt,lbte->e", counted, chosen) / total
-    share_of_routing = jnp.einsum("lbt,lbte->e", counted, probabilities) / total
-    return num_experts * jnp.sum(share_of_tokens * share_of_routing)

@@ -14,10 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.engine.loss import IGNORED_LABEL, PerExample, cross_entropy
+from redco_flow.engine.loss import IGNORED_LABEL, Measured, PerExample, cross_entropy
 from redco_flow.engine.packing import POSITION_IDS, SEGMENT_IDS, collate_packed
+from redco_flow.models.load_balancing import load_balancing_losses
 from redco_flow.recipes import language_modeling
 from redco_flow.recipes.chosen_model import ChosenModel, choose_model
 from redco_flow.recipes.generating import make_pred_fn
@@ -173,10 +175,14 @@ def _loss(
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
-) -> PerExample:
-    """Summed cross-entropy and number of target tokens of each row."""
+) -> PerExample | Measured:
+    """Summed cross-entropy and number of target tokens of each row.
+
+    Training adds what its router costs to a mixture whose config says so; an evaluation does not,
+    so that its loss stays that of the texts.
+    """
     # Padding on the right needs no mask: no token looks ahead, and its own labels are ignored.
-    logits = chosen.module.apply(
+    logits, router_logits = chosen.module.apply_with_router(
         chosen.config,
         params,
         batch["input_ids"],
@@ -184,7 +190,23 @@ def _loss(
         segment_ids=batch.get(SEGMENT_IDS),
         rngs=rngs if is_training else None,
     )
-    return cross_entropy(logits, batch["labels"])
+    totals, weights = cross_entropy(logits, batch["labels"])
+    if not (is_training and getattr(chosen.config, "output_router_logits", False)):
+        return totals, weights
+    balance = _balance(chosen.config, router_logits, batch)
+    totals += chosen.config.router_aux_loss_coef * balance
+    return totals, weights, {"load_balancing_loss": balance}
+
+
+def _balance(config: Any, router_logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Sum the load-balancing losses of each row's target tokens: (B,)."""
+    is_target = batch["labels"] >= 0
+    # A text ends with a target: what stands behind a row's last one is padding.
+    is_token = jax.lax.cummax(is_target.astype(jnp.int32), axis=1, reverse=True)
+    losses = load_balancing_losses(
+        router_logits, config.num_experts_per_tok, is_token, batch.get(SEGMENT_IDS)
+    )
+    return jnp.sum(losses * is_target, axis=1)
 
 
 def _check_end_token(chosen: ChosenModel, tokenizer: TextTokenizer) -> None:

@@ -91,7 +91,8 @@ class Recipe:
         collate_to: (D widths) -> a collate_fn that pads to those.
         collate_packed: (width) -> lists of examples -> arrays in which each list shares a row;
             None where examples cannot share one.
-        loss_fn: (params, batch, rngs, is_training) -> (totals (B,), weights (B,)).
+        loss_fn: (params, batch, rngs, is_training) -> (totals (B,), weights (B,)), and what else
+            is measured as a third, {name: totals (B,)}.
         make_pred_fn: Generation -> (params, batch, rngs) -> token ids (B, T).
         output_fn: token ids (B, T) -> texts.
         save_pretrained: (params, directory): write the model in Hugging Face's format.

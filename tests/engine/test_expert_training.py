@@ -1,4 +1,4 @@
-"""A mixture of experts in training: the same steps on any mesh, factors for each expert."""
+"""A mixture of experts in training: the same steps on any mesh, with its routers' loss too."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
+from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.compiled_step import lower_train_step
 from redco_flow.engine.lora import plan_lora
 from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.traffic import read_collectives
 from redco_flow.models import mixtral
 from redco_flow.models.find import find_model
+from redco_flow.models.load_balancing import load_balancing_losses
 
 VOCAB, LENGTH, EXPERTS = 64, 40, 4
 CONFIG = find_model("mixtral").Config.from_hugging_face(
@@ -28,19 +32,54 @@ def loss(params, batch, rngs, is_training):
     return cross_entropy(logits[:, :-1], batch["ids"][:, 1:])
 
 
+def padded_loss(params, batch, rngs, is_training):
+    """Texts are of 1 to LENGTH tokens, padded with 0."""
+    return read_padded(params, batch["ids"])[0]
+
+
+def balanced_loss(params, batch, rngs, is_training):
+    """The same and the routers' loss, which weighs a lot."""
+    (totals, weights), router_logits = read_padded(params, batch["ids"])
+    losses = load_balancing_losses(router_logits, CONFIG.num_experts_per_tok, batch["ids"][:, :-1])
+    balance = jnp.sum(losses * (batch["ids"][:, 1:] > 0), axis=1)
+    return totals + balance, weights, {"balance": balance}
+
+
+def read_padded(params, ids):
+    logits, router_logits = mixtral.apply_with_router(CONFIG, params, ids[:, :-1], ids[:, :-1])
+    labels = ids[:, 1:]
+    return cross_entropy(logits, jnp.where(labels == 0, -100, labels)), router_logits
+
+
 def examples(count):
     rng = np.random.default_rng(1)
     return [{"ids": rng.integers(2, VOCAB, LENGTH).astype(np.int32)} for _ in range(count)]
+
+
+def unequal_examples(count):
+    kept = [np.arange(LENGTH) < 1 + (7 * n) % LENGTH for n in range(count)]
+    return [
+        {"ids": row["ids"] * is_kept} for row, is_kept in zip(examples(count), kept, strict=True)
+    ]
 
 
 def collate(rows):
     return {"ids": np.stack([row["ids"] for row in rows])}
 
 
-def train(deployer):
-    """Two steps with plain gradient descent, which enlarges no rounding error."""
+class Records(Callback):
+    def __init__(self):
+        self.logged = []
+
+    def on_log(self, record):
+        self.logged.append(record)
+
+
+def train(deployer, rows, loss=loss, **options):
+    """Train with plain gradient descent, which enlarges no rounding error."""
     params = mixtral.init_params(CONFIG, jax.random.key(0))
-    rules = deployer.get_sharding_rules(params, loss, collate(examples(2)), None, False)
+    rules = deployer.get_sharding_rules(params, loss, collate(rows[:2]), None, False)
+    options = {"global_batch_size": 8} | options
     trainer = Trainer(
         deployer,
         collate_fn=collate,
@@ -48,33 +87,95 @@ def train(deployer):
         params=params,
         optimizer=optax.sgd(1.0),
         sharding_rules=rules,
-        global_batch_size=8,
+        **options,
     )
-    trainer.fit(examples(16), num_epochs=1)
-    return jax.device_get(trainer.state["params"])
+    records = Records()
+    trainer.fit(rows, num_epochs=1, callbacks=[records], log_every_steps=1)
+    return jax.device_get(trainer.state["params"]), records.logged
+
+
+def assert_near(found, expected):
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, two, rtol=0, atol=1e-5 * np.abs(two).max())
+
+
+def one_device():
+    return Deployer(1, devices=jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
 def alone():
-    return train(Deployer(1, devices=jax.devices()[:1]))
+    return train(one_device(), examples(16))[0]
+
+
+@pytest.fixture(scope="module")
+def balanced_alone():
+    return train(one_device(), unequal_examples(16), balanced_loss)
+
+
+MESHES = {
+    "data and model": {"num_model_shards": 2},
+    "fsdp and model": {"num_model_shards": 2, "num_fsdp_shards": 4},
+    "fsdp, context and model": {
+        "num_model_shards": 2, "num_fsdp_shards": 2, "num_context_shards": 2,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shards",
-    [
-        {"num_model_shards": 2},
-        {"num_model_shards": 2, "num_fsdp_shards": 4},
-        {"num_model_shards": 2, "num_fsdp_shards": 2, "num_context_shards": 2},
-    ],
-    ids=["data and model", "fsdp and model", "fsdp, context and model"],
-)
+@pytest.mark.parametrize("shards", MESHES.values(), ids=MESHES)
 def test_training_a_mixture_gives_the_same_parameters_on_any_mesh(alone, shards):
     """Engine case 12."""
-    found = train(Deployer(**shards))
+    assert_near(train(Deployer(**shards), examples(16))[0], alone)
 
-    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(one, two, rtol=0, atol=1e-5 * np.abs(two).max())
+
+def assert_same_training(found, expected):
+    assert_near(found[0], expected[0])
+    for name in ("loss", "balance"):
+        of_found, of_expected = ([record[name] for record in one[1]] for one in (found, expected))
+        np.testing.assert_allclose(of_found, of_expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("per_device_batch_size", [1, 4])
+def test_load_balancing_does_not_depend_on_accumulation(balanced_alone, per_device_batch_size):
+    """Engine case 35."""
+    options = {"per_device_batch_size": per_device_batch_size}
+
+    found = train(one_device(), unequal_examples(16), balanced_loss, **options)
+
+    assert_same_training(found, balanced_alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", MESHES.values(), ids=MESHES)
+def test_load_balancing_does_not_depend_on_the_mesh(balanced_alone, shards):
+    """Engine cases 12 and 36."""
+    found = train(Deployer(**shards), unequal_examples(16), balanced_loss)
+
+    assert_same_training(found, balanced_alone)
+
+
+@pytest.mark.parametrize("num_model_shards", [1, 2])
+def test_load_balancing_sends_one_number_more_between_devices(num_model_shards):
+    deployer = Deployer(num_model_shards)
+    batch = {"ids": jax.ShapeDtypeStruct((8, LENGTH), jnp.int32)}
+    params = mixtral.abstract_params(CONFIG)
+
+    def exchanged(loss_fn):
+        rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
+        step = lower_train_step(deployer, loss_fn, params, optax.sgd(1.0), rules, batch)
+        return sum(one.num_bytes for one in read_collectives(step.compile().as_text()))
+
+    # The sum over the batch that is logged: one float32.
+    assert exchanged(balanced_loss) - exchanged(padded_loss) == 4
+
+
+def test_load_balancing_does_not_depend_on_the_order_of_rows():
+    rows, options = unequal_examples(8), {"per_device_batch_size": 2}
+
+    found = train(one_device(), rows[::-1], balanced_loss, **options)
+
+    assert_same_training(found, train(one_device(), rows, balanced_loss, **options))
 
 
 @pytest.mark.parametrize("length", [4, LENGTH], ids=["few tokens", "many tokens"])

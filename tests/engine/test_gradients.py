@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.gradients import clip, global_norm, mean_gradients
+from redco_flow.engine.gradients import Sums, clip, global_norm, mean_gradients
 
 DIM = 5
 
@@ -24,7 +24,7 @@ def token_data(num_rows=8, length=7):
 
 def sums(w, batch):
     errors = (batch["x"] @ w - batch["y"]) ** 2 * batch["counted"]
-    return jnp.sum(errors), jnp.sum(batch["counted"])
+    return Sums(jnp.sum(errors), jnp.sum(batch["counted"]), {"bias": jnp.sum(batch["y"])})
 
 
 def numpy_gradient(w, batch):
@@ -50,7 +50,7 @@ def test_accumulation_gives_the_mean_over_tokens_and_not_a_mean_of_means(num_mic
     batch = token_data()
     w = np.linspace(-1, 1, DIM)
 
-    gradient, (total, weight) = mean_gradients(
+    gradient, (total, weight, measures) = mean_gradients(
         sums, jnp.asarray(w, jnp.float32), split(batch, num_micro)
     )
 
@@ -58,13 +58,14 @@ def test_accumulation_gives_the_mean_over_tokens_and_not_a_mean_of_means(num_mic
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
     np.testing.assert_allclose(total, expected_total, rtol=1e-6)
     assert weight == expected_weight
+    np.testing.assert_allclose(measures["bias"], np.sum(batch["y"]), rtol=1e-5)
 
 
 def test_a_batch_without_any_token_has_a_zero_gradient():
     """Engine case 37."""
     batch = token_data() | {"counted": np.zeros((8, 7), np.float32)}
 
-    gradient, (total, weight) = mean_gradients(sums, jnp.ones(DIM), split(batch, 4))
+    gradient, (total, weight, _) = mean_gradients(sums, jnp.ones(DIM), split(batch, 4))
 
     np.testing.assert_array_equal(gradient, np.zeros(DIM))
     assert total == weight == 0
@@ -74,7 +75,7 @@ def test_gradients_of_bfloat16_parameters_are_accumulated_in_float32():
     """Engine case 41."""
 
     def linear(w, batch):
-        return jnp.sum(w.astype(jnp.float32) * batch), jnp.float32(1)
+        return Sums(jnp.sum(w.astype(jnp.float32) * batch), jnp.float32(1))
 
     # 1 + 512 × 2^-10: bfloat16 would stay at 1.
     batch = np.concatenate([[1.0], np.full(512, 2.0**-10)]).astype(np.float32)

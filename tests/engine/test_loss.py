@@ -90,7 +90,7 @@ def test_a_scalar_loss_is_the_loss_of_equally_weighted_examples():
     def mean_square(params, batch, rngs, is_training):
         return jnp.mean((batch["x"] - params) ** 2)
 
-    totals, weights = per_example_loss(
+    totals, weights, _ = per_example_loss(
         mean_square, 1.0, batch_of(4), jax.random.split(jax.random.key(0), 4), is_training=True
     )
 
@@ -104,7 +104,10 @@ def test_a_scalar_loss_is_the_loss_of_equally_weighted_examples():
         (jnp.zeros(2), r"a scalar loss of shape \(2,\), expected \(\)"),
         ((jnp.zeros(()), jnp.zeros(3)), r"totals of shape \(\), expected \(3,\)"),
         ((jnp.zeros(3), jnp.zeros((3, 2))), r"weights of shape \(3, 2\), expected \(3,\)"),
-        ((jnp.zeros(3),) * 3, "returned 3 values"),
+        ((jnp.zeros(3),) * 4, "returned 4 values"),
+        ((jnp.zeros(3),) * 3, "third value of type ArrayImpl"),
+        ((jnp.zeros(3), jnp.zeros(3), {"x": 0.0}), r"x of shape \(\), expected \(3,\)"),
+        ((jnp.zeros(3), jnp.zeros(3), {"loss": jnp.zeros(3)}), "a measure 'loss'"),
     ],
 )
 def test_a_loss_of_another_shape_is_refused(result, message):

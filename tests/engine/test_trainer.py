@@ -383,6 +383,41 @@ def test_log_records_cover_every_step_once():
     assert recorder.logs[2]["loss"] == pytest.approx(each[6], rel=1e-6)
 
 
+@pytest.mark.parametrize("per_device_batch_size", [4, 1])
+def test_what_a_loss_measures_is_logged_as_the_mean_by_the_same_weights(per_device_batch_size):
+    def measuring(params, batch, rngs, is_training):
+        totals, weights = mlp_loss(params, batch)
+        return totals, weights, {"square": jnp.sum(batch["y"] ** 2 * batch["counted"], axis=1)}
+
+    examples, recorder = token_examples(27), Recorder()
+    trainer = trainer_of(
+        two_devices(), measuring, per_device_batch_size=per_device_batch_size, seed=3
+    )
+
+    trainer.fit(
+        examples, num_epochs=1, eval_examples=examples, callbacks=[recorder], log_every_steps=3
+    )
+
+    rows = [examples[index] for index in epoch_order(27, 3, 0)]
+    windows = rows[:24], rows[24:]
+    expected = [
+        sum(np.sum(row["y"] ** 2 * row["counted"]) for row in window)
+        / sum(np.sum(row["counted"]) for row in window)
+        for window in windows
+    ]
+    np.testing.assert_allclose([r["square"] for r in recorder.logs], expected, rtol=1e-5)
+    assert "square" not in recorder.evals[0]
+
+
+def test_a_measure_that_is_not_finite_stops_the_training():
+    def measuring(params, batch, rngs, is_training):
+        totals, weights = mlp_loss(params, batch)
+        return totals, weights, {"ratio": weights / 0.0}
+
+    with pytest.raises(NonFiniteLoss, match="measure ratio after step 1 is"):
+        trainer_of(two_devices(), measuring).fit(token_examples(8), num_epochs=1)
+
+
 def test_evaluations_come_when_they_are_due_and_carry_loss_and_metrics():
     recorder = Recorder()
     trainer = trainer_of(two_devices())

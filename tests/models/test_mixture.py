@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models import mixtral
 from redco_flow.models.block_config import MixtureConfig
-from redco_flow.models.mixture import choose_experts, load_balancing_loss, mix_experts
+from redco_flow.models.mixture import choose_experts, mix_experts
 
 EXPERTS, CHOSEN, WIDTH, UNITS = 8, 2, 12, 20
 CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")
@@ -104,37 +103,6 @@ def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
     # Of processors' time, the least of each in turns: other processes weigh little in it.
     least_few, least_every = (min(column) for column in zip(*turns, strict=True))
     assert least_few < 0.5 * least_every
-
-
-def test_a_balanced_router_costs_the_least():
-    rng = np.random.default_rng(0)
-    balanced = np.tile(np.eye(4, dtype=np.float32) * 1e-3, (2, 3, 4, 1))
-    collapsed = balanced + np.array([9, 9, 0, 0], np.float32)
-
-    least = load_balancing_loss(balanced, 1)
-
-    np.testing.assert_allclose(least, 1.0, rtol=1e-3)
-    assert load_balancing_loss(collapsed + rng.normal(0, 0.1, collapsed.shape), 1) > 1.5
-
-
-@pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
-def test_the_load_balancing_loss_is_that_of_the_torch_reference(
-    decoder, padded_batch, torch_reference
-):
-    import torch
-
-    inputs = {name: torch.tensor(values) for name, values in padded_batch.items()}
-    reference = torch_reference(decoder)
-    with torch.no_grad():
-        expected = reference(**inputs, output_router_logits=True).aux_loss.numpy()
-
-    apply = jax.jit(partial(mixtral.apply_with_router, decoder.config))
-    mask = padded_batch["attention_mask"]
-    _, router_logits = apply(decoder.params, padded_batch["input_ids"], mask)
-
-    assert router_logits.shape == (3, *mask.shape, 4)
-    found = load_balancing_loss(router_logits, decoder.config.num_experts_per_tok, mask)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)

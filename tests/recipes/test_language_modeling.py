@@ -264,3 +264,72 @@ def test_a_packed_row_has_the_loss_of_its_examples_alone_in_every_family(tokeniz
     assert packed_weights.tolist() == [9]
     # 1e-5: float32 sums in other orders.
     np.testing.assert_allclose(packed.sum(), alone.sum(), rtol=1e-5)
+
+
+def mixtral(tokenizer, **config):
+    sizes = {**_LLAMA, "num_local_experts": 4}
+    recipe = built(tokenizer, family="mixtral", config={**sizes, **config})
+    return recipe, jax.jit(recipe.init_params)(jax.random.key(0))
+
+
+MIXED_ROWS = [example([5, 6], [7, 8, 1]), example([], [3, 4, 5, 1]), example([9, 9, 9], [4, 1])]
+
+
+def test_a_mixture_whose_config_says_so_is_trained_on_the_references_loss(tokenizer, tmp_path):
+    """One example at a time, where the reference's loss is that example's."""
+    torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+    import transformers
+
+    recipe, params = mixtral(tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
+    batch = recipe.collate_fn(MIXED_ROWS)
+    recipe.save_pretrained(params, tmp_path)
+    reference = transformers.MixtralForCausalLM.from_pretrained(tmp_path)
+    loss = jax.jit(recipe.loss_fn, static_argnums=3)
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    totals, weights, measures = loss(params, batch, keys, True)
+
+    for row in range(len(MIXED_ROWS)):
+        length = 1 + np.flatnonzero(batch["labels"][row] != IGNORED)[-1]
+        ids, labels = (
+            torch.tensor(batch[name][row : row + 1, :length], dtype=torch.int64)
+            for name in ("input_ids", "labels")
+        )
+        with torch.no_grad():
+            # Labels count in any case; those that it is to shift are given shifted beside them.
+            expected = reference(input_ids=ids, labels=labels, shift_labels=labels)
+        found = [totals[row] / weights[row], measures["load_balancing_loss"][row] / weights[row]]
+        np.testing.assert_allclose(found, [expected.loss, expected.aux_loss], rtol=1e-5)
+
+
+def test_a_packed_row_is_balanced_as_its_examples_alone(tokenizer):
+    """Engine case 34."""
+    recipe, params = mixtral(tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
+    loss = jax.jit(recipe.loss_fn, static_argnums=3)
+    keys = jax.random.split(jax.random.key(1), 3)
+
+    totals, _, measures = loss(params, recipe.collate_fn(MIXED_ROWS), keys, True)
+    packed, _, packed_measures = loss(
+        params, recipe.collate_packed(16)([MIXED_ROWS]), keys[:1], True
+    )
+
+    # 1e-5: float32 sums in other orders.
+    np.testing.assert_allclose(packed.sum(), totals.sum(), rtol=1e-5)
+    for name, values in measures.items():
+        np.testing.assert_allclose(packed_measures[name].sum(), values.sum(), rtol=1e-5)
+
+
+def test_a_mixture_is_evaluated_on_its_texts_alone(tokenizer):
+    recipe, params = mixtral(tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
+    plain, _ = mixtral(tokenizer)
+    batch, keys = recipe.collate_fn(MIXED_ROWS), jax.random.split(jax.random.key(1), 3)
+    loss = jax.jit(recipe.loss_fn, static_argnums=3)
+
+    totals, _, measures = loss(params, batch, keys, True)
+    evaluated = loss(params, batch, keys, False)
+
+    without = jax.jit(plain.loss_fn, static_argnums=3)(params, batch, keys, True)
+    for one, two in zip(evaluated, without, strict=True):
+        np.testing.assert_array_equal(one, two)
+    added = 0.3 * measures["load_balancing_loss"]
+    np.testing.assert_allclose(totals, without[0] + added, rtol=1e-6)

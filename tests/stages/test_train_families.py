@@ -66,6 +66,16 @@ def test_a_plan_takes_what_fits_the_family(recipe, family, config):
             {"family": "gpt2", "config": {"n_head": 7}},
             "7; it must divide n_em",
         ),
+        (
+            "language_modeling",
+            {"family": "mixtral", "config": {"output_router_logits": "yes"}},
+            "output_router_logits is 'yes'; it must be true or false",
+        ),
+        (
+            "language_modeling",
+            {"family": "llama", "config": {"output_router_logits": True}},
+            "llama config has no key 'output_router_logits'",
+        ),
         ("text_to_text", {"family": "bert"}, "trains t5, bart, and not 'bert'"),
         ("text_to_text", {"family": "bird"}, "no model family 'bird'; known: t5, bart"),
         ("text_to_text", {"family": "bird", "name_or_path": "a/b"}, "no model family 'bird'"),
