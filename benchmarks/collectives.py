@@ -25,10 +25,12 @@ from compile_targets import TARGETS, find_devices, set_environment
 COMPILED_FOR = next((name for name in TARGETS if name in sys.argv), "cpu")
 set_environment(COMPILED_FOR, num_cpu_devices=8)
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fused_models import FusedModel, GatedBlock
 from user_model import UserModel
 
 from redco_flow import Deployer
@@ -173,7 +175,20 @@ def renamed() -> Case:
 
 def user() -> Case:
     """`user_model.py`, whose author thought of no device."""
-    module = UserModel(32000, WIDTH, LAYERS, HEADS)
+    return of_module(UserModel(32000, WIDTH, LAYERS, HEADS), 4)
+
+
+def fused(**values: Any) -> Case:
+    """`fused_models.py`: kernels whose parts are taken apart after the product.
+
+    Scanned layers are rematerialised, and the backward pass repeats the reduction after attention.
+    """
+    module = FusedModel(32000, WIDTH, LAYERS, HEADS, **values)
+    return of_module(module, 5 if module.is_scanned else 4)
+
+
+def of_module(module: nn.Module, reductions_per_layer: int) -> Case:
+    """A user's module: token ids to logits."""
     tokens = jnp.zeros((1, SOURCE), jnp.int32)
     params = jax.eval_shape(lambda: module.init(jax.random.key(0), tokens)["params"])
 
@@ -182,7 +197,7 @@ def user() -> Case:
         return cross_entropy(logits, batch["labels"])
 
     batch = {"input_ids": ids(SOURCE), "labels": ids(SOURCE)}
-    return Case(params, loss_fn, batch, (LAYERS * 4 + 2) * SOURCE)
+    return Case(params, loss_fn, batch, (LAYERS * reductions_per_layer + 2) * SOURCE)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -198,6 +213,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "bert": bert,
     "renamed": renamed,
     "user": user,
+    "user_fused": partial(fused, num_kv_heads=HEADS),
+    "user_fused_scan": partial(fused, num_kv_heads=HEADS, is_scanned=True, is_tied=False),
+    "user_fused_gqa": partial(fused, num_kv_heads=8, block=GatedBlock, is_tied=False),
+    "user_fused_gqa_scan": partial(fused, num_kv_heads=8, block=GatedBlock, is_scanned=True),
 }
 
 

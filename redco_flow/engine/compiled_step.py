@@ -14,18 +14,25 @@ import jax.numpy as jnp
 import optax
 
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.gathering import gather_where_used
 from redco_flow.engine.loss import LossFn
 from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import ShardingRules
-from redco_flow.engine.state_layout import state_layout
-from redco_flow.engine.stored_steps import TrainStep, on_stored_state
+from redco_flow.engine.state_layout import fused_layout, state_layout
+from redco_flow.engine.stored_steps import TrainStep, on_stored_state, on_unpadded_params
 from redco_flow.engine.train_step import (
     MicroBatches,
     Schedule,
     make_train_step,
 )
 from redco_flow.engine.trainable import Trainable, restrict
+
+# XLA for GPUs computes while it reduces and gathers only if told to; for TPUs it does anyway.
+_OVERLAP_ON_GPUS = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_pipelined_all_gather": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+    "xla_gpu_enable_pipelined_reduce_scatter": True,
+}
 
 
 def plan_state_storage(
@@ -47,7 +54,7 @@ def plan_state_storage(
     shapes, specs = state_layout(
         params, optimizer, rules, counts_skipped=counts_skipped, trainable=trainable
     )
-    return deployer.storage(shapes, specs)
+    return deployer.storage(shapes, specs, fused_layout(shapes, rules))
 
 
 def jit_train_step(deployer: Deployer, step: TrainStep, storage: PaddedStorage) -> Any:
@@ -55,10 +62,12 @@ def jit_train_step(deployer: Deployer, step: TrainStep, storage: PaddedStorage) 
 
     It reuses the memory of the state that it is given.
     """
+    on_gpus = deployer.mesh.devices.flat[0].platform == "gpu"
     return jax.jit(
         deployer.on_mesh(on_stored_state(step, storage)),
         donate_argnums=0,
         out_shardings=(storage.stored_sharding, deployer.named_sharding()),
+        compiler_options=_OVERLAP_ON_GPUS if on_gpus else None,
     )
 
 
@@ -93,7 +102,7 @@ def lower_train_step(
     state = jax.tree.map(_placed, stored, storage.stored_sharding)
     rows = deployer.rows_sharding(dim=1)
     micro_batches = jax.tree.map(lambda x: _placed(x, rows), _micro_shapes(batch, num_micro))
-    loss_fn = gather_where_used(loss_fn, storage["params"])
+    loss_fn = on_unpadded_params(loss_fn, storage["params"])
     step = make_train_step(
         loss_fn,
         optimizer,

@@ -17,6 +17,8 @@ from jax.extend import core
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 # (inside of a loop) -> what wraps its body, and the whole function
 Wrap = Callable[..., Callable[..., Any]]
+# A value and how it becomes ready; None where it is.
+Outcome = tuple[Any, "Deferred | None"]
 
 
 class Deferred(ABC):
@@ -24,6 +26,8 @@ class Deferred(ABC):
 
     # Whether a cast of the value may come first.
     casts_first: ClassVar[bool]
+    # Whether a loop takes it as it is, and not ready.
+    enters_loops: ClassVar[bool] = False
 
     @abstractmethod
     def use(self, value: Any) -> jax.Array:
@@ -32,6 +36,16 @@ class Deferred(ABC):
     @abstractmethod
     def row(self) -> Deferred | None:
         """Return how one entry along the first dim becomes ready; None: all must be at once."""
+
+    def through(
+        self, equation: Any, values: Sequence[Any], deferred: Sequence[Deferred | None]
+    ) -> list[Outcome] | None:
+        """Return an operation's results on values that are not ready; None: it needs them ready.
+
+        Args:
+            values, deferred: of the operands; at least one is deferred in this way.
+        """
+        return None
 
 
 def _as_it_is(function: Callable[..., Any], *, in_loop: bool = False) -> Callable[..., Any]:
@@ -67,7 +81,7 @@ def run_deferred(
     jaxpr, results = jax.make_jaxpr(on_arrays, return_shape=True)(shapes, arrays)
     evaluator = _Evaluator(wrap)
     splits = [*deferred, *[None] * len(arrays)]
-    run = wrap(lambda *values: evaluator.evaluate(jaxpr, values, splits))
+    run = wrap(lambda *values: _ready(evaluator.evaluate(jaxpr, values, splits)))
     return jax.tree.unflatten(jax.tree.structure(results), run(*values, *arrays))
 
 
@@ -82,17 +96,17 @@ class _Evaluator:
         jaxpr: core.ClosedJaxpr,
         values: Sequence[Any],
         deferred: Sequence[Deferred | None],
-    ) -> list[Any]:
+    ) -> list[Outcome]:
         env = _Environment(jaxpr, values, deferred)
         for equation in jaxpr.jaxpr.eqns:
             if any(env.deferred(v) for v in equation.invars):
                 outs = self._on_deferred(equation, env)
             else:
-                outs = _bind(equation, [env.value(v) for v in equation.invars])
+                outs = _as_ready(bind(equation, [env.value(v) for v in equation.invars]))
             env.write(equation.outvars, outs)
-        return [env.use(v) for v in jaxpr.jaxpr.outvars]
+        return [env.outcome(v) for v in jaxpr.jaxpr.outvars]
 
-    def _on_deferred(self, equation: Any, env: _Environment) -> list[Any]:
+    def _on_deferred(self, equation: Any, env: _Environment) -> list[Outcome]:
         name = equation.primitive.name
         found = [env.deferred(v) for v in equation.invars]
         values = [env.value(v) for v in equation.invars]
@@ -104,39 +118,52 @@ class _Evaluator:
         if name == "scan":
             return self._scan(equation, env)
         if name == "convert_element_type" and found[0] is not None and found[0].casts_first:
-            env.defer(equation.outvars[0], found[0])
-            return _bind(equation, values)
-        return _bind(equation, [env.use(v) for v in equation.invars])
+            return [(value, found[0]) for value in bind(equation, values)]
+        how = next(how for how in found if how is not None)
+        outs = how.through(equation, values, found)
+        if outs is None:
+            return _as_ready(bind(equation, [env.use(v) for v in equation.invars]))
+        return outs
 
     def _rematerialise(
         self, equation: Any, values: Sequence[Any], deferred: list[Deferred | None]
-    ) -> list[Any]:
+    ) -> list[Outcome]:
         inner, options = equation.params["jaxpr"], equation.params
         closed = core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
-        again = jax.checkpoint(
-            lambda *values: self.evaluate(closed, values, deferred),
-            policy=options["policy"],
-            prevent_cse=options["prevent_cse"],
-        )
-        found: list[Any] = again(*values)
-        return found
+        hows: list[Deferred | None] = []
 
-    def _scan(self, equation: Any, env: _Environment) -> list[Any]:
+        def evaluate(*values: Any) -> list[Any]:
+            outs = self.evaluate(closed, values, deferred)
+            # Of the last trace: each finds the same.
+            hows[:] = [how for _, how in outs]
+            return [value for value, _ in outs]
+
+        again = jax.checkpoint(
+            evaluate, policy=options["policy"], prevent_cse=options["prevent_cse"]
+        )
+        return list(zip(again(*values), hows, strict=True))
+
+    def _scan(self, equation: Any, env: _Environment) -> list[Outcome]:
         """Run a scan whose body makes the rows ready that it is given."""
         options = equation.params
         num_consts, num_carry = options["num_consts"], options["num_carry"]
         num_whole = num_consts + num_carry
-        whole = [env.use(v) for v in equation.invars[:num_whole]]
+        hows = [env.deferred(v) for v in equation.invars[:num_consts]]
+        hows = [how if how is not None and how.enters_loops else None for how in hows]
+        consts = [
+            env.use(v) if how is None else env.value(v)
+            for v, how in zip(equation.invars, hows, strict=False)
+        ]
+        carry = [env.use(v) for v in equation.invars[num_consts:num_whole]]
         stacks = equation.invars[num_whole:]
         rows = [how.row() if (how := env.deferred(v)) else None for v in stacks]
         stacked = [
             env.use(v) if row is None else env.value(v) for v, row in zip(stacks, rows, strict=True)
         ]
-        consts, carry = whole[:num_consts], whole[num_consts:]
-        deferred = [*[None] * num_whole, *rows]
+        deferred = [*hows, *[None] * num_carry, *rows]
 
         def body(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
-            outs = self.evaluate(options["jaxpr"], [*consts, *carry, *parts], deferred)
+            outs = _ready(self.evaluate(options["jaxpr"], [*consts, *carry, *parts], deferred))
             return outs[:num_carry], outs[num_carry:]
 
         carry, made = jax.lax.scan(
@@ -147,7 +174,7 @@ class _Evaluator:
             reverse=options["reverse"],
             unroll=options["unroll"],
         )
-        return [*carry, *made]
+        return _as_ready([*carry, *made])
 
 
 class _Environment:
@@ -183,19 +210,31 @@ class _Environment:
             self._ready[variable] = how.use(self.value(variable))
         return self._ready[variable]
 
-    def defer(self, variable: Any, how: Deferred) -> None:
-        """Say how a result becomes ready."""
-        self._deferred[variable] = how
+    def outcome(self, variable: Any) -> Outcome:
+        """As it is, and how it becomes ready."""
+        return self.value(variable), self.deferred(variable)
 
-    def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    def write(self, variables: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
         """Keep results."""
-        self._values |= dict(zip(variables, values, strict=True))
+        for variable, (value, how) in zip(variables, outcomes, strict=True):
+            self._values[variable] = value
+            if how is not None:
+                self._deferred[variable] = how
 
 
-def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Run one equation of a jaxpr on other values than it was traced with."""
     asked = equation.primitive.get_bind_params(equation.params)
     # Functions apart from the parameters: before JAX 0.10.
     functions, params = asked if isinstance(asked, tuple) else ((), asked)
     with equation.ctx.manager:
         found = equation.primitive.bind(*functions, *values, **params)
     return list(found) if equation.primitive.multiple_results else [found]
+
+
+def _as_ready(values: Sequence[Any]) -> list[Outcome]:
+    return [(value, None) for value in values]
+
+
+def _ready(outcomes: Sequence[Outcome]) -> list[Any]:
+    return [value if how is None else how.use(value) for value, how in outcomes]

@@ -213,12 +213,17 @@ class Deployer:
 
     def params_storage(self, params: Any, rules: ShardingRules) -> PaddedStorage:
         """Say how parameters are stored while they are computed with."""
-        return self.storage(params, rules.specs(params))
+        return self.storage(params, rules.specs(params), rules.fused(params))
 
-    def storage(self, tree: Any, specs: Any) -> PaddedStorage:
-        """Say how a tree of arrays or shapes with these specs is stored."""
+    def storage(self, tree: Any, specs: Any, fused: Any = None) -> PaddedStorage:
+        """Say how a tree of arrays or shapes with these specs is stored.
+
+        Args:
+            fused: per leaf the dim that is sorted by shard, or None; None: no dim of any.
+        """
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
-        return PaddedStorage(self.mesh, shapes, specs)
+        nothing = jax.tree.map(lambda _: None, shapes)
+        return PaddedStorage(self.mesh, shapes, specs, nothing if fused is None else fused)
 
     def shard_params(self, params: Any, rules: ShardingRules) -> Any:
         """Lay parameters out over the mesh; arrays that already lie so are not copied."""

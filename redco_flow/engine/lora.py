@@ -24,7 +24,12 @@ from redco_flow.engine.deferred import Deferred, run_deferred
 from redco_flow.engine.errors import EngineError
 from redco_flow.engine.mesh import MODEL_AXIS
 from redco_flow.engine.parameter_paths import join, named_leaves
-from redco_flow.engine.sharding import ShardingRule, ShardingRules, check_rules
+from redco_flow.engine.sharding import (
+    ShardedParameter,
+    ShardingRule,
+    ShardingRules,
+    check_rules,
+)
 from redco_flow.engine.two_rules import read_roles
 
 BASE, FACTORS = "base", "lora"
@@ -159,12 +164,14 @@ class Lora:
             params: with factors; arrays or shapes.
         """
         base = [
-            ShardingRule(f"{BASE}/{p.path}", p.spec, p.reason, exact=True, is_padded=True)
+            ShardingRule(
+                f"{BASE}/{p.path}", p.spec, p.reason, exact=True, is_padded=True, fused=p.fused
+            )
             for p in rules.parameters
         ]
-        specs = {parameter.path: parameter.spec for parameter in rules.parameters}
+        kernels = {parameter.path: parameter for parameter in rules.parameters}
         factors = [
-            rule for target in self.targets for rule in _factor_rules(target, specs[target.path])
+            rule for target in self.targets for rule in _factor_rules(target, kernels[target.path])
         ]
         return check_rules([*base, *factors], params, rules.axis_sizes)
 
@@ -229,8 +236,8 @@ def _find_kernels(params: Any, function: Callable[..., Any], inputs: Sequence[An
     return [found[number] for number in sorted(found)]
 
 
-def _factor_rules(target: Target, spec: PartitionSpec) -> list[ShardingRule]:
-    axes = dict(enumerate(spec))
+def _factor_rules(target: Target, kernel: ShardedParameter) -> list[ShardingRule]:
+    axes = dict(enumerate(kernel.spec))
 
     def along(places: Sequence[int]) -> list[str | None]:
         return [MODEL_AXIS if axes.get(place) == MODEL_AXIS else None for place in places]
@@ -238,8 +245,14 @@ def _factor_rules(target: Target, spec: PartitionSpec) -> list[ShardingRule]:
     whole: list[str | None] = [None] * len(target.stack)
     a = PartitionSpec(*whole, *along(target.inputs), None)
     b = PartitionSpec(*whole, None, *along(target.outputs))
+    fused = kernel.fused
+    if fused is not None:
+        fused = fused.at(len(whole) + 1 + target.outputs.index(fused.place))
     name = f"{FACTORS}/{target.path}"
+    like_inputs, like_outputs = (
+        f"split like its kernel's {side}" for side in ("inputs", "outputs")
+    )
     return [
-        ShardingRule(f"{name}/a", a, "split like its kernel's inputs", exact=True, is_padded=True),
-        ShardingRule(f"{name}/b", b, "split like its kernel's outputs", exact=True, is_padded=True),
+        ShardingRule(f"{name}/a", a, like_inputs, exact=True, is_padded=True),
+        ShardingRule(f"{name}/b", b, like_outputs, exact=True, is_padded=True, fused=fused),
     ]

@@ -6,15 +6,18 @@ leaf's path names its parameter. Knows shapes and paths; refuses to know which o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import PartitionSpec
 
+from redco_flow.engine.fused_parts import FusedParts
 from redco_flow.engine.parameter_paths import Path, key_names, named_leaves
 
+Owner = TypeVar("Owner")
 Shape = tuple[int, ...]
 
 
@@ -51,7 +54,42 @@ def optimizer_specs(opt_state: Any, params: Any, param_specs: Any) -> Any:
     return jax.tree_util.tree_map_with_path(find, opt_state)
 
 
-def _find_owner(path: Path, owners: Mapping[Path, _Owner]) -> _Owner | None:
+def optimizer_fused(opt_state: Any, params: Any, param_fused: Any) -> Any | None:
+    """Return, in a tree like an optimizer state, which dim of each array is sorted by shard.
+
+    Args:
+        opt_state, params: arrays or shapes.
+        param_fused: per parameter its FusedParts or None, in a tree like `params`.
+
+    Returns:
+        None where an array of a fused parameter is neither of its shape nor plainly a mean along
+        one dim, so that what became of its columns is not known.
+    """
+    structure: Any = jax.tree.structure(params)
+    given: list[FusedParts | None] = structure.flatten_up_to(param_fused)
+    owners = {
+        path: (tuple(leaf.shape), fused)
+        for (path, leaf), fused in zip(named_leaves(params), given, strict=True)
+    }
+    unknown = []
+
+    def find(key_path: tuple[Any, ...], leaf: Any) -> FusedParts | None:
+        path, shape = key_names(key_path), tuple(map(int, leaf.shape))
+        whole, fused = _find_owner(path, owners) or ((), None)
+        if fused is None or shape == whole or math.prod(shape) == 1:
+            return fused if shape == whole else None
+        places = [place for place in range(len(whole)) if _without(whole, place) == shape]
+        if not places or whole.count(fused.size) > 1:
+            unknown.append(path)
+        if not places or fused.place in places:
+            return None
+        return fused.at(fused.place - (places[0] < fused.place))
+
+    found = jax.tree_util.tree_map_with_path(find, opt_state)
+    return None if unknown else found
+
+
+def _find_owner(path: Path, owners: Mapping[Path, Owner]) -> Owner | None:
     """Return the parameter with the longest path that ends `path`."""
     for start in range(len(path) + 1):
         if path[start:] in owners:
@@ -69,7 +107,11 @@ def _leaf_spec(shape: Shape, owner: _Owner) -> PartitionSpec:
     found = {
         axes[:dim] + axes[dim + 1 :]
         for dim in range(len(owner.shape))
-        if owner.shape[:dim] + owner.shape[dim + 1 :] == shape
+        if _without(owner.shape, dim) == shape
     }
     # Equal dims leave open which one was averaged away; such a leaf is one row or column.
     return PartitionSpec(*found.pop()) if len(found) == 1 else PartitionSpec()
+
+
+def _without(shape: Shape, place: int) -> Shape:
+    return shape[:place] + shape[place + 1 :]

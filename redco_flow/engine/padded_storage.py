@@ -1,9 +1,10 @@
-"""Store arrays padded where the shards do not divide them; compute on them exactly.
+"""Store arrays padded where the shards do not divide them, and fused parts sorted by shard.
 
 A table of 50257 rows over 4 shards lies on the devices as 50260, which is how XLA splits 50257 rows
 by itself, so cutting the padding off inside a compiled function moves nothing. The padding
-never meets a loss, a gradient or an optimizer. Knows shapes and specs; refuses to know what the
-arrays are.
+never meets a loss, a gradient or an optimizer. Fused parts keep their order by shard there
+(`fused_use.py`), for sorting moves them. Knows shapes and specs; refuses to know what the arrays
+are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from redco_flow.engine.fused_parts import FusedParts
 from redco_flow.engine.sharding import mesh_axes, stored_shape
 
 
@@ -26,21 +28,29 @@ class PaddedStorage:
     Args:
         shapes: the tree's exact shapes.
         specs: a PartitionSpec per leaf, as it is stored.
+        fused: per leaf the dim that is stored sorted by shard, or None.
     """
 
     mesh: Mesh
     shapes: Any
     specs: Any
+    fused: Any
 
     def __getitem__(self, key: str) -> PaddedStorage:
         """Return the storage of a part of the tree."""
-        return PaddedStorage(self.mesh, self.shapes[key], self.specs[key])
+        return PaddedStorage(self.mesh, self.shapes[key], self.specs[key], self.fused[key])
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is padded: `open` and `close` then return what they are given."""
-        padded = self._map(lambda shape, spec: self._stored(shape, spec) != tuple(shape.shape))
-        return not any(jax.tree.leaves(padded))
+        """Whether `open` and `close` return what they are given."""
+        return not self._is_padded and not any(self.fused_leaves)
+
+    @property
+    def fused_leaves(self) -> list[FusedParts | None]:
+        """One entry of `fused` per leaf of the tree."""
+        structure: Any = jax.tree.structure(self.shapes)
+        leaves: list[FusedParts | None] = structure.flatten_up_to(self.fused)
+        return leaves
 
     @property
     def stored_sharding(self) -> Any:
@@ -59,7 +69,15 @@ class PaddedStorage:
         )
 
     def open(self, stored: Any) -> Any:
-        """Cut the padding off; to be traced into a compiled function."""
+        """Make stored arrays exact; to be traced into a compiled function."""
+        return self._sort(FusedParts.open, self.unpad(stored))
+
+    def close(self, exact: Any) -> Any:
+        """Make exact arrays what is stored; to be traced into a compiled function."""
+        return self.pad(self._sort(FusedParts.close, exact))
+
+    def unpad(self, stored: Any) -> Any:
+        """Cut the padding off, as compiled steps do; what is sorted by shard stays so."""
 
         def cut(shape: Any, spec: PartitionSpec, array: jax.Array) -> jax.Array:
             if array.shape == tuple(shape.shape):
@@ -69,10 +87,10 @@ class PaddedStorage:
             placed: jax.Array = jax.lax.with_sharding_constraint(exact, sharding)
             return placed
 
-        return stored if self.is_exact else self._map(cut, stored)
+        return self._map(cut, stored) if self._is_padded else stored
 
-    def close(self, exact: Any) -> Any:
-        """Pad with zeros; to be traced into a compiled function."""
+    def pad(self, exact: Any) -> Any:
+        """Undo `unpad`, with zeros."""
 
         def pad(shape: Any, spec: PartitionSpec, array: jax.Array) -> jax.Array:
             wanted = self._stored(shape, spec)
@@ -81,7 +99,20 @@ class PaddedStorage:
             widths = [(0, after - now) for now, after in zip(array.shape, wanted, strict=True)]
             return jnp.pad(array, widths)
 
-        return exact if self.is_exact else self._map(pad, exact)
+        return self._map(pad, exact) if self._is_padded else exact
+
+    @property
+    def _is_padded(self) -> bool:
+        padded = self._map(lambda shape, spec: self._stored(shape, spec) != tuple(shape.shape))
+        return any(jax.tree.leaves(padded))
+
+    def _sort(self, sort: Callable[[FusedParts, jax.Array], jax.Array], tree: Any) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        found = [
+            leaf if fused is None else sort(fused, leaf)
+            for leaf, fused in zip(leaves, self.fused_leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, found)
 
     def _stored(self, shape: Any, spec: PartitionSpec) -> tuple[int, ...]:
         return stored_shape(tuple(shape.shape), spec, dict(self.mesh.shape))

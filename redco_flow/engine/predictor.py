@@ -15,10 +15,10 @@ import numpy as np
 from redco_flow.engine.batch_layout import check_multiple, check_positive
 from redco_flow.engine.data import Batch, CollateFn, EvalBatches, Examples
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.gathering import gather_where_used
 from redco_flow.engine.overlap import fetch_late, put_early
 from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import ShardingRules
+from redco_flow.engine.stored_steps import on_unpadded_params
 from redco_flow.engine.train_step import example_keys
 
 # (params, batch, rngs [B]) -> a tree of arrays with leading dim B
@@ -106,10 +106,10 @@ class Predictor:
         if self._storage is None:
             storage = self._storage = self.deployer.params_storage(params, rules)
 
-            pred_fn = gather_where_used(self._pred_fn, storage)
+            pred_fn = on_unpadded_params(self._pred_fn, storage)
 
             def step(params: Any, seed: jax.Array, batch: Any, rows: jax.Array) -> Any:
-                return pred_fn(storage.open(params), batch, example_keys(seed, 0, rows))
+                return pred_fn(storage.unpad(params), batch, example_keys(seed, 0, rows))
 
             # Replicated results can be read by every process.
             everywhere = self.deployer.named_sharding()

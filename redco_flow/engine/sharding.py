@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.errors import ShardingError
+from redco_flow.engine.fused_parts import FusedParts
 from redco_flow.engine.mesh import FSDP_AXIS, MODEL_AXIS, PARAMETER_AXES
 from redco_flow.engine.parameter_paths import join, key_names, named_leaves
 
@@ -36,6 +37,7 @@ class ShardingRule:
         exact: whether the pattern is a path rather than a regex.
         is_padded: whether a dim that its axis does not divide is stored padded; else that is an
             error.
+        fused: the parts of a dim whose columns are stored sorted by shard; None: as they are.
     """
 
     pattern: str
@@ -43,6 +45,7 @@ class ShardingRule:
     reason: str
     exact: bool = False
     is_padded: bool = False
+    fused: FusedParts | None = None
 
     def matches(self, path: str) -> bool:
         """Tell whether the rule speaks about the parameter at `path`."""
@@ -64,6 +67,7 @@ class ShardedParameter:
     stored_bytes: int
     spec: PartitionSpec
     reason: str
+    fused: FusedParts | None = None
 
     @property
     def is_replicated(self) -> bool:
@@ -88,12 +92,24 @@ class ShardingRules:
         Raises:
             ShardingError: no rule matches a parameter, or its shape does not fit the rule.
         """
+        return self._find(params, lambda rule: rule.spec)
 
-        def find(key_path: tuple[Any, ...], leaf: Any) -> PartitionSpec:
+    def fused(self, params: Any) -> Any:
+        """Return, in a tree like `params`, which dim of each is stored sorted by shard, if any.
+
+        Raises:
+            ShardingError: as `specs`.
+        """
+        return self._find(params, lambda rule: rule.fused)
+
+    def _find(self, params: Any, ask: Callable[[ShardingRule], Any]) -> Any:
+        """Ask each parameter's rule."""
+
+        def find(key_path: tuple[Any, ...], leaf: Any) -> Any:
             path = join(key_names(key_path))
             rule = _first_match(self.rules, path, tuple(leaf.shape))
             _check_fit(rule, path, tuple(leaf.shape), self.axis_sizes)
-            return rule.spec
+            return ask(rule)
 
         return jax.tree_util.tree_map_with_path(find, params)
 
@@ -161,7 +177,7 @@ def check_rules(
         item = np.dtype(leaf.dtype).itemsize
         stored = stored_shape(shape, rule.spec, axis_sizes)
         sizes = (math.prod(shape) * item, math.prod(stored) * item)
-        decided.append(ShardedParameter(path, shape, *sizes, rule.spec, rule.reason))
+        decided.append(ShardedParameter(path, shape, *sizes, rule.spec, rule.reason, rule.fused))
     return ShardingRules(rules, tuple(decided), axis_sizes)
 
 

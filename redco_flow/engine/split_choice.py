@@ -116,14 +116,17 @@ def _choose_units(choice: Choice, product: Product) -> None:
 
 
 def _output_dims(choice: Choice, product: Product) -> list[Dim]:
-    """List the dims of the product's parameters that it puts out and that may be split."""
+    """List the dims of the product's parameters that it puts out and that may be split.
+
+    Of parts fused in one dim, what each of them has.
+    """
     roles = choice.roles
     outputs = set(roles.flat(product.outputs))
     inside_head = head_dim(roles, product)
     dims = [
         dim
         for number in sorted(product.sources)
-        for dim in roles.parameters[number]
+        for dim in map(roles.without_parts, roles.parameters[number])
         if dim and dim[0] in outputs and dim[0] != inside_head and not choice.why_whole(dim[0])
     ]
     return sorted(dims, key=lambda dim: dim[0] not in roles.heads)

@@ -1,16 +1,22 @@
 """What role each dim of a traced function plays: residual stream, heads, hidden units.
 
-Reads a trace's record; decides what may not be split, and why. Knows no meshes.
+Reads a trace's record; decides what may not be split, and why. Knows no shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType
 
 from redco_flow.engine.dataflow.atoms import Dim
 from redco_flow.engine.dataflow.values import Dims, Fact, Lookup, Product, Record
+from redco_flow.engine.mesh import MESH_AXES
 
 _BLOCKING = (
     Fact.LAYER,
@@ -98,6 +104,13 @@ class Roles:
         """Return a dim's size."""
         return self.record.atoms.size(dim)
 
+    def without_parts(self, dim: Dim) -> Dim:
+        """Return a dim's atoms behind those that number parts cut from each other."""
+        cut, count = self._facts.get(Fact.SLICED, set()), 0
+        while count < len(dim) - 1 and dim[count] in cut:
+            count += 1
+        return dim[count:]
+
     @cached_property
     def _facts(self) -> dict[Fact, set[int]]:
         return {
@@ -119,6 +132,14 @@ class Roles:
             if atom in self.consumers:
                 blocked.setdefault(atom, f"a dim {Fact.SELECTED.value}")
         return blocked
+
+
+def on_one_device() -> AbstractContextManager[Any]:
+    """Trace as on a mesh of one device: a function may name axes, and takes its unsharded path."""
+    num_axes = len(MESH_AXES)
+    mesh = AbstractMesh((1,) * num_axes, MESH_AXES, axis_types=(AxisType.Auto,) * num_axes)
+    context: AbstractContextManager[Any] = jax.sharding.use_abstract_mesh(mesh)
+    return context
 
 
 def _by_atom(pairs: Iterable[tuple[int, Product]]) -> dict[int, list[Product]]:

@@ -5,6 +5,7 @@ The optimizer's arrays lie as the parameters they belong to. Refuses to know dev
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -16,9 +17,11 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from redco_flow.engine.optimizer_sharding import optimizer_specs
+from redco_flow.engine.optimizer_sharding import optimizer_fused, optimizer_specs
 from redco_flow.engine.sharding import ShardingRules, mesh_axes, stored_shape
 from redco_flow.engine.train_step import State, counting_skipped, initial_state
+
+logger = logging.getLogger(__name__)
 
 
 def start_state(
@@ -61,6 +64,25 @@ def state_layout(
         "opt_state": optimizer_specs(shapes["opt_state"], shapes["params"], params_specs),
     }
     return shapes, specs
+
+
+def fused_layout(shapes: Any, rules: ShardingRules) -> Any:
+    """Return, in a tree like the state, which dim of each array is stored sorted by shard, if any.
+
+    Args:
+        shapes: the state's, see `state_layout`.
+    """
+    nothing = jax.tree.map(lambda _: None, shapes)
+    params_fused = rules.fused(shapes["params"])
+    state_fused = optimizer_fused(shapes["opt_state"], shapes["params"], params_fused)
+    if state_fused is None:
+        logger.warning(
+            "the optimizer keeps arrays that are neither of their parameter's shape nor plainly a "
+            "mean along one dim: fused kernels stay as they are, and activations move between "
+            "shards."
+        )
+        return nothing
+    return {**nothing, "params": params_fused, "opt_state": state_fused}
 
 
 def bytes_per_device(shapes: Any, specs: Any, axis_sizes: Mapping[str, int]) -> int:

@@ -29,13 +29,12 @@ from redco_flow.engine.data import (
 )
 from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.gathering import gather_where_used
 from redco_flow.engine.length_buckets import Bucketing
 from redco_flow.engine.loss import LossFn
 from redco_flow.engine.overlap import fetch_late, put_early
 from redco_flow.engine.sharding import ShardingRules
 from redco_flow.engine.state_layout import start_state
-from redco_flow.engine.stored_steps import on_stored_params
+from redco_flow.engine.stored_steps import on_stored_params, on_unpadded_params
 from redco_flow.engine.train_step import (
     Metrics,
     MicroBatches,
@@ -60,8 +59,9 @@ class Trainer:
         deployer: where to run.
         collate_fn: examples -> dict of NumPy arrays whose leading dim is their number.
         loss_fn: (params, batch, rngs, is_training) -> (totals [B], weights [B]), whose sums give
-            the mean; or a scalar, taken as the loss of equally weighted examples. `rngs` holds
-            one key per example; `is_training` is a Python bool.
+            the mean; or a scalar, taken as the loss of equally weighted examples. A third value
+            {name: totals [B]} is measured: the means by the same weights are logged in training.
+            `rngs` holds one key per example; `is_training` is a Python bool.
         params: arrays; copied, and kept in float32 if they were narrower: compute in bfloat16 by
             casting inside the model.
         optimizer: any optax transformation. Accumulation and clipping are the Trainer's, so its
@@ -129,7 +129,7 @@ class Trainer:
         self._storage = plan_state_storage(deployer, params, optimizer, self.sharding_rules, **kind)
         start = partial(start_state, optimizer=optimizer, seed=self.seed, **kind)
         self._state: State = self._place(params, start)
-        loss_fn = gather_where_used(loss_fn, self._storage["params"])
+        loss_fn = on_unpadded_params(loss_fn, self._storage["params"])
         step = make_train_step(
             loss_fn,
             optimizer,

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from redco_flow.engine.dataflow.atoms import Dim
 from redco_flow.engine.dataflow.handlers import HANDLERS
 from redco_flow.engine.dataflow.trace import trace_function
 from redco_flow.engine.dataflow.values import Dims, Lookup, Product
 from redco_flow.engine.errors import ShardingError
-from redco_flow.engine.mesh import MESH_AXES, MODEL_AXIS
+from redco_flow.engine.fused_choice import FusedChoice, choose_fused
+from redco_flow.engine.mesh import MODEL_AXIS
 from redco_flow.engine.parameter_paths import join, named_leaves
 from redco_flow.engine.sharding import (
     Axes,
@@ -27,8 +28,8 @@ from redco_flow.engine.sharding import (
     check_rules,
     override_rules,
 )
-from redco_flow.engine.split_choice import Choice, Split, choose_splits, head_dim
-from redco_flow.engine.split_roles import Roles
+from redco_flow.engine.split_choice import Choice, Split, head_dim
+from redco_flow.engine.split_roles import Roles, on_one_device
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,14 @@ def derive_rules(
             "computes: pass sharding_rules=deployer.get_sharding_rules(params, function, "
             "*inputs), for example (params, loss_fn, collate_fn(examples[:2]), None, False)."
         )
-    choice = choose_splits(read_roles(params, function, inputs), num_shards)
-    derived = [_rule(choice, number, name) for number, name in asked.items()]
+    record = read_roles(params, function, inputs).record
+    found = choose_fused(record, num_shards, asked, params, function, inputs)
+    derived = [
+        _fused_rule(found, number, name)
+        if number in found.fused
+        else _rule(found.choice, number, name)
+        for number, name in asked.items()
+    ]
     return check_rules((*given, *derived), params, axis_sizes)
 
 
@@ -96,10 +103,7 @@ def weight_decay_mask(params: Any, function: TracedFn, *inputs: Any) -> Any:
 
 def read_roles(params: Any, function: TracedFn, inputs: Sequence[Any]) -> Roles:
     """Trace a function and say what its parameters' dims are for."""
-    # A mesh of one device: the function may name axes, and takes its unsharded path.
-    num_axes = len(MESH_AXES)
-    mesh = AbstractMesh((1,) * num_axes, MESH_AXES, axis_types=(AxisType.Auto,) * num_axes)
-    with jax.sharding.use_abstract_mesh(mesh):
+    with on_one_device():
         return Roles(trace_function(function, params, inputs, HANDLERS))
 
 
@@ -121,6 +125,15 @@ def _rule(choice: Choice, number: int, name: str) -> ShardingRule:
         shape = tuple(choice.roles.size(dim) for dim in dims)
         logger.warning("%s %s: %s", name, shape, reason)
     return ShardingRule(name, spec, reason, exact=True)
+
+
+def _fused_rule(found: FusedChoice, number: int, name: str) -> ShardingRule:
+    choice, fused, part = found.choice, found.fused[number], found.parted.first_part(number)
+    dim = choice.roles.parameters[part][fused.place]
+    split = next(choice.splits[atom] for atom in dim if atom in choice.splits)
+    reason = f"{_reason_split(choice, part, split)}, in each of the {len(fused.parts)} parts fused"
+    spec = PartitionSpec(*[None] * fused.place, MODEL_AXIS)
+    return ShardingRule(name, spec, reason, exact=True, fused=fused)
 
 
 def _reason_split(choice: Choice, number: int, split: Split) -> str:

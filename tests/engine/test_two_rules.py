@@ -230,10 +230,11 @@ def test_one_key_value_head_is_whole_and_its_queries_are_split():
 
 
 def test_a_kernel_that_packs_parts_side_by_side_is_split_and_says_what_would_help(caplog):
-    """Engine case 17: (D, 3 D), cut by `jnp.split`."""
+    """Something with a derivative of its own stands between the product and its parts."""
 
     def forward(p, x):
-        q, k, v = (part.reshape(2, 6, H, K) for part in jnp.split(x @ p["qkv"], 3, axis=-1))
+        fused = jax.nn.relu(x @ p["qkv"])
+        q, k, v = (part.reshape(2, 6, H, K) for part in jnp.split(fused, 3, axis=-1))
         return x + attend(q, k, v).reshape(2, 6, D) @ p["o"]
 
     params = draw({"qkv": (D, 3 * D), "o": (D, D)})

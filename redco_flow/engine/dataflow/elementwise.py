@@ -9,7 +9,7 @@ from redco_flow.engine.dataflow.atoms import Dim
 from redco_flow.engine.dataflow.trace import Handler, Walker
 from redco_flow.engine.dataflow.values import Kind, Value, join_values
 
-_NAMES = (
+NAMES = (
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
     "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conj", "copy", "cos", "cosh",
     "digamma", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
@@ -78,7 +78,7 @@ def follow_each(
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(_NAMES, follow),
+    **dict.fromkeys(NAMES, follow),
     "eq": _compare,
     "convert_element_type": _convert,
     "select_n": follow_selection,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from redco_flow.engine.dataflow.atoms import Dim
-from redco_flow.engine.dataflow.trace import Handler, Walker
+from redco_flow.engine.dataflow.trace import SIBLINGS, Handler, Walker
 from redco_flow.engine.dataflow.values import Dims, Fact, Value, join_values
 
 Shape = tuple[int, ...]
@@ -86,13 +87,26 @@ def _broadcast(
 def _slice(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     (value,), (shape,) = operands, shapes
     strides = params["strides"] or (1,) * len(shape)
-    dims = [
-        _cut(walker, dim, start, stride, size)
-        for dim, start, stride, size in zip(
-            value.dims, params["start_indices"], strides, shape, strict=True
-        )
-    ]
+    dims = []
+    for place, dim in enumerate(value.dims):
+        start, stride, size = params["start_indices"][place], strides[place], shape[place]
+        edges = _edges(params[SIBLINGS], place, walker.atoms.size(dim))
+        if edges and stride == 1 and size != walker.atoms.size(dim):
+            sizes = tuple(stop - begin for begin, stop in pairwise(edges))
+            dims.append(walker.record.cut(dim, sizes)[edges.index(start)])
+        else:
+            dims.append(_cut(walker, dim, start, stride, size))
     return [value.with_dims(tuple(dims))]
+
+
+def _edges(slices: list[Params], place: int, size: int) -> list[int]:
+    """Return where slices cut a dim into parts of several sizes; [] where they do not."""
+    ranges = {(one["start_indices"][place], one["limit_indices"][place]) for one in slices}
+    ranges -= {(0, size)}
+    edges = sorted({edge for one in ranges for edge in one})
+    is_tiled = sorted(ranges) == list(pairwise(edges)) and edges[:1] + edges[-1:] == [0, size]
+    is_even = len({stop - start for start, stop in ranges}) == 1
+    return edges if is_tiled and not is_even else []
 
 
 def _cut(walker: Walker, dim: Dim, start: int, stride: int, size: int) -> Dim:
@@ -120,6 +134,10 @@ def _cut(walker: Walker, dim: Dim, start: int, stride: int, size: int) -> Dim:
 
 def _split(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     (value,), axis, start, results = operands, params["axis"], 0, []
+    sizes = tuple(shape[axis] for shape in shapes)
+    if len(set(sizes)) > 1 and all(sizes):
+        parts = walker.record.cut(value.dims[axis], sizes)
+        return [value.with_dims(_replaced(value.dims, axis, part)) for part in parts]
     for shape in shapes:
         part = _cut(walker, value.dims[axis], start, 1, shape[axis])
         results.append(value.with_dims(_replaced(value.dims, axis, part)))

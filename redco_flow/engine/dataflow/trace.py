@@ -20,6 +20,10 @@ from redco_flow.engine.dataflow.values import Fact, Kind, Record, Value, join_va
 Handler = Callable[["Walker", dict[str, Any], list[Value], list[tuple[int, ...]]], list[Value]]
 
 
+# What a slice is told beside its own parameters: those of all slices of the same array.
+SIBLINGS = "siblings"
+
+
 class Walker:
     """Follows arrays through jaxprs, its own and those inside.
 
@@ -41,6 +45,7 @@ class Walker:
         def read(atom: Any) -> Value:
             return self.constant(_shape(atom)) if isinstance(atom, Literal) else known[atom]
 
+        slices = _slices(jaxpr)
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
             shapes = [_shape(var) for var in equation.outvars]
@@ -48,7 +53,10 @@ class Walker:
             if handler is None:
                 results = self._unknown(equation, operands, shapes)
             else:
-                results = handler(self, equation.params, operands, shapes)
+                params = equation.params
+                if equation.primitive.name == "slice":
+                    params = {**params, SIBLINGS: slices.get(equation.invars[0], [])}
+                results = handler(self, params, operands, shapes)
             for var, value in zip(equation.outvars, results, strict=True):
                 # Shifted and clipped ids are ids; what is compared or counted is not.
                 known[var] = value if _is_integer(var.aval) else replace(value, is_token=False)
@@ -125,6 +133,14 @@ def trace_function(
     record.used = _used_inputs(closed.jaxpr, num_params)
     walker.walk_closed(closed, values)
     return record
+
+
+def _slices(jaxpr: Jaxpr) -> dict[Any, list[dict[str, Any]]]:
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "slice" and _is_variable(equation.invars[0]):
+            found.setdefault(equation.invars[0], []).append(equation.params)
+    return found
 
 
 def _abstract(tree: Any) -> Any:

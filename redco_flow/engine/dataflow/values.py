@@ -95,6 +95,19 @@ class Lookup:
     outputs: Dims
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A dim that was cut into parts of several sizes, side by side.
+
+    Args:
+        parts: in order; together they are the whole.
+    """
+
+    whole: Dim
+    sizes: tuple[int, ...]
+    parts: Dims
+
+
 @dataclass
 class Record:
     """What a trace finds out.
@@ -102,6 +115,7 @@ class Record:
     Args:
         parameters: each parameter's dims, in the tree's order.
         events: products and lookups in the order in which they happen.
+        cuts: dims cut into parts of several sizes; equal parts have an atom that numbers them.
     """
 
     atoms: Atoms = field(default_factory=Atoms)
@@ -110,6 +124,7 @@ class Record:
     facts: dict[Fact, list[Dim]] = field(default_factory=dict)
     opaque: dict[Dim, str] = field(default_factory=dict)
     events: list[Product | Lookup] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
     _num_products: int = 0
 
     def add_fact(self, fact: Fact, *dims: Dim) -> None:
@@ -126,6 +141,15 @@ class Record:
         # A dim of size 1 is broadcast against any.
         if one and other and not self.atoms.unify(one, other):
             self.add_fact(Fact.MIXED, one, other)
+
+    def cut(self, dim: Dim, sizes: tuple[int, ...]) -> Dims:
+        """Return a dim's parts of these sizes: the same for the same dim."""
+        whole = self.atoms.expand(dim)
+        for known in self.cuts:
+            if known.sizes == sizes and self.atoms.expand(known.whole) == whole:
+                return known.parts
+        self.cuts.append(Cut(dim, sizes, self.atoms.new_dims(sizes)))
+        return self.cuts[-1].parts
 
     def add_product(
         self, sources: frozenset[int], data: Value, contracted: Dims, outputs: Dims
