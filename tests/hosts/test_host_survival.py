@@ -134,13 +134,14 @@ def test_a_host_that_loses_power_is_told_when_it_is_back(submit, hosts, folder):
 
 
 @pytest.mark.timeout(400)
-def test_what_was_saved_on_a_lost_host_is_fetched_by_the_next_attempt_there(
+def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt_there(
     submit, hosts, folder, workspace
 ):
     """Fault 33, longer than a launcher waits: the host saves, loses power, and comes back."""
     call = {"config": {"folder": str(folder)}, "settings": {"lost_after_minutes": 1}}
     job = submit("save_twice", **call)
     wait_until(lambda: any(workspace.glob("work/*/checkpoints/1/commit.json")))
+    wait_until(lambda: any(job.attempt.read_metrics()))
     host = hosts.hosts[0]
 
     hosts.cut(host)
@@ -153,12 +154,16 @@ def test_what_was_saved_on_a_lost_host_is_fetched_by_the_next_attempt_there(
         hosts.mend(host)
     hosts.start_host(host)
     assert not any(workspace.glob("work/*/checkpoints/2/commit.json"))
+    assert [record["step"] for record in job.attempt.read_metrics()] == [1]
     again = submit("save_twice", number=2, **call)
     assert again.wait_seconds(90), again.status()
 
     assert job.state == "NODE_FAILURE", job.status()
     assert again.state == "COMPLETED", again.status()
     assert json.loads((folder / "restored.json").read_text())["step"] == 2
+    assert [record["step"] for record in job.attempt.read_metrics()] == [1, 2]
+    said = job.attempt.log_path().read_text()
+    assert [said.count(f"saved step {step}\n") for step in (1, 2)] == [1, 1]
 
 
 def test_a_changed_host_key_is_refused_and_says_what_to_do(submit, hosts):

@@ -155,6 +155,13 @@ def unfetched(request: Request) -> Answer:
     return {"sets": [one.to_json() for one in checkpoint_sets(workspace, work.name, later)]}
 
 
+def grown(request: Request) -> Answer:
+    """Say which files are longer than they were."""
+    sizes = {Path(path): size for path, size in request["sizes"].items()}
+    found = [path for path, size in sizes.items() if path.exists() and path.stat().st_size > size]
+    return {"grown": [str(path) for path in found]}
+
+
 def probe(request: Request) -> Answer:
     """Say what this host is: for `redco-flow doctor`."""
     return host_probe.look_around(Path(request["directory"]))
@@ -169,7 +176,7 @@ _VERBS: dict[str, Callable[[Request], Answer]] = {
     verb.__name__: verb
     for verb in (
         *(claim, release, see, want, place, begin, end, settle),
-        *(offer, steps, unfetched, clean_up, probe, knock),
+        *(offer, steps, unfetched, grown, clean_up, probe, knock),
     )
 }
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from redco_flow.launch.call import Call
 from redco_flow.spec.hosts_section import HostsSection
+from redco_flow.tracking.workspace import Workspace
 
 EXECUTOR = "hosts"
 
@@ -46,6 +49,18 @@ class HostsRecord:
         """
         values = {one.name: record[one.name] for one in fields(cls)}
         return cls(**(values | {"settings": HostsSection.from_json(record["settings"])}))
+
+    def attempt_on(self, workspace: Workspace, call: Call) -> Path:
+        """Return the attempt's directory on a host.
+
+        Args:
+            workspace: the host's own.
+        """
+        if self.is_shared:
+            return Path(self.attempt)
+        # With the job's id: a host may serve workspaces that have runs of the same name.
+        run = workspace.runs / f"{call.run}-{self.job_id}"
+        return run / "stages" / call.stage / "attempts" / str(call.attempt)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record, with the executor's name."""

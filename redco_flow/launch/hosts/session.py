@@ -176,6 +176,15 @@ class HostSession:
                     await self._connected.get(source, arrivals / entry.blake3)
         put_in_place(workspace, arrivals, sets)
 
+    async def pull_rest(self, source: str, target: Path) -> None:
+        """Append to a file here what a growing one there has more.
+
+        Raises:
+            HostUnreachable, HostRefused: as `ask`.
+            OSError: it cannot be written here; names the path.
+        """
+        await self._connected.get(source, target)
+
     @property
     def _connected(self) -> SshConnection:
         assert self._connection is not None

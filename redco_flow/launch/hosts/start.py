@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import ArtifactError, RedcoFlowError, RunCancelled
+from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import Call
 from redco_flow.launch.hosts.carried_call import carried, pack
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
-from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
+from redco_flow.launch.hosts.earlier_attempts import fetch_checkpoints, fetch_growth
 from redco_flow.launch.hosts.placement import place
 from redco_flow.launch.hosts.ranks import RanksOrder
 from redco_flow.launch.hosts.record import HostsRecord
@@ -92,11 +92,7 @@ class StartedJob:
 
     def attempt_on(self, session: HostSession) -> Path:
         """Return the attempt's directory on a host."""
-        if self.record.is_shared:
-            return self.attempt.path
-        # With the job's id: a host may serve workspaces that have runs of the same name.
-        run = session.workspace.runs / f"{self.call.run}-{self.record.job_id}"
-        return run / "stages" / self.call.stage / "attempts" / str(self.call.attempt)
+        return self.record.attempt_on(session.workspace, self.call)
 
     @property
     def owner(self) -> dict[str, Any]:
@@ -213,26 +209,16 @@ class JobStart:
 
     async def _bring(self, session: HostSession) -> dict[str, Any]:
         """Copy what the call reads; return the call as the host sees it, and what it reads."""
-        if session is self._job.sessions[0] and self._job.call.attempt > 1:
-            await self._fetch_saved(session)
-        luggage = await asyncio.to_thread(pack, self._job.call, self._job.workspace)
+        job = self._job
+        if job.call.attempt > 1:
+            await fetch_growth(session, job.attempt)
+            if session is job.sessions[0]:
+                await fetch_checkpoints(session, job.workspace, job.call.fingerprint)
+        luggage = await asyncio.to_thread(pack, job.call, job.workspace)
         await session.push(luggage.sets, luggage.sources)
-        call = carried(self._job.call, luggage, session.workspace)
+        call = carried(job.call, luggage, session.workspace)
         uses = [str(one.thing(session.workspace)) for one in luggage.sets]
         return {"call": asdict(call), "kept_steps": luggage.steps, "uses": uses}
-
-    async def _fetch_saved(self, session: HostSession) -> None:
-        """Bring here what an earlier attempt saved there when nobody could reach the host."""
-        workspace, work = self._job.workspace, self._job.work
-        answer = await session.ask(
-            "unfetched",
-            directory=session.directory,
-            workspace=str(session.workspace.root),
-            work=work,
-            after=max(committed_steps(workspace, work), default=0),
-        )
-        with contextlib.suppress(ArtifactError):  # damaged: an earlier one serves
-            await session.pull([FileSet.from_json(one) for one in answer["sets"]], workspace)
 
     def _order(self, session: HostSession) -> RanksOrder:
         record, walltime = self._job.record, self._job.call.resources.walltime_minutes
