@@ -118,15 +118,18 @@ class DatasetJoin:
 
     def _most_frequent_target(self, files: Iterable[BlockFile]) -> dict[str, object]:
         """The commonest target among the first training examples."""
+        paths = map(self.store.path_of, files)
         targets: Counter[str] = Counter()
-        for file in files:
-            for batch in read_batches(self.store.path_of(file), ["references"]):
-                if targets.total() < _MAX_COUNTED_TARGETS:
-                    targets.update(references[0] for references in batch["references"])
+        num_counted = 0
+        for batch in (batch for path in paths for batch in read_batches(path, ["references"])):
+            targets.update(references[0] for references in batch["references"])
+            num_counted += len(batch["references"])
+            if num_counted >= _MAX_COUNTED_TARGETS:
+                break
         # Ties go to the smallest text, not to the first: the order of rows is no property of a
         # task.
         text, count = min(targets.items(), key=lambda item: (-item[1], item[0]))
-        return {"text": text, "count": count, "among": targets.total()}
+        return {"text": text, "count": count, "among": num_counted}
 
 
 def _files(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
