@@ -94,12 +94,8 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _ui(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.prefect_server import (
-        ensure_server,
-        server_status,
-        stop_server,
-        ui_url,
-    )
+    from redco_flow.orchestrate.prefect_api import ui_url
+    from redco_flow.orchestrate.prefect_server import ensure_server, server_status, stop_server
 
     if options.stop:
         print("stopped" if stop_server() else "no server of ours was running")

@@ -17,12 +17,12 @@ from typing import Any
 
 from redco_flow.orchestrate import prefect_reporting as reporting
 from redco_flow.orchestrate.open_flow_runs import OpenFlowRun, settle_left_over
+from redco_flow.orchestrate.prefect_api import PrefectApi, is_healthy
+from redco_flow.orchestrate.prefect_process import PrefectServerError
 from redco_flow.orchestrate.prefect_server import (
-    PrefectApi,
-    PrefectServerError,
     ensure_server,
     external_url,
-    is_healthy,
+    start_short_lived_server,
 )
 from redco_flow.orchestrate.run_context import Say
 from redco_flow.orchestrate.session import RunSession, session_in_use
@@ -39,7 +39,7 @@ class FlowThread:
         self._session = session
         self._say = say
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
-        self._api = PrefectApi(None, is_ours=True)
+        self._api: PrefectApi | None = None
         self._open_flow_run: OpenFlowRun | None = None
 
     def start(self) -> None:
@@ -56,10 +56,10 @@ class FlowThread:
             self._thread.join(_SECONDS_BETWEEN_LOOKS)
             if self._thread.is_alive():
                 continue
-            opened, url = self._open_flow_run, self._api.url
-            if opened is None or not opened.is_open or url is None:
+            opened, api = self._open_flow_run, self._api
+            if api is None or opened is None or not opened.is_open:
                 return
-            if is_healthy(url) and opened.settle():
+            if is_healthy(api.url) and opened.settle():
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
@@ -118,12 +118,16 @@ class FlowThread:
 
 
 def find_api(profile_url: str | None, say: Say) -> PrefectApi:
-    """Return the API to report to; a short-lived one where no server can be had."""
+    """Return the API to report to; a short-lived one where no server can be had.
+
+    Raises:
+        PrefectServerError: not even that could be started.
+    """
     try:
         url = ensure_server(profile_url)
     except PrefectServerError as error:
         say(f"warning: {error}\nThe run reports to a short-lived Prefect API without a page.")
-        return PrefectApi(None, is_ours=True)
+        return PrefectApi(start_short_lived_server(), is_ours=True, is_short_lived=True)
     return PrefectApi(url, is_ours=external_url(profile_url) is None)
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from redco_flow.orchestrate.launch_record import LaunchRecord
-from redco_flow.orchestrate.prefect_server import PrefectApi, home_directory
+from redco_flow.orchestrate.prefect_api import PrefectApi
+from redco_flow.orchestrate.prefect_server import home_directory
 from redco_flow.orchestrate.summary import headline, run_summary, summary_key
 from redco_flow.records import read_json_if_present, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from redco_flow.orchestrate.open_flow_runs import OpenFlowRun
-from redco_flow.orchestrate.prefect_server import PrefectApi, prefect_directory, ui_url
+from redco_flow.orchestrate.prefect_api import PrefectApi, ui_url
+from redco_flow.orchestrate.prefect_server import prefect_directory
 from redco_flow.orchestrate.session import RunSession
 from redco_flow.orchestrate.summary import headline, run_summary, summary_key
 from redco_flow.tracking.run_directory import RunDirectory
@@ -35,7 +36,6 @@ def prepare_environment(api: PrefectApi) -> None:
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_LOGGING_COLORS": "false",
     }
@@ -48,11 +48,7 @@ def prepare_environment(api: PrefectApi) -> None:
         for name in ("NO_PROXY", "no_proxy"):
             hosts = [os.environ.get(name), "127.0.0.1", "localhost"]
             os.environ[name] = ",".join(filter(None, hosts))
-    if api.url is None:
-        os.environ.pop("PREFECT_API_URL", None)
-        os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
-    else:
-        os.environ["PREFECT_API_URL"] = api.url
+    os.environ["PREFECT_API_URL"] = api.url
 
 
 def create_flow_run(
@@ -93,7 +89,7 @@ def create_flow_run(
 
 def page_of(flow_run: FlowRun, api: PrefectApi) -> str | None:
     """Return the address of the flow run's page; None with a short-lived API, which has none."""
-    return f"{ui_url(api.url)}/runs/flow-run/{flow_run.id}" if api.url else None
+    return None if api.is_short_lived else f"{ui_url(api.url)}/runs/flow-run/{flow_run.id}"
 
 
 def publish_summary(session: RunSession) -> None:

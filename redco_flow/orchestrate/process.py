@@ -8,7 +8,6 @@ taken up by the next one on the same directory.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import signal
@@ -109,20 +108,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _exit(code: int) -> None:
     """End the process; Prefect's own threads may wait for a lost server only so long."""
-    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, _exit_late, [code])
+    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, os._exit, [code])
     late.daemon = True
     late.start()
     sys.exit(code)
-
-
-def _exit_late(code: int) -> None:
-    """End at once, but take Prefect's short-lived server along, which Python's exit would end."""
-    module = sys.modules.get("prefect.server.api.server")
-    servers = getattr(module, "SubprocessASGIServer", None)
-    for server in list(getattr(servers, "_instances", {}).values()):
-        with contextlib.suppress(Exception):
-            server.stop()
-    os._exit(code)
 
 
 if __name__ == "__main__":

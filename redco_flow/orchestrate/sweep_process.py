@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.orchestrate.cancelling import has_ended
 from redco_flow.orchestrate.starting import spawn
-from redco_flow.orchestrate.sweeping import has_ended
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory

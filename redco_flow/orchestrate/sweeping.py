@@ -13,29 +13,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
-from redco_flow.orchestrate.cancelling import cancel_run
+from redco_flow.orchestrate.cancelling import cancel_runs, has_ended
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan
 from redco_flow.orchestrate.starting import check_run, reopen_run, write_run
-from redco_flow.orchestrate.state_book import ENDED_RUN_STATES
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.sweep import Point
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import find_holder
-from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_START = 30.0
 _POLL_SECONDS = 0.05
-_NUM_CANCELLING = 16
 
 
 @dataclass(frozen=True)
@@ -169,24 +165,7 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
     write_json(sweep.cancel_path, {"time": utc_now(), "reason": reason})
     while find_holder(sweep) is not None:
         time.sleep(_POLL_SECONDS)
-    for run in left:
-        run.request_cancel(reason)
-    with ThreadPoolExecutor(_NUM_CANCELLING) as pool:
-        list(pool.map(lambda run: _cancel(run, reason), left))
-
-
-def _cancel(run: RunDirectory, reason: str) -> None:
-    """Wait for the end of a run that was asked to stop; its launcher may be faster than we."""
-    try:
-        cancel_run(run, reason)
-    except UsageError:
-        if not has_ended(run):
-            raise
-
-
-def has_ended(run: RunDirectory) -> bool:
-    """Tell whether a run has its end."""
-    return run.read_state()["state"] in ENDED_RUN_STATES
+    cancel_runs(left, reason)
 
 
 def _refuse_if_driven(sweep: SweepDirectory) -> None:

@@ -23,7 +23,7 @@ from redco_flow.orchestrate.sweeping import (
     resume_sweep,
     start_sweep,
 )
-from redco_flow.records import write_json
+from redco_flow.records import read_json, write_json
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.lease import find_holder
@@ -304,13 +304,27 @@ def test_cancelling_a_sweep_empties_the_queue_also_of_points_without_a_driver(
     assert count_lines(tmp_path / "trained") == 2
 
 
-def held(sweeps):
+def held(sweeps, points=RATES):
     """A sweep that is written but has no process, and whose jobs nobody will start."""
     sweeps.profile["slurm"] = {"options": ["--begin=now+1hour"]}
-    sweep = sweeps.start()
+    sweep = sweeps.start(points)
     sweeps.wait_until_queued(sweep)
     kill_launchers(sweep)
     return sweep
+
+
+def test_all_points_of_a_cancelled_sweep_are_asked_before_the_end_of_any_is_awaited(sweeps, slurm):
+    points = [(f"train.learning_rate={rate}.0",) for rate in range(1, 21)]
+    sweep = held(sweeps, points)
+
+    cancel_sweep(sweep, "enough")
+
+    requests = [run.latest_attempt("compare").cancel_path for run in sweep.runs]
+    asked = [read_json(path)["time"] for path in requests]
+    ended = [run.read_state()["ended_at"] for run in sweep.runs]
+    assert max(asked) <= min(ended)
+    assert sweeps.states(sweep) == ["cancelled"] * 20
+    wait_until_empty(slurm)
 
 
 def test_an_array_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_got_is_submitted(

@@ -1,26 +1,29 @@
 """One local Prefect server: started once, found again, ended; a named one is left alone."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from orchestrate_api import Api
 
+from redco_flow.orchestrate.prefect_api import is_healthy, ui_url
+from redco_flow.orchestrate.prefect_process import PrefectServerError
 from redco_flow.orchestrate.prefect_server import (
-    PrefectServerError,
     ensure_server,
     external_url,
-    is_healthy,
     prefect_directory,
     server_status,
     stop_server,
-    ui_url,
 )
 from redco_flow.records import read_json, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 NOBODY = "http://127.0.0.1:9/api"
+LAUNCH = "from redco_flow.orchestrate.prefect_server import ensure_server; print(ensure_server())"
 
 
 @pytest.fixture
@@ -85,9 +88,8 @@ def test_its_pages_are_the_ones_that_ask_no_other_host(prefect_server):
 
 @pytest.mark.slow
 def test_two_launchers_that_need_a_server_start_one(own_home):
-    code = "from redco_flow.orchestrate.prefect_server import ensure_server; print(ensure_server())"
     launchers = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", LAUNCH], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
 
@@ -101,6 +103,40 @@ def test_two_launchers_that_need_a_server_start_one(own_home):
     with pytest.raises(ProcessLookupError):
         ProcessIdentity.of(pid)
     assert not stop_server()
+
+
+@pytest.fixture
+def homes(tmp_path):
+    """Environments of two users of one machine; their servers end with the test."""
+    homes = [os.environ | {"REDCO_FLOW_HOME": str(tmp_path / name)} for name in ("ann", "ben")]
+    for home in homes:
+        home.pop("PREFECT_API_URL", None)
+    yield homes
+    stop = "from redco_flow.orchestrate.prefect_server import stop_server; stop_server()"
+    for home in homes:
+        subprocess.run([sys.executable, "-c", stop], env=home, check=True)
+
+
+@pytest.mark.slow
+def test_two_users_whose_servers_start_at_once_on_one_port_get_one_each(homes):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    dead = ProcessIdentity.current().to_json() | {"start_time": 1}
+    for home in homes:  # both had it before, so both prefer it now
+        folder = Path(home["REDCO_FLOW_HOME"]) / "prefect" / os.uname().nodename
+        folder.mkdir(parents=True)
+        write_json(folder / "server.json", {"url": NOBODY, "port": port, "process": dead})
+
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAUNCH], stdout=subprocess.PIPE, text=True, env=home
+        )
+        for home in homes
+    ]
+    urls = [launcher.communicate(timeout=120)[0].strip() for launcher in launchers]
+
+    reached = [Api(url).ask("/admin/settings")["home"] for url in urls]
+    assert reached == [f"{home['REDCO_FLOW_HOME']}/prefect/{os.uname().nodename}" for home in homes]
 
 
 def test_a_record_of_a_dead_server_is_no_server(own_home):

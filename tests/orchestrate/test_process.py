@@ -121,7 +121,7 @@ def test_cancelling_a_run_ends_its_jobs_its_flow_and_its_process(runs, api, held
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
 
-    assert cancel_run(run, "not needed")
+    cancel_run(run, "not needed")
 
     state = run.read_state()
     assert state["state"] == "cancelled"
@@ -232,7 +232,7 @@ def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
     wait_for_stage(run, "train")
     kill_launcher(run)
 
-    assert cancel_run(run, "nobody drives it")
+    cancel_run(run, "nobody drives it")
 
     state = run.read_state()
     assert (state["state"], state["exit_code"]) == ("cancelled", 5)
@@ -291,23 +291,40 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
     assert "| total | 0.0006 |" in api.artifact(f"redco-flow-{run.id}")["data"]
 
 
-def test_without_any_server_the_run_completes_with_a_warning(runs, executions):
+@pytest.fixture
+def nobody_answers():
+    """Name an API that is not there to the launchers of this test."""
     os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
-    try:
-        run = runs.start(TWO_STAGES)
-    finally:
-        del os.environ["PREFECT_API_URL"]
+    yield
+    del os.environ["PREFECT_API_URL"]
+
+
+def test_without_any_server_the_run_completes_with_a_warning(runs, nobody_answers):
+    run = runs.start(TWO_STAGES)
 
     until(short_lived_servers)
     state = wait_for_end(run, seconds=150)
 
     assert state["state"] == "completed"
+    assert state.get("prefect_url") is None
     assert "http://127.0.0.1:9/api does not answer" in run.log_path.read_text()
     until(lambda: not short_lived_servers(), seconds=60)
 
 
+def test_a_short_lived_server_ends_with_its_launcher_though_that_is_killed(
+    runs, nobody_answers, held
+):
+    run = runs.start(TWO_STAGES, held)
+    wait_for_stage(run, "train", seconds=150)
+    assert short_lived_servers()
+
+    kill_launcher(run)
+
+    until(lambda: not short_lived_servers(), seconds=20)
+
+
 def short_lived_servers():
-    """The processes of Prefect's own short-lived servers that this test's launcher started."""
+    """The processes of the short-lived servers that this test's launchers started."""
     marks = (b"PREFECT__SERVER_EPHEMERAL=1", os.environ["PYTEST_CURRENT_TEST"].encode())
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):

@@ -122,7 +122,7 @@ def save_slowly(context, config):
 
 
 def save_twice(context, config):
-    """Save, once more when `again` stands, and hang; started again, say what is there."""
+    """Log and save, once more when `again` stands, and hang; started again, say what is there."""
     import jax.numpy as jnp
 
     from redco_flow.engine.checkpoint import Checkpointer
@@ -133,6 +133,8 @@ def save_twice(context, config):
         for step in (1, 2):
             checkpointer.save(step, {"params": {"w": jnp.ones(4)}}, cursor={})
             checkpointer.wait()
+            context.log_metrics({"step": step, "loss": 1 / step})
+            print(f"saved step {step}")
             (Path(config.folder) / f"saved-{step}").touch()
             while step == 1 and not (Path(config.folder) / "again").exists():
                 time.sleep(0.01)
