@@ -46,6 +46,9 @@ INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
 
+ParameterAxis = Literal["model", "fsdp"]
+Overrides = dict[str, list[ParameterAxis | None]]
+
 
 class Config(StageConfig):
     """Training.
@@ -60,6 +63,8 @@ class Config(StageConfig):
         num_context_shards: devices that split every sequence among them.
         fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
             `auto`: as few as their memory allows.
+        sharding_overrides: by a regex searched in the parameters' paths, the mesh axis or null for
+            each dim, instead of what the rules would choose.
         freeze: a regex searched in the parameters' paths: those stay as they are.
         on_nonfinite: whether a step whose loss or gradient is not finite ends the training or is
             skipped, at most max_skipped - 1 in a row.
@@ -87,6 +92,9 @@ class Config(StageConfig):
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
     num_context_shards: Annotated[PositiveInt, Placement()] = 1
     fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1
+    sharding_overrides: Annotated[dict[Text, list[ParameterAxis | None]], Placement()] = Field(
+        default_factory=dict
+    )
     seed: NonNegativeInt = 0
     keep: Keep = Keep()
     eval: Evaluation = Evaluation()
@@ -100,6 +108,16 @@ class Config(StageConfig):
     @classmethod
     def _regex(cls, freeze: str | None) -> str | None:
         return None if freeze is None else checked_regex(freeze)
+
+    @field_validator("sharding_overrides")
+    @classmethod
+    def _regexes(cls, overrides: Overrides) -> Overrides:
+        for pattern, axes in overrides.items():
+            checked_regex(pattern)
+            named = [axis for axis in axes if axis is not None]
+            if len(set(named)) < len(named):
+                raise ValueError(f"{pattern!r} names one axis twice")
+        return overrides
 
     @model_validator(mode="after")
     def _one_way_to_freeze(self) -> Config:

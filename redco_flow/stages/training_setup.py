@@ -84,7 +84,11 @@ def set_up_trainer(
     # What evaluation computes says all that a layout depends on.
     traced = (shapes, recipe.loss_fn, batch, None, False)
     schedule = _schedule(config, total_steps)
-    rules = deployer.get_sharding_rules(*traced, optimizer=_optimizer(config, schedule, None))
+    rules = deployer.get_sharding_rules(
+        *traced,
+        overrides=config.sharding_overrides.items(),
+        optimizer=_optimizer(config, schedule, None),
+    )
     deployer.log_rules(rules)
     parts = _Parts(
         shapes=shapes,

@@ -1,7 +1,9 @@
 """train and predict with a real tiny T5: what comes out, and what is refused before a step."""
 
 import json
+import logging
 import math
+import re
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.errors import DataError, NonFiniteLoss
+from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
 from redco_flow.metrics import rouge
 from redco_flow.records import digest_file
 from redco_flow.spec.settings import settings_of
@@ -241,6 +243,34 @@ def test_sequences_split_over_devices_train_and_are_scored_as_ever(bench, datase
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
+def test_the_stage_logs_each_rule_with_its_reason_and_the_users_own_comes_first(
+    bench, dataset, caplog
+):
+    settings = {
+        **SETTINGS,
+        "num_epochs": 1,
+        "num_model_shards": 2,
+        "sharding_overrides": {"^embedding$": [None, "model"]},
+    }
+
+    with caplog.at_level(logging.INFO, logger="redco_flow"):
+        bench.run(train, settings, {"dataset": [dataset]})
+
+    logged = [message.split(maxsplit=1) for message in caplog.messages if "  " in message]
+    reasons = {path: rest for path, *rest in logged if rest}
+    assert re.search(r"\(-, model\) +given: '\^embedding\$'", *reasons["embedding"])
+    assert re.search(r"split by its 2 heads", *reasons["encoder/layers/self_attention/qkv"])
+
+
+def test_an_override_that_no_parameter_has_is_an_error_before_the_first_step(bench, dataset):
+    settings = {**SETTINGS, "sharding_overrides": {"no_such_parameter": ["model"]}}
+
+    with pytest.raises(EngineError, match="no_such_parameter"):
+        bench.run(train, settings, {"dataset": [dataset]})
+
+    assert not bench.metrics_path.exists()
+
+
 @pytest.mark.slow
 def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, pretrained):
     """Only the attention's kernels differ from the base; predictions are those that were scored."""
@@ -387,6 +417,7 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
         "num_model_shards": 4,
         "num_context_shards": 2,
         "fsdp": "auto",
+        "sharding_overrides": {"embedding": ["fsdp"]},
         "per_device_batch_size": 2,
         "log_every_steps": 7,
     }
@@ -409,6 +440,9 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
         ({"fsdp": 0}, "greater than 0"),
         ({"on_nonfinite": "ignore"}, "'stop' or 'skip'"),
         ({"freeze": "("}, "is not a regex"),
+        ({"sharding_overrides": {"(": ["model"]}}, "is not a regex"),
+        ({"sharding_overrides": {"q": ["modle"]}}, "'model' or 'fsdp'"),
+        ({"sharding_overrides": {"q": ["model", "model"]}}, "names one axis twice"),
         ({"lora": {"targets": "("}}, "is not a regex"),
         ({"lora": {"targets": "wi"}, "freeze": "wi"}, "lora freezes all of the model"),
         ({"learning_rate": -1.0}, "greater than 0"),
