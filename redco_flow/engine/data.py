@@ -181,7 +181,9 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Batches over all examples once, in their own order, the last one filled up with mask 0.
+    """Batches over all examples once, in their own order, a partial one filled up with mask 0.
+
+    With `bucketing` the order is by bucket, the widest first.
 
     Args: as `TrainBatches`; `batch_size` is the global one.
     """
@@ -192,13 +194,18 @@ class EvalBatches:
         collate_fn: CollateFn,
         *,
         batch_size: int,
+        bucketing: Bucketing | None = None,
         process_index: int = 0,
         num_processes: int = 1,
         num_ahead: int = 2,
     ) -> None:
-        self.plan = BatchPlan(len(examples), batch_size, None)
+        buckets = bucketing.buckets if bucketing else None
+        self.plan = BatchPlan(len(examples), batch_size, None, buckets)
         self._source = _BatchSource(
-            self.plan, examples, (collate_fn,), _slice_of(batch_size, process_index, num_processes)
+            self.plan,
+            examples,
+            bucketing.collate_fns if bucketing else (collate_fn,),
+            _slice_of(batch_size, process_index, num_processes),
         )
         self._num_ahead = num_ahead
 

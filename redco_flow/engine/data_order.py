@@ -34,7 +34,7 @@ class BatchPlan:
         num_examples: rows in the data; at least 1.
         global_batch_size: rows of one optimizer step over all devices and processes.
         seed: decides the order of each epoch; None keeps the rows in their own order.
-        buckets: batch rows of like length together; needs a seed.
+        buckets: batch rows of like length together.
 
     Raises:
         DataError: no examples, a batch size below 1, or buckets of other data.
@@ -50,11 +50,7 @@ class BatchPlan:
             raise DataError("there are no examples to read: num_examples is 0, at least 1 needed.")
         if self.global_batch_size < 1:
             raise DataError(f"global_batch_size is {self.global_batch_size}, at least 1 needed.")
-        if self.buckets is None:
-            return
-        if self.seed is None:
-            raise DataError("buckets change the order of the rows; give a seed.")
-        if self.buckets.num_examples != self.num_examples:
+        if self.buckets is not None and self.buckets.num_examples != self.num_examples:
             raise DataError(
                 f"the buckets hold {self.buckets.num_examples} examples, the data "
                 f"{self.num_examples}."
@@ -86,18 +82,13 @@ class BatchPlan:
         if self.buckets is None:
             return None
         epoch, index = divmod(step, self.steps_per_epoch)
-        return self.buckets.bucket_of_batch(index, self.global_batch_size, self._seed, epoch)
-
-    @property
-    def _seed(self) -> int:
-        assert self.seed is not None
-        return self.seed
+        return self.buckets.bucket_of_batch(index, self.global_batch_size, self.seed, epoch)
 
     def _real_rows(self, step: int) -> NDArray[np.int64]:
         """Return a step's rows without those that only fill up."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if self.buckets is not None:
-            return self.buckets.rows(index, self.global_batch_size, self._seed, epoch)
+            return self.buckets.rows(index, self.global_batch_size, self.seed, epoch)
         start = index * self.global_batch_size
         stop = min(start + self.global_batch_size, self.num_examples)
         places = np.arange(start, stop, dtype=np.int64)

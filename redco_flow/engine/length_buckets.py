@@ -2,9 +2,11 @@
 
 Every example belongs to one of a few buckets, by its length alone; the batches of a bucket have
 one shape, so there is one compilation per bucket. Each epoch shuffles within the buckets and the
-batches among each other. What does not fill a bucket's last batch goes up into the next one, so
-an epoch has no more batches than without buckets. Where a batch's rows stand is arithmetic on its
-number: no position is kept. Refuses to know examples and how they are padded.
+batches among each other; without a seed the examples of a bucket keep their order, and the widest
+batches come first: what does not fit into memory fails before any work is done. What does not fill
+a bucket's last batch goes up into the next one, so an epoch has no more batches than without
+buckets. Where a batch's rows stand is arithmetic on its number: no position is kept. Refuses to
+know examples and how they are padded.
 Dims in this file: N examples, D dims of a row (1 for one sequence, 2 for source and target).
 """
 
@@ -54,11 +56,11 @@ class LengthBuckets:
         """Return how many batches of an epoch have each bucket's shape."""
         return [count.num_batches for count in self._counts(batch_size)]
 
-    def bucket_of_batch(self, index: int, batch_size: int, seed: int, epoch: int) -> int:
+    def bucket_of_batch(self, index: int, batch_size: int, seed: int | None, epoch: int) -> int:
         """Return the bucket of an epoch's batch number `index`."""
         return self._place(index, batch_size, seed, epoch)[0]
 
-    def rows(self, index: int, batch_size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    def rows(self, index: int, batch_size: int, seed: int | None, epoch: int) -> NDArray[np.int64]:
         """Return the examples of an epoch's batch number `index`: batch_size, or the rest."""
         bucket, number = self._place(index, batch_size, seed, epoch)
         counts = self._counts(batch_size)
@@ -77,10 +79,14 @@ class LengthBuckets:
             counts.append(_Count(num_rows, num_batches))
         return counts
 
-    def _place(self, index: int, batch_size: int, seed: int, epoch: int) -> tuple[int, int]:
+    def _place(self, index: int, batch_size: int, seed: int | None, epoch: int) -> tuple[int, int]:
         """Return a batch's bucket, and its number among that bucket's batches."""
         ends = np.cumsum(self.batches_per_bucket(batch_size))
-        place = permuted(np.array([index]), int(ends[-1]), seed, epoch, stream="batches")[0]
+        count = int(ends[-1])
+        if seed is None:
+            place = count - 1 - index
+        else:
+            place = int(permuted(np.array([index]), count, seed, epoch, stream="batches")[0])
         bucket = int(np.searchsorted(ends, place, side="right"))
         return bucket, int(place - (ends[bucket - 1] if bucket else 0))
 
@@ -90,11 +96,14 @@ class LengthBuckets:
         bucket: int,
         counts: Sequence[_Count],
         batch_size: int,
-        order: tuple[int, int],
+        order: tuple[int | None, int],
     ) -> NDArray[np.int64]:
         """Return the examples at some places of a bucket's order in (seed, epoch)."""
         own = self.members[bucket]
-        numbers = permuted(places, counts[bucket].num_rows, *order, stream=f"bucket {bucket}")
+        numbers, (seed, epoch) = places, order
+        if seed is not None:
+            num_rows = counts[bucket].num_rows
+            numbers = permuted(places, num_rows, seed, epoch, stream=f"bucket {bucket}")
         is_own = numbers < len(own)
         found = np.empty_like(numbers)
         found[is_own] = own[numbers[is_own]]
@@ -115,7 +124,7 @@ class _Count:
 
 @dataclass(frozen=True)
 class Bucketing:
-    """How a training reads examples in buckets.
+    """How a training or a prediction reads examples in buckets.
 
     Args:
         collate_fns: one per bucket: examples -> arrays of that bucket's widths.

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from redco_flow.engine.batch_layout import check_multiple, check_positive
 from redco_flow.engine.data import Batch, CollateFn, EvalBatches, Examples
 from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.length_buckets import Bucketing
 from redco_flow.engine.overlap import fetch_late, put_early
 from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import ShardingRules
@@ -72,34 +74,36 @@ class Predictor:
         self._storage: PaddedStorage | None = None
 
     def predict(
-        self, examples: Examples, params: Any, *, on_progress: ProgressFn | None = None
+        self,
+        examples: Examples,
+        params: Any,
+        *,
+        bucketing: Bucketing | None = None,
+        on_progress: ProgressFn | None = None,
     ) -> list[Any]:
         """Return one prediction per example, in their order.
 
         Args:
             examples: any sequence; an empty one gives an empty list.
             params: arrays; laid out by the rules if they are not yet.
+            bucketing: batch examples of like length together, by its functions instead of
+                collate_fn; there is one compilation per bucket.
             on_progress: called after each batch with (examples done, examples in all).
 
         Raises:
             ValueError: pred_fn or output_fn gave another number of rows than the batch has.
-            DataError: rows cannot be read or collated.
+            DataError: rows cannot be read or collated, or the buckets are of other examples.
         """
         if not len(examples):
             return []
         self._rules = self._rules or self.deployer.get_sharding_rules(params)
         params = self._store(self.deployer.shard_params(params, self._rules), self._rules)
-        predictions: list[Any] = []
-        for mask, found in fetch_late(self._dispatch(examples, params)):
-            self._check_leading_dim(found)
-            num_rows = int(np.count_nonzero(mask))
-            outputs = list(self._output_fn(jax.tree.map(lambda x, n=num_rows: x[:n], found)))
-            if len(outputs) != num_rows:
-                raise ValueError(f"output_fn gave {len(outputs)} predictions for {num_rows} rows.")
-            predictions += outputs
+        predictions: dict[int, Any] = {}
+        for rows, found in fetch_late(self._dispatch(examples, params, bucketing)):
+            predictions.update(zip(rows.tolist(), self._outputs(found, len(rows)), strict=True))
             if on_progress is not None:
                 on_progress(len(predictions), len(examples))
-        return predictions
+        return [predictions[row] for row in range(len(examples))]
 
     def _store(self, params: Any, rules: ShardingRules) -> Any:
         """Lay parameters out as the step takes them; the first ones say what it looks like."""
@@ -117,33 +121,42 @@ class Predictor:
             self._close = jax.jit(storage.close, out_shardings=storage.stored_sharding)
         return params if self._storage.is_exact else self._close(params)
 
-    def _dispatch(self, examples: Examples, params: Any) -> Iterator[tuple[np.ndarray, Any]]:
+    def _dispatch(
+        self, examples: Examples, params: Any, bucketing: Bucketing | None
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield each batch's examples, without what only fills it up, and its result."""
         process = self.deployer.data_process
         plan = EvalBatches(
             examples,
             self._collate_fn,
             batch_size=self.batch_size,
+            bucketing=bucketing,
             process_index=process.index,
             num_processes=process.count,
         )
         seed = jax.device_put(np.uint32(self.seed), self.deployer.named_sharding())
 
-        def put(batch: Batch) -> tuple[np.ndarray, Any]:
-            rows = batch.rows.astype(np.int32)
-            _, mask = plan.plan.rows(batch.step)
-            return mask, self.deployer.put_rows((batch.arrays, rows))
+        def put(batch: Batch) -> tuple[NDArray[np.int64], Any]:
+            rows, mask = plan.plan.rows(batch.step)
+            part = batch.rows.astype(np.int32)
+            return rows[mask > 0], self.deployer.put_rows((batch.arrays, part))
 
         with iter(plan) as batches:
-            for mask, (arrays, rows) in put_early(batches, put):
-                yield mask, self._step(params, seed, arrays, rows)
+            for rows, (arrays, part) in put_early(batches, put):
+                yield rows, self._step(params, seed, arrays, part)
 
-    def _check_leading_dim(self, found: Any) -> None:
+    def _outputs(self, found: Any, num_rows: int) -> list[Any]:
+        """Return the predictions of a batch's first rows, which are those that count."""
         for leaf in jax.tree.leaves(found):
             if np.shape(leaf)[:1] != (self.batch_size,):
                 raise ValueError(
                     f"pred_fn gave an array of shape {np.shape(leaf)}; its leading dim must be "
                     f"the batch's, {self.batch_size}."
                 )
+        outputs = list(self._output_fn(jax.tree.map(lambda x: x[:num_rows], found)))
+        if len(outputs) != num_rows:
+            raise ValueError(f"output_fn gave {len(outputs)} predictions for {num_rows} rows.")
+        return outputs
 
 
 def _rows_of(found: Any) -> list[Any]:

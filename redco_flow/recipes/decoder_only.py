@@ -60,8 +60,12 @@ class _Rows:
     @property
     def width(self) -> int:
         """T of the longest row."""
-        longest = self.source_length + self.target_length - 1 + len(self.start)
-        return -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        return _rounded_up(self.source_length + self.target_length - 1 + len(self.start))
+
+    @property
+    def prompt_width(self) -> int:
+        """P of the longest prompt."""
+        return _rounded_up(self.source_length + len(self.start))
 
     def prompt(self, example: Example) -> Row:
         """The tokens before an example's target; at least one."""
@@ -81,18 +85,17 @@ class _Rows:
 
     def lengths(self, source_lengths: Lengths, target_lengths: Lengths) -> Lengths:
         """Tokens of each row, (N, 1)."""
+        return self.prompt_lengths(source_lengths) + target_lengths[:, None] - 1
+
+    def prompt_lengths(self, source_lengths: Lengths) -> Lengths:
+        """Tokens of each prompt, (N, 1)."""
         begin = np.where(source_lengths > 0, len(self.prefix), len(self.start))
-        return (begin + source_lengths + target_lengths - 1)[:, None]
+        return (begin + source_lengths)[:, None]
 
     def collate(self, examples: Sequence[Example], width: int) -> Batch:
         """Return input_ids and labels (B, T), padded on the right."""
         columns = [self.columns(example) for example in examples]
-        for example, row in zip(examples, columns, strict=True):
-            if len(row["labels"]) > width:
-                raise ValueError(
-                    f"{example.get('row_id', 'an example')}: prompt and target have "
-                    f"{len(row['labels'])} tokens; batches are {width} wide."
-                )
+        _check_fits(examples, [row["labels"] for row in columns], width, "prompt and target have")
         return {
             "input_ids": padded([row["input_ids"] for row in columns], width, self.pad_id),
             "labels": padded([row["labels"] for row in columns], width, IGNORED_LABEL),
@@ -104,11 +107,10 @@ class _Rows:
         padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}
         return dict(collate_packed(columns, padding, width))
 
-    def collate_prompts(self, examples: Sequence[Example]) -> Batch:
+    def collate_prompts(self, examples: Sequence[Example], width: int) -> Batch:
         """Return input_ids and attention_mask (B, P), padded on the left."""
         prompts = [self.prompt(example) for example in examples]
-        longest = self.source_length + len(self.start)
-        width = -(-longest // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        _check_fits(examples, prompts, width, "the prompt has")
         lengths = np.array([len(prompt) for prompt in prompts])
         mask = np.arange(width) >= width - lengths[:, None]
         return {
@@ -144,6 +146,10 @@ def build_decoder_only(
         (width,) = widths
         return partial(rows.collate, width=width)
 
+    def prompts_to(widths: Sequence[int]) -> Collate:
+        (width,) = widths
+        return partial(rows.collate_prompts, width=width)
+
     def packed_to(width: int) -> CollatePacked:
         return partial(rows.collate_packed, width=width)
 
@@ -158,7 +164,7 @@ def build_decoder_only(
         abstract_params=partial(module.abstract_params, config),
         load_params=chosen.load_params,
         collate_fn=collate_to((rows.width,)),
-        collate_prompts=rows.collate_prompts,
+        collate_prompts=prompts_to((rows.prompt_width,)),
         row_widths=rows.lengths,
         collate_to=collate_to,
         collate_packed=packed_to,
@@ -166,6 +172,8 @@ def build_decoder_only(
         make_pred_fn=pred_fn,
         output_fn=tokenizer.decode_until_end,
         save_pretrained=chosen.save,
+        prompt_widths=rows.prompt_lengths,
+        collate_prompts_to=prompts_to,
     )
 
 
@@ -207,6 +215,19 @@ def _balance(config: Any, router_logits: jax.Array, batch: Mapping[str, jax.Arra
         router_logits, config.num_experts_per_tok, is_token, batch.get(SEGMENT_IDS)
     )
     return jnp.sum(losses * is_target, axis=1)
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+
+
+def _check_fits(examples: Sequence[Example], rows: Sequence[Row], width: int, what: str) -> None:
+    for example, row in zip(examples, rows, strict=True):
+        if len(row) > width:
+            raise ValueError(
+                f"{example.get('row_id', 'an example')}: {what} {len(row)} tokens; batches are "
+                f"{width} wide."
+            )
 
 
 def _check_end_token(chosen: ChosenModel, tokenizer: TextTokenizer) -> None:

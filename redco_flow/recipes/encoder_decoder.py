@@ -51,14 +51,19 @@ def build_encoder_decoder(
             start_id=config.decoder_start_token_id,
         )
 
-    collate_fn = collate_to((source_length, target_length))
+    def prompts_to(widths: Sequence[int]) -> Collate:
+        (width,) = widths
+        return partial(
+            collate_sources, length=width, vocab_size=config.vocab_size, pad_id=config.pad_token_id
+        )
+
     return Recipe(
         model=chosen.record,
         init_params=partial(module.init_params, config),
         abstract_params=partial(module.abstract_params, config),
         load_params=chosen.load_params,
-        collate_fn=collate_fn,
-        collate_prompts=collate_fn,
+        collate_fn=collate_to((source_length, target_length)),
+        collate_prompts=prompts_to((source_length,)),
         row_widths=_row_widths,
         collate_to=collate_to,
         collate_packed=None,
@@ -66,6 +71,8 @@ def build_encoder_decoder(
         make_pred_fn=partial(make_pred_fn, module, config),
         output_fn=tokenizer.decode_until_end,
         save_pretrained=chosen.save,
+        prompt_widths=lambda source_lengths: source_lengths[:, None],
+        collate_prompts_to=prompts_to,
     )
 
 
@@ -88,17 +95,23 @@ def collate(
     Raises:
         ValueError: a token id outside the vocabulary, or more tokens than the batch is wide.
     """
-    sources = [checked_ids(one, "source_ids", source_length, vocab_size) for one in examples]
+    sources = collate_sources(examples, length=source_length, vocab_size=vocab_size, pad_id=pad_id)
     targets = [checked_ids(one, "target_ids", target_length, vocab_size) for one in examples]
     labels = padded(targets, target_length, IGNORED_LABEL)
     shifted = np.full_like(labels, start_id)
     shifted[:, 1:] = np.where(labels[:, :-1] == IGNORED_LABEL, pad_id, labels[:, :-1])
+    return {**sources, "decoder_input_ids": shifted, "labels": labels}
+
+
+def collate_sources(
+    examples: Sequence[Example], *, length: int, vocab_size: int, pad_id: int
+) -> Batch:
+    """Pad the sources alone; returns and raises as `collate`."""
+    sources = [checked_ids(one, "source_ids", length, vocab_size) for one in examples]
     lengths = np.array([len(ids) for ids in sources])
     return {
-        "input_ids": padded(sources, source_length, pad_id),
-        "attention_mask": (np.arange(source_length) < lengths[:, None]).astype(np.int32),
-        "decoder_input_ids": shifted,
-        "labels": labels,
+        "input_ids": padded(sources, length, pad_id),
+        "attention_mask": (np.arange(length) < lengths[:, None]).astype(np.int32),
     }
 
 

@@ -85,7 +85,8 @@ class Recipe:
         load_params: (shardings) -> parameters read from the model's files, or None where the
             model has none and starts anew.
         collate_fn: examples -> arrays with a leading batch dim, padded to the longest lengths.
-        collate_prompts: examples -> what `make_pred_fn`'s functions take.
+        collate_prompts: examples -> what `make_pred_fn`'s functions take, padded to the longest
+            length.
         row_widths: (tokens of each source (N,), of each target (N,)) -> (N, D): how wide a batch
             must be for each example, in each of the D dims that are padded.
         collate_to: (D widths) -> a collate_fn that pads to those.
@@ -96,6 +97,9 @@ class Recipe:
         make_pred_fn: Generation -> (params, batch, rngs) -> token ids (B, T).
         output_fn: token ids (B, T) -> texts.
         save_pretrained: (params, directory): write the model in Hugging Face's format.
+        prompt_widths: (tokens of each source (N,)) -> (N, D): how wide a batch of prompts must be
+            for each example; None where all such batches are as wide as `collate_prompts`'.
+        collate_prompts_to: (D widths) -> a collate_prompts that pads to those; None likewise.
     """
 
     model: Mapping[str, Any]
@@ -111,6 +115,8 @@ class Recipe:
     make_pred_fn: Callable[[Generation], Callable[[Any, Batch, Any], Any]]
     output_fn: Callable[[Any], list[str]]
     save_pretrained: Callable[[Any, Path], None]
+    prompt_widths: Callable[[Lengths], Lengths] | None = None
+    collate_prompts_to: Callable[[Sequence[int]], Collate] | None = None
 
 
 def find_own_recipe(name: str) -> ModuleType | None:

@@ -23,6 +23,7 @@ from redco_flow.stages.predictions_artifact import (
     PredictionsSummary,
     write_predictions,
 )
+from redco_flow.stages.prompt_bucketing import bucket_prompts
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.stages.text_prompts import begun
 
@@ -186,7 +187,12 @@ class _Prediction:
             sharding_rules=rules,
             batch_size=config.batch_size,
         )
-        return predictor.predict(examples, params, on_progress=self._reporter("predicting"))
+        return predictor.predict(
+            examples,
+            params,
+            bucketing=bucket_prompts(recipe, examples, config.batch_size),
+            on_progress=self._reporter("predicting"),
+        )
 
     def _score(
         self, rules: ShardingRules, params: Any, examples: Sequence[dict[str, Any]]

@@ -16,6 +16,7 @@ from redco_flow.metrics.perplexity import perplexity
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.dataset_artifact import DatasetArtifact
+from redco_flow.stages.prompt_bucketing import bucket_prompts
 from redco_flow.stages.train import Config, metrics_needed
 from redco_flow.stages.train_sections import EVAL_LOSS, LOSS_SCORES, PERPLEXITY
 from redco_flow.stages.training_data import TrainingData
@@ -82,6 +83,7 @@ def make_text_scores(
         sharding_rules=setup.rules,
         batch_size=setup.trainer.layout.micro_batch_size * deployer.num_context_shards,
     )
+    bucketing = bucket_prompts(recipe, validation, predictor.batch_size)
     references: Sequence[Sequence[str]] = [row["references"] for row in validation]
 
     def on_progress(done: int, total: int) -> None:
@@ -89,7 +91,7 @@ def make_text_scores(
 
     def score_texts(params: Any) -> dict[str, float]:
         params = setup.model_params(params)
-        texts = predictor.predict(validation, params, on_progress=on_progress)
+        texts = predictor.predict(validation, params, bucketing=bucketing, on_progress=on_progress)
         scores: dict[str, float] = {}
         for name in names:
             scores |= find_metric(name).compute(texts, references)

@@ -40,10 +40,13 @@ def rows_of(plan, step):
     st.integers(1, 9),
     st.integers(1, 5),
     st.integers(0, 3),
+    st.sampled_from([4, None]),
 )
-def test_every_example_stands_once_in_an_epoch_in_a_batch_that_it_fits(lengths, size, num, epoch):
+def test_every_example_stands_once_in_an_epoch_in_a_batch_that_it_fits(
+    lengths, size, num, epoch, seed
+):
     """Engine cases 25 and 26."""
-    plan = plan_of(lengths, size, num)
+    plan = plan_of(lengths, size, num, seed)
 
     steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
 
@@ -111,13 +114,21 @@ def test_no_bucket_is_narrower_in_any_dim_than_one_before_it():
     assert widths[-1].tolist() == [40, 32]
 
 
-def test_buckets_of_other_data_and_buckets_without_a_seed_are_refused():
+def test_without_a_seed_rows_keep_their_order_and_the_widest_batches_come_first():
+    lengths = [8, 30, 8, 16, 8, 8, 16, 8]
+    plan = plan_of(lengths, 2, seed=None)
+
+    found = [(plan.bucket(step), rows_of(plan, step)) for step in range(4)]
+
+    # The last of the five shortest fills no batch, nor in the next bucket: it goes up twice.
+    assert found == [(2, [1, 7]), (1, [3, 6]), (0, [4, 5]), (0, [0, 2])]
+
+
+def test_buckets_of_other_data_are_refused():
     buckets = choose_buckets(column([3, 9]), 2)
 
     with pytest.raises(DataError, match="the buckets hold 2 examples, the data 3"):
         BatchPlan(3, 2, 0, buckets)
-    with pytest.raises(DataError, match="give a seed"):
-        BatchPlan(2, 2, None, buckets)
 
 
 def test_a_checkpoint_of_other_buckets_is_refused():

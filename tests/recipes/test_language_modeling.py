@@ -114,6 +114,22 @@ def test_prompts_are_padded_on_the_left_and_hold_nothing_of_the_target(tokenizer
     assert batch["attention_mask"].sum(axis=1).tolist() == [2, 1]
 
 
+def test_a_prompt_fits_a_batch_of_its_own_width_and_no_narrower_one(llama_tokenizer):
+    rows = [example([5, 6], [9, 1]), example([], [9, 1]), example([7] * 5, [1])]
+    recipe = built(llama_tokenizer, (5, 3))
+
+    widths = recipe.prompt_widths(np.array([len(row["source_ids"]) for row in rows]))
+
+    assert widths.tolist() == [[3], [1], [6]]
+    for row, (width,) in zip(rows, widths.tolist(), strict=True):
+        batch = recipe.collate_prompts_to([width])([row])
+        whole = recipe.collate_prompts([row])
+        assert batch["attention_mask"].tolist() == [[1] * width]
+        assert batch["input_ids"].tolist() == [whole["input_ids"][0, -width:].tolist()]
+    with pytest.raises(ValueError, match="x:1: the prompt has 6 tokens; batches are 4 wide"):
+        recipe.collate_prompts_to([4])(rows)
+
+
 @pytest.mark.parametrize("key", ["source_ids", "target_ids"])
 def test_a_token_outside_the_vocabulary_is_an_error_at_collate_time(tokenizer, key):
     """Engine case 44."""

@@ -60,6 +60,24 @@ def test_sources_are_padded_and_masked():
     assert all(array.dtype == np.int32 for array in batch.values())
 
 
+def test_prompts_are_the_sources_alone_in_any_width_that_they_fit(tokenizer):
+    rows = [example([5, 6, 1], [7, 1]), example([5, 1], [8] * 7)]
+    recipe = build(tokenizer)
+    widths = recipe.prompt_widths(np.array([3, 2])).tolist()
+
+    prompts = recipe.collate_prompts_to([3])(rows)
+
+    assert widths == [[3], [2]]
+    assert {name: array.tolist() for name, array in prompts.items()} == {
+        "input_ids": [[5, 6, 1], [5, 1, 0]],
+        "attention_mask": [[1, 1, 1], [1, 1, 0]],
+    }
+    for name, array in recipe.collate_prompts(rows).items():
+        np.testing.assert_array_equal(array, recipe.collate_fn(rows)[name])
+    with pytest.raises(ValueError, match="source_ids has 3 tokens; batches are 2 wide"):
+        recipe.collate_prompts_to([2])(rows)
+
+
 @pytest.mark.parametrize("key", ["source_ids", "target_ids"])
 @pytest.mark.parametrize("token", [10, -1])
 def test_a_token_outside_the_vocabulary_is_an_error_at_collate_time(key, token):

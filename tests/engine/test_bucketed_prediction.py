@@ -1,0 +1,192 @@
+"""Prediction in buckets of like length: what comes out is what comes out of one width."""
+
+import json
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from redco_flow import Deployer, Predictor
+from redco_flow.engine.errors import DataError
+from redco_flow.engine.length_buckets import Bucketing, choose_buckets
+
+LENGTHS = np.random.default_rng(0).integers(1, 40, 45)
+EXAMPLES = [np.arange(1, length + 1, dtype=np.float32) for length in LENGTHS]
+PARAMS = {"w": np.float32(2)}
+
+
+def collate(rows, width):
+    return {"x": np.stack([np.pad(row, (0, width - len(row))) for row in rows])}
+
+
+def bucketing_of(lengths=LENGTHS, num_buckets=3):
+    buckets = choose_buckets(np.asarray(lengths)[:, None], num_buckets)
+    return Bucketing(buckets, tuple(partial(collate, width=width) for (width,) in buckets.widths))
+
+
+def predictor_of(pred_fn, batch_size=4, num_devices=1):
+    return Predictor(
+        Deployer(devices=jax.devices()[:num_devices]),
+        collate_fn=partial(collate, width=40),
+        pred_fn=pred_fn,
+        batch_size=batch_size,
+        seed=3,
+    )
+
+
+def sums_and_draws(params, batch, rngs):
+    return {"sum": params["w"] * batch["x"].sum(axis=1), "drawn": jax.vmap(jax.random.bits)(rngs)}
+
+
+@pytest.mark.parametrize("num_examples", [1, 8, 45])
+def test_predictions_come_in_input_order_and_draw_as_without_buckets(num_examples):
+    """Engine cases 26 and 28."""
+    examples, lengths = EXAMPLES[:num_examples], LENGTHS[:num_examples]
+    predictor = predictor_of(sums_and_draws, 8, num_devices=8)
+
+    found = predictor.predict(examples, PARAMS, bucketing=bucketing_of(lengths))
+
+    # Sums of small whole numbers are exact in any order.
+    assert [p["sum"] for p in found] == [2 * row.sum() for row in examples]
+    plain = predictor.predict(examples, PARAMS)
+    assert [p["drawn"] for p in found] == [p["drawn"] for p in plain]
+
+
+def test_each_width_is_compiled_once_over_several_predictions():
+    """Engine case 45."""
+    widths = []
+
+    def traced(params, batch, rngs):
+        widths.append(batch["x"].shape[1])
+        return batch["x"].sum(axis=1)
+
+    predictor = predictor_of(traced)
+    for _ in range(2):
+        predictor.predict(EXAMPLES, PARAMS, bucketing=bucketing_of())
+
+    assert widths == sorted({width for (width,) in bucketing_of().buckets.widths}, reverse=True)
+    assert len(widths) == 3
+
+
+def test_one_long_example_among_short_ones_makes_one_batch_wide():
+    lengths = [3] * 30 + [40] + [5] * 30
+    num_positions = []
+
+    def counted(rows, width):
+        num_positions.append(len(rows) * width)
+        return collate(rows, width)
+
+    buckets = choose_buckets(np.array(lengths)[:, None], 2)
+    collate_fns = tuple(partial(counted, width=width) for (width,) in buckets.widths)
+    examples = [np.ones(length, np.float32) for length in lengths]
+
+    found = predictor_of(sums_and_draws).predict(
+        examples, PARAMS, bucketing=Bucketing(buckets, collate_fns)
+    )
+
+    assert [p["sum"] for p in found] == [2 * length for length in lengths]
+    # Sixteen batches of four, as without buckets; all but one of them 8 wide.
+    assert num_positions == [4 * 40] + [4 * 8] * 15
+
+
+def test_progress_counts_examples_and_ends_with_all_of_them():
+    calls = []
+
+    predictor_of(sums_and_draws, 8).predict(
+        EXAMPLES,
+        PARAMS,
+        bucketing=bucketing_of(),
+        on_progress=lambda *call: calls.append(call),
+    )
+
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+    assert calls[-1] == (45, 45)
+    assert len(calls) == 6
+
+
+def test_buckets_of_other_examples_are_refused():
+    with pytest.raises(DataError, match="the buckets hold 45 examples, the data 44"):
+        predictor_of(sums_and_draws).predict(EXAMPLES[1:], PARAMS, bucketing=bucketing_of())
+
+
+PREDICT = """
+import json, sys
+from functools import partial
+rank, num_processes, port = map(int, sys.argv[1:])
+import jax, numpy as np
+if num_processes > 1:
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
+from redco_flow import Deployer, Predictor
+from redco_flow.engine.length_buckets import Bucketing, choose_buckets
+
+lengths = np.random.default_rng(0).integers(1, 40, 45)
+examples = [np.arange(1, length + 1, dtype=np.float32) for length in lengths]
+num_read = 0
+
+def collate(rows, width):
+    global num_read
+    num_read += len(rows)
+    return {"x": np.stack([np.pad(row, (0, width - len(row))) for row in rows])}
+
+def predict(params, batch, rngs):
+    return {"sum": params["w"] * batch["x"].sum(axis=1), "drawn": jax.vmap(jax.random.bits)(rngs)}
+
+buckets = choose_buckets(lengths[:, None], 3)
+predictor = Predictor(
+    Deployer(), collate_fn=partial(collate, width=40), pred_fn=predict, batch_size=4, seed=3
+)
+found = predictor.predict(
+    examples,
+    {"w": np.float32(2)},
+    bucketing=Bucketing(buckets, tuple(partial(collate, width=w) for (w,) in buckets.widths)),
+)
+print(json.dumps([num_read, [[float(p["sum"]), int(p["drawn"])] for p in found]]), flush=True)
+"""
+
+
+def predict_in_processes(num_processes):
+    """Predict over two devices; return each process's number of rows read and predictions."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // num_processes} "
+        "--xla_backend_optimization_level=0",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PREDICT, str(rank), str(num_processes), port],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(num_processes)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@pytest.mark.slow
+def test_two_processes_predict_what_one_does_each_reading_half_of_the_rows():
+    """Engine cases 23 and 28."""
+    ((num_rows, alone),) = predict_in_processes(1)
+
+    halves = predict_in_processes(2)
+
+    assert [found for _, found in halves] == [alone, alone]
+    assert [count for count, _ in halves] == [num_rows // 2] * 2
+    assert [total for total, _ in alone] == [2 * float(row.sum()) for row in EXAMPLES]

@@ -1,0 +1,197 @@
+"""Prompts in batches of like length: which widths, and the same texts as from one width."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.predictor import Predictor
+from redco_flow.metrics import rouge
+from redco_flow.recipes.recipe import Generation, RandomChoice, find_recipe
+from redco_flow.recipes.text_tokenizer import TextTokenizer
+from redco_flow.stages import predict, preprocess, train
+from redco_flow.stages.context import Stopped
+from redco_flow.stages.predictions_artifact import LINES_FILE, read_predictions
+from redco_flow.stages.prompt_bucketing import bucket_prompts
+from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+
+MODELS = {
+    "t5": {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 400},
+    "mistral": {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 80,
+    },
+}  # fmt: skip
+LONGEST = 300
+BATCH_SIZE = 2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(["a few words, and some more words"] * 9, 280, "bpe"), folder)
+    return TextTokenizer.load(folder)
+
+
+def recipe_of(tokenizer, family):
+    name = "text_to_text" if family == "t5" else "language_modeling"
+    model = {"family": family, "config": MODELS[family]}
+    return find_recipe(name).build(model, tokenizer, source_length=LONGEST, target_length=8)
+
+
+def prompts(lengths):
+    ids = np.random.default_rng(1).integers(3, 280, (len(lengths), LONGEST)).astype(np.int32)
+    return [
+        {"row_id": f"x:{row}", "source_ids": ids[row, :length], "target_ids": [1]}
+        for row, length in enumerate(lengths)
+    ]
+
+
+# Short ones, some of a middle length, and one as long as can be.
+LENGTHS = [5 + 7 * i % 50 for i in range(30)] + [LONGEST] + [70 + i for i in range(17)]
+
+
+def test_widths_are_multiples_of_64_as_many_as_the_batches_repay_and_the_last_is_the_recipes(
+    tokenizer,
+):
+    recipe, examples = recipe_of(tokenizer, "gpt2"), prompts(LENGTHS)
+
+    found = bucket_prompts(recipe, examples, BATCH_SIZE)
+
+    widths = [collate_fn(prompts([5]))["input_ids"].shape[1] for collate_fn in found.collate_fns]
+    (_, widest) = recipe.collate_prompts(examples[:1])["input_ids"].shape
+    assert widths == [64, 128, widest]
+    assert found.buckets.batches_per_bucket(BATCH_SIZE) == [15, 8, 1]
+    # With fewer batches one width more is repaid, and with fewer still none.
+    assert len(bucket_prompts(recipe, examples[::2] + examples[:8], BATCH_SIZE).collate_fns) == 2
+    assert bucket_prompts(recipe, examples[:31], BATCH_SIZE) is None
+
+
+def test_a_recipe_with_one_width_of_prompts_keeps_it(tokenizer):
+    recipe = replace(recipe_of(tokenizer, "t5"), prompt_widths=None, collate_prompts_to=None)
+
+    assert bucket_prompts(recipe, prompts(LENGTHS), BATCH_SIZE) is None
+
+
+WAYS = {
+    "greedy": Generation(6),
+    "beams": Generation(6, num_beams=3),
+    "sampled": Generation(6, sampling=RandomChoice(1.2, 100, 0.95)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "mistral"])
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_are_those_of_one_width_token_for_token(tokenizer, family, way):
+    recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
+    drawn = jax.jit(recipe.init_params)(jax.random.key(0))
+    # So large that texts follow their prompts.
+    params = jax.tree.map(lambda x: 4 * x, drawn)
+    predictor = Predictor(
+        Deployer(devices=jax.devices()[:1]),
+        collate_fn=recipe.collate_prompts,
+        pred_fn=recipe.make_pred_fn(WAYS[way]),
+        batch_size=BATCH_SIZE,
+    )
+
+    found = predictor.predict(
+        examples, params, bucketing=bucket_prompts(recipe, examples, BATCH_SIZE)
+    )
+
+    np.testing.assert_array_equal(found, predictor.predict(examples, params))
+    assert len({tuple(tokens.tolist()) for tokens in found}) > len(found) // 2
+
+
+SETTINGS = {
+    "model": {"config": MODELS["t5"]},
+    "num_epochs": 6,
+    "global_batch_size": 8,
+    "learning_rate": 0.02,
+    "keep": {"best": ["rouge1"]},
+    "eval": {"every_epochs": 6},
+}
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+
+
+@pytest.fixture(scope="module")
+def trained(shared_bench, write_rows):
+    """A dataset with long sources among short ones, a checkpoint, and its training's scores.
+
+    Trained so far that texts differ by what they are generated from.
+    """
+    bench = shared_bench
+    rows = [
+        (" ".join([word, other] * (30 if i % 7 == 3 else 2)), word)
+        for i, word in enumerate(WORDS * 2)
+        for other in WORDS
+    ]
+    data = {
+        "train": str(write_rows(bench.root / "train.jsonl", rows)),
+        "validation": str(write_rows(bench.root / "validation.jsonl", rows)),
+        "tokenizer": {"train": {"vocab_size": 290, "type": "bpe"}},
+    }
+    lengths = {"max_source_length": 100, "max_target_length": 8}
+    dataset = bench.run(preprocess, {"data": data} | lengths)["dataset"]
+    checkpoint = bench.run(train, SETTINGS, {"dataset": [dataset]})["checkpoint/last"]
+    scores = [record for record in bench.records() if record["kind"] == "evaluation"][-1]["metrics"]
+    return {"dataset": [dataset], "checkpoint": [checkpoint]}, scores
+
+
+def lines_of(artifact):
+    return (artifact["predictions"].path / LINES_FILE).read_bytes()
+
+
+@pytest.mark.slow
+def test_predictions_are_bitwise_those_of_batches_of_one_width(bench, trained):
+    """Sixteen batches repay a second width, four do not."""
+    inputs, _ = trained
+
+    bucketed = bench.run(predict, {"batch_size": 8}, inputs)
+    plain = bench.run(predict, {"batch_size": 32}, inputs)
+
+    assert lines_of(bucketed) == lines_of(plain)
+    assert lines_of(bucketed).count(b"\n") == 128
+
+
+@pytest.mark.slow
+def test_the_scores_of_a_training_are_those_of_texts_from_one_width(bench, trained):
+    """Engine case 52; the training's batches are of eight, so it generates in two widths."""
+    inputs, scores = trained
+
+    predictions = bench.run(predict, {"batch_size": 32}, inputs)["predictions"]
+
+    lines, _ = read_predictions(predictions.path)
+    found = rouge.compute([line.prediction for line in lines], [line.references for line in lines])
+    assert {name: scores[name] for name in found} == found
+    assert len({line.prediction for line in lines}) > 4
+    assert found["rouge1"] > 0
+
+
+class StopsAtTheThird:
+    """A request to stop that comes with the third batch."""
+
+    is_watched = True
+    num_asked = 0
+
+    @property
+    def requested(self):
+        self.num_asked += 1
+        return self.num_asked >= 3
+
+
+@pytest.mark.slow
+def test_a_prediction_that_was_stopped_midway_gives_the_same_file_when_run_again(bench, trained):
+    inputs, _ = trained
+    whole = bench.run(predict, {"batch_size": 8}, inputs)
+    context = bench.context("predict", inputs, work="stopped")
+    context.stop = StopsAtTheThird()
+
+    with pytest.raises(Stopped):
+        predict.run(context, predict.Config.from_json({"batch_size": 8}))
+    again = bench.run(predict, {"batch_size": 8}, inputs, work="stopped")
+
+    assert lines_of(again) == lines_of(whole)
