@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from redco_flow.engine.local_gradients import local_zeros, on_local_rows
+
 
 class Sums(NamedTuple):
     """Sums over examples, float32 scalars: of totals, of weights, and of measures by name."""
@@ -68,20 +70,36 @@ def _accumulate(sum_fn: SumFn, params: Any, micro_batches: Any) -> tuple[Any, Su
         return sums.total, sums
 
     differentiate = jax.grad(total_and_sums, has_aux=True)
-
-    def add_one(carry: Any, micro_batch: Any) -> tuple[Any, Mapping[str, jax.Array]]:
-        gradients, (total, weight, measures) = differentiate(params, micro_batch)
-        return jax.tree.map(jnp.add, carry, (_widen(gradients), total, weight)), measures
-
     (num_micro,) = {x.shape[0] for x in jax.tree.leaves(micro_batches)}
     if num_micro == 1:
         only = jax.tree.map(lambda x: x[0], micro_batches)
         gradients, sums = differentiate(params, only)
         return _widen(gradients), sums
-    zero = jnp.zeros((), jnp.float32)
-    empty = (_widen(jax.tree.map(jnp.zeros_like, params)), zero, zero)
-    (gradients, total, weight), measures = jax.lax.scan(add_one, empty, micro_batches)
-    return gradients, Sums(total, weight, jax.tree.map(jnp.sum, measures))
+    empty = (_widen(jax.tree.map(jnp.zeros_like, params)), jnp.zeros((), jnp.float32))
+    local = on_local_rows(differentiate, params, micro_batches)
+    if local is None:
+        return _add_up(differentiate, params, micro_batches, empty)
+    of_shards = _add_up(local.of_rows, params, local.micro_batches, local_zeros(empty))
+    gradients, sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), of_shards)
+    return gradients, sums
+
+
+def _add_up(
+    differentiate: Callable[[Any, Any], tuple[Any, Sums]],
+    params: Any,
+    micro_batches: Any,
+    empty: tuple[Any, jax.Array],
+) -> tuple[Any, Sums]:
+    """Return gradients and sums over the micro-batches; `empty` are zeros like both."""
+
+    def add_one(carry: Any, micro_batch: Any) -> tuple[Any, Mapping[str, jax.Array]]:
+        gradients, (total, weight, measures) = differentiate(params, micro_batch)
+        return jax.tree.map(jnp.add, carry, (_widen(gradients), total, weight)), measures
+
+    gradients, zero = empty
+    start = (gradients, zero, zero)
+    (gradients, total, weight), measures = jax.lax.scan(add_one, start, micro_batches)
+    return gradients, Sums(total, weight, jax.tree.map(lambda x: jnp.sum(x, axis=0), measures))
 
 
 def _widen(gradients: Any) -> Any:

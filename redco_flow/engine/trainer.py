@@ -61,7 +61,9 @@ class Trainer:
         loss_fn: (params, batch, rngs, is_training) -> (totals [B], weights [B]), whose sums give
             the mean; or a scalar, taken as the loss of equally weighted examples. A third value
             {name: totals [B]} is measured: the means by the same weights are logged in training.
-            `rngs` holds one key per example; `is_training` is a Python bool.
+            An example's numbers must not depend on the batch's other examples: a call gets a
+            micro-batch's rows, or one data shard's of them. `rngs` holds one key per example;
+            `is_training` is a Python bool.
         params: arrays; copied, and kept in float32 if they were narrower: compute in bfloat16 by
             casting inside the model.
         optimizer: any optax transformation. Accumulation and clipping are the Trainer's, so its

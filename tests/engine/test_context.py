@@ -199,8 +199,9 @@ def on_one_device(name: str) -> dict[str, Any]:
 
 
 def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for name, value in expected["metrics"].items():
-        np.testing.assert_allclose(found["metrics"][name], value, rtol=1e-5, err_msg=name)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-5), found["metrics"], expected["metrics"]
+    )
     np.testing.assert_allclose(found["eval_loss"], expected["eval_loss"], rtol=1e-5)
     # Parameters of size one hold a gradient to 1e-7.
     largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected["gradients"]))

@@ -1,5 +1,6 @@
 """What data parallelism sends: gradients, each once, many in one reduction."""
 
+import math
 import re
 
 import jax
@@ -34,16 +35,22 @@ def loss_fn(params, batch, rngs, is_training):
     return cross_entropy(llama.apply(CONFIG, params, batch["ids"]), batch["ids"])
 
 
-@pytest.fixture(scope="module")
-def compiled_step():
-    """The whole train step over four data shards, as its compiler left it, and its rules."""
-    deployer = Deployer(devices=jax.devices()[:NUM_DEVICES])
+def lower_step(deployer, num_micro=1):
+    """The whole train step on eight rows per micro-batch, and its rules."""
     params, batch = llama.abstract_params(CONFIG), {"ids": jax.ShapeDtypeStruct((8, 32), jnp.int32)}
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
     lowered = lower_train_step(
-        deployer, loss_fn, params, optax.adamw(1e-3), rules, batch, max_grad_norm=1.0
-    )
-    return lowered.compile().as_text(), rules
+        deployer, loss_fn, params, optax.adamw(1e-3), rules, batch, num_micro=num_micro,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    return lowered.compile(), rules
+
+
+@pytest.fixture(scope="module")
+def compiled_step():
+    """Over four data shards, as its compiler left it, and its rules."""
+    compiled, rules = lower_step(Deployer(devices=jax.devices()[:NUM_DEVICES]))
+    return compiled.as_text(), rules
 
 
 def test_each_gradient_travels_once_and_nothing_else_but_a_few_numbers(compiled_step):
@@ -66,3 +73,33 @@ def test_the_gradients_of_a_layer_are_one_reduction_within_the_backward_pass(com
     layers = sum(p.num_bytes for p in rules.parameters if p.path.startswith("layers/"))
     assert [one.num_bytes * one.count for one in of_layers] == [layers]
     assert len(re.findall(r" all-reduce\(", text)) <= 3
+
+
+OTHER_AXES = [{}, {"num_model_shards": 2}, {"num_fsdp_shards": 2}]
+
+
+@pytest.fixture(scope="module", params=OTHER_AXES, ids=["data", "model", "fsdp"])
+def steps(request):
+    """Of one and of four micro-batches over four data shards, beside two shards of another axis."""
+    num_devices = NUM_DEVICES * math.prod(request.param.values())
+    deployer = Deployer(**request.param, devices=jax.devices()[:num_devices])
+    return lower_step(deployer), lower_step(deployer, num_micro=4)
+
+
+def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_batches(steps):
+    """What travels within the other axis alone has smaller groups."""
+    _, (step, rules) = steps
+
+    found = read_collectives(step.as_text())
+
+    sent = sum(one.num_bytes * one.count for one in found if one.group_size >= NUM_DEVICES)
+    # The loss and the sum of weights besides.
+    assert rules.bytes_per_device <= sent <= rules.bytes_per_device + 64
+
+
+def test_accumulated_gradients_take_no_more_memory_for_being_kept_apart(steps):
+    """What is accumulated and what is added to it; each shard's of all shards would be four."""
+    of_one, of_four = (step.memory_analysis().temp_size_in_bytes for step, _ in steps)
+    _, rules = steps[0]
+
+    assert of_four <= of_one + 2 * rules.bytes_per_device

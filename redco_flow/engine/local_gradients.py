@@ -1,0 +1,95 @@
+"""Let each data shard keep the gradients of its own rows until all micro-batches are done.
+
+Left to itself the compiler adds them up over the shards in every micro-batch. The number of shards
+is that of the mesh that is being traced for. Refuses to know losses and models.
+Dims in this file: M micro-batches, B rows of one micro-batch, N data shards.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
+
+from redco_flow.engine.axis_use import equations, names_axis
+from redco_flow.engine.mesh import DATA_AXIS
+
+# (params, rows) -> anything
+OfRows = Callable[[Any, Any], Any]
+
+# What chooses for itself how it runs on devices, or has no sure way to run on one shard's rows.
+# cuDNN's attention refuses a bias that heads share there.
+_INDIVISIBLE = re.compile(r"shard_map|custom_partitioning|pallas_call|dot_product_attention.*")
+
+logger = logging.getLogger(__name__)
+
+
+class Local(NamedTuple):
+    """A function of (params, (N, B / N, ...)), its results (N, ...), and micro-batches for it."""
+
+    of_rows: OfRows
+    micro_batches: Any
+
+
+def on_local_rows(of_rows: OfRows, params: Any, micro_batches: Any) -> Local | None:
+    """Return `of_rows` as each data shard computes it alone, on its part of a micro-batch.
+
+    None where there is one shard, or where the function does what has no counterpart on a part:
+    the log says what.
+
+    Args:
+        micro_batches: a tree of arrays (M, B, ...), split over the data shards along B.
+    """
+    num_shards = _num_data_shards()
+    if num_shards == 1 or any(x.shape[1] % num_shards for x in jax.tree.leaves(micro_batches)):
+        return None
+    # All rows of a micro-batch: what names the axis may need a multiple of the shards.
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), micro_batches)
+    if obstacle := _find_obstacle(jax.make_jaxpr(of_rows)(params, rows)):
+        logger.info(
+            "gradients are added up over the %d data shards in every micro-batch, not once a "
+            "step: the function to train has %s.", num_shards, obstacle,
+        )  # fmt: skip
+        return None
+    split = jax.tree.map(
+        lambda x: x.reshape(x.shape[0], num_shards, -1, *x.shape[2:]), micro_batches
+    )
+    return Local(jax.vmap(of_rows, in_axes=(None, 0), spmd_axis_name=DATA_AXIS), split)
+
+
+def local_zeros(like: Any) -> Any:
+    """Return zeros (N, ...) of a tree of arrays (...), one for each data shard."""
+    free = PartitionSpec.UNCONSTRAINED
+
+    def zeros(x: jax.Array) -> jax.Array:
+        spec = PartitionSpec(DATA_AXIS, *[free] * x.ndim)
+        stacked = jnp.zeros((_num_data_shards(), *x.shape), x.dtype)
+        placed: jax.Array = jax.lax.with_sharding_constraint(stacked, spec)
+        return placed
+
+    return jax.tree.map(zeros, like)
+
+
+def _num_data_shards() -> int:
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else dict(mesh.shape).get(DATA_AXIS, 1)
+
+
+def _find_obstacle(traced: ClosedJaxpr) -> str | None:
+    if traced.effects:
+        return "effects, such as callbacks"
+    for equation in equations(traced.jaxpr):
+        name = equation.primitive.name
+        if _INDIVISIBLE.fullmatch(name):
+            return f"a {name}"
+        if names_axis(equation, DATA_AXIS):
+            return f"a {name} that names the mesh axis {DATA_AXIS!r}"
+        if equation.params.get("vmap_method", "") is None:
+            return f"a {name} without a vmap_method"
+    return None
