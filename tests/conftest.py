@@ -1,6 +1,10 @@
 """What every test shares: eight CPU devices, no hub, no telemetry. Set before JAX is imported."""
 
+import json
 import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +80,45 @@ def pytest_runtest_makereport(item, call):
     if forbidden and report.skipped and "install" in str(report.longrepr):
         report.outcome = "failed"
         report.longrepr = f"skips for want of a package are forbidden here: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def run_ranks():
+    """Run a script as the ranks of one job; give what each printed last, read as JSON.
+
+    (script, number of processes, CPU devices of each, *words): the script's arguments are its rank,
+    the number of processes, the port to meet at, and the words.
+    """
+
+    def run(script, num_processes, num_devices, *words):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": ":".join(filter(None, sys.path)),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices} "
+            "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0",
+        }
+        arguments = [str(word) for word in (num_processes, port, *words)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(rank), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(num_processes)
+        ]
+        try:
+            outputs = [process.communicate(timeout=200) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for process, (_, errors) in zip(processes, outputs, strict=True):
+            assert process.returncode == 0, errors[-3000:]
+        return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+    return run

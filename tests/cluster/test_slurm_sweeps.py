@@ -229,7 +229,7 @@ def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_colle
     resume_sweep(sweep)
     view = sweeps.wait_for_end(sweep)
     assert view["state"] == "completed", sweep.log_path.read_text()
-    assert jobs_in_slurm(slurm) == known
+    assert jobs_in_slurm(slurm) <= known  # it forgets those that ended long ago
     assert count_lines(tmp_path / "trained") == 4
     assert all(len(run.attempts("train")) == 1 for run in sweep.runs)
 

@@ -1,9 +1,5 @@
 """Prediction in buckets of like length: what comes out is what comes out of one width."""
 
-import json
-import socket
-import subprocess
-import sys
 from functools import partial
 
 import jax
@@ -148,44 +144,12 @@ print(json.dumps([num_read, [[float(p["sum"]), int(p["drawn"])] for p in found]]
 """
 
 
-def predict_in_processes(num_processes):
-    """Predict over two devices; return each process's number of rows read and predictions."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": ":".join(filter(None, sys.path)),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={2 // num_processes} "
-        "--xla_backend_optimization_level=0",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PREDICT, str(rank), str(num_processes), port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(num_processes)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-
-
 @pytest.mark.slow
-def test_two_processes_predict_what_one_does_each_reading_half_of_the_rows():
+def test_two_processes_predict_what_one_does_each_reading_half_of_the_rows(run_ranks):
     """Engine cases 23 and 28."""
-    ((num_rows, alone),) = predict_in_processes(1)
+    ((num_rows, alone),) = run_ranks(PREDICT, 1, 2)
 
-    halves = predict_in_processes(2)
+    halves = run_ranks(PREDICT, 2, 1)
 
     assert [found for _, found in halves] == [alone, alone]
     assert [count for count, _ in halves] == [num_rows // 2] * 2

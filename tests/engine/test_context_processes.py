@@ -1,10 +1,5 @@
 """A mesh axis `context` that spans two processes: both read the same rows, one step is taken."""
 
-import json
-import socket
-import subprocess
-import sys
-
 import jax
 import pytest
 
@@ -43,9 +38,9 @@ def first_step(deployer):
 """
 PROCESS = """
 import sys
-rank, port = int(sys.argv[1]), sys.argv[2]
+rank, num_processes, port = map(int, sys.argv[1:])
 import jax
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 found = []
 for num_context_shards in (4, 2):
     deployer = Deployer(num_context_shards=num_context_shards)
@@ -55,45 +50,14 @@ print(json.dumps(found), flush=True)
 """
 
 
-def run_processes() -> list:
-    """What each of two processes found, with four context shards and with two."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2 "
-        "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", STEP + PROCESS, str(rank), port],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-
-
 @pytest.mark.slow
-def test_context_shards_of_two_processes_take_the_step_of_one_device():
+def test_context_shards_of_two_processes_take_the_step_of_one_device(run_ranks):
     """Four span both processes, which read the same rows; two lie in one, and rows are shared."""
     names: dict = {}
     exec(STEP, names)
     expected = names["first_step"](names["Deployer"](devices=jax.devices()[:1]))
 
-    spanning, apart = zip(*run_processes(), strict=True)
+    spanning, apart = zip(*run_ranks(STEP + PROCESS, 2, 2), strict=True)
 
     assert [share for share, _ in spanning] == [[0, 1], [0, 1]]
     assert [share for share, _ in apart] == [[0, 2], [1, 2]]

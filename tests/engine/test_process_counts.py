@@ -1,10 +1,5 @@
 """A training that goes on with another number of processes than it began with."""
 
-import json
-import socket
-import subprocess
-import sys
-
 import pytest
 
 TRAIN = """
@@ -61,42 +56,14 @@ print(json.dumps([result.start_step, Losses.found]), flush=True)
 """
 
 
-def train(directory, num_processes, num_epochs):
-    """Train over four devices; return where each process began, and its losses by step."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": ":".join(filter(None, sys.path)),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // num_processes} "
-        "--xla_backend_optimization_level=0",
-    }
-    words = [str(num_processes), port, str(num_epochs), str(directory)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAIN, str(rank), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(num_processes)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
-
-
 @pytest.mark.slow
-def test_a_training_goes_on_with_fewer_and_with_more_processes(tmp_path):
+def test_a_training_goes_on_with_fewer_and_with_more_processes(tmp_path, run_ranks):
     """Engine cases 31 and 47: two, then one, then two again; one all the way."""
+
+    def train(directory, num_processes, num_epochs):
+        """Over four devices: where each process began, and its losses by step."""
+        return run_ranks(TRAIN, num_processes, 4 // num_processes, num_epochs, directory)
+
     ((_, whole),) = train(tmp_path / "whole", 1, 3)
 
     found = {}

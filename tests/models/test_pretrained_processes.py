@@ -1,9 +1,5 @@
 """Two processes load one checkpoint together, and each reads what its devices hold."""
 
-import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,14 +17,16 @@ config = llama.Config.from_hugging_face({
     "max_position_embeddings": 32, "bos_token_id": 2, "eos_token_id": 1,
     "tie_word_embeddings": False,
 })
-save_pretrained(Path(sys.argv[1]), llama, config, llama.init_params(config, jax.random.key(0)))
+save_pretrained(Path(sys.argv[4]), llama, config, llama.init_params(config, jax.random.key(0)))
+print("null")
 """
 LOAD = """
 import json, re, sys
 from pathlib import Path
-rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+rank, num_processes, port = map(int, sys.argv[1:4])
+directory = Path(sys.argv[4])
 import jax, jax.numpy as jnp, numpy as np
-jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow import Deployer
 from redco_flow.models.pretrained import load_pretrained, read_model
 from redco_flow.models.tensor_files import TensorFiles
@@ -60,40 +58,15 @@ print(json.dumps({"touched": touched, "held": held}), flush=True)
 """
 
 
-def start(script, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "PYTHONPATH": ":".join(sys.path)},
-    )
-
-
-def outputs_of(processes):
-    try:
-        outputs = [process.communicate(timeout=200) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [output for output, _ in outputs]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the kernel does not tell pages")
-def test_a_process_touches_only_its_devices_shards_of_the_file(tmp_path):
-    outputs_of([start(MAKE, str(tmp_path))])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+def test_a_process_touches_only_its_devices_shards_of_the_file(tmp_path, run_ranks):
+    run_ranks(MAKE, 1, 1, tmp_path)
 
-    found = outputs_of([start(LOAD, str(rank), port, str(tmp_path)) for rank in range(2)])
+    found = run_ranks(LOAD, 2, 1, tmp_path)
 
     num_bytes = (tmp_path / "model.safetensors").stat().st_size
-    for output in found:
-        one = json.loads(output.splitlines()[-1])
+    for one in found:
         (touched,) = one["touched"]
         # What is split by columns, and norms, are 2 % and stand in pages with the other's share;
         # and where a page is touched, the kernel maps some of its neighbours.
