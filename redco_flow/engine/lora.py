@@ -249,10 +249,8 @@ def _factor_rules(target: Target, kernel: ShardedParameter) -> list[ShardingRule
     if fused is not None:
         fused = fused.at(len(whole) + 1 + target.outputs.index(fused.place))
     name = f"{FACTORS}/{target.path}"
-    like_inputs, like_outputs = (
-        f"split like its kernel's {side}" for side in ("inputs", "outputs")
-    )
+    why = "split like its kernel's"
     return [
-        ShardingRule(f"{name}/a", a, like_inputs, exact=True, is_padded=True),
-        ShardingRule(f"{name}/b", b, like_outputs, exact=True, is_padded=True, fused=fused),
+        ShardingRule(f"{name}/a", a, f"{why} inputs", exact=True, is_padded=True),
+        ShardingRule(f"{name}/b", b, f"{why} outputs", exact=True, is_padded=True, fused=fused),
     ]

@@ -26,8 +26,9 @@ __all__ = [
 if TYPE_CHECKING:
     import jax
 
-    from redco_flow.models.encoder_decoder_model import Cache, Params
+    from redco_flow.models.encoder_decoder_model import Params
     from redco_flow.models.family_config import FamilyConfig
+    from redco_flow.models.key_value_cache import SourceCache
     from redco_flow.models.tensor_files import TensorFiles
 
 # The tied head, published beside the embedding.
@@ -107,7 +108,7 @@ def init_cache(
     *,
     num_beams: int,
     max_length: int,
-) -> Cache:
+) -> SourceCache:
     """Return the cache before the first token; cross-attention's keys and values are made here.
 
     Args:
@@ -120,15 +121,15 @@ def init_cache(
     from redco_flow.models import encoder_decoder_model
 
     inputs = (encoded, attention_mask, num_beams, max_length)
-    cache: Cache = encoder_decoder_model.run_with_layers(
+    cache: SourceCache = encoder_decoder_model.run_with_layers(
         config.core, params, *inputs, method="start"
     )
     return cache
 
 
 def decode_step(
-    config: FamilyConfig, params: Params, cache: Cache, tokens: jax.Array, position: jax.Array
-) -> tuple[jax.Array, Cache]:
+    config: FamilyConfig, params: Params, cache: SourceCache, tokens: jax.Array, position: jax.Array
+) -> tuple[jax.Array, SourceCache]:
     """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
 
     Args:
@@ -136,7 +137,7 @@ def decode_step(
     """
     from redco_flow.models import encoder_decoder_model
 
-    result: tuple[jax.Array, Cache] = encoder_decoder_model.run_with_layers(
+    result: tuple[jax.Array, SourceCache] = encoder_decoder_model.run_with_layers(
         config.core, params, cache, tokens, position, method="step"
     )
     return result

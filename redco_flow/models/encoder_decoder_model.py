@@ -17,7 +17,7 @@ Further dims in this file: B batch, S source, T target or new tokens, N beams, G
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from redco_flow.models.blocks import normal, zeros
 from redco_flow.models.dropout import example_keys, fold_keys
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
-from redco_flow.models.key_value_cache import no_writers, with_writers, written
+from redco_flow.models.key_value_cache import SourceCache, no_writers, with_writers, written
 from redco_flow.models.layer_inputs import StepShared
 from redco_flow.models.layers_apart import without_layers
 from redco_flow.models.product import wide_product
@@ -37,23 +37,6 @@ Params = dict[str, Any]
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE, _TARGET = range(2)
-
-
-class Cache(NamedTuple):
-    """What decoding one more token needs.
-
-    Attributes:
-        source: per source, the same for all its beams and all steps: every cross-attention's
-            keys and values, (L, B, G, S, K) each, what hides the source's padding.
-        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
-        heads: keys and values of all beams' tokens so far, (L, B, G, T N, K) each; they grow.
-
-    Each layer's keys and values stand apart where its parameters do.
-    """
-
-    source: dict[str, Any]
-    beams: jax.Array
-    heads: Any
 
 
 class EncoderDecoder(nn.Module):
@@ -120,20 +103,20 @@ class EncoderDecoder(nn.Module):
         attention_mask: jax.Array,
         num_beams: int,
         max_length: int,
-    ) -> Cache:
+    ) -> SourceCache:
         """Return the cache before the first token."""
         self.decoder.check_length(max_length)
         (encoded_bias,) = row_biases(attention_mask, None)
         size = (len(encoded), num_beams * max_length)
-        return Cache(
+        return SourceCache(
             source={"heads": self.decoder.source_heads(layers, encoded), "bias": encoded_bias},
             beams=no_writers(len(encoded), num_beams, max_length),
             heads=self.decoder.no_heads(layers, *size, encoded.dtype),
         )
 
     def step(
-        self, layers: Any, cache: Cache, tokens: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Cache]:
+        self, layers: Any, cache: SourceCache, tokens: jax.Array, step: jax.Array
+    ) -> tuple[jax.Array, SourceCache]:
         """Return logits (B, N, V), float32, and the cache with one position more."""
         source, writers = cache.source, with_writers(cache.beams, step)
         shared = StepShared(

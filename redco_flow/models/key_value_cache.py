@@ -3,16 +3,35 @@
 All beams of a row write into one cache, where token t of beam n stands at place S + t N + n and
 stays: which beam wrote each token of a hypothesis is kept apart, and reordering beams reorders
 nothing else. Refuses to know layers and searches.
-Dims in this file: L layers, B batch, S prompt, N beams, T new tokens, M all places (S + T N),
-G key-value groups, K head dim.
+Dims in this file: L layers, B batch, S prompt or source, N beams, T new tokens,
+M all places (S + T N), G key-value groups, K head dim.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from redco_flow.models.layer_inputs import KeysValues
+
+
+class SourceCache(NamedTuple):
+    """What an encoder-decoder needs to decode one more token.
+
+    Attributes:
+        source: per source, the same for all its beams and all steps: every cross-attention's
+            keys and values, (L, B, G, S, K) each, and the biases that each token meets.
+        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
+        heads: keys and values of all beams' tokens so far, (L, B, G, T N, K) each; they grow.
+
+    Each layer's keys and values stand apart where its parameters do.
+    """
+
+    source: dict[str, Any]
+    beams: jax.Array
+    heads: Any
 
 
 def with_room(heads: KeysValues, num_places: int) -> KeysValues:

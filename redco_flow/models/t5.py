@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.dropout import example_keys
+from redco_flow.models.key_value_cache import SourceCache as Cache
 from redco_flow.models.layers_apart import with_faster_layers, without_layers
 from redco_flow.models.t5_config import T5Config
-from redco_flow.models.t5_model import T5, Cache, Params
+from redco_flow.models.t5_model import T5, Params
 from redco_flow.models.t5_tensors import IGNORED_TENSORS, config_of_tensors, tensor_layouts
 
 __all__ = [

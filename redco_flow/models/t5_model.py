@@ -7,7 +7,7 @@ T target or new tokens, N beams.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,13 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention import attention_mask_bias
 from redco_flow.models.blockwise_bias import Biases
-from redco_flow.models.key_value_cache import no_writers, with_room, with_writers, written
+from redco_flow.models.key_value_cache import (
+    SourceCache,
+    no_writers,
+    with_room,
+    with_writers,
+    written,
+)
 from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
 from redco_flow.models.product import wide_product
 from redco_flow.models.t5_config import T5Config
@@ -27,24 +33,6 @@ Params = dict[str, Any]
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE_IN, _SOURCE_OUT, _SOURCE_LAYERS, _TARGET_IN, _TARGET_OUT, _TARGET_LAYERS = range(6)
-
-
-class Cache(NamedTuple):
-    """What decoding one more token needs.
-
-    Attributes:
-        source: per source, the same for all its beams and all steps: every cross-attention's
-            keys and values, (L, B, H, S, K) each, what hides the source's padding, the relative
-            biases.
-        beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
-        heads: keys and values of all beams' tokens so far, (L, B, H, T N, K) each; they grow.
-
-    Each layer's keys and values stand apart where its parameters do.
-    """
-
-    source: dict[str, Any]
-    beams: jax.Array
-    heads: Any
 
 
 class T5(nn.Module):
@@ -122,7 +110,7 @@ class T5(nn.Module):
         attention_mask: jax.Array,
         num_beams: int,
         max_length: int,
-    ) -> Cache:
+    ) -> SourceCache:
         """Return the cache before the first token."""
         c, batch_size = self.config, len(encoded)
         layer = DecoderLayer(c, parent=None)
@@ -140,11 +128,11 @@ class T5(nn.Module):
         size = (c.num_decoder_layers, batch_size, c.num_heads, num_beams * max_length, c.d_kv)
         empty = (jnp.zeros(size, encoded.dtype), jnp.zeros(size, encoded.dtype))
         writers = no_writers(batch_size, num_beams, max_length)
-        return Cache(source, writers, laid_like(layers, empty))
+        return SourceCache(source, writers, laid_like(layers, empty))
 
     def step(
-        self, layers: Any, cache: Cache, tokens: jax.Array, position: jax.Array
-    ) -> tuple[jax.Array, Cache]:
+        self, layers: Any, cache: SourceCache, tokens: jax.Array, position: jax.Array
+    ) -> tuple[jax.Array, SourceCache]:
         """Return logits (B, N, V), float32, and the cache with one position more."""
         source, writers = cache.source, with_writers(cache.beams, position)
         num_beams, max_length = writers.shape[1:]

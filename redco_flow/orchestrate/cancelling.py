@@ -37,8 +37,8 @@ def cancel_run(run: RunDirectory, reason: str = "") -> None:
     Raises:
         UsageError: it has ended already.
     """
-    if has_ended(run):
-        state = run.read_state()["state"]
+    state = run.read_state()["state"]
+    if state in ENDED_RUN_STATES:
         raise UsageError(f"run {run.id} has ended already: it is {state}.")
     cancel_runs([run], reason)
 

@@ -1,15 +1,11 @@
 """Processes save and restore one sharded state together, on one disk or each host on its own."""
 
-import socket
-import subprocess
-import sys
-
 import pytest
 
 SCRIPT = """
 import sys
 rank, num_processes, port, is_shared = map(int, sys.argv[1:5])
-directory = sys.argv[5]
+directory = sys.argv[5 + rank]
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
@@ -43,7 +39,7 @@ with Checkpointer(directory, keep_last=2, is_shared=bool(is_shared)) as checkpoi
     checkpointer.save(3, state_at(3), cursor={"step": 3})
     restored, commit = checkpointer.restore(like=like)
     assert commit.step == 3
-print("exact", flush=True)
+print('"exact"', flush=True)
 """
 
 
@@ -51,34 +47,13 @@ print("exact", flush=True)
 @pytest.mark.parametrize(
     "disks", [["one", "one"], ["first", "second"], ["first", "first", "second", "second"]]
 )
-def test_processes_restore_what_they_saved_and_fall_back_to_the_same_step(tmp_path, disks):
+def test_processes_restore_what_they_saved_and_fall_back_to_the_same_step(
+    tmp_path, run_ranks, disks
+):
     """Engine case 22: every process makes the same calls; who writes what is not theirs to say."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    is_shared = "1" if len(set(disks)) == 1 else "0"
-    shared = [str(len(disks)), port, is_shared]
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // len(disks)}",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), *shared, str(tmp_path / disk)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank, disk in enumerate(disks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    is_shared = len(set(disks)) == 1
+    folders = [tmp_path / disk for disk in disks]
 
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-3000:]
-        assert output.rstrip().endswith("exact")
+    found = run_ranks(SCRIPT, len(disks), 4 // len(disks), int(is_shared), *folders)
+
+    assert found == ["exact"] * len(disks)
