@@ -1,6 +1,8 @@
 """Real training on hosts that share no disk with the launcher: the same result as at home."""
 
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from tiny_stages.calls import wait_until
@@ -20,10 +22,8 @@ def compile_cache(ssh_hosts):
 
 @pytest.fixture(scope="module")
 def folder(ssh_hosts):
-    """A folder that the hosts do not see."""
-    folder = ssh_hosts.private / "training"
-    folder.mkdir()
-    return folder
+    """A folder that the hosts do not see; a new one each time that a worker comes to this file."""
+    return Path(tempfile.mkdtemp(prefix="training-", dir=ssh_hosts.private))
 
 
 @pytest.fixture(scope="module")
