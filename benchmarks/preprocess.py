@@ -2,10 +2,11 @@
 
     python benchmarks/preprocess.py [--rows 60000] [--rounds 12]
 
-Rows of English-like text (about 60 source and 20 target tokens) stand in a JSONL file, and a
-tokenizer is trained on the first of them once, by the stage's own trainer. Two processes stay
-there all the time, and each round times both once, one right after the other; the order is turned
-round from round to round, so that a drift of the machine's speed is on neither's side:
+Rows of English-like text (about 60 source and 20 target tokens, of 100,000 different words) stand
+in a JSONL file, and a tokenizer is trained on the first of them once, by the stage's own trainer.
+Two processes stay there all the time, and each round times both once, one right after the other;
+the order is turned round from round to round, so that a drift of the machine's speed is on
+neither's side:
 
 - the stage: `preprocess.run` with that tokenizer's directory: digest the file, read, check, hold
   out, encode, write Arrow, into an empty directory;
@@ -13,8 +14,9 @@ round from round to round, so that a drift of the machine's speed is on neither'
   1000; its ids are not even read.
 
 Both encode in `threads` threads of the tokenizer, and load it anew in each round (the encoder
-before its clock starts), so that the words it remembers are new to both. Libraries are imported
-before, and transformers and pyarrow, which import more as they are first used, are used once.
+before its clock starts), so that the words that either remembers are new to it. Libraries are
+imported before, and transformers and pyarrow, which import more as they are first used, are used
+once.
 
 `ratio_tokenizers` is the median of the rounds' ratios of tokens per second (the stage's over the
 encoder's; the end tokens count for neither), `quartiles` are the others of them; `ratio_cpu` is
@@ -43,7 +45,7 @@ from typing import Any, Self
 BATCH_ROWS = 1000
 LENGTHS = {"max_source_length": 512, "max_target_length": 128}
 MEMORY_ROWS = 20_000
-NUM_WORDS = 20_000
+NUM_WORDS = 100_000
 TRAINING_ROWS = 10_000
 VOCAB_SIZE = 8_000
 

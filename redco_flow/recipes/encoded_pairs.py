@@ -66,6 +66,7 @@ def encode_ending(
     rows, is_cut = FlatIds(), []
     for ids in tokenizer.encode_each(texts):
         is_cut.append(len(ids) > room)
-        ids[room:] = ending
+        del ids[room:]
+        ids.extend(ending)
         rows.append(ids)
     return rows, is_cut

@@ -32,16 +32,16 @@ class FlatIds:
         self.offsets = array(_INT32, [0])
         self.extend(rows)
 
-    def append(self, row: list[int]) -> None:
-        """Add a row."""
-        self.ids.fromlist(row)
+    def append(self, row: Iterable[int]) -> None:
+        """Add a row; an int32 array is copied as it is."""
+        self.ids.extend(row)
         self.offsets.append(len(self.ids))
 
     def extend(self, rows: FlatIds | Iterable[Sequence[int]]) -> None:
         """Add rows."""
         if not isinstance(rows, FlatIds):
             for row in rows:
-                self.append(list(row))
+                self.append(row)
             return
         start = len(self.ids)
         self.ids.extend(rows.ids)

@@ -6,6 +6,7 @@ prompt; one that is longer than a row becomes several examples. Light: runs in p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from redco_flow.recipes.encoded_pairs import EncodedPairs, Windows, encode_ending
@@ -35,7 +36,7 @@ def encode_texts(
     texts: Sequence[str], tokenizer: TextTokenizer, *, max_length: int
 ) -> EncodedPairs:
     """Encode plain texts: every token and the end token once, at most max_length to an example."""
-    windows: list[list[int]] = []
+    windows: list[array[int]] = []
     text_of: list[int] = []
     for number, ids in enumerate(tokenizer.encode_each(texts)):
         ids.append(tokenizer.eos_id)

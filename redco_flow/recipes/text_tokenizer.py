@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.recipes.word_cache import WordCache
+from redco_flow.recipes.word_cuts import find_cuts
 from redco_flow.records import digest_json, read_json
 
 if TYPE_CHECKING:
@@ -99,12 +102,23 @@ class TextTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's ids, whole and without special tokens."""
-        return list(self.encode_each(texts))
+        return [ids.tolist() for ids in self.encode_each(texts)]
 
-    def encode_each(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """Yield what `encode_batch` returns: one text's ids at a time become Python objects."""
+    def encode_each(self, texts: Sequence[str]) -> Iterator[array[int]]:
+        """Yield what `encode_batch` returns, each text's ids as an int32 array of its own."""
+        if self._words:
+            return self._words.encode(texts)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return (encoding.ids for encoding in encodings)
+        return (array("i", encoding.ids) for encoding in encodings)
+
+    @cached_property
+    def _words(self) -> WordCache | None:
+        """None for a tokenizer that does not encode word by word."""
+        cuts = find_cuts(
+            json.loads(self.backend.to_str()),
+            splits_special_tokens=self.backend.encode_special_tokens,
+        )
+        return WordCache(self.backend, cuts) if cuts else None
 
     def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return texts without special tokens and outer white space."""
