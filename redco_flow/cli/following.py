@@ -115,7 +115,8 @@ def _stage_detail(stage: dict[str, Any]) -> str:
     if stage["state"] == "running":
         return stage["message"] or progress_text(stage["progress"])
     if stage["state"] == "completed":
-        return "  ".join(f"{key} {short_id(id)}" for key, id in stage["artifacts"].items())
+        made = [f"{key} {short_id(id)}" for key, id in stage["artifacts"].items()]
+        return "  ".join([*made, *([stage["message"]] if stage["message"] else [])])
     return str(stage["message"]).partition("\n")[0]
 
 

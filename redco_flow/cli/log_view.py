@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 from redco_flow.orchestrate.log_lines import LogTail, clean_line
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.run_directory import RunDirectory
 
 _MAX_LINE_BYTES = 1 << 16
 
@@ -40,23 +39,19 @@ def _bounded_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 class LogFollower:
-    """The new lines of a stage's log, over its attempts."""
+    """The new lines of a stage's log, over the attempts that write it."""
 
-    def __init__(self, run: RunDirectory, stage: str, rank: int | None = None) -> None:
-        self._run, self._stage, self._rank = run, stage, rank
+    def __init__(self) -> None:
         self._path: Path | None = None
         self._tail: LogTail | None = None
 
-    def new_lines(self, *, is_last: bool = False) -> list[str]:
-        """Whole lines written since the last call; at a new attempt it begins anew.
+    def new_lines(self, path: Path, *, is_last: bool = False) -> list[str]:
+        """Whole lines written since the last call; with another path it begins anew.
 
         Args:
+            path: where the log stands now.
             is_last: the stage has ended, so an unfinished last line is given too.
         """
-        attempt = self._run.latest_attempt(self._stage)
-        if attempt is None:
-            return []
-        path = log_of(attempt, self._rank)
         if self._tail is None or path != self._path:
             self._path, self._tail = path, LogTail(path)
         return self._tail.last_lines() if is_last else self._tail.new_lines()

@@ -17,6 +17,7 @@ from redco_flow.cli.arguments import (
     workspace_path,
 )
 from redco_flow.cli.following import follow_run
+from redco_flow.cli.loading import Loader
 from redco_flow.cli.run_view import read_run_view
 from redco_flow.cli.sweep_view import read_sweep_view
 from redco_flow.cli.sweeping import add_sweep, attend_sweep, run_sweep
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from redco_flow.orchestrate.planning import Plan
     from redco_flow.orchestrate.sweeping import PlannedPoint
     from redco_flow.spec.load import ResolvedPipeline
-    from redco_flow.spec.profile import Profile
-    from redco_flow.spec.sweep import Point
 
 
 def register(verbs: Verbs) -> None:
@@ -63,46 +62,14 @@ def register(verbs: Verbs) -> None:
         add_json(parser)
 
 
-def _load(
-    options: argparse.Namespace, point: Point = ()
-) -> tuple[ResolvedPipeline, Profile, Workspace, Plan]:
-    """Read and plan; every mistake of the user's is found here, before anything starts.
-
-    Args:
-        point: further overrides.
-    """
-    from redco_flow.orchestrate.planning import make_plan
-    from redco_flow.spec.find import find_file
-    from redco_flow.spec.load import load_pipeline
-    from redco_flow.spec.profile import load_profile
-
-    # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    overrides = [*options.overrides, *point]
-    profile = load_profile(options.profile, overrides)
-    path = find_file("pipelines", options.file)
-    resolved = load_pipeline(path, overrides, profile)
-    workspace = Workspace.open(profile.workspace)
-    plan = make_plan(
-        resolved,
-        workspace,
-        from_stage=options.from_stage,
-        until_stage=options.until_stage,
-        force=options.force,
-    )
-    return resolved, profile, workspace, plan
-
-
 def _plan(options: argparse.Namespace) -> int:
-    resolved, profile, workspace, plan = _load(options)
-    _print_plan(resolved, plan, as_json=options.json)
+    loaded = Loader(options).load()
+    _print_plan(loaded.pipeline, loaded.plan, as_json=options.json)
     if options.render:
         from redco_flow.orchestrate.rendering import rendered_submissions
 
-        submissions = rendered_submissions(
-            resolved, profile, workspace, plan, os.environ, ahead=options.ahead
-        )
+        given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
+        submissions = rendered_submissions(*given, ahead=options.ahead)
         for name, text in submissions:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
     return 0
@@ -125,20 +92,20 @@ def _run(options: argparse.Namespace) -> int:
     if options.sweep:
         return run_sweep(
             options,
-            lambda point: _load_point(options, point),
+            Loader(options),
             lambda planned: _print_point(planned, as_json=options.json),
         )
     if options.max_parallel:
         raise UsageError("--max-parallel is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
-    resolved, profile, workspace, plan = _load(options)
+    loaded = Loader(options).load()
     if options.dry_run:
-        _print_plan(resolved, plan, as_json=options.json)
+        _print_plan(loaded.pipeline, loaded.plan, as_json=options.json)
         return 0
     run = start_run(
-        resolved,
-        profile,
-        workspace,
-        plan,
+        loaded.pipeline,
+        loaded.profile,
+        loaded.workspace,
+        loaded.plan,
         profile_name=options.profile,
         overrides=options.overrides,
         argv=sys.argv,
@@ -146,13 +113,6 @@ def _run(options: argparse.Namespace) -> int:
     )
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options)
-
-
-def _load_point(options: argparse.Namespace, point: Point) -> tuple[PlannedPoint, Workspace]:
-    from redco_flow.orchestrate.sweeping import PlannedPoint
-
-    resolved, profile, workspace, plan = _load(options, point)
-    return PlannedPoint(point, resolved, profile, plan), workspace
 
 
 def _print_point(planned: PlannedPoint, *, as_json: bool) -> None:

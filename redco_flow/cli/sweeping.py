@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.cli.loading import Loader
 from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.errors import UsageError
 from redco_flow.tracking.sweep_directory import SweepDirectory
@@ -49,24 +50,24 @@ def _positive(text: str) -> int:
 
 def run_sweep(
     options: argparse.Namespace,
-    load: Callable[[Point], tuple[PlannedPoint, Workspace]],
+    loader: Loader,
     print_plan: Callable[[PlannedPoint], None],
 ) -> int:
     """Plan every point, then start and follow the sweep.
 
     Args:
-        load: reads and plans one point.
+        loader: of the command's options.
         print_plan: for a dry run.
     """
-    from redco_flow.orchestrate.sweeping import plan_points, start_sweep
+    from redco_flow.orchestrate.sweeping import PlannedPoint, plan_points, start_sweep
     from redco_flow.spec.sweep import read_points
 
     workspaces: list[Workspace] = []
 
     def load_point(point: Point) -> PlannedPoint:
-        planned, workspace = load(point)
-        workspaces.append(workspace)
-        return planned
+        loaded = loader.load(point)
+        workspaces.append(loaded.workspace)
+        return PlannedPoint(point, loaded.pipeline, loaded.profile, loaded.plan)
 
     planned = plan_points(read_points(options.sweep), load_point)
     if len({workspace.root for workspace in workspaces}) > 1:

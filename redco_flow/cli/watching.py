@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
-from redco_flow.cli.following import follow_run, stage_line
-from redco_flow.cli.log_view import LogFollower, last_lines, log_of
+from redco_flow.cli.following import DETACHED_EXIT_CODE, follow_run, stage_line
+from redco_flow.cli.log_printing import follow_logs, print_logs
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.cli.sweeping import attend_sweep
@@ -19,8 +17,6 @@ from redco_flow.errors import UsageError
 from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
 from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
-
-_POLL_SECONDS = 0.25
 
 
 def register(verbs: Verbs) -> None:
@@ -126,43 +122,26 @@ def _attach(options: argparse.Namespace) -> int:
 
 def _logs(options: argparse.Namespace) -> int:
     text, _, stage = options.run.partition("/")
-    run = _find(options, text or "@last")
+    run = _find_of_logs(options, text or "@last")
     known = list(run.read_state().get("stages", {}))
     if stage and stage not in known:
         raise UsageError(f"run {run.id} has no stage {stage!r}; its stages: {', '.join(known)}.")
-    wanted = [stage] if stage else known
+    wanted, with_name = ([stage] if stage else known), not stage
     if not options.follow:
-        _check_rank(run, wanted, options.rank)
-        for name in wanted:
-            attempt = run.latest_attempt(name)
-            path = log_of(attempt, options.rank) if attempt else None
-            for line in last_lines(path, options.last) if path else ():
-                print(line if stage else f"{name} | {line}")
+        num_last = options.last
+        print_logs(run, wanted, rank=options.rank, num_last=num_last, with_name=with_name)
         return 0
-    return _follow_logs(run, wanted, options.rank, with_name=not stage)
-
-
-def _check_rank(run: RunDirectory, stages: list[str], rank: int | None) -> None:
-    """Refuse a rank that none of the stages has, once they have any."""
-    attempts = [attempt for name in stages if (attempt := run.latest_attempt(name))]
-    ranks = sorted({one for attempt in attempts for one in attempt.ranks_with_logs()})
-    if rank is not None and ranks and rank not in ranks:
-        listed = ", ".join(map(str, ranks))
-        raise UsageError(f"{run.id}: no process of rank {rank} has a log; those of {listed} have.")
-
-
-def _follow_logs(run: RunDirectory, stages: list[str], rank: int | None, *, with_name: bool) -> int:
-    followers = {name: LogFollower(run, name, rank) for name in stages}
     try:
-        while True:
-            # The state is read first: what a stage printed before it ended is then all there.
-            is_live = read_run_view(run)["state"] in LIVE_STATES
-            for name, follower in followers.items():
-                for line in follower.new_lines(is_last=not is_live):
-                    print(f"{name} | {line}" if with_name else line)
-            sys.stdout.flush()
-            if not is_live:
-                return 0
-            time.sleep(_POLL_SECONDS)
+        follow_logs(run, wanted, rank=options.rank, with_name=with_name)
     except KeyboardInterrupt:
-        return 130
+        return DETACHED_EXIT_CODE
+    return 0
+
+
+def _find_of_logs(options: argparse.Namespace, text: str) -> RunDirectory:
+    """The run; a sweep's points are runs, each with logs of its own."""
+    workspace = Workspace(workspace_path(options).absolute())
+    if (sweep := find_sweep(workspace, text)) is not None:
+        listed = ", ".join(point.run for point in sweep.points)
+        raise UsageError(f"{sweep.id} is a sweep; name one of its runs: {listed}.")
+    return find_run(workspace, text)

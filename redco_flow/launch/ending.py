@@ -12,6 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from redco_flow.launch.memory_pressure import KillScope
 from redco_flow.tracking.attempt import AttemptDirectory
 
 STOPPED_EXIT_CODE = 75  # EX_TEMPFAIL: try again, it will go on where it stopped
@@ -42,16 +43,18 @@ class Ending:
         wait_status: as `os.wait4` returned it; None where no worker was started.
         stop_cause: "cancelled" or "stalled" if the supervisor stopped the worker.
         stop_reason: why, in words.
-        was_oom_killed: the kernel's out-of-memory killer struck during the job.
+        oom_kill: where the kernel's out-of-memory killer struck during the job.
         peak_memory_bytes: the worker's largest resident size.
+        host_memory_bytes: of the machine; 0 where nobody asked.
         last_output: the end of its output.
     """
 
     wait_status: int
     stop_cause: str | None = None
     stop_reason: str = ""
-    was_oom_killed: bool = False
+    oom_kill: KillScope = "none"
     peak_memory_bytes: int = 0
+    host_memory_bytes: int = 0
     last_output: bytes = b""
 
     @property
@@ -140,21 +143,44 @@ def unstarted_record(why: str, ended_at: str) -> dict[str, Any]:
 def _judge_signal(ending: Ending) -> tuple[str, str]:
     assert ending.signal is not None
     killed = f"the worker was killed by {_signal_name(ending.signal)} (signal {ending.signal})"
-    peak = f"its peak memory was {ending.peak_memory_bytes / 2**30:.2f} GiB"
-    if ending.signal == signal.SIGKILL and ending.was_oom_killed:
-        return "out_of_memory", (
-            f"{killed} by the kernel's out-of-memory killer; {peak}. {_MEMORY_ADVICE}"
-        )
-    if ending.signal == signal.SIGABRT and b"bad_alloc" in ending.last_output:
-        return "out_of_memory", f"{killed}: an allocation failed; {peak}. {_MEMORY_ADVICE}"
     if ending.signal == signal.SIGKILL:
-        return "failed", (
-            f"{killed}, not by redco-flow: by somebody's kill -9 or by an out-of-memory killer "
-            f"that left no trace here (see `dmesg`); {peak}. If it was memory: {_MEMORY_ADVICE}"
-        )
+        return _judge_kill(killed, ending)
+    if ending.signal == signal.SIGABRT and b"bad_alloc" in ending.last_output:
+        peak = f"its peak memory was {_gib(ending.peak_memory_bytes)}"
+        return "out_of_memory", f"{killed}: an allocation failed; {peak}. {_MEMORY_ADVICE}"
     if ending.signal in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return "cancelled", f"{killed}, sent by somebody else than redco-flow."
     return "failed", f"{killed}; see the end of the log."
+
+
+def _judge_kill(killed: str, ending: Ending) -> tuple[str, str]:
+    """Say who sent a SIGKILL that was not ours: only what can be known counts as memory."""
+    peak = f"its peak memory was {_gib(ending.peak_memory_bytes)}"
+    if ending.oom_kill == "cgroup":
+        return "out_of_memory", (
+            f"{killed} by the kernel's out-of-memory killer; {peak}. {_MEMORY_ADVICE}"
+        )
+    if ending.oom_kill == "host" and 0 < ending.host_memory_bytes < 2 * ending.peak_memory_bytes:
+        # The killer takes the largest process, and beside this one there was room for none larger.
+        return "out_of_memory", (
+            f"{killed} by the kernel's out-of-memory killer, which struck on this host meanwhile; "
+            f"{peak} of the host's {_gib(ending.host_memory_bytes)}. {_MEMORY_ADVICE}"
+        )
+    if ending.oom_kill == "host":
+        return "failed", (
+            f"{killed}, not by redco-flow: it may have run out of memory. The kernel's "
+            f"out-of-memory killer struck on this host meanwhile; which process it took cannot be "
+            f"told from here (see `dmesg`); {peak} of the host's "
+            f"{_gib(ending.host_memory_bytes)}. If it was memory: {_MEMORY_ADVICE}"
+        )
+    return "failed", (
+        f"{killed}, not by redco-flow: by somebody's kill -9 or by an out-of-memory killer "
+        f"that left no trace here (see `dmesg`); {peak}. If it was memory: {_MEMORY_ADVICE}"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _signal_name(number: int) -> str:

@@ -1,54 +1,80 @@
-"""Notice that the kernel's out-of-memory killer struck while a job ran.
+"""Notice that the kernel's out-of-memory killer struck while a job ran, and how near to it.
 
-Reads the counter of a process's memory cgroup (version 2 or 1), which other jobs do not share,
-or where there is none the host's. Growth is evidence, no growth proves nothing.
+Reads the counter of a process's memory cgroup (version 2 or 1), or where there is none the host's,
+which somebody else's process raises too. Growth is evidence, no growth proves nothing.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 _OOM_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+KillScope = Literal["none", "cgroup", "host"]
+"""Where the killer is known to have struck: in the process's own cgroup, or on its host."""
 
 
 @dataclass(frozen=True)
 class OomCounters:
-    """The files that count kills, with their counts when the job began."""
+    """The files that count kills, with their counts when the job began.
 
+    Args:
+        scope: whose kills they count.
+    """
+
+    scope: KillScope
     counts: dict[Path, int]
 
     @classmethod
-    def of_process(cls, pid: int) -> OomCounters:
-        """Read the counters that a kill of process `pid` would raise."""
-        files = [file for file in _cgroup_counters(pid) if file.exists()]
-        return cls({file: _read_count(file) for file in files or [Path("/proc/vmstat")]})
+    def of_process(cls, pid: int, root: Path = Path("/")) -> OomCounters:
+        """Read the counters that a kill of process `pid` would raise, the nearest there are.
 
-    def has_grown(self) -> bool:
-        """Say whether the killer struck since, here or in the process's cgroup."""
-        return any(_read_count(file) > count for file, count in self.counts.items())
+        Args:
+            root: of the file system that has proc/ and sys/.
+        """
+        if own := _read(_cgroup_counters(pid, root)):
+            return cls("cgroup", own)
+        return cls("host", _read([root / "proc/vmstat"]))
+
+    def growth(self) -> KillScope:
+        """Say where the killer struck since."""
+        now = _read(self.counts)
+        has_grown = any(now.get(file, 0) > count for file, count in self.counts.items())
+        return self.scope if has_grown else "none"
 
 
-def _cgroup_counters(pid: int) -> list[Path]:
-    files = []
+def host_memory_bytes() -> int:
+    """Return the memory of this host."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_counters(pid: int, root: Path) -> Iterator[Path]:
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
     except OSError:
-        return []
+        return
+    groups = root / "sys/fs/cgroup"
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            files.append(_CGROUP_ROOT / path.lstrip("/") / "memory.events")
+            yield groups / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
-            files.append(_CGROUP_ROOT / "memory" / path.lstrip("/") / "memory.oom_control")
-    return files
+            yield groups / "memory" / path.lstrip("/") / "memory.oom_control"
 
 
-def _read_count(file: Path) -> int:
-    try:
-        match = _OOM_KILLS.search(file.read_bytes())
-    except OSError:
-        return 0
-    return int(match.group(1)) if match else 0
+def _read(files: Iterable[Path]) -> dict[Path, int]:
+    """The counts of those files that can be read and have one."""
+    counts: dict[Path, int] = {}
+    for file in files:
+        try:
+            match = _OOM_KILLS.search(file.read_bytes())
+        except OSError:
+            continue
+        if match is not None:
+            counts[file] = int(match.group(1))
+    return counts

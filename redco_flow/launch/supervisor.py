@@ -24,7 +24,7 @@ from typing import Any
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.ending import Ending, exit_record, failure_record
 from redco_flow.launch.log_writer import LogWriter
-from redco_flow.launch.memory_pressure import OomCounters
+from redco_flow.launch.memory_pressure import OomCounters, host_memory_bytes
 from redco_flow.launch.process_tree import adopt_orphans, die_with_parent, kill_descendants
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
@@ -93,8 +93,9 @@ class Supervisor:
             wait_status=self._wait_status,
             stop_cause=self._stop_cause,
             stop_reason=self._stop_reason,
-            was_oom_killed=counters.has_grown(),
+            oom_kill=counters.growth(),
             peak_memory_bytes=self._peak_memory_bytes,
+            host_memory_bytes=host_memory_bytes(),
             last_output=self.log.tail,
         )
 

@@ -137,6 +137,7 @@ def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
 def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
     """Write into the state book what the stage made, or whose result it reuses."""
     result = finished.result
+    made_by = {"run": result.run, "stage": result.stage, "attempt": result.attempt}
     book.set_stage(
         stage,
         "completed",
@@ -146,6 +147,7 @@ def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
         artifacts=dict(result.outputs),
         metrics=result.metrics,
         fingerprint=result.fingerprint,
+        made_by=made_by if finished.reused and result.run else None,
         message=f"made by {result.run}" if finished.reused and result.run else "",
     )
 

@@ -35,5 +35,5 @@ def clean_profile_hosts(
             f"hosts.keep_days of profile '{profile.name}' is 0, so nothing is ever old; say how "
             f"old with --older-than DAYS."
         )
-    code_cache = Workspace.open(profile.workspace).cache / "code"
-    return clean_hosts(profile.hosts, code_cache, keep_days, dry_run=dry_run)
+    workspace = Workspace.open(profile.workspace)
+    return clean_hosts(profile.hosts, workspace, keep_days, dry_run=dry_run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,33 @@ from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.workspace import Workspace
 
 
+@dataclass
+class Sources:
+    """Code and raw data as they are now, each looked at once: for what is planned in one go."""
+
+    _code: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)
+    _data: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def code(self, kind: StageKind, stage: ResolvedStage) -> dict[str, str]:
+        """The digests of the modules that a stage's code imports, by name."""
+        modules = (kind.module, *kind.code_modules(stage.config))
+        if modules not in self._code:
+            self._code[modules] = module_digests(modules)
+        return dict(self._code[modules])
+
+    def data(self, kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[str, Any]:
+        """The digests of a stage's data files, and the identity of data that is no file."""
+        key = (stage.kind, stage.config.model_dump_json())
+        if key not in self._data:
+            self._data[key] = _data(kind, stage, workspace)
+        return dict(self._data[key])
+
+
 def stage_ingredients(
-    stage: ResolvedStage, input_ids: Mapping[str, Sequence[str]], workspace: Workspace
+    stage: ResolvedStage,
+    input_ids: Mapping[str, Sequence[str]],
+    workspace: Workspace,
+    sources: Sources | None = None,
 ) -> dict[str, Any]:
     """Return the stage's ingredients, ready for `tracking.fingerprint.fingerprint`.
 
@@ -27,18 +53,20 @@ def stage_ingredients(
         stage: as the pipeline was resolved.
         input_ids: artifact ids by input slot, in the order of the pipeline's references.
         workspace: its cache remembers the digests of data files.
+        sources: what was looked at before; None means that all is looked at now.
 
     Raises:
         WorkspaceError: a data file is missing or unreadable.
         UsageError: a module that the stage's code names does not exist.
     """
     kind = find_stage_kind(stage.kind)
+    sources = sources or Sources()
     return {
         "kind": stage.kind,
         "settings": dict(stage.settings),
         "inputs": {slot: list(ids) for slot, ids in input_ids.items()},
-        "data": _data(kind, stage, workspace),
-        "code": module_digests([kind.module, *kind.code_modules(stage.config)]),
+        "data": sources.data(kind, stage, workspace),
+        "code": sources.code(kind, stage),
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.reasons import reason_to_run
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.tracking.fingerprint import fingerprint
@@ -63,6 +63,7 @@ def make_plan(
     from_stage: str | None = None,
     until_stage: str | None = None,
     force: Sequence[str] = (),
+    sources: Sources | None = None,
 ) -> Plan:
     """Plan a pipeline.
 
@@ -72,6 +73,7 @@ def make_plan(
         from_stage: leave alone what this stage does not lead to; what it needs must be there.
         until_stage: leave out what this stage does not need.
         force: stages that run even where their result is published.
+        sources: code and data as they are now, shared with other plans; None means this plan's own.
 
     Raises:
         UsageError: an option names no stage, or `from_stage` needs a result that is not there.
@@ -81,6 +83,7 @@ def make_plan(
             _check_stage(resolved, option, name)
     window = _window(resolved, from_stage, until_stage)
     needed = _ancestors(resolved, window)
+    sources = sources or Sources()
     planned: dict[str, StagePlan] = {}
     outputs: dict[str, Mapping[str, str]] = {}
     for name, stage in resolved.stages.items():
@@ -88,7 +91,7 @@ def make_plan(
             planned[name] = StagePlan("skip", "left out by --from or --until")
             continue
         planned[name], result = _plan_stage(
-            resolved, stage, workspace, planned, outputs, forced=name in force
+            resolved, stage, workspace, sources, planned, outputs, forced=name in force
         )
         if result is not None:
             outputs[name] = result.outputs
@@ -143,6 +146,7 @@ def _plan_stage(
     resolved: ResolvedPipeline,
     stage: ResolvedStage,
     workspace: Workspace,
+    sources: Sources,
     planned: Mapping[str, StagePlan],
     outputs: Mapping[str, Mapping[str, str]],
     *,
@@ -154,7 +158,7 @@ def _plan_stage(
         names = ", ".join(running)
         verb = "runs" if len(running) == 1 else "run"
         return StagePlan("wait", f"upstream {names} {verb}", forced=forced), None
-    ingredients = stage_ingredients(stage, input_ids(stage, outputs), workspace)
+    ingredients = stage_ingredients(stage, input_ids(stage, outputs), workspace, sources)
     digest = fingerprint(ingredients)
     if forced:
         return StagePlan("run", "forced", digest, forced=True), None

@@ -13,21 +13,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.launch.redaction import Redactor
 from redco_flow.launch.xmanager.package import require_xmanager
 from redco_flow.orchestrate.calls import job_resources
+from redco_flow.orchestrate.code_state import CodeState
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan
 from redco_flow.orchestrate.state_book import ENDED_RUN_STATES, note_takeover
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
-from redco_flow.spec.secrets import hide_secrets, secret_values
 from redco_flow.spec.write_yaml import write_yaml
-from redco_flow.tracking.git_state import code_record, git_state
 from redco_flow.tracking.lease import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -89,11 +86,13 @@ def write_run(
     argv: Sequence[str] = (),
     ahead: bool = False,
     sweep: str = "",
+    code: CodeState | None = None,
 ) -> RunDirectory:
     """Write all that a run needs into a new directory; `start_run` without the start.
 
     Args:
         sweep: the id of the sweep that the run is a point of.
+        code: the code as it is now; None means that it is read here.
 
     Raises:
         UsageError: a stage asks for more hosts than its kind can use, a library that the executor
@@ -105,7 +104,7 @@ def write_run(
         from redco_flow.orchestrate.rendering import rendered_submissions
 
         dict(rendered_submissions(resolved, profile, workspace, plan, os.environ, ahead=True))
-    code = _without_secrets(git_state(Path.cwd()))
+    code = code or CodeState.read(Path.cwd())
     run = RunDirectory.create(
         workspace,
         resolved.name,
@@ -113,14 +112,14 @@ def write_run(
         pipeline_path=str(resolved.path),
         overrides=overrides,
         profile=profile_name,
-        code=code_record(code),
+        code=code.record,
         sweep=sweep,
     )
     write_text(run.resolved_path, write_yaml(resolved.document))
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
     write_json(run.plan_path, plan.to_json())
-    if code.get("patch"):
-        write_text(run.patch_path, hide_secrets(code["patch"]))
+    if code.patch:
+        write_text(run.patch_path, code.patch)
     settings = profile.model_dump(mode="json")
     LaunchRecord.of_this_process(workspace.root, settings, ahead=ahead).write(run)
     return run
@@ -251,15 +250,6 @@ def _reopen(run: RunDirectory) -> None:
     run.clear_cancel()
     forgotten = {"state": "pending", "exit_code": None, "message": "", "ended_at": None}
     run.write_state(run.read_state() | forgotten)
-
-
-def _without_secrets(code: dict[str, Any]) -> dict[str, Any]:
-    """Blot the environment's secrets out of the patch; somebody may have tried one in the code."""
-    if not code.get("patch"):
-        return code
-    redactor = Redactor(secret_values(os.environ))
-    patch = redactor.feed(code["patch"].encode()) + redactor.flush()
-    return code | {"patch": patch.decode("utf-8", "replace")}
 
 
 def _last_words(run: RunDirectory, offset: int) -> str:

@@ -27,6 +27,7 @@ from redco_flow.launch.executor import (
 from redco_flow.launch.job import NEVER_SUBMITTED
 from redco_flow.orchestrate.ahead import Prepared
 from redco_flow.orchestrate.driving import open_session
+from redco_flow.orchestrate.ingredients import Sources
 from redco_flow.orchestrate.run_context import Say
 from redco_flow.orchestrate.session import RunSession
 from redco_flow.orchestrate.state_book import StateBook, note_takeover
@@ -201,6 +202,7 @@ def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], say: Say)
     drives are left to him.
     """
     numbers = {run.id: number for number, run in enumerate(sweep.runs)}
+    sources = Sources()
     with ExitStack() as leases:
         points = []
         for run in runs:
@@ -211,16 +213,17 @@ def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], say: Say)
                 continue
             note_takeover(run, lease)
             try:
-                points.append(_open_point(numbers[run.id], run))
+                points.append(_open_point(numbers[run.id], run, sources))
             except RedcoFlowError as error:  # its driver will say so in the run's own records
                 say(f"{run.id}: {error}")
         SweepSubmission(sweep, points, say).submit()
 
 
-def _open_point(number: int, run: RunDirectory) -> QueuedPoint:
+def _open_point(number: int, run: RunDirectory, sources: Sources) -> QueuedPoint:
     session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
     context = session.context
-    return QueuedPoint(number, session, work_keys(context.pipeline, context.workspace))
+    keys = work_keys(context.pipeline, context.workspace, sources)
+    return QueuedPoint(number, session, keys)
 
 
 def _jobs_of(prepared: Prepared) -> list[CallJob]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from redco_flow.launch.call_groups import CallGroup, QueuedCall, group_calls
 from redco_flow.orchestrate.calls import job_resources
-from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.planning import Plan, upstream_of
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
@@ -50,22 +50,27 @@ class StageJobs:
         return {"stage": self.stage, "points": self.num_points, "jobs": sizes, "at_once": at_once}
 
 
-def work_keys(pipeline: ResolvedPipeline, workspace: Workspace) -> dict[str, str]:
+def work_keys(
+    pipeline: ResolvedPipeline, workspace: Workspace, sources: Sources | None = None
+) -> dict[str, str]:
     """Return a key for each stage: of two stages with one key, one result serves both.
 
     Unlike a fingerprint it is known before the stages that it takes from have run.
+
+    Args:
+        sources: code and data as they are now, shared by a sweep's points.
 
     Raises:
         WorkspaceError: a data file is missing or unreadable.
     """
     keys: dict[str, str] = {}
     for name, stage in pipeline.stages.items():
-        sources = {
+        taken = {
             slot: [[keys[one.stage], one.output] for one in references]
             for slot, references in stage.inputs.items()
         }
-        ingredients = stage_ingredients(stage, {}, workspace)
-        keys[name] = digest_json({"ingredients": ingredients, "inputs": sources})
+        ingredients = stage_ingredients(stage, {}, workspace, sources)
+        keys[name] = digest_json({"ingredients": ingredients, "inputs": taken})
     return keys
 
 
@@ -73,7 +78,8 @@ def planned_jobs(
     points: Sequence[tuple[ResolvedPipeline, Profile, Plan]], workspace: Workspace
 ) -> Iterator[StageJobs]:
     """Yield what would be submitted for each stage, before there is a sweep."""
-    keys = [work_keys(pipeline, workspace) for pipeline, _, _ in points]
+    sources = Sources()
+    keys = [work_keys(pipeline, workspace, sources) for pipeline, _, _ in points]
     ids: dict[str, str] = {}
     for stage in dict.fromkeys(name for pipeline, _, _ in points for name in pipeline.stages):
         needing = [

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
 from redco_flow.orchestrate.cancelling import cancel_runs, has_ended
+from redco_flow.orchestrate.code_state import CodeState
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.planning import Plan
 from redco_flow.orchestrate.starting import check_run, reopen_run, write_run
@@ -95,6 +96,7 @@ def start_sweep(
         check_run(point.pipeline, point.profile, point.plan)
     ahead = goes_ahead(planned, workspace, asked=ahead)
     sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
+    code = CodeState.read(Path.cwd())
     points = []
     for point in planned:
         run = write_run(
@@ -107,6 +109,7 @@ def start_sweep(
             argv=argv,
             ahead=ahead,
             sweep=sweep.id,
+            code=code,
         )
         points.append(SweepPoint(run.id, list(point.overrides)))
     sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redco_flow.engine.callbacks import LOGGED
 from redco_flow.report.downsample import Point
 from redco_flow.report.stage_facts import DAMAGED
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -23,7 +24,8 @@ class History:
     """A training's records, ascending by step.
 
     Args:
-        logged: of training: loss, learning_rate, grad_norm, tokens_per_second.
+        logged: of training: loss, learning_rate, grad_norm, tokens_per_second, and what the loss
+            function measures beside the loss.
         evaluations: eval_loss and the metrics that were measured during training.
         remarks: what a reader should know: resumed where, a damaged file.
     """
@@ -40,10 +42,13 @@ class History:
     @property
     def evaluation_metrics(self) -> list[str]:
         """What was measured in evaluations, `eval_loss` apart, in the order of appearance."""
-        names = dict.fromkeys(
-            key for record in self.evaluations for key in record if _is_number(record[key])
-        )
+        names = _names_of_numbers(self.evaluations)
         return [name for name in names if name not in ("step", "epoch", "eval_loss")]
+
+    @property
+    def measures(self) -> list[str]:
+        """What the loss function measures beside the loss, in the order of appearance."""
+        return [name for name in _names_of_numbers(self.logged) if name not in LOGGED]
 
     def forget_after(self, step: float) -> None:
         """Forget what was logged beyond this step."""
@@ -156,6 +161,10 @@ def _fingerprint(attempt: AttemptDirectory) -> str:
         return str(dict(attempt.read_call() or {}).get("fingerprint", ""))
     except DAMAGED:
         return ""
+
+
+def _names_of_numbers(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(key for one in records for key in one if _is_number(one[key])))
 
 
 def _is_number(value: Any) -> bool:

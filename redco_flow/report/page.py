@@ -78,7 +78,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         failures=attempt("What failed", lambda: find_failures(run, each), []),
         metrics=attempt("The metrics", lambda: metrics_groups(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
-        trainings=attempt("The training", lambda: _trainings(each, workspace), []),
+        trainings=attempt("The training", lambda: _trainings(each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),
         lineage=attempt("The lineage", lambda: lineage_items(run, workspace, each), []),
@@ -88,11 +88,11 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     )
 
 
-def _trainings(stages: Iterable[StageFacts], workspace: Workspace) -> list[Training]:
+def _trainings(stages: Iterable[StageFacts]) -> list[Training]:
     """The stages that logged something as they went."""
     found = []
     for stage in stages:
-        attempts, source = logging_attempts(stage, workspace)
+        attempts, source = logging_attempts(stage)
         history = read_history(attempts)
         # An evaluation's own record is no training.
         if not history.logged and not history.remarks:

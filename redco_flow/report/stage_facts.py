@@ -12,6 +12,7 @@ from typing import Any
 
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.lineage_target import run_results
+from redco_flow.tracking.maker import Maker, find_maker
 from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -31,12 +32,14 @@ class StageFacts:
         entry: its entry in state.json.
         attempts: of this run, first to last; a reused stage has none.
         result: what it has, computed by this run or by an earlier one.
+        maker: whose attempt made it, where that is another run's.
     """
 
     name: str
     entry: dict[str, Any] = field(default_factory=dict)
     attempts: tuple[AttemptDirectory, ...] = ()
     result: StageResult | None = None
+    maker: Maker | None = None
 
     @property
     def state(self) -> str:
@@ -111,22 +114,18 @@ def read_stages(
             entry=dict(entries.get(name) or {}),
             attempts=_attempts(run, name),
             result=results.get(name),
+            maker=_maker(run, name, dict(entries.get(name) or {})),
         )
         for name in dict.fromkeys((*entries, *planned))
     }
 
 
-def logging_attempts(
-    stage: StageFacts, workspace: Workspace
-) -> tuple[tuple[AttemptDirectory, ...], str]:
+def logging_attempts(stage: StageFacts) -> tuple[tuple[AttemptDirectory, ...], str]:
     """Return the attempts that logged for a stage, and the run they are of if not of this one."""
-    if any(attempt.metrics_path.is_file() for attempt in stage.attempts):
+    if stage.maker is None or any(attempt.metrics_path.is_file() for attempt in stage.attempts):
         return stage.attempts, ""
-    if stage.result is None or not stage.result.run:
-        return (), ""
-    made_by = RunDirectory(workspace.runs / stage.result.run)
-    attempts = (made_by.attempt(stage.result.stage, 1 + n) for n in range(stage.result.attempt))
-    return tuple(one for one in attempts if one.metrics_path.is_file()), stage.result.run
+    attempts = stage.maker.attempts
+    return tuple(one for one in attempts if one.metrics_path.is_file()), stage.maker.run.id
 
 
 def judged_state(state: dict[str, Any], stages: dict[str, StageFacts]) -> str:
@@ -146,3 +145,10 @@ def _attempts(run: RunDirectory, stage: str) -> tuple[AttemptDirectory, ...]:
         return tuple(run.attempts(stage))
     except (ValueError, OSError):  # something lies there that is no attempt
         return ()
+
+
+def _maker(run: RunDirectory, stage: str, entry: dict[str, Any]) -> Maker | None:
+    try:
+        return find_maker(run, stage, entry)
+    except DAMAGED:
+        return None

@@ -1,8 +1,10 @@
-"""The logs of a stage's last attempt: one for each of its processes, or of its array's tasks."""
+"""The logs of the attempt that counts: one for each of its processes, or of its array's tasks."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from redco_flow.report.stage_facts import DAMAGED
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -17,7 +19,7 @@ class LogLink:
 
     Args:
         label: the file's name; of several, whose it is.
-        path: relative to the run's directory; empty while there is none.
+        path: relative to the page's directory; empty while there is none.
         state: of an array's task; empty for the others, whose state is the stage's.
     """
 
@@ -27,13 +29,17 @@ class LogLink:
 
 
 def log_links(run: RunDirectory, attempt: AttemptDirectory | None) -> tuple[LogLink, ...]:
-    """Return the logs of an attempt, in the order of its tasks or ranks."""
+    """Return the logs of an attempt, in the order of its tasks or ranks.
+
+    Args:
+        run: whose page links to them; the attempt may be another run's.
+    """
     if attempt is None:
         return ()
     if tasks := attempt.tasks:
         return tuple(_of_task(run, task) for task in tasks)
     ranks = attempt.ranks_with_logs()
-    paths = {rank: attempt.log_path(rank).relative_to(run.path).as_posix() for rank in ranks}
+    paths = {rank: _link(run, attempt.log_path(rank)) for rank in ranks}
     return tuple(
         LogLink(f"rank {rank}" if len(ranks) > 1 else f"rank{rank}.log", path)
         for rank, path in paths.items()
@@ -50,10 +56,14 @@ def to_blame(attempt: AttemptDirectory) -> AttemptDirectory:
 
 def _of_task(run: RunDirectory, task: AttemptDirectory) -> LogLink:
     log = task.log_path()
-    path = log.relative_to(run.path).as_posix() if log.is_file() else ""
+    path = _link(run, log) if log.is_file() else ""
     return LogLink(
         f"task {task.path.name}", path, _cause(task) or ("running" if path else "waiting")
     )
+
+
+def _link(run: RunDirectory, log: Path) -> str:
+    return Path(os.path.relpath(log, run.path)).as_posix()
 
 
 def _cause(task: AttemptDirectory) -> str:

@@ -43,7 +43,7 @@ class StageRow:
 
     Args:
         share: its part of the run's computing time, 0 to 100.
-        source: the run that computed it, if it was reused.
+        source: the run that computed it, if it was reused; the logs are then that run's.
     """
 
     name: str
@@ -77,12 +77,12 @@ def _row(run: RunDirectory, stage: StageFacts, store: ArtifactStore, total: floa
         kind=stage.kind,
         state=stage.state,
         is_reused=stage.is_reused,
-        source=stage.result.run if stage.is_reused and stage.result else "",
+        source=stage.maker.run.id if stage.is_reused and stage.maker else "",
         attempt=str(attempt.number) if attempt else "–",
         took=_took(stage, seconds),
         share=100.0 * (seconds or 0.0) / total if total else 0.0,
         artifacts=tuple(_artifact(store, *item) for item in stage.outputs.items()),
-        logs=log_links(run, attempt),
+        logs=log_links(run, stage.maker.attempt if stage.maker else attempt),
         message="" if ended_well else str(stage.entry.get("message") or "").partition("\n")[0],
     )
 

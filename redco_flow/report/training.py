@@ -74,6 +74,7 @@ def view_training(
     figures = [
         *_loss_figure(history, loss_unit),
         *_metric_figures(history),
+        *_measure_figures(history),
         *_small_figure(history, "learning_rate", "Learning rate", "learning rate", from_zero=True),
         *_small_figure(
             history, "grad_norm", "Gradient norm", "gradient norm before clipping", may_be_log=True
@@ -157,6 +158,14 @@ def _metric_figures(history: History) -> Iterator[Figure]:
         yield Figure("Evaluation metrics", draw(chart), note=note)
 
 
+def _measure_figures(history: History) -> Iterator[Figure]:
+    """What the loss function measured beside the loss, each on its own scale."""
+    for name in history.measures:
+        title = f"{name[:1].upper()}{name[1:]}".replace("_", " ")
+        note = "Measured with the training loss: mean since the record before."
+        yield from _small_figure(history, name, title, name, may_be_log=True, note=note)
+
+
 def _alike(history: History) -> list[list[str]]:
     """Metrics in groups whose largest values are within a factor of 10."""
     sizes = {
@@ -181,6 +190,7 @@ def _small_figure(
     *,
     from_zero: bool = False,
     may_be_log: bool = False,
+    note: str = "",
 ) -> Iterator[Figure]:
     points = points_of(history.logged, key)
     if points:
@@ -195,7 +205,7 @@ def _small_figure(
             may_be_log=may_be_log,
             x_range=_steps(history),
         )
-        yield Figure(title, draw(chart), is_wide=False)
+        yield Figure(title, draw(chart), is_wide=False, note=note)
 
 
 def _steps(history: History) -> tuple[float, float]:
@@ -209,7 +219,7 @@ def _tables(history: History) -> Iterator[ValueTable]:
         names = ["eval_loss", *history.evaluation_metrics]
         yield _table("Evaluations", names, history.evaluations)
     if history.logged:
-        names = ["loss", "learning_rate", "grad_norm", "tokens_per_second"]
+        names = ["loss", *history.measures, "learning_rate", "grad_norm", "tokens_per_second"]
         known = [name for name in names if points_of(history.logged, name)]
         yield _table("Training", known, history.logged)
 

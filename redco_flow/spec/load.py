@@ -95,8 +95,28 @@ class ResolvedPipeline:
         }
 
 
+@dataclass(frozen=True)
+class PipelineFile:
+    """A pipeline's file as it was when it was read.
+
+    Args:
+        document: what stands in it, as far as it can be read.
+        problems: the mistakes found in reading it.
+    """
+
+    path: Path
+    document: Document
+    problems: tuple[Problem, ...]
+
+    @classmethod
+    def read(cls, path: str | Path) -> PipelineFile:
+        """Read the file once, for all that is to be made of it."""
+        document, problems = parse_file(Path(path))
+        return cls(Path(path), document, tuple(problems))
+
+
 def load_pipeline(
-    path: str | Path,
+    file: str | Path | PipelineFile,
     overrides: Sequence[str] = (),
     profile: Profile | None = None,
     *,
@@ -105,13 +125,15 @@ def load_pipeline(
     """Read a pipeline with the command line's overrides over it and the profile's defaults under.
 
     Args:
+        file: its path, or what was read of it before.
         overrides: `key=value` and `~key`; those that begin with `profile.` are the profile's.
 
     Raises:
         ConfigError: every mistake in the file, the overrides and the profile's defaults.
     """
-    path = Path(path)
-    document, problems = _layers(path, profile)
+    if not isinstance(file, PipelineFile):
+        file = PipelineFile.read(file)
+    document, problems = _layers(file, profile)
     document, more = with_overrides(document, overrides)
     problems += more
     surroundings = Surroundings(
@@ -122,16 +144,16 @@ def load_pipeline(
     document, bad_references = interpolate(document, surroundings)
     refused = bad_references + list(secret_problems(document))
     places = {(p.source, p.line, p.column) for p in refused if p.line}
-    loading = _Loading(path, document, Path(profile.workspace) if profile else None)
+    loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
     # What is refused for itself is not also of a wrong type.
     problems += [p for p in loading.problems if (p.source, p.line, p.column) not in places]
     raise_if_any(problems + refused)
     return loading.resolved()
 
 
-def _layers(path: Path, profile: Profile | None) -> tuple[Document, list[Problem]]:
+def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list[Problem]]:
     """Return the file over the profile's defaults; nothing else is said of an unreadable file."""
-    document, problems = parse_file(path)
+    document, problems = file.document, list(file.problems)
     if document.values is None:
         raise_if_any(problems)
         document = Document({}, document.origins)

@@ -80,6 +80,7 @@ class RetryBudgets(StrictModel):
 
     Args:
         preempted: None is unlimited.
+        failed: also of a process that was killed for want of memory perhaps, but not surely.
     """
 
     preempted: NonNegativeInt | None = None

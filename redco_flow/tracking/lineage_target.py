@@ -5,7 +5,9 @@ Only finds it; `lineage.py` follows it back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
@@ -53,22 +55,26 @@ def find_target(workspace: Workspace, text: str) -> Target:
 
 def run_results(workspace: Workspace, run: RunDirectory) -> dict[str, StageResult]:
     """Return each finished stage's result in a run, reused ones too."""
-    results = {}
-    stages = run.read_state().get("stages") or {}
-    for stage, state in stages.items():
-        result = _stage_result(workspace, run, stage, dict(state.get("artifacts") or {}))
-        if result is not None:
-            results[stage] = result
-    return results
+    entries = run.read_state().get("stages") or {}
+    found = {name: stage_result(workspace, run, name, entry) for name, entry in entries.items()}
+    return {name: result for name, result in found.items() if result is not None}
 
 
-def _stage_result(
-    workspace: Workspace, run: RunDirectory, stage: str, outputs: dict[str, str]
+def stage_result(
+    workspace: Workspace, run: RunDirectory, stage: str, entry: Mapping[str, Any]
 ) -> StageResult | None:
+    """Return the published result that a run's stage has, computed by the run or reused.
+
+    Args:
+        entry: the stage's, in the run's state.json.
+    """
+    if entry.get("state") == "completed" and entry.get("fingerprint"):
+        return read_result(workspace, entry["fingerprint"])
     attempt = run.latest_attempt(stage)
     record = attempt.read_result() if attempt else None
     if record is not None:
         return read_result(workspace, record.get("fingerprint", ""))
+    outputs = dict(entry.get("artifacts") or {})
     # A reused stage has no attempt here: the plan or its artifacts name the computation.
     plan = run.read_plan()
     planned = plan.get("stages", plan).get(stage)

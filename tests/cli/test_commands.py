@@ -81,7 +81,7 @@ def test_logs_print_what_a_stage_printed(finished):
 
 
 def test_every_mistake_is_reported_at_once_with_its_line_and_nothing_starts(command):
-    """Fault 27."""
+    """Fault 27. Engine cases 3 and 4."""
     (command.folder / "bad.yaml").write_text(
         "name: bad\n"
         "stages:\n"

@@ -11,6 +11,7 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.cli.main import run_command
 from redco_flow.launch.executor import reattach
+from redco_flow.records import write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 
@@ -124,6 +125,35 @@ def test_work_whose_launcher_is_dead_stays_however_old_until_it_is_fetched(
     assert job.result()["outputs"].keys() == {"dataset"}
     clean("--older-than", "0")
     assert not any(path.exists() for path in made)
+
+
+def test_what_a_launcher_has_given_up_is_brought_home_and_goes_once_the_stage_has_its_result(
+    lose_launcher, hosts, host, workspace, folder, submit, clean
+):
+    call = {"config": {"folder": str(folder)}}
+    attempt = make_attempt(workspace, "wait_for_go", **call)
+    there = lose_launcher(attempt)
+    (folder / "go").touch()
+    wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [], 30)
+    given_up = {"cause": "node_failure", "message": "the host has not answered for too long"}
+    write_json(attempt.exit_path, given_up)
+    run, work = things_of(host, reattach(attempt.read_job()))
+    log, ending = there.log_path(0).read_bytes(), there.rank_exit_path(0).read_bytes()
+
+    clean("--older-than", "0", "--dry-run")
+    assert not attempt.rank_exit_path(0).exists()
+    clean("--older-than", "0")
+    assert [run.exists(), work.exists()] == [True, True]
+    elsewhere = {"addresses": hosts.profile()["addresses"][1:2]}
+    again = submit("wait_for_go", number=2, settings=elsewhere, **call)
+    assert again.wait_seconds(60), again.status()
+    clean("--older-than", "0")
+
+    assert again.state == "COMPLETED", again.status()
+    assert [run.exists(), work.exists()] == [False, False]
+    assert attempt.log_path().read_bytes() == log
+    assert attempt.rank_exit_path(0).read_bytes() == ending
+    assert attempt.read_exit()["cause"] == "node_failure"
 
 
 def test_what_a_running_job_reads_stays_however_old_it_is(

@@ -11,7 +11,9 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
+from redco_flow.launch.hosts.copies import Copies
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -143,6 +145,8 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     wait_until(lambda: any(workspace.glob("work/*/checkpoints/1/commit.json")))
     wait_until(lambda: any(job.attempt.read_metrics()))
     host = hosts.hosts[0]
+    run = host.directory / "workspace/runs" / f"tiny-abcd-{job.job_id}"
+    copies = Copies(host.directory)
 
     hosts.cut(host)
     try:
@@ -155,6 +159,8 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     hosts.start_host(host)
     assert not any(workspace.glob("work/*/checkpoints/2/commit.json"))
     assert [record["step"] for record in job.attempt.read_metrics()] == [1]
+    assert run.is_dir()
+    assert not copies.is_copy(run)
     again = submit("save_twice", number=2, **call)
     assert again.wait_seconds(90), again.status()
 
@@ -164,6 +170,11 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     assert [record["step"] for record in job.attempt.read_metrics()] == [1, 2]
     said = job.attempt.log_path().read_text()
     assert [said.count(f"saved step {step}\n") for step in (1, 2)] == [1, 1]
+    work = Workspace(host.directory / "workspace").work_directory(
+        job.attempt.read_call()["fingerprint"]
+    )
+    assert copies.is_copy(run)
+    assert copies.is_copy(work)
 
 
 def test_a_changed_host_key_is_refused_and_says_what_to_do(submit, hosts):

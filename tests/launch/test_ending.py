@@ -37,20 +37,46 @@ def test_a_failure_without_an_error_record_points_at_the_log(attempt):
 @pytest.mark.parametrize(
     ("number", "oom", "tail", "cause", "said"),
     [
-        (signal.SIGKILL, False, b"", "failed", "SIGKILL (signal 9), not by redco-flow"),
-        (signal.SIGKILL, True, b"", "out_of_memory", "out-of-memory killer; its peak memory"),
-        (signal.SIGABRT, False, b"what(): std::bad_alloc", "out_of_memory", "num_model_shards"),
-        (signal.SIGSEGV, False, b"", "failed", "SIGSEGV (signal 11)"),
-        (40, False, b"", "failed", "signal 40"),
+        (signal.SIGKILL, "none", b"", "failed", "SIGKILL (signal 9), not by redco-flow"),
+        (signal.SIGKILL, "cgroup", b"", "out_of_memory", "out-of-memory killer; its peak memory"),
+        (signal.SIGABRT, "none", b"what(): std::bad_alloc", "out_of_memory", "num_model_shards"),
+        (signal.SIGSEGV, "none", b"", "failed", "SIGSEGV (signal 11)"),
+        (40, "none", b"", "failed", "signal 40"),
     ],
 )
 def test_a_signal_is_named_with_its_likely_cause(attempt, number, oom, tail, cause, said):
-    ending = Ending(int(number), was_oom_killed=oom, last_output=tail)
+    ending = Ending(int(number), oom_kill=oom, last_output=tail)
 
     found, message = judge(ending, attempt)
 
     assert found == cause
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("peak_gib", "cause", "said"),
+    [
+        (33, "out_of_memory", "struck on this host meanwhile; its peak memory was 33.00 GiB of"),
+        (32, "failed", "it may have run out of memory"),
+        (1, "failed", "which process it took cannot be told from here"),
+    ],
+)
+def test_a_kill_that_the_host_alone_has_counted_is_ours_only_if_no_process_can_be_larger(
+    attempt, peak_gib, cause, said
+):
+    sizes = {"peak_memory_bytes": peak_gib << 30, "host_memory_bytes": 64 << 30}
+
+    found, message = judge(Ending(signal.SIGKILL, oom_kill="host", **sizes), attempt)
+
+    assert found == cause
+    assert said in message
+    assert "num_model_shards" in message
+
+
+def test_a_kill_on_the_host_says_nothing_of_a_worker_that_crashed_by_itself(attempt):
+    ending = Ending(signal.SIGSEGV, oom_kill="host", peak_memory_bytes=2, host_memory_bytes=3)
+
+    assert judge(ending, attempt)[0] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.planning import Plan, input_ids, upstream_of
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.fingerprint import fingerprint
@@ -126,6 +126,19 @@ def test_the_same_data_in_another_folder_is_the_same_data(planning, publish, tmp
     plan = planning.plan(TWO_STAGES, [f"preprocess.file={tmp_path}/there/numbers.json"])
 
     assert plan.stages["preprocess"].action == "reuse"
+
+
+def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(planning, tmp_path):
+    sources = Sources()
+    given = []
+    for name, content in (("one", "[1, 2]"), ("two", "[1, 2, 3]")):
+        (tmp_path / f"{name}.json").write_text(content)
+        given.append([f"preprocess.file={tmp_path}/{name}.json"])
+
+    shared = [planning.plan(TWO_STAGES, one, sources=sources) for one in given]
+
+    assert shared == [planning.plan(TWO_STAGES, one) for one in given]
+    assert shared[0].stages["preprocess"].fingerprint != shared[1].stages["preprocess"].fingerprint
 
 
 def test_a_stage_whose_artifact_was_deleted_runs_again(planning, publish):

@@ -76,6 +76,38 @@ def test_metrics_of_different_sizes_have_charts_of_their_own(builder, read_repor
     assert [name.partition(" over ")[0] for name in names] == ["Loss", "rouge2", "fraction"]
 
 
+def test_what_a_loss_function_measures_has_charts_and_columns_of_its_own(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    records = [
+        {
+            "kind": "training",
+            "step": step,
+            "total_steps": 30,
+            "epoch": step / 30,
+            "loss": 2.0,
+            "grad_norm": 1.0,
+            "num_skipped": 0,
+            "load_balancing_loss": 1.0 + step / 100,
+            "margin": -step / 10,
+        }
+        for step in (10, 20, 30)
+    ]
+    builder.train(dataset, records=records)
+
+    page = read_report(builder.close())
+
+    names = [one["aria-label"] for one in page.all("svg") if one["class"] == "chart"]
+    assert [name.partition(" over ")[0] for name in names] == [
+        "Loss",
+        "Load balancing loss",
+        "Margin",
+        "Gradient norm",
+    ]
+    assert "load_balancing_loss 1.3" in page.text
+    assert "margin -3" in page.text.replace("\u2212", "-")
+    assert page.text.count("Measured with the training loss") == 2
+
+
 def test_five_thousand_logged_points_make_no_large_file(builder, read_report):
     dataset = builder.preprocess()["dataset"]
     records = [
@@ -110,6 +142,9 @@ def test_a_reused_stage_shows_what_the_earlier_run_logged(builder, make_builder,
 
     assert f"Reused: these are the records of run {builder.run.id}." in page.text
     assert page.text.count(f"reused from {builder.run.id}") == 4
+    log = f"../{builder.run.id}/stages/train/attempts/1/logs/rank0.log"
+    assert log in [one["href"] for one in page.all("a")]
+    assert (again.run.path / log).is_file()
     assert "18.75" in page.text
     assert "Blue Spice" in page.text
 

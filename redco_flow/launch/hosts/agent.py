@@ -13,14 +13,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, call_from_json, write_call
-from redco_flow.launch.hosts import host_probe, job_copies
+from redco_flow.launch.hosts import host_probe, job_copies, left_behind
 from redco_flow.launch.hosts import lease as host_lease
 from redco_flow.launch.hosts.cleaning import clean, start_cleaning
 from redco_flow.launch.hosts.copies import Copies
@@ -155,11 +155,19 @@ def unfetched(request: Request) -> Answer:
     return {"sets": [one.to_json() for one in checkpoint_sets(workspace, work.name, later)]}
 
 
-def grown(request: Request) -> Answer:
-    """Say which files are longer than they were."""
-    sizes = {Path(path): size for path, size in request["sizes"].items()}
-    found = [path for path, size in sizes.items() if path.exists() and path.stat().st_size > size]
-    return {"grown": [str(path) for path in found]}
+def left(request: Request) -> Answer:
+    """Describe what these attempts left here, of those that nobody has had whole."""
+    directory, attempts = Path(request["directory"]), _attempts(request["attempts"])
+    found = {one: left_behind.describe(directory, path) for one, path in attempts.items()}
+    return {"attempts": {one: what for one, what in found.items() if what is not None}}
+
+
+def settle_left(request: Request) -> Answer:
+    """Note which of these attempts the launcher has whole; say which those are."""
+    directory, homes = Path(request["directory"]), request["attempts"]
+    attempts = _attempts(homes)
+    settled = [one for one in homes if left_behind.settle(directory, attempts[one], homes[one])]
+    return {"settled": settled}
 
 
 def probe(request: Request) -> Answer:
@@ -176,7 +184,7 @@ _VERBS: dict[str, Callable[[Request], Answer]] = {
     verb.__name__: verb
     for verb in (
         *(claim, release, see, want, place, begin, end, settle),
-        *(offer, steps, unfetched, grown, clean_up, probe, knock),
+        *(offer, steps, unfetched, left, settle_left, clean_up, probe, knock),
     )
 }
 
@@ -217,6 +225,10 @@ def _bring(directory: Path, attempt: AttemptDirectory, call: Call, kept_steps: l
         shutil.rmtree(work, ignore_errors=True)
     attempt.path.mkdir(parents=True, exist_ok=True)
     write_call(attempt, call)
+
+
+def _attempts(paths: Iterable[str]) -> dict[str, AttemptDirectory]:
+    return {path: AttemptDirectory(Path(path)) for path in paths}
 
 
 def _sets(request: Request) -> list[FileSet]:

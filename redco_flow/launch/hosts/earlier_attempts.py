@@ -1,24 +1,34 @@
-"""Bring here what a stage's earlier attempts left on a host while nobody could reach it.
+"""Bring here what earlier attempts left on a host while nobody could reach it.
 
-Checkpoints, from which the next attempt goes on; metrics and logs, which belong to the attempt
-that wrote them, so that a training's history has the steps that were taken over. What came before
-the silence is here already: of each file the rest alone comes.
+Checkpoints, from which the stage's next attempt goes on; metrics, logs and records, which belong
+to the attempt that wrote them, so that a training's history has the steps that were taken over.
+What came before the silence is here already: of each log the rest alone comes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.launch.call import Call, read_call
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
+from redco_flow.launch.hosts.follow import is_mirrored
+from redco_flow.launch.hosts.left_behind import BroughtHome, LeftBehind, is_record
 from redco_flow.launch.hosts.record import EXECUTOR, HostsRecord
 from redco_flow.launch.hosts.session import HostSession
 from redco_flow.launch.hosts.ssh_connection import HostRefused
+from redco_flow.records import digest_file, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.results import find_result
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_TO_SETTLE = 600.0
 
 
 async def fetch_checkpoints(session: HostSession, workspace: Workspace, fingerprint: str) -> None:
@@ -43,33 +53,109 @@ async def fetch_checkpoints(session: HostSession, workspace: Workspace, fingerpr
         await session.pull([FileSet.from_json(one) for one in answer["sets"]], workspace)
 
 
-async def fetch_growth(session: HostSession, attempt: AttemptDirectory) -> None:
-    """Bring the rest of the metrics and logs of all attempts before this one.
+async def bring_home(
+    session: HostSession, attempts: Iterable[AttemptDirectory], *, goes_on: bool
+) -> None:
+    """Bring what attempts that nobody follows any more left in their directories on a host.
+
+    Where all of it is here then, the host is told so, and may forget it once it is old; but not
+    while the checkpoints that belong to it may still be wanted.
+
+    Args:
+        attempts: those that were on other hosts, or no hosts at all, are passed over.
+        goes_on: the stage's next attempt takes over there what they made.
 
     Raises:
         HostUnreachable, HostRefused: as `HostSession.ask`.
-        OSError: they cannot be written here; names the path.
+        OSError: it cannot be written here; names the path.
     """
-    targets = dict(_growing_files(session, attempt))
-    sizes = {there: _size(here) for there, here in targets.items()}
-    answer = await session.ask("grown", sizes=sizes) if sizes else {"grown": []}
-    for there in targets.keys() & set(answer["grown"]):
-        targets[there].parent.mkdir(exist_ok=True)
-        with contextlib.suppress(HostRefused):  # a file that cannot be read there stops no job
-            await session.pull_rest(there, targets[there])
+    earlier = dict(_earlier_on(session, attempts))
+    if not earlier:
+        return
+    answer = await session.ask("left", directory=session.directory, attempts=list(earlier))
+    left = answer["attempts"]
+    for there, found in left.items():
+        await _fetch(session, Path(there), earlier[there], found)
+    homes = {
+        there: await asyncio.to_thread(_at_home, earlier[there], found)
+        for there, found in left.items()
+    }
+    done = {there: home for there, home in homes.items() if goes_on or home["has_result"]}
+    if done:
+        await session.ask(
+            "settle_left", _SECONDS_TO_SETTLE, directory=session.directory, attempts=done
+        )
 
 
-def _growing_files(session: HostSession, attempt: AttemptDirectory) -> Iterator[tuple[str, Path]]:
-    """Every growing file that an earlier attempt may have on the host, and its place here."""
+@dataclass(frozen=True)
+class _Earlier:
+    """An earlier attempt.
+
+    Args:
+        attempt: its directory here.
+        call: what it was told.
+        growing: the growing files that are written on the host, by name.
+    """
+
+    attempt: AttemptDirectory
+    call: Call
+    growing: frozenset[str]
+
+
+def attempts_before(attempt: AttemptDirectory) -> Iterator[AttemptDirectory]:
+    """Yield a stage's attempts before this one."""
     for number in range(1, attempt.number):
-        earlier = AttemptDirectory(attempt.path.with_name(str(number)))
+        yield AttemptDirectory(attempt.path.with_name(str(number)))
+
+
+def ended_attempts(workspace: Workspace) -> Iterator[AttemptDirectory]:
+    """Yield every attempt that has ended, as far as is known here, of runs that nobody drives."""
+    for run in sorted(workspace.runs.glob("[!.]*")):
+        if find_holder(RunDirectory(run)) is None:
+            for path in sorted(run.glob("stages/*/attempts/*/exit.json")):
+                yield AttemptDirectory(path.parent)
+
+
+def _earlier_on(
+    session: HostSession, attempts: Iterable[AttemptDirectory]
+) -> Iterator[tuple[str, _Earlier]]:
+    """Every one of the attempts that may have something on the host, by its directory there."""
+    for earlier in attempts:
         with contextlib.suppress(UsageError, ValueError, KeyError):  # damaged: nobody follows it
             record = earlier.read_job()
             if record is not None and record["executor"] == EXECUTOR:
                 job, call = HostsRecord.from_json(record), read_call(earlier.call_path)
-                for name in _names(job, call, session.label):
-                    there = job.attempt_on(session.workspace, call) / name
-                    yield str(there), earlier.path / name
+                if names := frozenset(_names(job, call, session.label)):
+                    there = job.attempt_on(session.workspace, call)
+                    yield str(there), _Earlier(earlier, call, names)
+
+
+async def _fetch(session: HostSession, there: Path, earlier: _Earlier, found: LeftBehind) -> None:
+    """Bring the rest of one attempt's growing files, and its records as they were last."""
+    for name in sorted(earlier.growing):
+        here = earlier.attempt.path / name
+        if found["sizes"].get(name, 0) > _size(here):
+            here.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(HostRefused):  # a file that cannot be read there stops no job
+                await session.pull_rest((there / name).as_posix(), here)
+    for name, value in found["records"].items():
+        if is_record(name):
+            here = earlier.attempt.path / name
+            here.parent.mkdir(parents=True, exist_ok=True)
+            write_json(here, value)
+
+
+def _at_home(earlier: _Earlier, found: LeftBehind) -> BroughtHome:
+    """What is here, read anew, of what the host has."""
+    attempt, workspace = earlier.attempt, Workspace(Path(earlier.call.workspace))
+    growing = {name: attempt.path / name for name in found["sizes"] if is_mirrored(name)}
+    digests = {name: digest_file(path) for name, path in growing.items() if path.is_file()}
+    records = {name: attempt.path / name for name in found["records"] if is_record(name)}
+    return {
+        "digests": digests,
+        "records": {name: read_json_if_present(path) for name, path in records.items()},
+        "has_result": find_result(workspace, earlier.call.fingerprint) is not None,
+    }
 
 
 def _names(job: HostsRecord, call: Call, label: str) -> Iterator[str]:

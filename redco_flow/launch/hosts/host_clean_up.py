@@ -1,17 +1,21 @@
-"""Ask hosts over SSH what lies on them, and have them remove what is old."""
+"""Ask hosts over SSH what lies on them, and have them remove what is old.
+
+What ended attempts of this workspace left there comes home first, so that it is no longer alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.hosts.code_snapshot import CodeSnapshot, take_snapshot
+from redco_flow.launch.hosts.earlier_attempts import bring_home, ended_attempts
 from redco_flow.launch.hosts.session import HostSession
 from redco_flow.spec.hosts_section import HostsSection
+from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_CLEAN = 3600.0
 
@@ -49,12 +53,12 @@ class CleanedHost:
 
 
 def clean_hosts(
-    settings: HostsSection, code_cache: Path, keep_days: float, *, dry_run: bool
+    settings: HostsSection, workspace: Workspace, keep_days: float, *, dry_run: bool
 ) -> list[CleanedHost]:
     """Have every host remove what is old, or only say what is there.
 
     Args:
-        code_cache: a folder here, for archives of code.
+        workspace: the launcher's.
         keep_days: infinity keeps everything.
 
     Raises:
@@ -64,18 +68,22 @@ def clean_hosts(
     async def clean_all(snapshot: CodeSnapshot) -> list[CleanedHost]:
         sessions = [HostSession(host, settings, snapshot) for host in settings.addresses]
         asked = {"keep_days": keep_days, "dry_run": dry_run}
-        return await asyncio.gather(*(_clean(one, code_cache, asked) for one in sessions))
+        return await asyncio.gather(*(_clean(one, workspace, asked) for one in sessions))
 
     return asyncio.run(clean_all(take_snapshot()))
 
 
-async def _clean(session: HostSession, code_cache: Path, asked: Mapping[str, Any]) -> CleanedHost:
+async def _clean(
+    session: HostSession, workspace: Workspace, asked: Mapping[str, Any]
+) -> CleanedHost:
     try:
-        await session.open(code_cache)
+        await session.open(workspace.cache / "code")
+        if not asked["dry_run"]:
+            await bring_home(session, ended_attempts(workspace), goes_on=False)
         answer = await session.ask(
             "clean_up", _SECONDS_TO_CLEAN, directory=session.directory, **asked
         )
-    except RedcoFlowError as error:
+    except (RedcoFlowError, OSError) as error:
         return CleanedHost(session.label, str(error))
     finally:
         session.close()

@@ -48,10 +48,20 @@ def settle(directory: Path, owner: Mapping[str, Any], attempt: AttemptDirectory)
     run, fingerprint = attempt.path.parents[3], read_call(attempt.call_path).fingerprint
     with copies.locked():
         copies.note_use(host_lease.uses_of(directory, owner))
-        others = (one for one in workspace.runs.iterdir() if one != run and not copies.is_copy(one))
-        if not any(fingerprint in _fingerprints(other) for other in others):
-            copies.mark(_made(workspace, fingerprint))
+        mark_made(copies, workspace, run, fingerprint)
         copies.mark([run])
+
+
+def mark_made(copies: Copies, workspace: Workspace, run: Path, fingerprint: str) -> None:
+    """Mark what a job made, unless another one that is no copy yet goes on with it.
+
+    Args:
+        copies: locked.
+        run: the job's run directory.
+    """
+    others = (one for one in workspace.runs.iterdir() if one != run and not copies.is_copy(one))
+    if not any(fingerprint in _fingerprints(other) for other in others):
+        copies.mark(_made(workspace, fingerprint))
 
 
 def take_back(directory: Path, workspace: Workspace, fingerprint: str) -> None:

@@ -20,7 +20,11 @@ from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import Call
 from redco_flow.launch.hosts.carried_call import carried, pack
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
-from redco_flow.launch.hosts.earlier_attempts import fetch_checkpoints, fetch_growth
+from redco_flow.launch.hosts.earlier_attempts import (
+    attempts_before,
+    bring_home,
+    fetch_checkpoints,
+)
 from redco_flow.launch.hosts.placement import place
 from redco_flow.launch.hosts.ranks import RanksOrder
 from redco_flow.launch.hosts.record import HostsRecord
@@ -211,7 +215,7 @@ class JobStart:
         """Copy what the call reads; return the call as the host sees it, and what it reads."""
         job = self._job
         if job.call.attempt > 1:
-            await fetch_growth(session, job.attempt)
+            await bring_home(session, attempts_before(job.attempt), goes_on=True)
             if session is job.sessions[0]:
                 await fetch_checkpoints(session, job.workspace, job.call.fingerprint)
         luggage = await asyncio.to_thread(pack, job.call, job.workspace)
