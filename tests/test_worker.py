@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 KINDS = Path(__file__).parent / "launch" / "kinds"
 sys.path.append(str(KINDS))
 
-from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
+from tiny_stages.calls import make_attempt, make_call, new_attempt, wait_until  # noqa: E402
 
-from redco_flow.records import read_json  # noqa: E402
+from redco_flow.launch.call import write_call  # noqa: E402
+from redco_flow.records import digest_file, read_json  # noqa: E402
+from redco_flow.stages import preprocess  # noqa: E402
 from redco_flow.tracking.artifacts import ArtifactStore  # noqa: E402
 from redco_flow.tracking.results import find_result, read_result  # noqa: E402
 from redco_flow.tracking.workspace import Workspace  # noqa: E402
@@ -113,6 +116,32 @@ def test_a_missing_input_is_refused_before_the_stage_runs(run, workspace, tmp_pa
     assert "deleted or changed" in second.read_error()["message"]
     assert made.id in second.read_error()["message"]
     assert not (tmp_path / "starts").exists()
+
+
+def test_data_that_changed_between_attempts_is_a_fingerprint_error(run, workspace, tmp_path):
+    """Engine case 32: both attempts have the ingredients of one plan."""
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"source": "one word", "target": "word"}\n' * 20)
+    settings = {"data": {"train": str(data), "tokenizer": {"train": {"vocab_size": 280}}}}
+    call = replace(
+        make_call(workspace, ingredients={"data": {data.name: digest_file(data)}}),
+        kind="preprocess",
+        config=preprocess.Config.from_json(settings).model_dump(mode="json"),
+        inputs={},
+    )
+    attempts = [new_attempt(workspace, number=number) for number in (1, 2)]
+    for attempt in attempts:
+        write_call(attempt, call)
+    data.write_text('{"source": "other word", "target": "word"}\n' * 20)
+
+    code, output = run(attempts[0])
+    data.write_text('{"source": "one word", "target": "word"}\n' * 20)
+    code_as_planned, output_as_planned = run(attempts[1])
+
+    assert code == 1, output
+    assert attempts[0].read_error()["type"] == "DataChanged"
+    assert f"{data}: changed since this run was planned" in attempts[0].read_error()["message"]
+    assert code_as_planned == 0, output_as_planned
 
 
 def test_what_a_killed_worker_left_half_published_is_cleaned(run, workspace):

@@ -114,10 +114,10 @@ class Trainer:
             raise ValueError(f"max_grad_norm={max_grad_norm} must be positive, or None.")
         self.deployer = deployer
         self.seed = deployer.seed if seed is None else seed
-        optimizer, mask = restrict(optimizer, params, trainable)
         self.sharding_rules = sharding_rules or deployer.get_sharding_rules(
-            params, optimizer=optimizer
+            params, optimizer=optimizer, trainable=trainable
         )
+        optimizer, mask = restrict(optimizer, params, trainable)
         self.layout = plan_batch(
             global_batch_size,
             per_device_batch_size,
@@ -236,11 +236,16 @@ class Trainer:
         )
         return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
 
-    def eval_loss(self, examples: Examples) -> float:
+    def eval_loss(self, examples: Examples, *, bucketing: Bucketing | None = None) -> float:
         """Return the mean loss over `examples`: each once, without dropout.
 
+        Args:
+            bucketing: batch examples of like length together, by its functions instead of
+                collate_fn; there is one compilation per bucket.
+
         Raises:
-            DataError: there are no examples, or rows cannot be read.
+            DataError: there are no examples, rows cannot be read, or the buckets are of other
+                examples.
         """
         layout = replace(self.layout, global_batch_size=self.layout.micro_batch_size, num_micro=1)
         batches = iter(
@@ -248,6 +253,7 @@ class Trainer:
                 examples,
                 self._collate_fn,
                 batch_size=layout.global_batch_size,
+                bucketing=bucketing,
                 process_index=layout.process.index,
                 num_processes=layout.process.count,
             )

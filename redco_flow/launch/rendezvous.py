@@ -173,7 +173,10 @@ class Rendezvous:
             try:
                 answer = _read(connection)
             except (OSError, ValueError) as error:
-                raise CannotMeet(f"rank 0 left the meeting: {error or 'no answer'}.") from error
+                raise CannotMeet(
+                    f"rank 0 left the meeting at {address}:{told['port']}, or another program "
+                    f"listens there ({error or 'no answer'}): see logs/rank0.log."
+                ) from error
         if answer["refusal"]:
             raise CannotMeet(answer["refusal"])
         return Meeting(f"{address}:{told['port']}")

@@ -19,7 +19,7 @@ from typing import Any
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.launch.process_tree import ATTEMPT_VARIABLE
 from redco_flow.recipes import text_to_text
-from redco_flow.recipes.recipe import Batch, Example, Recipe
+from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
 from redco_flow.recipes.text_to_text import encode
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 
@@ -53,8 +53,10 @@ def build(
     if fault not in FAULTS:
         raise ValueError(f"{FAULT_VARIABLE} is {fault!r}; it must be one of {', '.join(FAULTS)}.")
 
-    def collate_to(widths: Sequence[int]) -> _Harming:
-        return _Harming(recipe.collate_to(widths), FAULTS[fault])
+    harm = _Harm(FAULTS[fault])
+
+    def collate_to(widths: Sequence[int]) -> Collate:
+        return harm.before_batches_of(recipe.collate_to(widths))
 
     return replace(recipe, collate_to=collate_to)
 
@@ -66,24 +68,27 @@ def _is_chosen(environ: Mapping[str, str]) -> bool:
     return place.rank == min(1, place.num_processes - 1) and place.restart == 0 and attempt == "1"
 
 
-class _Harming:
-    """A collate function that does its harm before a batch; a lasting one before each from there.
+class _Harm:
+    """Harm before one batch, of whatever width; a lasting one before each from there.
 
     Args:
-        harm: returns whether to do it again for the next batch.
+        act: does it; returns whether to do it again for the next batch.
     """
 
-    def __init__(
-        self, collate: Callable[[Sequence[Example]], Batch], harm: Callable[[], bool]
-    ) -> None:
-        self._collate, self._harm = collate, harm
+    def __init__(self, act: Callable[[], bool]) -> None:
+        self._act = act
         self._num_batches, self._goes_on = 0, False
 
-    def __call__(self, examples: Sequence[Example]) -> Batch:
-        self._num_batches += 1
-        if self._goes_on or self._num_batches == NUM_BATCHES_BEFORE:
-            self._goes_on = self._harm()
-        return self._collate(examples)
+    def before_batches_of(self, collate: Collate) -> Collate:
+        """Return the collate function with the harm before its batches."""
+
+        def harming(examples: Sequence[Example]) -> Batch:
+            self._num_batches += 1
+            if self._goes_on or self._num_batches == NUM_BATCHES_BEFORE:
+                self._goes_on = self._act()
+            return collate(examples)
+
+        return harming
 
 
 def _kill() -> bool:

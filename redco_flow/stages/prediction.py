@@ -16,6 +16,7 @@ from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.dataset_artifact import DatasetArtifact
+from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.model_tokenizer import WrongTokenizer
 from redco_flow.stages.predict import Config
 from redco_flow.stages.predictions_artifact import (
@@ -23,7 +24,6 @@ from redco_flow.stages.predictions_artifact import (
     PredictionsSummary,
     write_predictions,
 )
-from redco_flow.stages.prompt_bucketing import bucket_prompts
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.stages.text_prompts import begun
 
@@ -206,7 +206,12 @@ class _Prediction:
             sharding_rules=rules,
             batch_size=self._config.batch_size,
         )
-        return predictor.predict(examples, params, on_progress=self._reporter("scoring targets"))
+        return predictor.predict(
+            examples,
+            params,
+            bucketing=bucket_rows(recipe, examples, self._config.batch_size),
+            on_progress=self._reporter("scoring targets"),
+        )
 
     def _reporter(self, phase: str) -> Callable[[int, int], None]:
         def on_progress(done: int, total: int) -> None:

@@ -100,7 +100,7 @@ def _prepare(context: StageContext, config: Config) -> _Training:
     num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
     setup = set_up_trainer(config, recipe, batch, num_steps, collate_fn=data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, setup, validation)
-    eval_fn = make_eval_fn(config, data, setup, score_texts)
+    eval_fn = make_eval_fn(config, data, recipe, setup, validation, score_texts)
     return _Training(dataset, recipe, data, setup, eval_fn)
 
 

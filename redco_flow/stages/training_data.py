@@ -20,6 +20,7 @@ from redco_flow.engine.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.stages.arrow_split import ArrowSplit
 from redco_flow.stages.dataset_artifact import DatasetArtifact
+from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train import Config
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def read_training_data(
     split = dataset.split("train", COLUMNS)
     lengths = _Lengths(
         recipe.row_widths(split.lengths("source_ids"), split.lengths("target_ids")),
-        recipe.row_widths(*(_lengths_of(validation or (), side) for side in ("source", "target"))),
+        recipe.row_widths(*(lengths_of(validation or (), side) for side in ("source", "target"))),
     )
     batching = config.batching
     if batching.type == "packed":
@@ -93,10 +94,6 @@ def read_training_data(
         arranged = _padded(split, validation, lengths, recipe, config)
     logger.info("batches are %s: %.1f%% of them is padding", batching.type, 100 * arranged.padding)
     return arranged
-
-
-def _lengths_of(rows: Validation, side: str) -> Lengths:
-    return np.array([len(row[f"{side}_ids"]) for row in rows], np.int64)
 
 
 def _num_rows(num_examples: int, batch_size: int) -> int:

@@ -16,7 +16,7 @@ from redco_flow.metrics.perplexity import perplexity
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.dataset_artifact import DatasetArtifact
-from redco_flow.stages.prompt_bucketing import bucket_prompts
+from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.train import Config, metrics_needed
 from redco_flow.stages.train_sections import EVAL_LOSS, LOSS_SCORES, PERPLEXITY
 from redco_flow.stages.training_data import TrainingData
@@ -33,16 +33,23 @@ class CannotTrain(RedcoFlowError):
 
 
 def make_eval_fn(
-    config: Config, data: TrainingData, setup: TrainerSetup, score_texts: ScoreTexts | None
+    config: Config,
+    data: TrainingData,
+    recipe: Recipe,
+    setup: TrainerSetup,
+    validation: list[dict[str, Any]] | None,
+    score_texts: ScoreTexts | None,
 ) -> EvalFn | None:
     """Return what measures the loss on the validation examples, and scores texts for them."""
-    if data.validation is None:
+    if validation is None or data.validation is None:
         return None
-    validation = data.validation
+    rows, bucketing = data.validation, None
+    if config.batching.type != "packed":
+        bucketing = bucket_rows(recipe, validation, setup.trainer.layout.micro_batch_size)
     measures_perplexity = getattr(find_recipe(config.recipe), "MEASURES_PERPLEXITY", False)
 
     def evaluate(params: Any, step: int) -> dict[str, float]:
-        loss = setup.trainer.eval_loss(validation)
+        loss = setup.trainer.eval_loss(rows, bucketing=bucketing)
         scores = {EVAL_LOSS: loss}
         if measures_perplexity:
             scores[PERPLEXITY] = perplexity(loss)

@@ -7,7 +7,7 @@ the stage sees the model's parameters either way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,10 +84,14 @@ def set_up_trainer(
     # What evaluation computes says all that a layout depends on.
     traced = (shapes, recipe.loss_fn, batch, None, False)
     schedule = _schedule(config, total_steps)
+    lora = _plan_lora(config, traced)
+    trainable = _all_but(config.freeze) if lora is None else lora.trainable
     rules = deployer.get_sharding_rules(
         *traced,
         overrides=config.sharding_overrides.items(),
         optimizer=_optimizer(config, schedule, None),
+        trainable=trainable,
+        lora=lora,
     )
     deployer.log_rules(rules)
     parts = _Parts(
@@ -96,15 +100,13 @@ def set_up_trainer(
         loss_fn=recipe.loss_fn,
         rules=rules,
         decay_mask=weight_decay_mask(*traced),
-        trainable=_all_but(config.freeze),
+        trainable=trainable,
         collate_fn=collate_fn,
     )
-    if config.lora is None:
+    if lora is None:
         return TrainerSetup(
             _trainer(config, deployer, parts, schedule), rules, lambda params: params
         )
-    asked = config.lora
-    lora = plan_lora(*traced, rank=asked.rank, alpha=asked.alpha, targets=asked.targets)
     adapted = _with_factors(config, deployer, lora, parts)
     merge = jax.jit(lora.merge, out_shardings=deployer.params_sharding(shapes, rules))
     trainer = _trainer(config, deployer, adapted, schedule)
@@ -133,6 +135,17 @@ def _start(config: Config, recipe: Recipe, shardings: Any) -> Any:
     return initialise(jax.random.key(config.seed))
 
 
+def _plan_lora(config: Config, traced: Sequence[Any]) -> Lora | None:
+    """Find the kernels to adapt in (shapes, loss function, *inputs), where that is asked for."""
+    if config.lora is None:
+        return None
+    params, function, *inputs = traced
+    asked = config.lora
+    return plan_lora(
+        params, function, *inputs, rank=asked.rank, alpha=asked.alpha, targets=asked.targets
+    )
+
+
 def _all_but(frozen: str | None) -> Trainable | None:
     if frozen is None:
         return None
@@ -141,7 +154,7 @@ def _all_but(frozen: str | None) -> Trainable | None:
 
 def _with_factors(config: Config, deployer: Deployer, lora: Lora, parts: _Parts) -> _Parts:
     key = jax.random.key(config.seed)
-    shapes = jax.eval_shape(lambda params: lora.start(params, key), parts.shapes)
+    shapes = lora.shapes(parts.shapes)
     rules = lora.rules(parts.rules, shapes)
     mask = {
         BASE: parts.decay_mask,
@@ -156,7 +169,6 @@ def _with_factors(config: Config, deployer: Deployer, lora: Lora, parts: _Parts)
         loss_fn=lora.adapt(parts.loss_fn),
         rules=rules,
         decay_mask=mask,
-        trainable=lora.trainable,
     )
 
 

@@ -174,7 +174,10 @@ def launch(run, environment=None):
 
 
 def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
-    """Fault 2, to its end: one new attempt, which goes on from the last checkpoint."""
+    """Fault 2, to its end: one new attempt, which goes on from the last checkpoint.
+
+    Engine case 21, in the middle of steps that all ranks compute together.
+    """
     settings = {"num_epochs": 6, "retries": {"failed": 1}}
     run = make_run(folder, num_hosts=2, workspace="retried", **settings, **GROUP)
     driven = Driven(run)
@@ -182,6 +185,7 @@ def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
     wait_until(lambda: any(folder.glob("retried/work/*/checkpoints/*/commit.json")))
 
     os.kill(worker_of(attempt, rank=2), signal.SIGKILL)
+    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [], 15)
     outcome = driven.end()
 
     assert outcome.state == "completed", "\n".join(driven.said)

@@ -142,6 +142,46 @@ def test_resume_in_mid_epoch_continues_with_the_uninterrupted_run_s_rows():
         assert [b.step for b in resumed] == list(range(start, 9))
 
 
+class Watched(list):
+    """Rows that note which of them were read."""
+
+    def __init__(self, rows):
+        super().__init__(rows)
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+def test_a_seek_reads_no_row_of_the_batches_before_it():
+    """Engine case 30."""
+    examples = Watched(rows_of(40))
+
+    (batch,) = train_batches(examples, start_step=1000, stop_step=1001)
+
+    assert batch.step == 1000
+    assert sorted(examples.read) == sorted(batch.rows)
+
+
+@pytest.mark.parametrize("arrange", ["shuffled", "in order"])
+def test_a_process_reads_and_collates_its_own_rows_alone(arrange):
+    examples, num_collated = Watched(rows_of(16)), []
+
+    def counting(rows):
+        num_collated.append(len(rows))
+        return collate(rows)
+
+    part = {"process_index": 1, "num_processes": 2}
+    if arrange == "shuffled":
+        batches = list(train_batches(examples, counting, stop_step=4, **part))
+    else:
+        batches = list(EvalBatches(examples, counting, batch_size=4, **part))
+
+    assert examples.read == [row for batch in batches for row in sorted(batch.rows)]
+    assert num_collated == [2] * 4
+
+
 def test_another_number_of_processes_keeps_the_global_order():
     """Engine case 31."""
     examples = rows_of(10)

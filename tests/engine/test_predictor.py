@@ -126,6 +126,13 @@ def test_a_batch_size_that_the_devices_cannot_split_is_refused():
         predictor_of(batch_size=12)
 
 
+@pytest.mark.parametrize("size", [0, -8, 8.0])
+def test_a_batch_size_that_is_no_positive_whole_number_is_refused(size):
+    """Engine case 4."""
+    with pytest.raises(ValueError, match=r"batch_size=.* must be a positive whole number"):
+        predictor_of(batch_size=size)
+
+
 def test_another_number_of_outputs_than_rows_is_refused():
     params = {"w": np.float32(1)}
 

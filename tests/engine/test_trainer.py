@@ -14,6 +14,7 @@ from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.data_order import epoch_order
 from redco_flow.engine.errors import DataError, NonFiniteLoss
+from redco_flow.engine.length_buckets import Bucketing, choose_buckets
 from redco_flow.engine.schedules import make_schedule
 
 DIM = 4
@@ -211,6 +212,28 @@ def test_the_evaluation_loss_is_the_mean_over_all_tokens(num_devices):
         np.testing.assert_allclose(trainer.eval_loss(examples), expected, rtol=1e-6)
 
 
+def test_the_evaluation_loss_in_buckets_is_the_same_and_each_width_is_compiled_once():
+    """Engine cases 27 and 45."""
+    examples, traced = token_examples(45, seed=2), []
+
+    def loss(params, batch, rngs, is_training):
+        traced.append(batch["x"].shape[1])
+        return mlp_loss(params, batch)
+
+    def collate_to(width):
+        return lambda rows: {name: array[:, :width] for name, array in collate(rows).items()}
+
+    num_tokens = np.array([[max(1, int(example["counted"].sum()))] for example in examples])
+    buckets = choose_buckets(num_tokens, 3, multiple=2)
+    bucketing = Bucketing(buckets, tuple(collate_to(width) for (width,) in buckets.widths))
+    trainer = trainer_of(two_devices(), loss)
+
+    found = [trainer.eval_loss(examples, bucketing=bucketing) for _ in range(2)]
+
+    assert traced == [6, 4, 2]
+    assert found == [pytest.approx(trainer.eval_loss(examples), rel=1e-6)] * 2
+
+
 def test_a_scalar_loss_is_averaged_over_examples_also_in_partial_batches():
     def loss(params, batch, rngs, is_training):
         return jnp.mean((batch["x"] - params) ** 2)
@@ -352,6 +375,16 @@ def test_parameters_given_to_a_trainer_stay_usable():
 
     assert_trees_close(params, mlp_params(), rtol=0)
     assert_trees_close(second.state["params"], first.state["params"], rtol=1e-5)
+
+
+def test_a_step_takes_over_the_memory_of_the_state_before_it():
+    trainer = trainer_of(two_devices())
+    before = jax.tree.leaves(trainer.state)
+
+    trainer.fit(token_examples(8), num_epochs=1)
+
+    assert len(before) > 4
+    assert all(array.is_deleted() for array in before)
 
 
 def test_a_second_fit_goes_on_where_the_first_ended():

@@ -1,6 +1,8 @@
 """How ranks find each other, by real sockets on this machine."""
 
 import socket
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -52,6 +54,7 @@ def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_time_for_it(meet):
+    """Engine case 20."""
     told = meet(FACTS, FACTS, num_processes=4, seconds=1)
 
     assert "ranks 2, 3 of 4 did not arrive within 1 s" in told[0]
@@ -75,8 +78,45 @@ def test_a_port_that_nobody_listens_at_is_a_clear_error_in_time(tmp_path):
         rendezvous.path.parent.mkdir()
         write_json(rendezvous.path, {"addresses": ["127.0.0.1"], "port": port, "word": "x"})
 
+        started = time.monotonic()
         with pytest.raises(CannotMeet, match=rf"cannot reach rank 0 at port {port}.*refused"):
             rendezvous.meet()
+
+    assert 0.5 <= time.monotonic() - started < 3  # a look more on an idle machine
+
+
+def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_path):
+    """Engine case 19."""
+    rendezvous = Rendezvous(tmp_path, ProcessPlace(rank=1, num_processes=2), FACTS, 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        rendezvous.path.parent.mkdir()
+        write_json(rendezvous.path, {"addresses": ["127.0.0.1"], "port": port, "word": "x"})
+
+        started = time.monotonic()
+        with pytest.raises(CannotMeet, match=rf"127\.0\.0\.1:{port}, or another .*timed out"):
+            rendezvous.meet()
+
+    assert time.monotonic() - started < 3
+
+
+def test_two_jobs_of_one_host_meet_at_ports_of_their_own(tmp_path):
+    """Engine case 24: the first job's port is taken while the second job chooses."""
+    waiting = threading.Event()
+    places = [ProcessPlace(rank=rank, num_processes=2) for rank in range(2)]
+
+    with ThreadPoolExecutor(4) as pool:
+        first_host = Rendezvous(tmp_path / "a", places[0], FACTS, 20, lambda _: waiting.set())
+        first_host.folder.mkdir()
+        first = pool.submit(first_host.meet)
+        assert waiting.wait(10)
+        (tmp_path / "b").mkdir()
+        second = list(pool.map(lambda p: Rendezvous(tmp_path / "b", p, FACTS, 20).meet(), places))
+        assert not first.done()
+        joined = Rendezvous(tmp_path / "a", places[1], FACTS, 20).meet()
+
+    ports = [meeting.coordinator.rpartition(":")[2] for meeting in (joined, *second)]
+    assert ports[0] != ports[1] == ports[2]
 
 
 def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):

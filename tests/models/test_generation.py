@@ -210,20 +210,48 @@ def test_enough_beams_find_the_best_of_all_sequences(length_penalty):
     np.testing.assert_allclose(found.scores[0], worth(best), rtol=1e-5)
 
 
-def test_the_loop_ends_when_every_row_has():
-    steps = []
-    always_end = np.zeros((4, 4, 4), np.float32)
-    always_end[..., EOS] = 10.0
+def counting(steps: list[int], scores: np.ndarray) -> Any:
+    """`chain_step` that notes at which positions it was called."""
 
     def counted_step(cache: Any, tokens: Any, position: Any) -> Any:
         jax.debug.callback(lambda p: steps.append(int(p)), position)
-        return chain_step(jnp.asarray(always_end), cache, tokens, position)
+        return chain_step(jnp.asarray(scores), cache, tokens, position)
 
-    found = greedy_search(counted_step, chain_cache(3, 1), max_new_tokens=50, **SPECIAL)
+    return counted_step
+
+
+@pytest.mark.parametrize(("search", "num_beams"), [(greedy_search, 1), (beam_search, 2)])
+def test_the_loop_ends_when_every_row_has(search, num_beams):
+    steps: list[int] = []
+    always_end = np.zeros((4, 4, 4), np.float32)
+    always_end[..., EOS] = 10.0
+
+    step = counting(steps, always_end)
+    found = search(step, chain_cache(3, num_beams), max_new_tokens=50, **SPECIAL)
     jax.effects_barrier()
 
     assert until_end(found.tokens) == [[EOS]] * 3
-    assert steps == [0]
+    # A beam that ends takes the second place one token later.
+    assert steps == list(range(num_beams))
+
+
+@pytest.mark.parametrize(("early_stopping", "num_steps"), [(True, 2), (False, 6)])
+def test_early_stopping_ends_a_row_though_a_longer_text_may_be_better(early_stopping, num_steps):
+    steps: list[int] = []
+    ends_or_goes_on = np.full((4, 4, 4), -20.0, np.float32)
+    ends_or_goes_on[..., [EOS, 3]] = 0.0
+
+    beam_search(
+        counting(steps, ends_or_goes_on),
+        chain_cache(3, 2),
+        max_new_tokens=6,
+        length_penalty=2.0,
+        early_stopping=early_stopping,
+        **SPECIAL,
+    )
+    jax.effects_barrier()
+
+    assert steps == list(range(num_steps))
 
 
 def test_of_equally_likely_tokens_the_first_is_taken_and_none_beyond_the_vocabulary():

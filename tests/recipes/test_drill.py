@@ -46,6 +46,18 @@ def test_the_harm_begins_in_the_middle_and_a_lasting_one_goes_on(harm, tokenizer
     assert harm == ["slow"] * 3
 
 
+def test_batches_of_all_widths_are_counted_together(harm, tokenizer):
+    recipe = drill.build(MODEL, tokenizer, source_length=4, target_length=4)
+    narrow, wide = recipe.collate_to([2, 2]), recipe.collate_to([4, 4])
+    example = {"source_ids": [3, 1], "target_ids": [3, 1]}
+
+    for _ in range(NUM_BATCHES_BEFORE // 2):
+        narrow([example])
+        wide([example])
+
+    assert harm == ["slow"]
+
+
 @pytest.mark.parametrize(
     "place",
     [

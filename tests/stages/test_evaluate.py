@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from redco_flow.metrics import bleu, exact_match
+from redco_flow.records import digest_json
 from redco_flow.stages import compare, evaluate
 from redco_flow.stages.compare import CannotCompare
 from redco_flow.stages.context import Output, StageOutputs
@@ -88,7 +89,8 @@ def test_an_evaluation_names_its_checkpoint_data_and_config(bench):
     for found in (record["checkpoint"], summary.checkpoint):
         assert found == "c" * 64
     assert record["data"] == summary.data == "d" * 64
-    assert record["config"] == summary.config
+    config = evaluate.Config.from_json({"metrics": ["bleu", "exact_match"]})
+    assert record["config"] == summary.config == digest_json(config.model_dump(mode="json"))
 
 
 def test_the_report_of_scores_is_plain_json(bench):

@@ -236,6 +236,24 @@ def test_sampled_texts_depend_on_the_seed_and_not_on_the_batch(bench, dataset, t
     assert texts(batch_size=16, seed=1) != drawn
 
 
+@pytest.mark.slow
+def test_each_setting_of_sampling_reaches_the_draw(bench, dataset, trained):
+    """Where one of them leaves the likeliest token alone, the texts are those of no sampling."""
+    checkpoints, _ = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    asked = RECIPE | {"num_examples": 8, "score_targets": False}
+
+    def texts(**settings):
+        predictions = bench.run(predict, asked | settings, inputs)["predictions"]
+        return [line.prediction for line in read_predictions(predictions.path)[0]]
+
+    greedy = texts()
+
+    assert texts(do_sample=True, temperature=5.0) != greedy
+    for narrowed in ({"temperature": 1e-6}, {"top_k": 1}, {"top_p": 1e-6}):
+        assert texts(do_sample=True, **narrowed) == greedy, narrowed
+
+
 def test_perplexity_of_predictions_that_were_not_scored_is_an_error(bench, dataset, trained):
     checkpoints, _ = trained
     inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
@@ -296,9 +314,12 @@ def test_an_example_longer_than_a_packed_row_is_an_error_before_any_step(bench, 
         ),
         (predict, {"do_sample": True, "num_beams": 2}, "sampling follows one text per example"),
         (predict, {"top_k": 5, "top_p": 0.5}, "top_k, top_p change nothing without 'do_sample"),
+        (predict, {"batch_size": 0}, "greater than 0"),
+        (predict, {"batch_size": "8"}, "valid integer"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused_when_they_are_read(stage, settings, message):
+    """Engine case 4, among others."""
     with pytest.raises(ValueError, match=message):
         stage.Config.from_json(settings)
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
 from redco_flow.metrics import rouge
-from redco_flow.records import digest_file
+from redco_flow.records import digest_file, digest_json
 from redco_flow.spec.settings import settings_of
 from redco_flow.stages import predict, preprocess, train
 from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
@@ -105,7 +105,9 @@ def test_every_metrics_record_carries_the_digests_of_checkpoint_data_and_config(
     evaluations = [record for record in records if record["kind"] == "evaluation"]
 
     assert {record["data"] for record in records} == {dataset.id}
-    assert {record["config"] for record in records} == {CheckpointArtifact(last).record.config}
+    config = digest_json(train.Config.from_json(SETTINGS).model_dump(mode="json"))
+    assert {record["config"] for record in records} == {config}
+    assert CheckpointArtifact(last).record.config == config
     assert len({record["checkpoint"] for record in evaluations}) == len(evaluations) == 2
     assert evaluations[-1]["checkpoint"] == digest_file(last / "checkpoint" / "commit.json")
 
@@ -269,6 +271,31 @@ def test_an_override_that_no_parameter_has_is_an_error_before_the_first_step(ben
         bench.run(train, settings, {"dataset": [dataset]})
 
     assert not bench.metrics_path.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "frozen",
+    [{"freeze": "embedding"}, {"lora": {"rank": 1, "alpha": 1, "targets": "attention"}}],
+    ids=["freeze", "lora"],
+)
+def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
+    bench, dataset, trained, frozen, caplog
+):
+    """Adam's would make it four times the parameters' bytes."""
+    checkpoints, _ = trained
+    sizes = {path: x.nbytes for path, x in params_of(checkpoints["checkpoint/last"]).items()}
+    total = sum(sizes.values())
+
+    with caplog.at_level(logging.INFO, logger="redco_flow"):
+        settings = {**SETTINGS, "num_epochs": 1, "fsdp": "auto", **frozen}
+        bench.run(train, settings, {"dataset": [dataset]})
+
+    (told,) = re.findall(r"1 shards; .* take ([\d,]+) bytes per device", caplog.text)
+    if "freeze" in frozen:
+        total += 3 * sum(size for path, size in sizes.items() if "embedding" not in path)
+    # The step, the seed and counters; or factors of rank 1, four times their bytes.
+    assert total < int(told.replace(",", "")) < (1.001 if "freeze" in frozen else 1.5) * total
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Prompts in batches of like length: which widths, and the same texts as from one width."""
+"""Batches of like length: which widths, and the same texts and likelihoods as from one width."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from redco_flow.recipes.recipe import Generation, RandomChoice, find_recipe
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.stages import predict, preprocess, train
 from redco_flow.stages.context import Stopped
+from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.predictions_artifact import LINES_FILE, read_predictions
-from redco_flow.stages.prompt_bucketing import bucket_prompts
 from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
 
 MODELS = {
@@ -68,6 +68,51 @@ def test_widths_are_multiples_of_64_as_many_as_the_batches_repay_and_the_last_is
     # With fewer batches one width more is repaid, and with fewer still none.
     assert len(bucket_prompts(recipe, examples[::2] + examples[:8], BATCH_SIZE).collate_fns) == 2
     assert bucket_prompts(recipe, examples[:31], BATCH_SIZE) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    # A decoder's row holds both, without the last token; else each side has its own width.
+    [("gpt2", [(40,), (88,), (304,)]), ("t5", [(40, 8), (88, 8), (304, 8)])],
+)
+def test_rows_are_as_wide_as_their_longest_needs(tokenizer, family, expected):
+    recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
+
+    found = bucket_rows(recipe, examples, BATCH_SIZE)
+
+    assert list(found.buckets.widths) == expected
+    assert [collate_fn(prompts([5]))["input_ids"].shape[1] for collate_fn in found.collate_fns] == [
+        width for width, *_ in expected
+    ]
+    assert bucket_rows(recipe, examples[:31], BATCH_SIZE) is None
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2", "mistral"])
+def test_likelihoods_are_those_of_one_width_and_each_width_is_compiled_once(tokenizer, family):
+    """Engine case 45, of likelihoods."""
+    recipe, examples = recipe_of(tokenizer, family), prompts(LENGTHS)
+    params = jax.jit(recipe.init_params)(jax.random.key(0))
+    traced = []
+
+    def likelihoods(params, batch, rngs):
+        traced.append(batch["input_ids"].shape)
+        return recipe.loss_fn(params, batch, rngs, False)
+
+    predictor = Predictor(
+        Deployer(devices=jax.devices()[:1]),
+        collate_fn=recipe.collate_fn,
+        pred_fn=likelihoods,
+        batch_size=BATCH_SIZE,
+    )
+    bucketing = bucket_rows(recipe, examples, BATCH_SIZE)
+
+    found = predictor.predict(examples, params, bucketing=bucketing)
+    predictor.predict(examples, params, bucketing=bucketing)
+
+    assert len(traced) == len(bucketing.collate_fns) == 3
+    expected = np.array(predictor.predict(examples, params))
+    assert len(set(expected[:, 0].tolist())) == len(examples)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_a_recipe_with_one_width_of_prompts_keeps_it(tokenizer):
@@ -169,6 +214,27 @@ def test_the_scores_of_a_training_are_those_of_texts_from_one_width(bench, train
     assert {name: scores[name] for name in found} == found
     assert len({line.prediction for line in lines}) > 4
     assert found["rouge1"] > 0
+
+
+@pytest.mark.slow
+def test_the_validation_loss_of_a_training_is_that_of_likelihoods_from_one_width(bench, trained):
+    """Engine case 27; the training's batches are of eight, so it measures in two widths."""
+    inputs, scores = trained
+
+    asked = {"score_targets": True, "split": "validation"}
+    plain = bench.run(predict, {**asked, "batch_size": 32}, inputs)["predictions"]
+    bucketed = bench.run(predict, {**asked, "batch_size": 8}, inputs)["predictions"]
+
+    lines, _ = read_predictions(plain.path)
+    mean = sum(line.loss for line in lines) / sum(line.num_tokens for line in lines)
+    assert scores["eval_loss"] == pytest.approx(mean, rel=1e-5)
+    again, _ = read_predictions(bucketed.path)
+    assert [line.row_id for line in again] == [line.row_id for line in lines]
+    assert [line.num_tokens for line in again] == [line.num_tokens for line in lines]
+    np.testing.assert_allclose(
+        [line.loss for line in again], [line.loss for line in lines], rtol=1e-5
+    )
+    assert len({line.loss for line in lines}) > len(lines) // 2
 
 
 class StopsAtTheThird:

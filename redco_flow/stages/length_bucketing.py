@@ -1,0 +1,66 @@
+"""Which examples are generated from or scored together: those of like length, in a few widths.
+
+Everything follows from the examples' lengths and the batch size alone, so every process and every
+attempt chooses alike.
+Dims in this file: N examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from redco_flow.engine.length_buckets import Bucketing, choose_buckets
+from redco_flow.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from redco_flow.recipes.recipe import Lengths
+
+Examples = Sequence[Mapping[str, Any]]
+
+_MAX_WIDTHS = 4
+# A width's compilation takes as long as a few batches do.
+_MIN_BATCHES_PER_WIDTH = 8
+# Reading a prompt is a small part of generating: a few tokens of padding cost next to nothing.
+_PROMPT_WIDTH_MULTIPLE = 64
+_ROW_WIDTH_MULTIPLE = 8
+
+
+def bucket_prompts(recipe: Recipe, examples: Examples, batch_size: int) -> Bucketing | None:
+    """Choose the widths of batches of prompts; the widest is that of `recipe.collate_prompts`.
+
+    Returns:
+        None where one width does: the prompts are few, or the recipe has no other.
+    """
+    num_widths = _num_widths(examples, batch_size)
+    if num_widths < 2 or recipe.prompt_widths is None or recipe.collate_prompts_to is None:
+        return None
+    lengths = recipe.prompt_widths(lengths_of(examples, "source"))
+    buckets = choose_buckets(lengths, num_widths, multiple=_PROMPT_WIDTH_MULTIPLE)
+    narrow = map(recipe.collate_prompts_to, buckets.widths[:-1])
+    return Bucketing(buckets, (*narrow, recipe.collate_prompts))
+
+
+def bucket_rows(recipe: Recipe, examples: Examples, batch_size: int) -> Bucketing | None:
+    """Choose the widths of batches of sources with their targets.
+
+    Returns:
+        None where one width does: the examples are few.
+    """
+    num_widths = _num_widths(examples, batch_size)
+    if num_widths < 2:
+        return None
+    lengths = recipe.row_widths(lengths_of(examples, "source"), lengths_of(examples, "target"))
+    buckets = choose_buckets(lengths, num_widths, multiple=_ROW_WIDTH_MULTIPLE)
+    return Bucketing(buckets, tuple(map(recipe.collate_to, buckets.widths)))
+
+
+def lengths_of(examples: Examples, side: str) -> Lengths:
+    """Return the tokens (N,) of each example's source or target."""
+    return np.array([len(example[f"{side}_ids"]) for example in examples], np.int64)
+
+
+def _num_widths(examples: Examples, batch_size: int) -> int:
+    return min(_MAX_WIDTHS, len(examples) // (batch_size * _MIN_BATCHES_PER_WIDTH))
