@@ -27,6 +27,13 @@ def names_axis(equation: Any, axis: str) -> bool:
     return any(axis in (e if isinstance(e, tuple) else (e,)) for e in entries)
 
 
+def takes_axis(equation: Any, axis: str) -> bool:
+    """Say whether a shard_map runs on each of the axis' shards, whatever its specs name."""
+    # Which parameter holds the axes is not the same in all versions of JAX.
+    held = (value for value in equation.params.values() if isinstance(value, frozenset))
+    return any(axis in axes for axes in held)
+
+
 def _parameters(equation: Any) -> Iterator[Any]:
     for value in equation.params.values():
         yield from value if isinstance(value, (list, tuple)) else (value,)

@@ -23,6 +23,7 @@ from redco_flow.engine.fully_sharded import (
     device_memory_bytes,
     split_over_fsdp,
 )
+from redco_flow.engine.lora import Lora
 from redco_flow.engine.mesh import (
     BATCH_AXES,
     CONTEXT_AXIS,
@@ -36,6 +37,8 @@ from redco_flow.engine.mesh import (
 )
 from redco_flow.engine.padded_storage import PaddedStorage
 from redco_flow.engine.sharding import Axes, ShardingRules
+from redco_flow.engine.trainable import Trainable
+from redco_flow.engine.training_size import Training
 from redco_flow.engine.two_rules import derive_rules
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -132,6 +135,8 @@ class Deployer:
         *inputs: Any,
         overrides: Iterable[tuple[str, Axes]] = (),
         optimizer: optax.GradientTransformation | None = None,
+        trainable: Trainable | None = None,
+        lora: Lora | None = None,
     ) -> ShardingRules:
         """Derive the rules that split `params` over the model shards from what is computed.
 
@@ -147,6 +152,10 @@ class Deployer:
             inputs: arrays or shapes, in trees; other Python values are passed as they are.
             overrides: (regex, axes) pairs that come first, as `[("head$", (None, "model"))]`.
             optimizer: what will train; num_fsdp_shards="auto" counts its state.
+            trainable: as the Trainer is given it; "auto" counts neither gradients nor optimizer
+                state of what is frozen.
+            lora: the factors that the Trainer is given beside `params`, for "auto"; the rules are
+                those of `params` alone.
 
         Raises:
             ShardingError: no function, and several model shards; an override matches no
@@ -154,30 +163,29 @@ class Deployer:
                 function splits no sequence over them.
             ValueError: num_fsdp_shards is "auto", and there is no optimizer or the device does
                 not tell its memory.
+            EngineError: num_fsdp_shards is "auto", and `trainable` leaves nothing to train.
         """
         sizes = dict(self._mesh.shape)
         rules = derive_rules(params, sizes, function, inputs, overrides=overrides)
         if not self._is_decided:
-            self._decide_num_fsdp_shards(rules, params, optimizer)
+            if optimizer is None:
+                raise ValueError(
+                    "num_fsdp_shards='auto' counts what the optimizer keeps: pass optimizer=…, or "
+                    "a number of shards where nothing is trained."
+                )
+            self._decide_num_fsdp_shards(rules, Training(params, optimizer, lora, trainable))
         rules = split_over_fsdp(rules, params, dict(self.mesh.shape))
         if function is not None:
             check_context_is_used(self.on_mesh(function), params, inputs, self.num_context_shards)
         logger.info("%s", rules.summary())
         return rules
 
-    def _decide_num_fsdp_shards(
-        self, rules: ShardingRules, params: Any, optimizer: optax.GradientTransformation | None
-    ) -> None:
-        if optimizer is None:
-            raise ValueError(
-                "num_fsdp_shards='auto' counts what the optimizer keeps: pass optimizer=…, or a "
-                "number of shards where nothing is trained."
-            )
+    def _decide_num_fsdp_shards(self, rules: ShardingRules, training: Training) -> None:
         devices = self._mesh.devices.flatten().tolist()
 
         def decide() -> int:
             memory = device_memory_bytes(jax.local_devices()[0], self._device_memory_gib)
-            return choose_num_fsdp_shards(rules, params, optimizer, dict(self._mesh.shape), memory)
+            return choose_num_fsdp_shards(rules, training, dict(self._mesh.shape), memory)
 
         count = decide_first(decide)
         self._mesh = build_mesh(

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.mesh import DATA_AXIS, FSDP_AXIS
@@ -25,7 +24,7 @@ from redco_flow.engine.sharding import (
     check_rules,
     mesh_axes,
 )
-from redco_flow.engine.state_layout import bytes_per_device, state_layout
+from redco_flow.engine.training_size import Training
 
 # Gathering many small arrays costs more time than their bytes are worth.
 SMALL_SHARE = 0.01
@@ -65,15 +64,14 @@ def split_over_fsdp(
 
 def choose_num_fsdp_shards(
     rules: ShardingRules,
-    params: Any,
-    optimizer: optax.GradientTransformation,
+    training: Training,
     axis_sizes: Mapping[str, int],
     memory_bytes: int,
 ) -> int:
-    """Return the smallest number of fsdp shards with which a training's state fits a device.
+    """Return the smallest number of fsdp shards with which what a training keeps fits a device.
 
-    Counted are parameters, gradients and optimizer state, which may take 80 % of the memory.
-    Where nothing fits it is the largest possible, with a warning.
+    Parameters, gradients and optimizer state may take 80 % of the memory. Where nothing fits it
+    is the largest possible, with a warning.
 
     Args:
         rules: `derive_rules`' for the model axis.
@@ -83,10 +81,7 @@ def choose_num_fsdp_shards(
     num_data = axis_sizes[DATA_AXIS] * axis_sizes[FSDP_AXIS]
     for count in (n for n in range(1, num_data + 1) if num_data % n == 0):
         sizes = {**axis_sizes, DATA_AXIS: num_data // count, FSDP_AXIS: count}
-        split = split_over_fsdp(rules, params, sizes)
-        shapes, specs = state_layout(params, optimizer, split)
-        gradients = bytes_per_device(shapes["params"], specs["params"], sizes)
-        needed = bytes_per_device(shapes, specs, sizes) + gradients
+        needed = training.bytes_per_device(split_over_fsdp(rules, training.params, sizes))
         if needed <= STATE_SHARE * memory_bytes:
             break
     else:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from redco_flow.engine.axis_use import equations, names_axis
+from redco_flow.engine.axis_use import equations, names_axis, takes_axis
 from redco_flow.engine.mesh import DATA_AXIS
 
 # (params, rows) -> anything
@@ -25,7 +25,7 @@ OfRows = Callable[[Any, Any], Any]
 
 # What chooses for itself how it runs on devices, or has no sure way to run on one shard's rows.
 # cuDNN's attention refuses a bias that heads share there.
-_INDIVISIBLE = re.compile(r"shard_map|custom_partitioning|pallas_call|dot_product_attention.*")
+_INDIVISIBLE = re.compile(r"custom_partitioning|pallas_call|dot_product_attention.*")
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,9 @@ class Local(NamedTuple):
 def on_local_rows(of_rows: OfRows, params: Any, micro_batches: Any) -> Local | None:
     """Return `of_rows` as each data shard computes it alone, on its part of a micro-batch.
 
-    None where there is one shard, or where the function does what has no counterpart on a part:
-    the log says what.
+    There `data` is the name of a mapped axis: what runs on shards in its own way must take that
+    mesh axis too and leave it out of its specs. None where there is one shard, or where the
+    function does what has no counterpart on a part: the log says what.
 
     Args:
         micro_batches: a tree of arrays (M, B, ...), split over the data shards along B.
@@ -51,7 +52,7 @@ def on_local_rows(of_rows: OfRows, params: Any, micro_batches: Any) -> Local | N
         return None
     # All rows of a micro-batch: what names the axis may need a multiple of the shards.
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), micro_batches)
-    if obstacle := _find_obstacle(jax.make_jaxpr(of_rows)(params, rows)):
+    if obstacle := _find_obstacle(_trace_mapped(of_rows, params, rows)):
         logger.info(
             "gradients are added up over the %d data shards in every micro-batch, not once a "
             "step: the function to train has %s.", num_shards, obstacle,
@@ -60,7 +61,7 @@ def on_local_rows(of_rows: OfRows, params: Any, micro_batches: Any) -> Local | N
     split = jax.tree.map(
         lambda x: x.reshape(x.shape[0], num_shards, -1, *x.shape[2:]), micro_batches
     )
-    return Local(jax.vmap(of_rows, in_axes=(None, 0), spmd_axis_name=DATA_AXIS), split)
+    return Local(_mapped(of_rows, in_axes=(None, 0)), split)
 
 
 def local_zeros(like: Any) -> Any:
@@ -81,6 +82,22 @@ def _num_data_shards() -> int:
     return 1 if mesh.empty else dict(mesh.shape).get(DATA_AXIS, 1)
 
 
+def _mapped(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return jax.vmap(function, axis_name=DATA_AXIS, spmd_axis_name=DATA_AXIS, **options)
+
+
+def _trace_mapped(of_rows: OfRows, params: Any, rows: Any) -> ClosedJaxpr:
+    """Return what is traced of the function where it is mapped, before it is."""
+    found = []
+
+    def trace(shard: jax.Array) -> jax.Array:
+        found.append(jax.make_jaxpr(of_rows)(params, rows))
+        return shard
+
+    jax.eval_shape(_mapped(trace), jnp.arange(_num_data_shards()))
+    return found[0]
+
+
 def _find_obstacle(traced: ClosedJaxpr) -> str | None:
     if traced.effects:
         return "effects, such as callbacks"
@@ -90,6 +107,8 @@ def _find_obstacle(traced: ClosedJaxpr) -> str | None:
             return f"a {name}"
         if names_axis(equation, DATA_AXIS):
             return f"a {name} that names the mesh axis {DATA_AXIS!r}"
+        if name == "shard_map" and not takes_axis(equation, DATA_AXIS):
+            return f"a {name} that leaves the mesh axis {DATA_AXIS!r} to the compiler"
         if equation.params.get("vmap_method", "") is None:
             return f"a {name} without a vmap_method"
     return None

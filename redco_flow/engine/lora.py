@@ -129,6 +129,10 @@ class Lora:
             }
         return {BASE: params, FACTORS: factors}
 
+    def shapes(self, params: Any) -> Any:
+        """Return the shapes of the parameters with factors, given the model's or their shapes."""
+        return jax.eval_shape(lambda params: self.start(params, jax.random.key(0)), params)
+
     def adapt(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` of the parameters with factors, given one of the model's."""
         targets = {target.path: self._adapted(target) for target in self.targets}

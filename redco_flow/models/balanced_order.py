@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from redco_flow.models.context_axis import CONTEXT_AXIS, num_context_shards
+from redco_flow.models.context_axis import CONTEXT_AXIS, num_context_shards, on_context_shards
 from redco_flow.models.sequence_cut import can_balance
 
 _SEQUENCE = PartitionSpec(None, CONTEXT_AXIS)
@@ -82,13 +82,8 @@ _restored.defvjp(_restored_forward, _restored_backward)
 
 
 def _on_shards(exchange: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    on_shards = jax.shard_map(
-        exchange,
-        in_specs=(PartitionSpec(CONTEXT_AXIS), _SEQUENCE),
-        out_specs=_SEQUENCE,
-        axis_names={CONTEXT_AXIS},
-        check_vma=False,
-    )
+    specs = PartitionSpec(CONTEXT_AXIS), _SEQUENCE
+    on_shards = on_context_shards(exchange, in_specs=specs, out_specs=_SEQUENCE)
     exchanged: jax.Array = on_shards(jnp.arange(num_context_shards()), x)
     return exchanged
 

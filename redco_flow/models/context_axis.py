@@ -7,8 +7,13 @@ Dims in this file: B batch, T sequence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 from jax.sharding import PartitionSpec
+
+from redco_flow.models.mapped_axes import mapped_axes
 
 CONTEXT_AXIS = "context"
 
@@ -27,3 +32,21 @@ def split_sequence(x: jax.Array) -> jax.Array:
     spec = PartitionSpec(free, CONTEXT_AXIS, *[free] * (x.ndim - 2))
     placed: jax.Array = jax.lax.with_sharding_constraint(x, spec)
     return placed
+
+
+def on_context_shards(function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
+    """Return `function` as each context shard runs it; the other mesh axes stay the compiler's.
+
+    Where it is mapped over one of these by name, as by `jax.vmap`, each of that axis' shards runs
+    it on its own part.
+
+    Args:
+        in_specs, out_specs: PartitionSpecs, in trees like arguments and results.
+    """
+    return jax.shard_map(
+        function,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={CONTEXT_AXIS, *mapped_axes()},
+        check_vma=False,
+    )

@@ -2,20 +2,23 @@
 
 Left to itself the compiler would sort the tokens of all data shards together, and reduce each
 expert's output over the model shards before a token's are added up: here nothing of tokens or
-kernels moves, and one reduction follows. The axes are those of the mesh that is being traced for.
-Refuses to know what is computed.
+kernels moves, and one reduction follows. The axes are those of the mesh that is being traced for,
+apart from those that are mapped over already. Refuses to know what is computed.
 Dims in this file: B batch, T sequence, D model, E experts, F feed-forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from redco_flow.models.context_axis import CONTEXT_AXIS
+from redco_flow.models.mapped_axes import mapped_axes
 from redco_flow.models.projections import MODEL_AXIS
 
 BATCH_AXES = ("data", "fsdp")
@@ -39,36 +42,52 @@ def compute_on_shards(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return of_rows(x, router_logits, wi, wo)
-    batch, sequence = _present(mesh, *BATCH_AXES), _present(mesh, CONTEXT_AXIS)
-    units = _present(mesh, MODEL_AXIS) if wo.shape[1] % mesh.shape.get(MODEL_AXIS, 1) == 0 else ()
+    mapped = mapped_axes()
+    split = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis not in mapped}
+    batch, sequence = (_present(split, *axes) for axes in (BATCH_AXES, (CONTEXT_AXIS,)))
+    units = _present(split, MODEL_AXIS) if wo.shape[1] % split.get(MODEL_AXIS, 1) == 0 else ()
 
-    def on_shard(x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array) -> jax.Array:
-        # Said here, so that gradients are added up over shards once and where they are smallest.
-        tokens = jax.lax.pcast((x, router_logits), units, to="varying")
-        kernels = jax.lax.pcast((wi, wo), (*batch, *sequence), to="varying")
-        added: jax.Array = jax.lax.psum(of_rows(*tokens, *kernels), units)
-        return added
+    def on_shard(*operands: jax.Array) -> jax.Array:
+        return _added_up(of_rows(*operands), units)
 
     spec = PartitionSpec(batch, sequence)
     num_rows, length = x.shape[:2]
-    multiples = _size(mesh, batch), _size(mesh, sequence)
+    multiples = _size(split, batch), _size(split, sequence)
     outer: jax.Array = jax.shard_map(
         on_shard,
         in_specs=(spec, spec, PartitionSpec(None, None, None, units), PartitionSpec(None, units)),
         out_specs=spec,
+        axis_names={*split, *mapped},
+        check_vma=False,
     )(_padded(x, *multiples), _padded(router_logits, *multiples), wi, wo)
     return outer[:num_rows, :length]
 
 
-def _present(mesh: AbstractMesh, *axes: str) -> tuple[str, ...]:
-    return tuple(axis for axis in axes if axis in mesh.shape)
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _added_up(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Add up over the axes. What comes back is the same everywhere, and need not be added up."""
+    added: jax.Array = jax.lax.psum(x, axes)
+    return added
 
 
-def _size(mesh: AbstractMesh, axes: tuple[str, ...]) -> int:
-    size = 1
-    for axis in axes:
-        size *= mesh.shape[axis]
-    return size
+def _added_up_forward(x: jax.Array, axes: tuple[str, ...]) -> tuple[jax.Array, None]:
+    return _added_up(x, axes), None
+
+
+def _added_up_backward(axes: tuple[str, ...], _: None, cotangent: jax.Array) -> tuple[jax.Array]:
+    # `shard_map` gives each of the shards its share of the cotangent.
+    return (cotangent * jax.lax.axis_size(axes),)
+
+
+_added_up.defvjp(_added_up_forward, _added_up_backward)
+
+
+def _present(sizes: Mapping[str, int], *axes: str) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if axis in sizes)
+
+
+def _size(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
+    return math.prod(sizes[axis] for axis in axes)
 
 
 def _padded(x: jax.Array, *multiples: int) -> jax.Array:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 
 from redco_flow.models.product import product
 
@@ -59,6 +60,14 @@ def grouped_product(x: jax.Array, kernels: jax.Array, ends: jax.Array) -> jax.Ar
         ends: int32 (E,), where each group's rows end, which begin where the one before ends; the
             last is R.
     """
+    multiplied: jax.Array = _multiply(x, kernels, ends)
+    return multiplied
+
+
+# Mapped over, one after the other: loops of all lengths at once would choose at every turn between
+# all rows before and after it.
+@sequential_vmap
+def _multiply(x: jax.Array, kernels: jax.Array, ends: jax.Array) -> jax.Array:
     num_rows = _block_rows(len(x), len(kernels))
 
     def run_group(
@@ -81,7 +90,13 @@ def _forward(x: jax.Array, kernels: jax.Array, ends: jax.Array) -> tuple[jax.Arr
 
 
 def _backward(operands: Operands, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    x, kernels, ends = operands
+    return *_gradients(*operands, cotangent), None
+
+
+@sequential_vmap
+def _gradients(
+    x: jax.Array, kernels: jax.Array, ends: jax.Array, cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     num_rows = _block_rows(len(x), len(kernels))
 
     def run_group(
@@ -103,7 +118,7 @@ def _backward(operands: Operands, cotangent: jax.Array) -> tuple[jax.Array, jax.
 
     groups = (kernels, _starts(ends), ends)
     to_x, to_kernels = jax.lax.scan(run_group, jax.lax.full_like(x, 0), groups)
-    return to_x, to_kernels, None
+    return to_x, to_kernels
 
 
 grouped_product.defvjp(_forward, _backward)

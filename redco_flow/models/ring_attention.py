@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from redco_flow.models.block_attention import Result, Scoring, Shared
 from redco_flow.models.block_config import AttentionConfig
 from redco_flow.models.blockwise_bias import Biases, ByDistance, Hiding
-from redco_flow.models.context_axis import CONTEXT_AXIS, num_context_shards
+from redco_flow.models.context_axis import CONTEXT_AXIS, num_context_shards, on_context_shards
 from redco_flow.models.grouped_attention import Window, split_groups
 from redco_flow.models.random_bits import check_num_elements
 from redco_flow.models.ring_turns import Ring, backward, forward, plan_ring
@@ -126,12 +126,10 @@ def _attend(
 def _attend_forward(
     ring: Ring, query: jax.Array, key: jax.Array, value: jax.Array, shared: Shared
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    on_shards = jax.shard_map(
+    on_shards = on_context_shards(
         partial(forward, ring),
         in_specs=(PartitionSpec(CONTEXT_AXIS), _SEQUENCE, _SEQUENCE, _SEQUENCE, _EVERYWHERE),
         out_specs=(_SEQUENCE, _CHUNKS, _CHUNKS),
-        axis_names={CONTEXT_AXIS},
-        check_vma=False,
     )
     heads, largest, normaliser = on_shards(_numbers(ring), query, key, value, shared)
     return heads, (query, key, value, shared, heads, largest, normaliser)
@@ -144,7 +142,7 @@ def _attend_backward(
     inner = jnp.einsum("bqgrk,bqgrk->bqgr", heads, cotangent, preferred_element_type=jnp.float32)
     result = Result(largest, normaliser, cotangent, inner)
     results = Result(_CHUNKS, _CHUNKS, _SEQUENCE, _SEQUENCE)  # type: ignore[arg-type]
-    on_shards = jax.shard_map(
+    on_shards = on_context_shards(
         partial(backward, ring),
         in_specs=(
             PartitionSpec(CONTEXT_AXIS),
@@ -155,8 +153,6 @@ def _attend_backward(
             results,
         ),
         out_specs=(_SEQUENCE, _SEQUENCE, _SEQUENCE, _EVERYWHERE),
-        axis_names={CONTEXT_AXIS},
-        check_vma=False,
     )
     *gradients, of_learned = on_shards(_numbers(ring), query, key, value, shared, result)
     of_query, of_key, of_value = (

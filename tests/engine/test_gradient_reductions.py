@@ -12,32 +12,32 @@ from redco_flow import Deployer
 from redco_flow.engine.compiled_step import lower_train_step
 from redco_flow.engine.loss import cross_entropy
 from redco_flow.engine.traffic import read_collectives
-from redco_flow.models import llama
+from redco_flow.models import llama, mixtral
 
-CONFIG = llama.Config.from_hugging_face(
-    {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "max_position_embeddings": 32,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "tie_word_embeddings": False,
-    }
-)
+VALUES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 32,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+}
 NUM_DEVICES = 4
 
 
-def loss_fn(params, batch, rngs, is_training):
-    return cross_entropy(llama.apply(CONFIG, params, batch["ids"]), batch["ids"])
-
-
-def lower_step(deployer, num_micro=1):
+def lower_step(deployer, num_micro=1, family=llama):
     """The whole train step on eight rows per micro-batch, and its rules."""
-    params, batch = llama.abstract_params(CONFIG), {"ids": jax.ShapeDtypeStruct((8, 32), jnp.int32)}
+    config = family.Config.from_hugging_face(VALUES)
+
+    def loss_fn(params, batch, rngs, is_training):
+        return cross_entropy(family.apply(config, params, batch["ids"]), batch["ids"])
+
+    params = family.abstract_params(config)
+    batch = {"ids": jax.ShapeDtypeStruct((8, 32), jnp.int32)}
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
     lowered = lower_train_step(
         deployer, loss_fn, params, optax.adamw(1e-3), rules, batch, num_micro=num_micro,
@@ -68,22 +68,32 @@ def test_the_gradients_of_a_layer_are_one_reduction_within_the_backward_pass(com
     """All of a layer's kernels and norms together, while earlier layers are still to come."""
     text, rules = compiled_step
 
-    of_layers = [one for one in read_collectives(text) if one.count == CONFIG.num_hidden_layers]
+    of_layers = [one for one in read_collectives(text) if one.count == VALUES["num_hidden_layers"]]
 
     layers = sum(p.num_bytes for p in rules.parameters if p.path.startswith("layers/"))
     assert [one.num_bytes * one.count for one in of_layers] == [layers]
     assert len(re.findall(r" all-reduce\(", text)) <= 3
 
 
-OTHER_AXES = [{}, {"num_model_shards": 2}, {"num_fsdp_shards": 2}]
+# What attends by a ring, and what computes experts, says itself how it runs on shards.
+STEPS = {
+    "data": (llama, {}),
+    "model": (llama, {"num_model_shards": 2}),
+    "fsdp": (llama, {"num_fsdp_shards": 2}),
+    "context": (llama, {"num_context_shards": 2}),
+    "experts": (mixtral, {}),
+    "experts and model": (mixtral, {"num_model_shards": 2}),
+    "experts and context": (mixtral, {"num_context_shards": 2}),
+}
 
 
-@pytest.fixture(scope="module", params=OTHER_AXES, ids=["data", "model", "fsdp"])
+@pytest.fixture(scope="module", params=STEPS.values(), ids=STEPS)
 def steps(request):
     """Of one and of four micro-batches over four data shards, beside two shards of another axis."""
-    num_devices = NUM_DEVICES * math.prod(request.param.values())
-    deployer = Deployer(**request.param, devices=jax.devices()[:num_devices])
-    return lower_step(deployer), lower_step(deployer, num_micro=4)
+    family, axes = request.param
+    num_devices = NUM_DEVICES * math.prod(axes.values())
+    deployer = Deployer(**axes, devices=jax.devices()[:num_devices])
+    return tuple(lower_step(deployer, num_micro, family) for num_micro in (1, 4))
 
 
 def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_batches(steps):

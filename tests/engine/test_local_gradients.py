@@ -115,7 +115,9 @@ CASES = [
     ("gpt2", {"data": 2, "model": 2}),
     ("llama", {"data": 2, "fsdp": 2, "model": 2}),
     ("llama", {"data": 2, "context": 2}),
+    ("llama", {"data": 2, "context": 2, "model": 2}),
     ("mixtral", {"data": 2, "model": 2}),
+    ("mixtral", {"data": 2, "fsdp": 2, "context": 2}),
 ]
 
 
@@ -199,8 +201,8 @@ def with_print(w, x):
 OBSTACLES = {
     "sharding_constraint that names the mesh axis 'data'": constrained,
     "jit that names the mesh axis 'data'": with_placed_call,
-    "a shard_map": on_shards,
-    "shard_map": on_context_shards,
+    "a shard_map that names the mesh axis 'data'": on_shards,
+    "a shard_map that leaves the mesh axis 'data' to the compiler": on_context_shards,
     "a pallas_call": with_kernel,
     "pure_callback without a vmap_method": with_callback,
     "effects, such as callbacks": with_print,
@@ -238,11 +240,20 @@ def test_a_function_that_cannot_be_taken_apart_by_shards_computes_the_same_and_t
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
 
 
-def test_nothing_is_said_where_shards_keep_their_gradients_apart(caplog):
+def on_free_shards(w, x):
+    """Takes the axis and leaves it out of its specs."""
+    mapped = jax.shard_map(
+        plain, in_specs=(P(), P()), out_specs=P(), axis_names={"data", "context"}, check_vma=False
+    )
+    return mapped(w, x)
+
+
+@pytest.mark.parametrize("function", [plain, on_free_shards])
+def test_nothing_is_said_where_shards_keep_their_gradients_apart(function, caplog):
     expected = gradient_of(plain, num_micro=1)
 
     with caplog.at_level(logging.INFO, "redco_flow.engine.local_gradients"):
-        found = gradient_of(plain, num_micro=2)
+        found = gradient_of(function, num_micro=2)
 
     assert not caplog.records
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
