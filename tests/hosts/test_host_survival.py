@@ -18,6 +18,9 @@ from redco_flow.tracking.workspace import Workspace
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
+TWO_HOSTS = JobResources(num_hosts=2)
+
+
 @pytest.fixture
 def folder(hosts, request):
     """A folder that everybody sees."""
@@ -175,6 +178,36 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     )
     assert copies.is_copy(run)
     assert copies.is_copy(work)
+
+
+def test_all_hosts_go_on_from_the_newest_checkpoint_whichever_of_them_has_it(
+    launch, submit, hosts, folder, workspace
+):
+    """It was saved on a host that is not the first any more, while nobody followed."""
+    config = {"folder": str(folder)}
+    launcher = launch(make_attempt(workspace, "save_twice_or_list", config=config))
+    wait_until(lambda: any(workspace.glob("work/*/checkpoints/1/commit.json")))
+    launcher.kill()
+    launcher.wait()
+    (folder / "again").touch()
+    wait_until((folder / "saved-2").exists)
+    hosts.kill_host(hosts.hosts[0])
+    hosts.start_host(hosts.hosts[0])
+
+    again = submit(
+        "save_twice_or_list",
+        number=2,
+        config=config,
+        resources=TWO_HOSTS,
+        settings={"addresses": hosts.profile()["addresses"][::-1]},
+    )
+    assert again.wait_seconds(60), again.status()
+
+    assert again.state == "COMPLETED", again.status()
+    on_first, on_second = (
+        json.loads((folder / f"checkpoints-of-{rank}.json").read_text()) for rank in range(2)
+    )
+    assert on_first == on_second == [1, 2]
 
 
 def test_a_changed_host_key_is_refused_and_says_what_to_do(submit, hosts):

@@ -111,15 +111,16 @@ def test_a_digest_that_is_none_is_refused():
 
 
 def commit(workspace, step):
+    """A checkpoint of two files, one of which is the same in all."""
     folder = workspace.work / "w" / "checkpoints" / str(step)
     folder.mkdir(parents=True)
     (folder / "array").write_text(f"step {step}")
-    entry = {
-        "path": "array",
-        "bytes": (folder / "array").stat().st_size,
-        "blake3": digest_file(folder / "array"),
-    }
-    write_json(folder / "commit.json", {"step": step, "files": [entry]})
+    (folder / "metadata").write_text("float32")
+    files = [
+        {"path": path.name, "bytes": path.stat().st_size, "blake3": digest_file(path)}
+        for path in sorted(folder.iterdir())
+    ]
+    write_json(folder / "commit.json", {"step": step, "files": files})
 
 
 def test_checkpoints_arrive_with_their_commits_and_deleted_ones_are_forgotten(
@@ -139,4 +140,6 @@ def test_checkpoints_arrive_with_their_commits_and_deleted_ones_are_forgotten(
     assert committed_steps(there, "w") == [8, 12]
     folder = there.work / "w" / "checkpoints"
     assert (folder / "12" / "array").read_text() == "step 12"
+    assert (folder / "12" / "metadata").read_text() == "float32"
+    assert list(arrivals.iterdir()) == []
     assert not (folder / "4").exists()

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -92,6 +93,11 @@ class FileSet:
             return workspace.work / self.name / _CHECKPOINTS / str(int(self.record["step"]))
         return workspace.cache / "data" / self.name
 
+    @property
+    def digests(self) -> set[str]:
+        """What of it travels: equal files do so once."""
+        return {entry.blake3 for entry in self.files}
+
     def thing(self, workspace: Workspace) -> Path:
         """What comes and goes as a whole: the artifact, the work directory, the data's folder."""
         if self.kind == "artifact":
@@ -130,16 +136,20 @@ def put_in_place(workspace: Workspace, arrivals: Path, sets: Iterable[FileSet]) 
         ArtifactError: a file is not what its digest says; it is removed, so that it comes anew.
         OSError: the disk is full or read-only.
     """
-    for one in sets:
-        if not one.is_here(workspace):
-            temporary = workspace.cache / f"assembling-{secrets.token_hex(6)}"
-            try:
-                _assemble(one, arrivals, temporary)
-                _install(one, workspace, temporary)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-            for entry in one.files:
-                (arrivals / entry.blake3).unlink(missing_ok=True)
+    missing = [one for one in sets if not one.is_here(workspace)]
+    # Checkpoints of one training share files.
+    uses = Counter(digest for one in missing for digest in one.digests)
+    for one in missing:
+        temporary = workspace.cache / f"assembling-{secrets.token_hex(6)}"
+        try:
+            _assemble(one, arrivals, temporary)
+            _install(one, workspace, temporary)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        uses.subtract(one.digests)
+        for digest in one.digests:
+            if not uses[digest]:
+                (arrivals / digest).unlink(missing_ok=True)
 
 
 def checkpoint_sets(workspace: Workspace, work: str, steps: Iterable[int]) -> Iterator[FileSet]:

@@ -11,7 +11,7 @@ import contextlib
 import getpass
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,8 @@ class JobStart:
         self._job = StartedJob(attempt, call, record, [])
         self._inherited = inherited
         self._tell = tell
+        # Two hosts may have the same checkpoint.
+        self._fetching = asyncio.Lock()
 
     async def start(self) -> StartedJob:
         """Return the job once every rank has been started.
@@ -178,10 +180,15 @@ class JobStart:
 
     async def _all_begun(self) -> bool:
         """Try to start every host's ranks; say whether all answered."""
-        begun = await asyncio.gather(
-            *(self._begin_on(session) for session in self._job.sessions), return_exceptions=True
+        # All of them go on from the newest checkpoint, whichever host has it.
+        return await self._on_all(self._bring_home) and await self._on_all(self._begin_on)
+
+    async def _on_all(self, act: Callable[[HostSession], Awaitable[None]]) -> bool:
+        """Do something on every host; say whether all answered."""
+        done = await asyncio.gather(
+            *(act(session) for session in self._job.sessions), return_exceptions=True
         )
-        errors = [one for one in begun if isinstance(one, BaseException)]
+        errors = [one for one in done if isinstance(one, BaseException)]
         for error in errors:
             if not isinstance(error, HostUnreachable):
                 raise error
@@ -189,15 +196,19 @@ class JobStart:
             self._wait(f"cannot be started yet: {errors[0]}")
         return not errors
 
+    async def _bring_home(self, session: HostSession) -> None:
+        """Take what earlier attempts left on a host and nobody has fetched."""
+        job = self._job
+        if job.call.attempt == 1 or job.record.is_shared:
+            return
+        async with self._preparing(session):
+            await bring_home(session, attempts_before(job.attempt), goes_on=True)
+            async with self._fetching:
+                await fetch_checkpoints(session, job.workspace, job.call.fingerprint)
+
     async def _begin_on(self, session: HostSession) -> None:
-        if not session.is_open:
-            await session.open(self._job.code_cache)
-        self._wait(f"is being prepared on {', '.join(self._job.record.hosts)}")
-        renewing = asyncio.create_task(self._renew(session))
-        try:
+        async with self._preparing(session):
             brought = {} if self._job.record.is_shared else await self._bring(session)
-        finally:
-            renewing.cancel()
         answer = await session.ask(
             "begin",
             _SECONDS_TO_BEGIN,
@@ -214,10 +225,6 @@ class JobStart:
     async def _bring(self, session: HostSession) -> dict[str, Any]:
         """Copy what the call reads; return the call as the host sees it, and what it reads."""
         job = self._job
-        if job.call.attempt > 1:
-            await bring_home(session, attempts_before(job.attempt), goes_on=True)
-            if session is job.sessions[0]:
-                await fetch_checkpoints(session, job.workspace, job.call.fingerprint)
         luggage = await asyncio.to_thread(pack, job.call, job.workspace)
         await session.push(luggage.sets, luggage.sources)
         call = carried(job.call, luggage, session.workspace)
@@ -241,8 +248,19 @@ class JobStart:
             walltime_seconds=None if walltime is None else walltime * 60.0,
         )
 
+    @contextlib.asynccontextmanager
+    async def _preparing(self, session: HostSession) -> AsyncIterator[None]:
+        """Keep a host's lease while files are copied."""
+        if not session.is_open:
+            await session.open(self._job.code_cache)
+        self._wait(f"is being prepared on {', '.join(self._job.record.hosts)}")
+        renewing = asyncio.create_task(self._renew(session))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
     async def _renew(self, session: HostSession) -> None:
-        """Keep the lease while inputs are copied."""
         while True:
             await asyncio.sleep(_SECONDS_BETWEEN_RENEWALS)
             with contextlib.suppress(HostUnreachable, HostRefused):
