@@ -164,7 +164,7 @@ def test_a_sweep_is_one_array_for_each_stage_and_what_its_points_share_is_one_jo
     before = jobs_in_slurm(slurm)
     sweep = sweeps.start()
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
-    queued = slurm.run("squeue", "--array", "--noheader", "--states=pending", "--format=%F %j %T %r")
+    queued = slurm.run("squeue", "--array", "--noheader", "--states=pending", "--format=%T %r")
     wait_until(lambda: sweeps.states(sweep) == ["running", "running", "waiting", "waiting"], 60)
     text = sweep_text(sweeps.view(sweep))
     sweeps.open_gate()
