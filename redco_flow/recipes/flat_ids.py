@@ -10,7 +10,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-_INT32 = "i"
+INT32 = "i"
+"""The type of ids in arrays."""
 
 
 class FlatIds:
@@ -28,8 +29,8 @@ class FlatIds:
     """
 
     def __init__(self, rows: Iterable[Sequence[int]] = ()) -> None:
-        self.ids = array(_INT32)
-        self.offsets = array(_INT32, [0])
+        self.ids = array(INT32)
+        self.offsets = array(INT32, [0])
         self.extend(rows)
 
     def append(self, row: Iterable[int]) -> None:
@@ -53,7 +54,7 @@ class FlatIds:
         taken.offsets = self.offsets[: num_rows + 1]
         end = taken.offsets[-1]
         taken.ids, self.ids = self.ids[:end], self.ids[end:]
-        self.offsets = array(_INT32, (offset - end for offset in self.offsets[len(taken) :]))
+        self.offsets = array(INT32, (offset - end for offset in self.offsets[len(taken) :]))
         return taken
 
     def lengths(self) -> list[int]:

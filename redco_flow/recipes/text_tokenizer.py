@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.recipes.flat_ids import INT32
 from redco_flow.recipes.word_cache import WordCache
 from redco_flow.recipes.word_cuts import find_cuts
 from redco_flow.records import digest_json, read_json
@@ -109,7 +110,7 @@ class TextTokenizer:
         if self._words:
             return self._words.encode(texts)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return (array("i", encoding.ids) for encoding in encodings)
+        return (array(INT32, encoding.ids) for encoding in encodings)
 
     @cached_property
     def _words(self) -> WordCache | None:

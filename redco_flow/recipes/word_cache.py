@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from redco_flow.recipes.flat_ids import INT32
 from redco_flow.recipes.word_cuts import WordCuts
 
-_INT32 = "i"
 # What a word and its ids cost as objects, beside their own length.
 _BYTES_PER_WORD = 200
 
@@ -41,7 +41,7 @@ class WordCache:
         others = self._others.encoded(set(chain.from_iterable(islice(w, 1, None) for w in cut)))
         rows = [_joined(words, firsts, others) for words in cut]
         whole = iter(self._encode_whole(texts, rows))
-        return (array(_INT32, next(whole).ids if row is None else row) for row in rows)
+        return (array(INT32, next(whole).ids if row is None else row) for row in rows)
 
     def _encode_whole(self, texts: Sequence[str], rows: Sequence[bytes | None]) -> Sequence[Any]:
         """Encode the texts that have no row."""
@@ -90,8 +90,8 @@ class _Words:
         for word, encoding in zip(missing, encodings, strict=True):
             ids = encoding.ids
             if self._added_ids.isdisjoint(ids):
-                known[word] = array(_INT32, ids).tobytes()
+                known[word] = array(INT32, ids).tobytes()
             else:
                 self._unfit.add(word)
-            self._num_bytes += _BYTES_PER_WORD + len(word) + len(ids) * array(_INT32).itemsize
+            self._num_bytes += _BYTES_PER_WORD + len(word) + len(ids) * array(INT32).itemsize
         return known

@@ -11,7 +11,6 @@ from typing import Any
 
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.lineage_target import stage_result
-from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.shared_attempt import read_shared_attempt
 from redco_flow.tracking.workspace import Workspace
@@ -61,12 +60,7 @@ def find_maker(run: RunDirectory, stage: str, entry: Mapping[str, Any]) -> Maker
             RunDirectory(workspace.runs / noted["run"]), noted["stage"], int(noted["attempt"])
         )
     result = stage_result(workspace, run, stage, entry)
-    return maker_of(workspace, result) if result is not None else None
-
-
-def maker_of(workspace: Workspace, result: StageResult) -> Maker | None:
-    """Return who made a published result; None where it does not say."""
-    if not result.run:
+    if result is None or not result.run:
         return None
     return Maker(RunDirectory(workspace.runs / result.run), result.stage, result.attempt)
 

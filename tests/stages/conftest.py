@@ -109,3 +109,23 @@ def _write_rows(path: Path, rows: list[tuple[str, str]]) -> Path:
 @pytest.fixture(scope="session")
 def write_rows() -> Callable[[Path, list[tuple[str, str]]], Path]:
     return _write_rows
+
+
+class StopAtLook:
+    """A request to stop that is there when somebody looks for the n-th time."""
+
+    is_watched = True
+
+    def __init__(self, number: int) -> None:
+        self._num_left = number
+
+    @property
+    def requested(self) -> bool:
+        self._num_left -= 1
+        return self._num_left <= 0
+
+
+@pytest.fixture
+def stop_at_look() -> type[StopAtLook]:
+    """Make requests to stop that come at a given look."""
+    return StopAtLook

@@ -160,23 +160,11 @@ def test_packed_and_bucketed_batches_have_the_loss_per_token_of_padded_ones(benc
     assert packed[2] == pytest.approx(padded[2], rel=1e-5)
 
 
-class StopAfterSomeSteps:
-    """A request to stop that comes while training is in the middle of its first epoch."""
-
-    is_watched = True
-
-    def __init__(self, num_steps):
-        self.num_left = num_steps
-
-    @property
-    def requested(self):
-        self.num_left -= 1
-        return self.num_left <= 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["packed", "bucketed"])
-def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(bench, dataset, kind):
+def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(
+    bench, dataset, kind, stop_at_look
+):
     """Engine case 30."""
     settings = SETTINGS | {"batching": {"type": kind, "num_buckets": 2}}
     inputs = {"dataset": [dataset]}
@@ -184,7 +172,7 @@ def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(bench, datase
     num_steps = CheckpointArtifact(whole.path).record.step
 
     context = bench.context("train", inputs, work="interrupted")
-    context.stop = StopAfterSomeSteps(num_steps // 2 - 2)
+    context.stop = stop_at_look(num_steps // 2 - 2)
     with pytest.raises(Stopped, match=f"after {num_steps // 2 - 2} steps"):
         train.run(context, train.Config.from_json(settings))
     resumed = bench.run(train, settings, inputs, work="interrupted")["checkpoint/last"]

@@ -237,24 +237,14 @@ def test_the_validation_loss_of_a_training_is_that_of_likelihoods_from_one_width
     assert len({line.loss for line in lines}) > len(lines) // 2
 
 
-class StopsAtTheThird:
-    """A request to stop that comes with the third batch."""
-
-    is_watched = True
-    num_asked = 0
-
-    @property
-    def requested(self):
-        self.num_asked += 1
-        return self.num_asked >= 3
-
-
 @pytest.mark.slow
-def test_a_prediction_that_was_stopped_midway_gives_the_same_file_when_run_again(bench, trained):
+def test_a_prediction_that_was_stopped_midway_gives_the_same_file_when_run_again(
+    bench, trained, stop_at_look
+):
     inputs, _ = trained
     whole = bench.run(predict, {"batch_size": 8}, inputs)
     context = bench.context("predict", inputs, work="stopped")
-    context.stop = StopsAtTheThird()
+    context.stop = stop_at_look(3)  # with the third batch
 
     with pytest.raises(Stopped):
         predict.run(context, predict.Config.from_json({"batch_size": 8}))

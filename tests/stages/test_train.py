@@ -162,24 +162,15 @@ def test_predictions_do_not_depend_on_the_batch_size_or_the_model_shards(bench, 
 
 @pytest.mark.slow
 def test_a_stopped_training_goes_on_and_ends_bitwise_as_the_uninterrupted_one(
-    bench, dataset, trained
+    bench, dataset, trained, stop_at_look
 ):
     """Engine cases 30 and 46, through the stage."""
     checkpoints, _ = trained
     config = train.Config.from_json(SETTINGS)
     inputs = {"dataset": [dataset]}
 
-    class StopAfterSomeSteps:
-        is_watched = True
-        num_asked = 0
-
-        @property
-        def requested(self):
-            self.num_asked += 1
-            return self.num_asked >= 2
-
     context = bench.context("train", inputs, work="again")
-    context.stop = StopAfterSomeSteps()
+    context.stop = stop_at_look(2)
     with pytest.raises(Stopped, match="after 2 steps"):
         train.run(context, config)
     resumed = bench.publish(train.run(bench.context("train", inputs, work="again"), config), inputs)
