@@ -14,9 +14,8 @@ neither's side:
   1000; its ids are not even read.
 
 Both encode in `threads` threads of the tokenizer, and load it anew in each round (the encoder
-before its clock starts), so that the words that either remembers are new to it. Libraries are
-imported before, and transformers and pyarrow, which import more as they are first used, are used
-once.
+before its clock starts). Libraries are imported before, and transformers and pyarrow, which import
+more as they are first used, are used once.
 
 `ratio_tokenizers` is the median of the rounds' ratios of tokens per second (the stage's over the
 encoder's; the end tokens count for neither), `quartiles` are the others of them; `ratio_cpu` is

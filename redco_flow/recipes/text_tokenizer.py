@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.recipes.flat_ids import INT32
-from redco_flow.recipes.word_cache import WordCache
-from redco_flow.recipes.word_cuts import find_cuts
 from redco_flow.records import digest_json, read_json
 
 if TYPE_CHECKING:
@@ -107,19 +105,8 @@ class TextTokenizer:
 
     def encode_each(self, texts: Sequence[str]) -> Iterator[array[int]]:
         """Yield what `encode_batch` returns, each text's ids as an int32 array of its own."""
-        if self._words:
-            return self._words.encode(texts)
         encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return (array(INT32, encoding.ids) for encoding in encodings)
-
-    @cached_property
-    def _words(self) -> WordCache | None:
-        """None for a tokenizer that does not encode word by word."""
-        cuts = find_cuts(
-            json.loads(self.backend.to_str()),
-            splits_special_tokens=self.backend.encode_special_tokens,
-        )
-        return WordCache(self.backend, cuts) if cuts else None
 
     def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Return texts without special tokens and outer white space."""
