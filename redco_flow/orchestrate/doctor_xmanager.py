@@ -22,7 +22,7 @@ _IMPORT = (
 def examine_xmanager(profile: Profile) -> Iterator[Finding]:
     """Yield one finding per check; without the library, only that it is missing."""
     try:
-        require_xmanager(profile.xmanager)
+        require_xmanager()
     except UsageError as error:
         yield Finding("xmanager", False, str(error), "see above")
         return

@@ -137,7 +137,7 @@ def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
         if stage.action in ("run", "wait"):
             job_resources(resolved.stages[name], profile)
     if profile.executor == "xmanager":
-        require_xmanager(profile.xmanager)
+        require_xmanager()
 
 
 def resume_run(run: RunDirectory) -> None:

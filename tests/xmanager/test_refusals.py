@@ -22,12 +22,3 @@ def test_a_stage_of_several_hosts_is_refused(tmp_path):
         make_run(tmp_path, num_hosts=2, executor="xmanager")
 
     assert list((tmp_path / "workspace/runs").iterdir()) == []
-
-
-def test_a_backend_that_is_only_shown_is_refused(tmp_path):
-    section = {"backend": "kubernetes", "kubernetes": {"image": "i", "volume_claim": "v"}}
-
-    with pytest.raises(UsageError, match="shown and not submitted"):
-        make_run(tmp_path, executor="xmanager", xmanager=section)
-
-    assert list((tmp_path / "workspace/runs").iterdir()) == []

@@ -18,23 +18,13 @@ from redco_flow.launch.call import JobResources, read_call
 from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
 from redco_flow.launch.job import read_log_end
 from redco_flow.launch.job_environment import job_environment
-from redco_flow.launch.xmanager.container_command import ContainerJob
-from redco_flow.launch.xmanager.containers import render_containers
 from redco_flow.launch.xmanager.ending import EXPERIMENT_LOG
 from redco_flow.launch.xmanager.experiment import READY
 from redco_flow.launch.xmanager.job import XManagerJob
-from redco_flow.launch.xmanager.kubernetes import render_indexed_job
 from redco_flow.launch.xmanager.package import require_xmanager
-from redco_flow.launch.xmanager.vertex import render_custom_job
 from redco_flow.launch.xmanager.work_unit import WorkUnit, check_fits, render
 from redco_flow.spec.xmanager_section import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
-
-_ONLY_SHOWN = {
-    "kubernetes": render_indexed_job,
-    "vertex": render_custom_job,
-    "containers": render_containers,
-}
 
 
 class XManagerExecutor(CallExecutor):
@@ -67,23 +57,11 @@ class XManagerExecutor(CallExecutor):
         return "redco-xmanager"
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
-        """Return the work unit, or what another backend would be asked for, as text.
+        """Return the work unit as text.
 
         Raises:
-            DoesNotFit: the backend has no such hosts.
+            DoesNotFit: it asks for more than this machine.
         """
-        if self._settings.backend != "local":
-            job = ContainerJob(
-                attempt=attempt.path.absolute(),
-                workspace=self.folder.absolute(),
-                title=title,
-                resources=resources,
-                settings=self._settings,
-                variables=self._variables,
-                stall_seconds=self.parameters["stall_seconds"],
-                grace_seconds=self.parameters["grace_seconds"],
-            )
-            return _ONLY_SHOWN[self._settings.backend](job)
         unit = WorkUnit(
             attempt=attempt.path.absolute(),
             experiment=title.split()[0],
@@ -95,7 +73,7 @@ class XManagerExecutor(CallExecutor):
         return render(unit, title, self._variables)
 
     def _submit(self, attempt: AttemptDirectory) -> XManagerJob:
-        require_xmanager(self._settings)
+        require_xmanager()
         check_fits(read_call(attempt.call_path).resources)
         attempt = AttemptDirectory(attempt.path.absolute())
         attempt.logs.mkdir(exist_ok=True)

@@ -6,7 +6,6 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from redco_flow.errors import UsageError
-from redco_flow.spec.xmanager_section import XManagerSection
 
 INSTALL = "uv pip install 'redco-flow[xmanager]'"
 """Not pip: its resolver does not come to an end with what XManager needs."""
@@ -14,17 +13,12 @@ INSTALL = "uv pip install 'redco-flow[xmanager]'"
 _NEEDED = ("xmanager", "kubernetes", "protobuf")
 
 
-def require_xmanager(settings: XManagerSection) -> None:
+def require_xmanager() -> None:
     """Raise unless jobs can be submitted.
 
     Raises:
-        UsageError: the library is not installed, or the backend is only shown; says what to do.
+        UsageError: the library is not installed; says what to do.
     """
-    if settings.backend != "local":
-        raise UsageError(
-            f"xmanager.backend '{settings.backend}' is shown and not submitted: see `redco-flow "
-            f"plan PIPELINE -p PROFILE --render`; to run stages, set it to 'local'."
-        )
     if find_spec("xmanager") is None:
         raise UsageError(
             f"executor 'xmanager' needs the library xmanager, which is not installed here; "
