@@ -1,8 +1,4 @@
-"""Learning rates as functions of the optimizer step, counted from 0.
-
-All but `constant` rise from 0 during the warm-up, as those of transformers do. Traceable: they
-are computed inside the train step. Refuses to know optimizers and accumulation.
-"""
+"""Learning rate schedules by name, made of optax's: functions of the optimizer step, from 0."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import optax
 
 Schedule = Callable[[Any], Any]
 
@@ -52,33 +49,30 @@ def make_schedule(
         )
     if not 0 < decay_fraction <= 1:
         raise ValueError(f"decay_fraction={decay_fraction} must be above 0 and at most 1.")
-    after = _after_warmup(type, total_steps, warmup_steps, decay_fraction)
-
-    def schedule(step: Any) -> Any:
-        count = jnp.asarray(step, jnp.float32)
-        factor = jnp.maximum(after(count), 0.0)
-        if warmup_steps:
-            factor = jnp.where(count < warmup_steps, count / warmup_steps, factor)
-        return peak * factor
-
+    after = _after_warmup(type, peak, total_steps, warmup_steps, decay_fraction)
+    if not warmup_steps:
+        return after
+    rise = optax.linear_schedule(0.0, peak, warmup_steps)
+    schedule: Schedule = optax.join_schedules([rise, after], [warmup_steps])
     return schedule
 
 
 def _after_warmup(
-    type: str, total_steps: int, warmup_steps: int, decay_fraction: float
-) -> Callable[[Any], Any]:
-    """Return the factor on the peak, from 1 on, for steps past the warm-up."""
+    type: str, peak: float, total_steps: int, warmup_steps: int, decay_fraction: float
+) -> Schedule:
+    """Return the rate as a function of the steps since the warm-up."""
     falling_steps = max(total_steps - warmup_steps, 1)
+    after: Schedule
     if type == "constant":
-        return jnp.ones_like
-    if type == "linear":
-        return lambda count: (total_steps - count) / falling_steps
-    if type == "cosine":
-        return lambda count: (
-            0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((count - warmup_steps) / falling_steps, 0, 1)))
-        )
-    if type == "inverse_sqrt":
+        after = optax.constant_schedule(peak)
+    elif type == "linear":
+        after = optax.linear_schedule(peak, 0.0, falling_steps)
+    elif type == "cosine":
+        after = optax.cosine_decay_schedule(peak, falling_steps)
+    elif type == "wsd":
+        decay_steps = max(min(round(total_steps * decay_fraction), falling_steps), 1)
+        after = optax.linear_schedule(peak, 0.0, decay_steps, falling_steps - decay_steps)
+    else:  # optax has no inverse square root
         first = max(warmup_steps, 1)
-        return lambda count: jnp.sqrt(first / jnp.maximum(count, first))
-    decay_steps = max(min(round(total_steps * decay_fraction), falling_steps), 1)
-    return lambda count: jnp.minimum((total_steps - count) / decay_steps, 1.0)
+        after = lambda count: peak * jnp.sqrt(first / jnp.maximum(count + warmup_steps, first))  # noqa: E731
+    return after
