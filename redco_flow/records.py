@@ -133,7 +133,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise ValueError(f"{path}: not a JSON record: {error}") from error
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redco_flow.errors import RedcoFlowError
+from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.launch.ending import STOPPED_EXIT_CODE
 from redco_flow.launch.jax_environment import jax_variables
@@ -54,6 +56,10 @@ _SECONDS_TO_SEE_INPUTS = 60.0  # a shared file system may show another host's fi
 
 class CallRejected(RedcoFlowError):
     """The call cannot be run here; nothing of the stage has run."""
+
+
+class InputDamaged(ArtifactError):
+    """An input is not what was published; nothing was published that was made from it."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -95,6 +101,7 @@ def run_call(
 
     Raises:
         CallRejected: it cannot be run here.
+        InputDamaged: an input is not what was published, before the stage ran or after.
         UpstreamMissing: it takes from a stage that has no result.
         CannotMeet: the job's other processes are not there, or would run something else.
         BadOutputs: what the stage returned cannot be published.
@@ -119,7 +126,7 @@ def run_call(
     context = _make_context(call, attempt, workspace, stop, place)
     group = ProcessGroup(call, context, place)
     if place.rank > 0:
-        _take_part(call, context, group)
+        _take_part(call, context, group, place.local_rank)
         return
     if call.shard is not None:
         _run_shard(call, context, workspace, started_at)
@@ -128,6 +135,8 @@ def run_call(
     result = find_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
+        context.report(phase="checking inputs")
+        context.check_inputs()
         group.join()
         outputs = _run_stage(call, context)
         # From here on a stop only waits: what is left is short and must not be cut in two.
@@ -147,14 +156,17 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
     result = find_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
+        context.check_inputs()
         kind, config = _kind_and_config(call)
         run_shard = importlib.import_module(kind.module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
+        context.check_inputs()
         _take_lock(context, shard_tally.LOCK)
         if shard_tally.note_computed(context.work_dir, call.shard, call.num_shards):
             result = find_result(workspace, call.fingerprint)
             if result is None:
                 outputs = join()
+                context.check_inputs()
                 check_outputs(call, outputs, _output_names(kind, config))
                 context.stop.is_watched = True
                 seconds = time.monotonic() - started_at
@@ -166,10 +178,15 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
     write_json(context.attempt_dir.result_path, done)
 
 
-def _take_part(call: Call, context: StageContext, group: ProcessGroup) -> None:
+def _take_part(call: Call, context: StageContext, group: ProcessGroup, local_rank: int) -> None:
     """Run the stage as one of the ranks that publish nothing."""
     _check_code(call)
+    is_first_on_disk = not (context.shares_disk or local_rank)
+    if is_first_on_disk:
+        context.check_inputs()
     if group.join():
+        if not is_first_on_disk:  # what the first one read is remembered
+            context.check_inputs()
         _run_stage(call, context)
         context.stop.is_watched = True
         group.part()
@@ -209,7 +226,7 @@ def _make_context(
     store = ArtifactStore(workspace)
     inputs = {}
     for slot, references in call.inputs.items():
-        found = [_intact(store, reference) for reference in references]
+        found = [_whole(store, reference) for reference in references]
         inputs[slot] = tuple(InputArtifact(a.id, a.kind, a.path, a.manifest) for a in found)
     work_dir = workspace.work_directory(call.fingerprint)
     work_dir.mkdir(parents=True, exist_ok=True)
@@ -234,17 +251,36 @@ def _make_context(
             "ingredients": call.ingredients,
         },
         stop=stop,
+        verify_inputs=partial(_verify_inputs, call, store),
     )
 
 
-def _intact(store: ArtifactStore, reference: InputReference) -> Artifact:
-    if not store.is_intact(reference.id):
+def _whole(store: ArtifactStore, reference: InputReference) -> Artifact:
+    if not store.is_whole(reference.id):
         raise CallRejected(
-            f"input {reference.kind} {reference.id} (output '{reference.output}' of stage "
-            f"'{reference.stage}') is not whole in {reference.path}: it was deleted or changed. "
-            f"Nothing ran; run the pipeline again to make it anew."
+            f"input {_described(reference)} is not whole in {reference.path}: it was deleted or "
+            f"changed. Nothing ran; run the pipeline again to make it anew."
         )
     return store.get(reference.id)
+
+
+def _verify_inputs(call: Call, store: ArtifactStore) -> None:
+    """Raise InputDamaged where a byte of an input is not what was published."""
+    references = [one for given in call.inputs.values() for one in given]
+    found = {one: store.damage(one.id) for one in references}
+    damaged = [f"{_described(one)}: {'; '.join(found[one])}" for one in references if found[one]]
+    if damaged:
+        raise InputDamaged(
+            f"stage '{call.stage}' cannot use what it takes in: {'. '.join(damaged)}. Nothing was "
+            f"published; `redco-flow resume {call.run}` makes it anew."
+        )
+
+
+def _described(reference: InputReference) -> str:
+    return (
+        f"{reference.kind} {reference.id} (output '{reference.output}' of stage "
+        f"'{reference.stage}')"
+    )
 
 
 def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = False) -> None:
@@ -266,11 +302,39 @@ def _run_stage(call: Call, context: StageContext) -> StageOutputs:
     kind, config = _kind_and_config(call)
     context.report(phase="starting")
     run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.module).run
-    outputs = run(context, config)
+    try:
+        outputs = run(context, config)
+    except Exception as error:
+        _check_inputs_again(context, error)
+        raise
+    _check_inputs_again(context)
     context.flush()
     if context.attempt_dir.rank == 0:  # what rank 0 publishes may not be there yet on another
         check_outputs(call, outputs, _output_names(kind, config))
     return outputs
+
+
+def _check_inputs_again(context: StageContext, cause: Exception | None = None) -> None:
+    """Let nothing stay that was made from inputs that are not what was published.
+
+    Args:
+        cause: what went wrong, perhaps by them.
+    """
+    try:
+        context.check_inputs()
+    except InputDamaged as damaged:
+        if context.attempt_dir.rank == 0 and not isinstance(cause, InputDamaged):
+            _empty(context.work_dir)
+        raise damaged from cause
+
+
+def _empty(work_dir: Path) -> None:
+    """Remove all but the locks, which are held."""
+    for path in work_dir.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif not path.name.endswith("lock"):
+            path.unlink()
 
 
 def _kind_and_config(call: Call) -> tuple[StageKind, Any]:

@@ -118,6 +118,76 @@ def test_a_missing_input_is_refused_before_the_stage_runs(run, workspace, tmp_pa
     assert not (tmp_path / "starts").exists()
 
 
+def _flip_a_bit(path):
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+def _dataset(run, workspace):
+    """An artifact that a stage has published."""
+    first = make_attempt(workspace)
+    run(first)
+    return ArtifactStore(Workspace(workspace)).get(first.read_result()["outputs"]["dataset"])
+
+
+def test_an_input_with_a_flipped_bit_is_refused_before_the_stage_runs(run, workspace, tmp_path):
+    """Faults 22 and 41."""
+    made = _dataset(run, workspace)
+    second = make_attempt(
+        workspace, "count_starts", number=2, config={"folder": str(tmp_path)}, inputs=[made]
+    )
+    _flip_a_bit(made.path / "text.txt")
+
+    code, _ = run(second)
+
+    assert code == 1
+    assert second.read_error()["type"] == "InputDamaged"
+    assert f"{made.path / 'text.txt'}: its bytes are not" in second.read_error()["message"]
+    assert not (tmp_path / "starts").exists()
+
+
+def test_nothing_is_kept_of_a_stage_whose_input_is_damaged_while_it_runs(
+    start, run, workspace, tmp_path
+):
+    """Fault 41."""
+    made = _dataset(run, workspace)
+    second = make_attempt(
+        workspace, "wait_for_go", number=2, config={"folder": str(tmp_path)}, inputs=[made]
+    )
+    fingerprint = second.read_call()["fingerprint"]
+    process = start(second)
+    wait_until((tmp_path / "starts").exists)
+
+    _flip_a_bit(made.path / "text.txt")
+    (tmp_path / "go").touch()
+
+    assert process.wait(timeout=60) == 1
+    assert second.read_error()["type"] == "InputDamaged"
+    assert read_result(Workspace(workspace), fingerprint) is None
+    work_dir = Workspace(workspace).work_directory(fingerprint)
+    assert [path.name for path in work_dir.iterdir()] == ["lock"]
+
+
+def test_an_input_that_is_linked_once_more_while_the_stage_runs_is_no_damage(
+    start, run, workspace, tmp_path
+):
+    made = _dataset(run, workspace)
+    second = make_attempt(
+        workspace, "wait_for_go", number=2, config={"folder": str(tmp_path)}, inputs=[made]
+    )
+    process = start(second)
+    wait_until((tmp_path / "starts").exists)
+
+    os.link(made.path / "text.txt", tmp_path / "link")
+    (tmp_path / "go").touch()
+
+    assert process.wait(timeout=60) == 0
+    result = find_result(Workspace(workspace), second.read_call()["fingerprint"])
+    assert result.inputs_verified
+
+
 def test_data_that_changed_between_attempts_is_a_fingerprint_error(run, workspace, tmp_path):
     """Engine case 32: both attempts have the ingredients of one plan."""
     data = tmp_path / "train.jsonl"

@@ -40,6 +40,9 @@ class Callback:
     def on_eval(self, record: Record) -> None:
         """Hear about an evaluation: `step`, `epoch`, `seconds`, and its metrics."""
 
+    def on_save(self, step: int) -> None:
+        """Hear that a checkpoint is about to be written; an error keeps it from being written."""
+
     def on_checkpoint(self, record: Record) -> None:
         """Hear that a checkpoint was committed: `step`, `epoch`, `metrics`.
 

@@ -256,6 +256,8 @@ class TrainingLoop:
             return
         # The last save is waited for in any case; told now, it is still there to be looked at.
         self._wait_for_saves()
+        for callback in self.callbacks:
+            callback.on_save(step)
         cursor = self.plan.data.position(step)
         self.checkpointer.save(step, self.trainer.state, metrics=metrics, cursor=cursor)
         record = {"step": step, "epoch": self.plan.epoch(step), "metrics": metrics}

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from redco_flow.errors import UnreadableFile, reading
 from redco_flow.models.find import find_model
 from redco_flow.models.safetensors_io import load_params, save_params
 from redco_flow.models.tensor_files import INDEX_FILE, SINGLE_FILE, TensorFiles
@@ -40,7 +41,7 @@ def find_checkpoint(name_or_path: str, *, revision: str | None = None) -> Path:
 
 def model_type(directory: Path) -> str:
     """Return what a model's `config.json` calls its family; empty where it does not say."""
-    return str(read_json(directory / CONFIG_FILE).get("model_type", ""))
+    return str(_read_config(directory).get("model_type", ""))
 
 
 def read_model(
@@ -60,13 +61,25 @@ def read_model(
     Raises:
         ValueError: an unknown family, key or value.
     """
-    values = read_json(directory / CONFIG_FILE)
-    model = find_model(family or model_type(directory))
-    config = model.Config.from_hugging_face(values, dtype=dtype).updated(overrides or {})
+    values = _read_config(directory)
+    path = directory / CONFIG_FILE
+    with reading(path, "a model's configuration"):
+        model = find_model(family or str(values.get("model_type", "")))
+        config = model.Config.from_hugging_face(values, dtype=dtype)
+    config = config.updated(overrides or {})
     if (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file():
         with TensorFiles(directory) as files:
             config = model.config_of_tensors(config, files)
     return model, config
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG_FILE
+    with reading(path, "a model's configuration"):
+        values = read_json(path)
+    if not isinstance(values, dict):
+        raise UnreadableFile(f"{path}: not a model's configuration: a {type(values).__name__}.")
+    return values
 
 
 def load_pretrained(directory: Path, model: ModuleType, config: Any, shardings: Any = None) -> Any:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from redco_flow.errors import reading
 from redco_flow.records import read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -41,6 +42,7 @@ class TensorFiles:
         self.directory = directory
         self._stack = ExitStack()
         self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
         try:
             for path in _find_files(directory):
                 self._open(path)
@@ -69,19 +71,22 @@ class TensorFiles:
         dtype = tensor.get_dtype()
         if dtype not in _DTYPES:
             raise CheckpointMismatch(
-                f"{self.directory}: tensor {name} is {dtype}; parameters are read from "
+                f"{self._path_of[name]}: tensor {name} is {dtype}; parameters are read from "
                 f"{', '.join(_DTYPES)}."
             )
         whole = tuple(slice(0, size) for size in tensor.get_shape())
-        values: np.ndarray = np.asarray(tensor[block or whole])
+        with reading(self._path_of[name], "a safetensors file"):
+            values: np.ndarray = np.asarray(tensor[block or whole])
         return values
 
     def _open(self, path: Path) -> None:
         try:
             file = self._stack.enter_context(safe_open(path, framework="np"))
-        except (SafetensorError, OSError) as error:
+            names = list(file.keys())
+        except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointMismatch(f"{path}: not a readable safetensors file: {error}") from error
-        self._file_of.update(dict.fromkeys(file.keys(), file))
+        self._file_of.update(dict.fromkeys(names, file))
+        self._path_of.update(dict.fromkeys(names, path))
 
 
 def equal_tensors(files: TensorFiles, one: str, other: str) -> bool:
@@ -100,11 +105,11 @@ def _find_files(directory: Path) -> list[Path]:
     """Return the safetensors files that make up a checkpoint."""
     index = directory / INDEX_FILE
     if index.is_file():
-        names = sorted(set(read_json(index)["weight_map"].values()))
+        names = _files_in_index(index)
         missing = [n for n in names if Path(n).name != n or not (directory / n).is_file()]
         if missing:
             raise CheckpointMismatch(
-                f"{directory}: {INDEX_FILE} names files that are not there: {', '.join(missing)}."
+                f"{index}: names files that are not there: {', '.join(missing)}."
             )
         return [directory / name for name in names]
     if (directory / SINGLE_FILE).is_file():
@@ -113,3 +118,18 @@ def _find_files(directory: Path) -> list[Path]:
         f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there. Other formats are not "
         "read; transformers saves this one by save_pretrained()."
     )
+
+
+def _files_in_index(index: Path) -> list[str]:
+    """Return the names of the files that an index spreads the tensors over, each once."""
+    try:
+        record = read_json(index)
+    except ValueError as error:
+        raise CheckpointMismatch(str(error)) from error
+    places = record.get("weight_map") if isinstance(record, dict) else None
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointMismatch(
+            f"{index}: no index of safetensors files: weight_map must name the file of each tensor."
+        )
+    return sorted(set(names))

@@ -16,7 +16,7 @@ from redco_flow.orchestrate.run_context import RunContext, Say
 from redco_flow.orchestrate.state_book import StateBook
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.results import StageResult, find_result
+from redco_flow.tracking.results import StageResult, find_new_result, find_result
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -77,7 +77,7 @@ class AttemptFollower:
         except StageFailed as failure:
             self._raise_if_worth_a_retry(attempt, failure)
             raise
-        finished = self.result_of(attempt)
+        finished = self.result_of(attempt, is_new=True)
         if finished is None:
             raise StageFailed(
                 f"stage '{self.stage}': job {job.job_id} ended well, but its result is not "
@@ -85,12 +85,17 @@ class AttemptFollower:
             )
         return finished
 
-    def result_of(self, attempt: AttemptDirectory) -> Finished | None:
-        """Return the published result of an attempt, if it has one and its artifacts stand."""
+    def result_of(self, attempt: AttemptDirectory, *, is_new: bool = False) -> Finished | None:
+        """Return the published result of an attempt, if it has one that can be trusted.
+
+        Args:
+            is_new: made just now; whoever takes it in verifies it, on a machine made for work.
+        """
         record = attempt.read_result()
         if record is None:
             return None
-        result = find_result(self.context.workspace, record["fingerprint"])
+        find = find_new_result if is_new else find_result
+        result = find(self.context.workspace, record["fingerprint"])
         return Finished(result, attempt.number) if result is not None else None
 
     def _set_news(self, job: CallJob, status: JobStatus) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from redco_flow.spec.load import Origin, ResolvedPipeline
+from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.fingerprint import ABSENT, Difference, first_difference
-from redco_flow.tracking.results import latest_result, read_result
+from redco_flow.tracking.results import StageResult, faults_of, latest_result, read_result
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_CHARACTERS = 60
@@ -24,8 +25,8 @@ def reason_to_run(
     workspace: Workspace,
 ) -> str:
     """Return why `stage` runs, given that its fingerprint has no usable result."""
-    if read_result(workspace, fingerprint) is not None:
-        return "artifact missing"
+    if (standing := read_result(workspace, fingerprint)) is not None:
+        return _why_not_reused(workspace, standing)
     last = latest_result(workspace, resolved.name, stage)
     if last is None:
         return "first run"
@@ -33,6 +34,14 @@ def reason_to_run(
     if difference is None:
         return "first run"
     return describe(difference, stage, resolved.origins)
+
+
+def _why_not_reused(workspace: Workspace, result: StageResult) -> str:
+    store = ArtifactStore(workspace)
+    if not all(map(store.is_whole, result.outputs.values())):
+        return "artifact missing"
+    faults = faults_of(workspace, result)
+    return f"damaged: {faults[0]}" if faults else "artifact missing"
 
 
 def describe(difference: Difference, stage: str, origins: Mapping[str, Origin]) -> str:

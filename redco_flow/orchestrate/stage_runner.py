@@ -27,7 +27,7 @@ from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.fingerprint import fingerprint
-from redco_flow.tracking.results import find_result
+from redco_flow.tracking.results import find_result, is_doubtful
 
 _POLL_SECONDS = 0.25
 
@@ -161,6 +161,6 @@ class StageRunner:
             self._context.slots.release()
 
     def _old_result_set_aside(self, digest: str) -> AbstractContextManager[None]:
-        if self._is_forced():
+        if self._is_forced() or is_doubtful(self._context.workspace, digest):
             return result_set_aside(self._context.workspace, digest)
         return nullcontext()

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from redco_flow.errors import UnreadableFile, reading
 from redco_flow.recipes.flat_ids import INT32
 from redco_flow.records import digest_json, read_json
 
@@ -42,23 +43,27 @@ class TextTokenizer:
         """Read a directory with tokenizer.json and tokenizer_config.json.
 
         Raises:
-            ValueError: it is no such directory, or it has no end token.
+            UnreadableFile: it is no such directory, or it has no end token.
         """
         from tokenizers import Tokenizer
 
+        config_path, path = directory / "tokenizer_config.json", directory / "tokenizer.json"
         try:
-            config = read_json(directory / "tokenizer_config.json")
-            backend = Tokenizer.from_str((directory / "tokenizer.json").read_text("utf-8"))
+            with reading(config_path, "a tokenizer's configuration"):
+                config = dict(read_json(config_path).items())
+            with reading(path, "a tokenizer"):
+                backend = Tokenizer.from_str(path.read_text("utf-8"))
+                backend.no_padding()
+                backend.no_truncation()
+                _try_out(backend)
         except FileNotFoundError as error:
-            raise ValueError(f"{directory}: no tokenizer: {error.filename} is missing.") from error
-        except Exception as error:
-            raise ValueError(f"{directory}: unreadable tokenizer: {error}") from error
-        backend.no_padding()
-        backend.no_truncation()
+            raise UnreadableFile(
+                f"{directory}: no tokenizer: {error.filename} is missing."
+            ) from error
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         eos_id = _special_id(backend, config, "eos_token")
         if eos_id is None:
-            raise ValueError(
+            raise UnreadableFile(
                 f"{directory}: the tokenizer has no eos_token; every recipe needs one."
             )
         pad_id = _special_id(backend, config, "pad_token")
@@ -121,6 +126,14 @@ class TextTokenizer:
             end = row.index(self.eos_id) if self.eos_id in row else len(row)
             rows.append([token for token in row[:end] if token < self.vocab_size])
         return self.decode_batch(rows)
+
+
+def _try_out(backend: Any) -> None:
+    """Use a tokenizer in every way that it will be: a damaged one may fail only then."""
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    text = backend.decode([min(ids), max(ids)], skip_special_tokens=True)
+    backend.encode_batch_fast([text], add_special_tokens=False)
+    backend.encode("a", add_special_tokens=True)
 
 
 def _special_id(backend: Any, config: dict[str, Any], key: str) -> int | None:

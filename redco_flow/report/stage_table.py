@@ -105,7 +105,7 @@ def _artifact(store: ArtifactStore, output: str, artifact_id: str) -> ArtifactVi
     found = store.find(artifact_id)
     if found is None:
         return ArtifactView(output, artifact_id, "", "deleted", "")
-    held = size(found.num_bytes) if store.is_intact(artifact_id) else "damaged"
+    held = size(found.num_bytes) if store.is_whole(artifact_id) else "damaged"
     step = found.metadata.get("step") if found.kind == "checkpoint" else None
     at = f"step {step:,}" if isinstance(step, int) else ""
     return ArtifactView(output, artifact_id, at, held, str(found.path))

@@ -14,9 +14,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from redco_flow.errors import reading
 from redco_flow.recipes.flat_ids import FlatIds
 
 BATCH_ROWS = 1000
+_WHAT = "a split of examples with these columns"
 TEXT = "string"
 TEXTS = "texts"
 IDS = "ids"
@@ -138,19 +140,28 @@ def read_batches(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[
     import pyarrow as pa
 
     with pa.OSFile(str(path), "rb") as source:
-        for batch in pa.ipc.open_stream(source):
-            yield {name: batch.column(name).to_pylist() for name in columns}
+        with reading(path, _WHAT):
+            batches = pa.ipc.open_stream(source)
+        while True:
+            with reading(path, _WHAT):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)
+                rows = {name: batch.column(name).to_pylist() for name in columns}
+            yield rows
 
 
 def _mapped(path: Path, columns: Sequence[str] | None) -> Any:
+    """Open a file; that its bytes are what was published is for the caller to know."""
     import pyarrow as pa
 
-    try:
+    with reading(path, _WHAT):
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_stream(source).read_all()
-        return table if columns is None else table.select(list(columns))
-    except (pa.ArrowInvalid, KeyError) as error:
-        raise ValueError(f"{path}: not a split of examples with these columns: {error}") from error
+        chosen = table if columns is None else table.select(list(columns))
+        chosen.validate()
+    return chosen
 
 
 def _value(column: Any, row: int) -> Any:

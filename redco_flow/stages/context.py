@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ class StageContext:
         shares_disk: whether all processes of the stage see the work directory.
         provenance: what will stand in the outputs' `produced_by`.
         stop: set by whoever runs the stage.
+        verify_inputs: set by whoever runs the stage; raises where an input is damaged.
     """
 
     run: str
@@ -137,6 +138,7 @@ class StageContext:
     shares_disk: bool = True
     provenance: Mapping[str, Any] = field(default_factory=dict)
     stop: StopFlag = field(default_factory=StopFlag)
+    verify_inputs: Callable[[], None] = field(default=lambda: None, repr=False)
     _progress: Progress = field(default=Progress(), init=False, repr=False)
     _written_at: float = field(default=-math.inf, init=False, repr=False)
     _is_pending: bool = field(default=False, init=False, repr=False)
@@ -154,6 +156,17 @@ class StageContext:
                 f"inputs: { {name: len(held) for name, held in self.inputs.items()} }."
             )
         return artifacts[0]
+
+    def check_inputs(self) -> None:
+        """Make sure that what was read so far is what was published.
+
+        To be called before anything is kept in the work directory that a later attempt goes on
+        from; whoever runs the stage does it before and after. Costs a stat of each file.
+
+        Raises:
+            ArtifactError: an input was damaged after the stage began.
+        """
+        self.verify_inputs()
 
     def holder(self) -> dict[str, Any]:
         """Return what a lock's file says of who holds it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from redco_flow.errors import RedcoFlowError
+from redco_flow.errors import RedcoFlowError, reading
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.stages.local_model import tokenizer_files
@@ -30,7 +30,8 @@ def save_pretrained_tokenizer(name_or_path: str, directory: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, use_fast=True)
+        with reading(Path(name_or_path), "a tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, use_fast=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"the tokenizer '{name_or_path}' cannot be loaded: {error}") from error
     if not tokenizer.is_fast:

@@ -58,7 +58,9 @@ def publish(
     outputs: StageOutputs,
     seconds: float,
 ) -> StageResult:
-    """Publish the outputs, then the result that names them. Call it with the stage's lock held.
+    """Publish the outputs, then the result that names them.
+
+    Call it with the stage's lock held and its inputs verified after the last of them was read.
 
     Args:
         seconds: what the stage took.
@@ -101,6 +103,7 @@ def publish(
             origins=call.origins,
             host=os.uname().nodename,
             versions=context.provenance["versions"],
+            inputs_verified=True,
         ),
     )
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
+from redco_flow.errors import reading
 from redco_flow.stages.bad_rows import BadRow
 from redco_flow.stages.text_lines import MAX_LINE_BYTES, BadLine, TextLines
 
 _BATCH_ROWS = 1000
+_ARROW_FILE_MAGIC = b"ARROW1"
 _PLAIN_TYPES = frozenset((str, int, bool, type(None)))
 
 
@@ -130,37 +133,57 @@ def _bad_csv_row(path: Path, line: int, lines: TextLines, error: Exception) -> B
 
 
 def _read_parquet(path: Path) -> Rows:
-    import pyarrow as pa
     import pyarrow.parquet
 
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            yield from _numbered(file.iter_batches(batch_size=_BATCH_ROWS))
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a Parquet file, or a damaged one: {error}") from error
+    what = "a Parquet file"
+    with ExitStack() as stack:
+        with reading(path, what):
+            file = stack.enter_context(pyarrow.parquet.ParquetFile(path))
+            batches = file.iter_batches(batch_size=_BATCH_ROWS)
+        yield from _rows_of(batches, path, what)
 
 
 def _read_arrow(path: Path) -> Rows:
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source:
-        try:
-            try:
-                batches: Any = pa.ipc.open_stream(source)
-            except pa.ArrowInvalid:
-                file = pa.ipc.open_file(source)
-                batches = (file.get_batch(index) for index in range(file.num_record_batches))
-            yield from _numbered(batches)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path}: not an Arrow file, or a damaged one: {error}") from error
+    what = "an Arrow file"
+    # Read, not mapped: a mapped file that is cut short while it is read ends the process.
+    with pa.OSFile(str(path), "rb") as source:
+        with reading(path, what):
+            batches = _arrow_batches(source)
+        yield from _rows_of(batches, path, what)
 
 
-def _numbered(batches: Any) -> Iterator[FileRow]:
+def _arrow_batches(source: Any) -> Iterator[Any]:
+    """Open a stream of record batches, or a file of them."""
+    import pyarrow as pa
+
+    magic = source.read(len(_ARROW_FILE_MAGIC))
+    source.seek(0)
+    if magic != _ARROW_FILE_MAGIC:
+        return iter(pa.ipc.open_stream(source))
+    file = pa.ipc.open_file(source)
+    return (file.get_batch(index) for index in range(file.num_record_batches))
+
+
+def _rows_of(batches: Iterator[Any], path: Path, what: str) -> Iterator[FileRow]:
+    """Yield the rows of record batches that are what they say.
+
+    A batch of a damaged file may point anywhere in memory: nothing of it is looked at before.
+    """
     line = 0
-    for batch in batches:
-        for fields in batch.to_pylist():
-            line += 1
-            yield FileRow(line, fields)
+    while True:
+        with reading(path, what):
+            batch = next(batches, None)
+            if batch is None:
+                return
+            batch.validate(full=True)
+        for start in range(0, batch.num_rows, _BATCH_ROWS):
+            with reading(path, what):
+                rows = batch.slice(start, _BATCH_ROWS).to_pylist()
+            for fields in rows:
+                line += 1
+                yield FileRow(line, fields)
 
 
 READERS: Mapping[str, Callable[[Path], Rows]] = {

@@ -58,8 +58,9 @@ def train(context: StageContext, config: Config) -> StageOutputs:
         NonFiniteLoss: the last checkpoint is from before.
     """
     context.report(phase="preparing")
-    DataGuard(context, data_files(config))
+    guard = DataGuard(context, data_files(config))
     training = _prepare(context, config)
+    guard.check_again()
     provenance = provenance_of(context, config, data=context.input("dataset").id)
     with Checkpointer(
         context.work_dir / "checkpoints",

@@ -55,6 +55,10 @@ class TrainingRecords(Callback):
         """Restart the clock: evaluations are no steps."""
         self._pace = None
 
+    def on_save(self, step: int) -> None:
+        """Let nothing be saved that was trained on damaged bytes: later attempts go on from it."""
+        self._context.check_inputs()
+
     def on_checkpoint(self, record: dict[str, Any]) -> None:
         """Record the scores of a checkpoint that is committed."""
         if record["metrics"] is None:

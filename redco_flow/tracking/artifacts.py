@@ -10,14 +10,15 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from redco_flow.errors import ArtifactError, UsageError
+from redco_flow.errors import ArtifactError, UsageError, WorkspaceError
 from redco_flow.records import digest_file
 from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.file_lock import exclusive
 from redco_flow.tracking.publishing import (
     FileEntry,
@@ -25,6 +26,7 @@ from redco_flow.tracking.publishing import (
     clean_after_dead_publishers,
     content_id,
     discard,
+    is_as_written,
     put_in_place,
     stage_files,
     write_manifest,
@@ -132,7 +134,7 @@ class ArtifactStore:
             with contextlib.suppress(OSError):  # it is not here, or may only be read
                 os.utime(directory / artifact_id[:SHORT_DIGITS])
             present = self._load(directory / artifact_id[:SHORT_DIGITS])
-            if present and present.id == artifact_id and _is_whole(present):
+            if present and present.id == artifact_id and not self._damage(present):
                 return present
             manifest: Manifest = {
                 "id": artifact_id,
@@ -192,10 +194,40 @@ class ArtifactStore:
             and any(True for _ in self._fitting(text))
         )
 
-    def is_intact(self, artifact_id: str) -> bool:
-        """Say whether the artifact is here with every file at its size; reads no file."""
+    def is_whole(self, artifact_id: str) -> bool:
+        """Say whether the artifact is here with every file at its size; reads no file.
+
+        For listings: what is to be used must be intact.
+        """
         found = self.find(artifact_id)
         return found is not None and _is_whole(found)
+
+    def is_intact(self, artifact_id: str) -> bool:
+        """Say whether the artifact is here with every byte of every file as it was published."""
+        return not self.damage(artifact_id)
+
+    def damage(self, artifact_id: str) -> list[str]:
+        """Return what is wrong with an artifact, one sentence each; empty when it is intact.
+
+        Reads only the files that no process of this workspace has read since they were written.
+        """
+        found = self.find(artifact_id)
+        if found is None:
+            return [f"artifact {artifact_id} is not in {self._root}"]
+        return self._damage(found)
+
+    def _damage(self, artifact: Artifact) -> list[str]:
+        """As `verify`, with the digests that are remembered."""
+        if not _has_own_manifest(artifact):
+            return [_not_its_manifest(artifact)]
+        entries = artifact.manifest["files"]
+        # A file of another size is told of as such, without being read.
+        read = [artifact.path / entry["path"] for entry in entries if _has_size(artifact, entry)]
+        try:
+            digests = digest_files(self._workspace, read, cache=f"artifacts/{artifact.id}.json")
+        except WorkspaceError as error:
+            return [str(error)]
+        return _wrong_files(artifact, lambda path: digests.get(path, ""))
 
     def verify(self, artifact_id: str) -> list[str]:
         """Read every byte and return what is wrong, one sentence each; empty when all is well.
@@ -204,11 +236,10 @@ class ArtifactStore:
             ArtifactError, UsageError: as `get`.
         """
         artifact = self.get(artifact_id)
-        entries = artifact.manifest["files"]
-        problems = [problem for entry in entries if (problem := _wrong(artifact.path, entry))]
-        if content_id(artifact.kind, entries) != artifact.id:
-            problems.append(f"{artifact.directory / 'manifest.json'}: does not have its own id")
-        known = {entry["path"] for entry in entries}
+        if not _has_own_manifest(artifact):
+            return [_not_its_manifest(artifact)]
+        problems = _wrong_files(artifact, digest_file)
+        known = {entry["path"] for entry in artifact.manifest["files"]}
         for path in sorted(artifact.path.rglob("*")):
             if path.is_file() and path.relative_to(artifact.path).as_posix() not in known:
                 problems.append(f"{path}: not in the manifest")
@@ -234,7 +265,7 @@ class ArtifactStore:
             present = self._load(final)
             if present and present.id != artifact_id:
                 raise ArtifactError(f"{final} holds another artifact, {present.id}; move it away.")
-            if present is None or not _is_whole(present):
+            if present is None or self._damage(present):
                 put_in_place(temporary, final)
         registered = self._load(final)
         assert registered is not None
@@ -279,16 +310,36 @@ def _names(directory: Path) -> list[str]:
 
 
 def _is_whole(artifact: Artifact) -> bool:
-    for entry in artifact.manifest["files"]:
-        try:
-            if os.stat(artifact.path / entry["path"]).st_size != entry["bytes"]:
-                return False
-        except OSError:
-            return False
-    return True
+    return _has_own_manifest(artifact) and all(
+        _has_size(artifact, entry) for entry in artifact.manifest["files"]
+    )
 
 
-def _wrong(root: Path, entry: FileEntry) -> str | None:
+def _has_own_manifest(artifact: Artifact) -> bool:
+    """Say whether the manifest is what was written; of a damaged one nothing can be believed."""
+    manifest = artifact.manifest
+    content = content_id(artifact.kind, manifest.get("files", []))
+    return content == artifact.id and is_as_written(manifest)
+
+
+def _not_its_manifest(artifact: Artifact) -> str:
+    return f"{artifact.directory / 'manifest.json'}: is not what was published"
+
+
+def _has_size(artifact: Artifact, entry: FileEntry) -> bool:
+    try:
+        return os.stat(artifact.path / entry["path"]).st_size == entry["bytes"]
+    except OSError:
+        return False
+
+
+def _wrong_files(artifact: Artifact, digest_of: Callable[[Path], str]) -> list[str]:
+    """What is wrong with an artifact's files; a digest is asked for last."""
+    found = (_wrong(artifact.path, one, digest_of) for one in artifact.manifest["files"])
+    return [problem for problem in found if problem]
+
+
+def _wrong(root: Path, entry: FileEntry, digest_of: Callable[[Path], str]) -> str | None:
     """What is wrong with one file of an artifact."""
     path = root / entry["path"]
     if not path.is_file():
@@ -296,6 +347,6 @@ def _wrong(root: Path, entry: FileEntry) -> str | None:
     size = path.stat().st_size
     if size != entry["bytes"]:
         return f"{path}: {size} bytes, the manifest says {entry['bytes']}"
-    if digest_file(path) != entry["blake3"]:
+    if digest_of(path) != entry["blake3"]:
         return f"{path}: its bytes are not what was published (BLAKE3 differs)"
     return None

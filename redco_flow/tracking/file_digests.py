@@ -1,11 +1,13 @@
-"""BLAKE3 of data files, remembered as long as a file is surely unchanged.
+"""BLAKE3 of data files and artifacts, remembered as long as a file is surely unchanged.
 
 A file counts as unchanged while path, size, times of change and inode are. The memory is a
-cache: it can be deleted at any time, and a damaged one is forgotten.
+cache: it can be deleted at any time, a damaged one is forgotten, one that cannot be written costs
+a second reading.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -22,20 +24,24 @@ _SETTLED_NANOSECONDS = 2_000_000_000
 
 
 def digest_files(
-    workspace: Workspace, paths: Iterable[Path], *, now: Callable[[], int] = time.time_ns
+    workspace: Workspace,
+    paths: Iterable[Path],
+    *,
+    cache: str = "digests.json",
+    now: Callable[[], int] = time.time_ns,
 ) -> dict[Path, str]:
     """Return each file's BLAKE3, 64 hex digits; reads only files that are new or changed.
 
     Args:
         workspace: whose cache/ remembers.
         paths: the files.
+        cache: the record below cache/ that remembers; it is read whole, so it stays small.
         now: nanoseconds since 1970, by the file system's clock.
 
     Raises:
         WorkspaceError: a file is missing, unreadable, or changes while it is read.
-        OSError: the cache cannot be written; names the path.
     """
-    cache_path = workspace.cache / "digests.json"
+    cache_path = workspace.cache / cache
     known = _load(cache_path)
     fresh: dict[str, list[Any]] = {}
     found: dict[Path, str] = {}
@@ -48,10 +54,16 @@ def digest_files(
         if entry is not None:
             fresh[key] = entry
     if fresh:
+        _remember(cache_path, fresh)
+    return found
+
+
+def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
+    # Whoever may only read the workspace, or finds its disk full, digests again the next time.
+    with contextlib.suppress(OSError):
         cache_path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(cache_path.with_name(".digests.lock")):
             write_json(cache_path, {**_load(cache_path), **fresh})
-    return found
 
 
 def _digest(

@@ -86,7 +86,7 @@ class _Tracer:
             id=artifact_id,
             value=found.metadata if found else None,
             production=self._production(result) if result else _remembered(made_by),
-            is_intact=self._store.is_intact(artifact_id),
+            is_intact=self._store.is_whole(artifact_id),
             parents=parents,
         )
         self._artifacts[artifact_id] = node

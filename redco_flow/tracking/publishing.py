@@ -8,6 +8,7 @@ Knows no ids but the digest of content; `artifacts.py` decides what is published
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -34,7 +35,10 @@ class FileEntry(TypedDict):
 
 
 class Manifest(TypedDict, total=False):
-    """manifest.json. `id` covers kind and files; the rest tells the first time it was made."""
+    """manifest.json. `id` covers kind and files; the rest tells the first time it was made.
+
+    `digest` covers all of it, so that a damaged record is told from a whole one.
+    """
 
     id: str
     kind: str
@@ -44,6 +48,7 @@ class Manifest(TypedDict, total=False):
     metadata: dict[str, Any]
     parents: dict[str, str]
     produced_by: dict[str, Any]
+    digest: str
 
 
 def content_id(kind: str, entries: list[FileEntry]) -> str:
@@ -84,11 +89,16 @@ def stage_files(
 
 
 def write_manifest(temporary: Path, manifest: Manifest) -> None:
-    """Write manifest.json beside files/, read-only."""
+    """Write manifest.json beside files/, with its own digest, read-only."""
     path = temporary / "manifest.json"
-    write_json(path, manifest)
+    write_json(path, {**manifest, "digest": _digest(manifest)})
     path.chmod(_READ_ONLY)
     sync(temporary)
+
+
+def is_as_written(manifest: Manifest) -> bool:
+    """Say whether a manifest has its own digest; those of earlier versions hold none."""
+    return "digest" not in manifest or manifest["digest"] == _digest(manifest)
 
 
 def put_in_place(temporary: Path, final: Path) -> None:
@@ -101,6 +111,12 @@ def put_in_place(temporary: Path, final: Path) -> None:
     else:
         temporary.rename(final)
     sync(final.parent)
+
+
+def _digest(manifest: Manifest) -> str:
+    # As it is read back: JSON knows no keys but texts.
+    record = json.loads(json.dumps(manifest))
+    return digest_json({key: value for key, value in record.items() if key != "digest"})
 
 
 def discard(temporary: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from redco_flow.records import read_json, read_json_if_present, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.workspace import Workspace, check_name
+from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 _LATEST = "latest"  # results/latest/<pipeline>/<stage>.json: a view, rebuilt when missing
 
@@ -40,6 +40,8 @@ class StageResult:
         host: where it ran.
         versions: package to version.
         sequence: its place in the workspace's order; given by `publish_result`.
+        inputs_verified: whether the digests of its inputs were compared with their manifests
+            before and after they were read.
     """
 
     fingerprint: str
@@ -58,6 +60,7 @@ class StageResult:
     host: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     sequence: int = 0
+    inputs_verified: bool = False
 
 
 def publish_result(workspace: Workspace, result: StageResult) -> StageResult:
@@ -83,13 +86,45 @@ def publish_result(workspace: Workspace, result: StageResult) -> StageResult:
 
 
 def find_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
-    """Return the result with this fingerprint, if every artifact of it is still intact."""
+    """Return the result with this fingerprint, if it can be trusted (`faults_of`)."""
     result = read_result(workspace, fingerprint)
-    if result is None:
-        return None
+    return None if result is None or faults_of(workspace, result) else result
+
+
+def find_new_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
+    """Return a result that was published just now, if its artifacts are there; reads none."""
+    result = read_result(workspace, fingerprint)
     store = ArtifactStore(workspace)
-    intact = all(store.is_intact(artifact_id) for artifact_id in result.outputs.values())
-    return result if intact else None
+    is_there = result is not None and all(map(store.is_whole, result.outputs.values()))
+    return result if is_there else None
+
+
+def faults_of(workspace: Workspace, result: StageResult) -> list[str]:
+    """Return why a result must not be reused, one sentence each; empty when it can be.
+
+    Every byte of its artifacts is what was published, and so was every byte that it was made from.
+    """
+    store = ArtifactStore(workspace)
+    damage = [one for artifact_id in result.outputs.values() for one in store.damage(artifact_id)]
+    return damage or list(_doubtful_inputs(store, result))
+
+
+def is_doubtful(workspace: Workspace, fingerprint: str) -> bool:
+    """Say whether the result with this fingerprint may have been made from damaged bytes."""
+    result = read_result(workspace, fingerprint)
+    return result is not None and any(_doubtful_inputs(ArtifactStore(workspace), result))
+
+
+def _doubtful_inputs(store: ArtifactStore, result: StageResult) -> Iterator[str]:
+    """Inputs that nobody verified then, and that are damaged, or were published anew since."""
+    if result.inputs_verified:
+        return
+    ids = {one for taken in result.ingredients.get("inputs", {}).values() for one in taken}
+    for artifact_id in sorted(ids):
+        artifact = store.find(artifact_id)
+        since = artifact.manifest.get("sequence", 0) if artifact else 0
+        if artifact is None or since > result.sequence or not store.is_intact(artifact_id):
+            yield f"it was made from artifact {artifact_id[:SHORT_DIGITS]} while that was damaged"
 
 
 def read_result(workspace: Workspace, fingerprint: str) -> StageResult | None:

@@ -65,6 +65,27 @@ def test_an_artifact_arrives_under_its_own_id_with_what_is_said_about_it(
     assert wanted(there, arrivals, [one]) == {}
 
 
+@pytest.mark.parametrize("kind", ["artifact", "data"])
+def test_a_copy_that_is_damaged_here_comes_anew(here, there, arrivals, artifact, kind):
+    """Fault 41 on a host."""
+    one = FileSet.of_artifact(artifact.manifest)
+    if kind == "data":
+        one = FileSet("data", "folder", one.files)
+    wanted(there, arrivals, [one])
+    carry(FileSet.of_artifact(artifact.manifest), here, arrivals)
+    put_in_place(there, arrivals, [one])
+    copy = one.folder(there) / "a.txt"
+    copy.chmod(0o644)
+    copy.write_text("other")
+
+    assert set(wanted(there, arrivals, [one])) == one.digests
+    carry(FileSet.of_artifact(artifact.manifest), here, arrivals)
+    put_in_place(there, arrivals, [one])
+
+    assert copy.read_text() == "first"
+    assert wanted(there, arrivals, [one]) == {}
+
+
 def test_what_has_arrived_in_part_goes_on_where_it_broke(there, arrivals, artifact):
     one = FileSet.of_artifact(artifact.manifest)
     first = next(entry for entry in one.files if entry.path == "a.txt")

@@ -175,6 +175,40 @@ def test_every_missing_unexpected_and_misshaped_tensor_is_named(checkpoint):
     assert "1 not of this model: adapter.weight" in message
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["{}", "[]", "null", '{"weight_map": {"a": 5}}', '{"weight_map": {"a": []}}', '{"weight', ""],
+)
+def test_a_malformed_index_is_refused_by_its_name(checkpoint, content):
+    """Fault 47."""
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(content)
+
+    with pytest.raises(CheckpointMismatch, match=rf"{index}: (no index of|not a JSON record)"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "null",
+        "{",
+        '"t5"',
+        "[" * 100_000,
+        '{"model_type": []}',
+        '{"model_type": "t5", "d_model": []}',
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_malformed_config_is_refused_by_its_name(checkpoint, content):
+    """Fault 47."""
+    (checkpoint / "config.json").write_text(content)
+
+    with pytest.raises(ValueError, match=rf"{checkpoint / 'config.json'}: not a "):
+        read_model(checkpoint)
+
+
 def test_a_cut_off_file_is_refused_by_its_name(checkpoint):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])

@@ -154,6 +154,21 @@ def test_a_stage_whose_artifact_was_deleted_runs_again(planning, publish):
     assert plan.stages["train"].reason == "artifact missing"
 
 
+@pytest.mark.parametrize("output", ["checkpoint", "metrics"])
+def test_a_stage_whose_artifact_has_a_flipped_bit_runs_again(planning, publish, output):
+    """Faults 22 and 41."""
+    made = publish(TWO_STAGES)
+    artifact = ArtifactStore(planning.workspace).get(made["train"][output])
+    [file] = artifact.path.iterdir()
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().swapcase())
+
+    plan = planning.plan(TWO_STAGES)
+
+    assert actions(plan) == {"preprocess": "reuse", "train": "run"}
+    assert plan.stages["train"].reason.startswith(f"damaged: {file}: its bytes are not what was")
+
+
 def test_a_forced_stage_runs_and_what_needs_it_waits(planning, publish):
     publish(TWO_STAGES)
 

@@ -308,6 +308,48 @@ def test_a_deleted_artifact_is_made_again_and_no_stale_path_is_used(planning, co
     assert executions.read_text().split()[::3] == ["preprocess", "train", "preprocess"]
 
 
+def damage_dataset(run, workspace):
+    """Change the numbers that a run has made, and not their size; return their file."""
+    dataset = run.read_state()["stages"]["preprocess"]["artifacts"]["dataset"]
+    path = ArtifactStore(workspace).get(dataset).path / "numbers.json"
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace("2", "7"))
+    return path
+
+
+def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
+    planning, counted, executions
+):
+    """Faults 22 and 41."""
+    first = InProcess(planning.write(TWO_STAGES, counted))
+    first.end()
+    numbers = damage_dataset(first.run, planning.workspace)
+
+    second = InProcess(planning.write(TWO_STAGES, [*counted, "train.learning_rate=2.0"]))
+    outcome = second.end()
+
+    assert outcome.message == "2 stages completed"
+    assert executions.read_text().split()[::3] == ["preprocess", "train", "preprocess", "train"]
+    assert numbers.read_text() == "[1, 2, 3]"
+    assert second.run.read_state()["stages"]["train"]["metrics"]["total"] == 12.0
+
+
+def test_what_was_damaged_between_two_stages_is_made_again_by_resume(
+    planning, counted, executions, gate
+):
+    """Fault 41."""
+    run = planning.write(TWO_STAGES, [*counted, f"train.fails_until={gate}"])
+    assert InProcess(run).end().state == "failed"
+    damage_dataset(run, planning.workspace)
+    gate.touch()
+
+    outcome = InProcess(run).end()
+
+    assert outcome.state == "completed"
+    assert executions.read_text().split()[::3] == ["preprocess", "train", "preprocess", "train"]
+    assert run.read_state()["stages"]["train"]["metrics"]["total"] == pytest.approx(6e-4)
+
+
 def test_a_stage_that_cannot_be_prepared_fails_and_the_run_ends(planning, tmp_path):
     data = tmp_path / "numbers.json"
     data.write_text("[1]")

@@ -3,10 +3,13 @@
 import json
 import math
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from redco_flow.errors import UnreadableFile
 from redco_flow.stages.bad_rows import BadRow
 from redco_flow.stages.row_files import FileRow, read_file
 
@@ -103,3 +106,42 @@ def test_every_object_that_json_writes_is_read_as_it_was(tmp_path_factory, field
     [row] = rows_of(folder, line)
 
     assert repr(row) == repr(FileRow(1, json.loads(line)))
+
+
+def test_an_arrow_batch_that_points_out_of_its_memory_is_refused_by_the_files_name(tmp_path):
+    """Fault 47: read as it stands, it ends the process."""
+    path = tmp_path / "rows.arrow"
+    table = pa.table({"text": ["one", "two", "three"]})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    offsets = b"".join(place.to_bytes(4, "little") for place in (0, 3, 6, 11))
+    far_away = offsets[:8] + (0x7FFFFFF0).to_bytes(4, "little") + offsets[12:]
+    content = path.read_bytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, far_away))
+
+    with pytest.raises(UnreadableFile, match=r"rows\.arrow: not an Arrow file, or a damaged one"):
+        list(read_file(path))
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_an_arrow_file_of_either_kind_is_read(tmp_path, kind):
+    path = tmp_path / "rows.arrow"
+    table = pa.table({"a": list(range(2500))})
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as out:
+        out.write_table(table)
+
+    rows = list(read_file(path))
+
+    assert rows == [FileRow(number + 1, {"a": number}) for number in range(2500)]
+
+
+def test_a_parquet_file_that_is_cut_short_is_refused_by_its_name(tmp_path):
+    """Fault 47."""
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pa.table({"a": list(range(100))}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+
+    with pytest.raises(UnreadableFile, match=r"rows\.parquet: not a Parquet file, or a damaged"):
+        list(read_file(path))

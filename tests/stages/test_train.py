@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
+from redco_flow.errors import ArtifactError
 from redco_flow.metrics import rouge
 from redco_flow.records import digest_file, digest_json
 from redco_flow.spec.settings import settings_of
@@ -82,6 +83,33 @@ def test_training_gives_the_last_and_each_best_checkpoint_with_all_that_predicti
     for artifact in checkpoints.values():
         names = {path.name for path in artifact.path.iterdir()}
         assert names == {"checkpoint", "tokenizer", "recipe.json"}
+
+
+def test_no_checkpoint_is_saved_of_a_training_whose_dataset_was_damaged_meanwhile(
+    bench, write_rows
+):
+    """Fault 41: a later attempt goes on from what was trained on whole bytes."""
+    dataset = make_dataset(bench, write_rows)
+    context = bench.context("train", {"dataset": [dataset]}, work="train")
+    file = next(dataset.path.glob("train*.arrow"))
+    num_saves = 0
+
+    def damage_before_the_second_save():
+        nonlocal num_saves
+        num_saves += 1
+        if num_saves == 2:
+            file.chmod(0o644)
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+        if not bench.store.is_intact(dataset.id):
+            raise ArtifactError("the dataset is damaged")
+
+    context.verify_inputs = damage_before_the_second_save
+    with pytest.raises(ArtifactError, match="the dataset is damaged"):
+        train.run(context, train.Config.from_json(SETTINGS | {"num_epochs": 3}))
+
+    steps_per_epoch = 3  # 40 examples of 64, by 16
+    steps = [int(path.name) for path in (context.work_dir / "checkpoints").glob("[0-9]*")]
+    assert steps == [steps_per_epoch]
 
 
 def test_the_best_checkpoint_is_the_one_whose_recorded_score_is_best(trained):

@@ -11,6 +11,7 @@ from blake3 import blake3
 from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.records import digest_json
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.file_digests import digest_files
 
 
 @pytest.fixture
@@ -227,6 +228,84 @@ def test_a_damaged_artifact_is_not_intact_and_is_replaced_when_published_again(
     assert again.id == artifact.id
     assert store.is_intact(artifact.id)
     assert store.verify(artifact.id) == []
+
+
+def _flip(path, place):
+    """Flip one bit in place; a published file may only be read."""
+    mode = path.stat().st_mode
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << (place % 8)
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "predictions", "metrics", "tokenizer", "checkpoint"])
+def test_a_flipped_bit_in_any_file_is_noticed_and_mended_by_publishing_again(
+    store, checkpoint, kind
+):
+    """Faults 22 and 41."""
+    artifact = store.publish(kind, checkpoint, metadata={"rows": 2})
+    assert store.is_intact(artifact.id)
+
+    for path in sorted(path for path in artifact.directory.rglob("*") if path.is_file()):
+        for place in (0, path.stat().st_size // 2, path.stat().st_size - 2):
+            _flip(path, place)
+            assert not store.is_intact(artifact.id), (path, place)
+
+            again = store.publish(kind, checkpoint, metadata={"rows": 2})
+
+            assert again.id == artifact.id
+            assert store.is_intact(artifact.id)
+            assert store.verify(artifact.id) == []
+
+
+def test_a_flipped_bit_anywhere_in_a_manifest_is_noticed_or_says_nothing_else(store, checkpoint):
+    """Fault 41."""
+    artifact = store.publish("dataset", checkpoint, metadata={"rows": 2}, parents={"a": "b"})
+    path = artifact.directory / "manifest.json"
+    written = path.read_bytes()
+    said = {key: value for key, value in json.loads(written).items() if key != "digest"}
+
+    for place in range(len(written)):
+        _flip(path, place)
+        if store.is_intact(artifact.id):  # the digest's own name is damaged, or only a space
+            assert json.loads(path.read_bytes()).items() >= said.items()
+        path.chmod(0o644)
+        path.write_bytes(written)
+
+    assert store.is_intact(artifact.id)
+
+
+def test_a_manifest_of_an_earlier_version_without_a_digest_is_believed(store, checkpoint):
+    artifact = store.publish("dataset", checkpoint)
+    path = artifact.directory / "manifest.json"
+    record = json.loads(path.read_text())
+    del record["digest"]
+    path.chmod(0o644)
+    path.write_text(json.dumps(record))
+
+    assert store.is_intact(artifact.id)
+
+
+def test_an_unchanged_artifact_is_read_once_and_a_changed_one_again(store, workspace, checkpoint):
+    """Fault 41, and a plan stays fast: what is remembered is what is told."""
+    artifact = store.publish("checkpoint", checkpoint)
+    cache = f"artifacts/{artifact.id}.json"
+    paths = [artifact.path / entry["path"] for entry in artifact.manifest["files"]]
+    digest_files(workspace, paths, cache=cache, now=lambda: time.time_ns() + 3_000_000_000)
+    assert store.is_intact(artifact.id)
+    remembered = json.loads((workspace.cache / cache).read_text())
+    for entry in remembered.values():
+        entry[-1] = "another digest"
+    (workspace.cache / cache).write_text(json.dumps(remembered))
+    assert not store.is_intact(artifact.id)  # so no byte was read
+    assert store.is_whole(artifact.id)
+
+    for path in paths:
+        os.utime(path)
+
+    assert store.is_intact(artifact.id)
 
 
 def test_verification_finds_a_flipped_bit_a_missing_a_short_and_an_added_file(store, checkpoint):

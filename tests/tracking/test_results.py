@@ -63,6 +63,48 @@ def test_a_result_whose_artifact_was_deleted_or_truncated_is_not_reused(
     assert find_result(workspace, result.fingerprint) == result
 
 
+def _flip_a_bit(path):
+    path.chmod(0o644)
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_result_whose_artifact_has_a_flipped_bit_is_not_reused(workspace, tmp_path):
+    """Faults 22 and 41."""
+    result = publish_result(workspace, _result(workspace, tmp_path))
+    artifact = ArtifactStore(workspace).get(result.outputs["checkpoint/last"])
+
+    _flip_a_bit(artifact.path / "weights")
+
+    assert find_result(workspace, result.fingerprint) is None
+    publish_result(workspace, _result(workspace, tmp_path))
+    assert find_result(workspace, result.fingerprint) == result
+
+
+@pytest.mark.parametrize("is_verified", [True, False])
+def test_what_nobody_knows_to_be_made_from_whole_inputs_goes_with_a_damaged_one(
+    workspace, tmp_path, is_verified
+):
+    """Fault 41: a result of a version that did not verify its inputs."""
+    store = ArtifactStore(workspace)
+    (tmp_path / "rows").write_text("one two")
+    dataset = store.publish("dataset", tmp_path / "rows")
+    result = _result(workspace, tmp_path)
+    ingredients = result.ingredients | {"inputs": {"dataset": [dataset.id]}}
+    result = replace(result, ingredients=ingredients, inputs_verified=is_verified)
+    result = publish_result(workspace, result)
+    assert find_result(workspace, result.fingerprint) == result
+
+    _flip_a_bit(dataset.path / "rows")
+    while_damaged = find_result(workspace, result.fingerprint)
+    store.publish("dataset", tmp_path / "rows")
+    once_mended = find_result(workspace, result.fingerprint)
+
+    assert store.is_intact(dataset.id)
+    assert while_damaged == once_mended == (result if is_verified else None)
+
+
 def test_a_result_computed_again_to_other_bytes_replaces_the_broken_one(workspace, tmp_path):
     """Fault 40."""
     broken = publish_result(workspace, _result(workspace, tmp_path))

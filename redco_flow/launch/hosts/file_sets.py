@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from redco_flow.errors import ArtifactError
+from redco_flow.errors import ArtifactError, WorkspaceError
 from redco_flow.records import copy_file, read_json, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 COMMIT = "commit.json"
@@ -105,13 +106,20 @@ class FileSet:
         return workspace.work / self.name if self.kind == "checkpoint" else self.folder(workspace)
 
     def is_here(self, workspace: Workspace) -> bool:
-        """Say whether the workspace has it with every file at its size."""
+        """Say whether the workspace has it with every byte as it should be; reads files once."""
         if self.kind == "artifact":
             return ArtifactStore(workspace).is_intact(str(self.record["id"]))
         folder = self.folder(workspace)
         if self.kind == "checkpoint" and not (folder / COMMIT).is_file():
             return False
-        return all(_size(folder / entry.path) == entry.bytes for entry in self.files)
+        if any(_size(folder / entry.path) != entry.bytes for entry in self.files):
+            return False
+        paths = [folder / entry.path for entry in self.files]
+        try:
+            digests = digest_files(workspace, paths, cache=f"copies/{self.kind}-{self.name}.json")
+        except WorkspaceError:
+            return False
+        return all(digests[folder / entry.path] == entry.blake3 for entry in self.files)
 
 
 def wanted(workspace: Workspace, arrivals: Path, sets: Iterable[FileSet]) -> dict[str, int]:
