@@ -79,17 +79,13 @@ class _GatheringAgain(Keeping):
         return again
 
     def again(
-        self,
-        function: Callable[..., Any],
-        *,
-        is_surrounded: bool,
-        policy: Callable[..., Any] | None,
-        prevent_cse: Any,
+        self, function: Callable[..., Any], *, is_surrounded: bool, **options: Any
     ) -> Callable[..., Any]:
         """Return it with its own policy in force."""
+        policy = options["policy"]
         if policy is not None:
             policy = _except_gathered(policy)
-        again = jax.checkpoint(function, policy=policy, prevent_cse=prevent_cse)
+        again = jax.checkpoint(function, **{**options, "policy": policy})
         return _sealed(again) if is_surrounded else again
 
 
