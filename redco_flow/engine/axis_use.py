@@ -13,11 +13,16 @@ def equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yield every equation, those inside others too."""
     for equation in jaxpr.eqns:
         yield equation
-        for value in _parameters(equation):
-            if isinstance(value, ClosedJaxpr):
-                yield from equations(value.jaxpr)
-            elif isinstance(value, Jaxpr):
-                yield from equations(value)
+        yield from equations_inside(equation)
+
+
+def equations_inside(equation: Any) -> Iterator[Any]:
+    """Yield the equations of the jaxprs that one holds."""
+    for value in _parameters(equation):
+        if isinstance(value, ClosedJaxpr):
+            yield from equations(value.jaxpr)
+        elif isinstance(value, Jaxpr):
+            yield from equations(value)
 
 
 def names_axis(equation: Any, axis: str) -> bool:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 from jax.extend import core
 
+from redco_flow.engine.axis_use import equations_inside
+
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
-# (inside of a loop) -> what wraps its body, and the whole function
-Wrap = Callable[..., Callable[..., Any]]
+_REMATS = ("remat", "remat2", "checkpoint")
+# What is run by running what it holds.
+_OPENED = (*_CALLS, *_REMATS, "scan", "cond")
 # A value and how it becomes ready; None where it is.
 Outcome = tuple[Any, "Deferred | None"]
 
@@ -48,8 +52,31 @@ class Deferred(ABC):
         return None
 
 
-def _as_it_is(function: Callable[..., Any], *, in_loop: bool = False) -> Callable[..., Any]:
-    return function
+class Keeping:
+    """What of a function is kept for its backward pass: here all that JAX would keep.
+
+    Of nested `jax.checkpoint` JAX asks the outermost alone what is kept. Where `surround` puts one
+    around a function, `again` must see to those inside.
+    """
+
+    # Whether `surround` rematerialises.
+    decides: ClassVar[bool] = False
+
+    def surround(self, function: Callable[..., Any], *, in_loop: bool) -> Callable[..., Any]:
+        """Return the whole function, or the body of a scan over deferred parts, to be run."""
+        return function
+
+    def again(
+        self, function: Callable[..., Any], *, is_surrounded: bool, **options: Any
+    ) -> Callable[..., Any]:
+        """Return what the function itself rematerialises.
+
+        Args:
+            is_surrounded: whether it stands right inside of what `surround` returned, and not
+                inside of another part that is rematerialised.
+            options: of `jax.checkpoint`.
+        """
+        return jax.checkpoint(function, **options)
 
 
 def run_deferred(
@@ -59,7 +86,7 @@ def run_deferred(
     deferred: Sequence[Deferred | None],
     inputs: Sequence[Any],
     *,
-    wrap: Wrap = _as_it_is,
+    keeping: Keeping | None = None,
 ) -> Any:
     """Return what `function(params, *inputs)` returns.
 
@@ -68,7 +95,7 @@ def run_deferred(
         values: one per leaf of it: the array, or what its `deferred` makes it of.
         deferred: one per leaf; None where the value is the array.
         inputs: trees of arrays and Python values; those are passed as they are.
-        wrap: put around the whole, and around the body of each scan over deferred parts.
+        keeping: what is kept for the backward pass.
     """
     leaves, structure = jax.tree.flatten(tuple(inputs))
     arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
@@ -79,17 +106,21 @@ def run_deferred(
         return function(params, *jax.tree.unflatten(structure, filled))
 
     jaxpr, results = jax.make_jaxpr(on_arrays, return_shape=True)(shapes, arrays)
-    evaluator = _Evaluator(wrap)
+    keeping = keeping or Keeping()
+    evaluator = _Evaluator(keeping, is_surrounded=keeping.decides)
     splits = [*deferred, *[None] * len(arrays)]
-    run = wrap(lambda *values: _ready(evaluator.evaluate(jaxpr, values, splits)))
+    run = keeping.surround(
+        lambda *values: _ready(evaluator.evaluate(jaxpr, values, splits)), in_loop=False
+    )
     return jax.tree.unflatten(jax.tree.structure(results), run(*values, *arrays))
 
 
 class _Evaluator:
     """Runs jaxprs on values of which some are deferred."""
 
-    def __init__(self, wrap: Wrap) -> None:
-        self._wrap = wrap
+    def __init__(self, keeping: Keeping, *, is_surrounded: bool) -> None:
+        self._keeping = keeping
+        self._is_surrounded = is_surrounded
 
     def evaluate(
         self,
@@ -101,6 +132,8 @@ class _Evaluator:
         for equation in jaxpr.jaxpr.eqns:
             if any(env.deferred(v) for v in equation.invars):
                 outs = self._on_deferred(equation, env)
+            elif self._is_surrounded and equation.primitive.name in _OPENED and _holds(equation):
+                outs = self._open(equation, env)
             else:
                 outs = _as_ready(bind(equation, [env.value(v) for v in equation.invars]))
             env.write(equation.outvars, outs)
@@ -108,15 +141,10 @@ class _Evaluator:
 
     def _on_deferred(self, equation: Any, env: _Environment) -> list[Outcome]:
         name = equation.primitive.name
+        if name in _OPENED and (name != "cond" or (self._is_surrounded and _holds(equation))):
+            return self._open(equation, env)
         found = [env.deferred(v) for v in equation.invars]
         values = [env.value(v) for v in equation.invars]
-        if name in _CALLS:
-            inner = equation.params["jaxpr" if "jaxpr" in equation.params else "call_jaxpr"]
-            return self.evaluate(inner, values, found)
-        if name in ("remat", "remat2", "checkpoint"):
-            return self._rematerialise(equation, values, found)
-        if name == "scan":
-            return self._scan(equation, env)
         if name == "convert_element_type" and found[0] is not None and found[0].casts_first:
             return [(value, found[0]) for value in bind(equation, values)]
         how = next(how for how in found if how is not None)
@@ -125,23 +153,51 @@ class _Evaluator:
             return _as_ready(bind(equation, [env.use(v) for v in equation.invars]))
         return outs
 
+    def _open(self, equation: Any, env: _Environment) -> list[Outcome]:
+        """Run an operation that holds jaxprs by running what they hold."""
+        name = equation.primitive.name
+        if name == "scan":
+            return self._scan(equation, env)
+        if name == "cond":
+            return self._branch(equation, env)
+        found = [env.deferred(v) for v in equation.invars]
+        values = [env.value(v) for v in equation.invars]
+        if name in _REMATS:
+            return self._rematerialise(equation, values, found)
+        inner = equation.params["jaxpr" if "jaxpr" in equation.params else "call_jaxpr"]
+        return self.evaluate(inner, values, found)
+
     def _rematerialise(
         self, equation: Any, values: Sequence[Any], deferred: list[Deferred | None]
     ) -> list[Outcome]:
         inner, options = equation.params["jaxpr"], equation.params
         closed = core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
+        inside = _Evaluator(self._keeping, is_surrounded=False)
         hows: list[Deferred | None] = []
 
         def evaluate(*values: Any) -> list[Any]:
-            outs = self.evaluate(closed, values, deferred)
+            outs = inside.evaluate(closed, values, deferred)
             # Of the last trace: each finds the same.
             hows[:] = [how for _, how in outs]
             return [value for value, _ in outs]
 
-        again = jax.checkpoint(
-            evaluate, policy=options["policy"], prevent_cse=options["prevent_cse"]
+        again = self._keeping.again(
+            evaluate,
+            is_surrounded=self._is_surrounded,
+            policy=options["policy"],
+            prevent_cse=options["prevent_cse"],
         )
         return list(zip(again(*values), hows, strict=True))
+
+    def _branch(self, equation: Any, env: _Environment) -> list[Outcome]:
+        """Run the branch that is chosen; all of them get what is ready."""
+        index, *operands = [env.use(v) for v in equation.invars]
+
+        def run(branch: core.ClosedJaxpr, *operands: Any) -> list[Any]:
+            return _ready(self.evaluate(branch, operands, [None] * len(operands)))
+
+        branches = [partial(run, branch) for branch in equation.params["branches"]]
+        return _as_ready(jax.lax.switch(index, branches, *operands))
 
     def _scan(self, equation: Any, env: _Environment) -> list[Outcome]:
         """Run a scan whose body makes the rows ready that it is given."""
@@ -161,13 +217,17 @@ class _Evaluator:
             env.use(v) if row is None else env.value(v) for v, row in zip(stacks, rows, strict=True)
         ]
         deferred = [*hows, *[None] * num_carry, *rows]
+        keeping = self._keeping
+        # Only parts that are made ready inside need what keeps them from being kept.
+        surrounds = keeping.decides and any(deferred)
+        inside = _Evaluator(keeping, is_surrounded=surrounds or self._is_surrounded)
 
         def body(carry: list[Any], parts: list[Any]) -> tuple[list[Any], list[Any]]:
-            outs = _ready(self.evaluate(options["jaxpr"], [*consts, *carry, *parts], deferred))
+            outs = _ready(inside.evaluate(options["jaxpr"], [*consts, *carry, *parts], deferred))
             return outs[:num_carry], outs[num_carry:]
 
         carry, made = jax.lax.scan(
-            self._wrap(body, in_loop=True),
+            keeping.surround(body, in_loop=True) if surrounds else body,
             carry,
             stacked,
             length=options["length"],
@@ -175,6 +235,13 @@ class _Evaluator:
             unroll=options["unroll"],
         )
         return _as_ready([*carry, *made])
+
+
+def _holds(equation: Any) -> bool:
+    """Say whether an operation is rematerialised, or one inside of it."""
+    if equation.primitive.name in _REMATS:
+        return True
+    return any(inner.primitive.name in _REMATS for inner in equations_inside(equation))
 
 
 class _Environment:

@@ -40,8 +40,8 @@ def on_unpadded_params(function: Callable[..., Any], storage: PaddedStorage) -> 
             ", ".join(paths[number] for number in sorted(numbers)),
         )
 
-    gathering = gather_where_used(function, storage)
-    return compute_by_shard(gathering, storage.fused_leaves, tell)
+    by_shard = compute_by_shard(function, storage.fused_leaves, tell)
+    return gather_where_used(by_shard, storage)
 
 
 def on_stored_state(step: TrainStep, storage: PaddedStorage) -> TrainStep:

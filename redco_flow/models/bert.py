@@ -1,8 +1,8 @@
 """BERT: an encoder that predicts masked tokens, or turns texts into vectors.
 
 The config under Hugging Face's names and the tensors of transformers' BertForMaskedLM, or of
-the bare BertModel; the pooler and the head for next sentences are not read. What it computes
-is `encoder_model.py`'s. Refuses to know files and devices.
+the bare BertModel, with its pooler where there is one; the head for next sentences is not read.
+What it computes is `encoder_model.py`'s. Refuses to know files and devices.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from redco_flow.models.encoder_config import EncoderConfig
 
 _HEAD = "cls.predictions"
 IGNORED_TENSORS = (
-    "bert.pooler.*",
-    "pooler.*",
     "cls.seq_relationship.*",
     f"{_HEAD}.decoder.weight",
     "*embeddings.position_ids",

@@ -32,7 +32,8 @@ from redco_flow.models.tensor_layout import TensorLayout
 class BertFamilyConfig(FamilyConfig):
     """The shape and constants that all of them have.
 
-    `has_head` is false for a model published without the head for masked tokens.
+    `has_head` is false for a model published without the head for masked tokens, `has_pooler`
+    true for one published with the layer that makes a text's vector of its first token.
     """
 
     hidden_size: int = 768
@@ -48,6 +49,7 @@ class BertFamilyConfig(FamilyConfig):
     layer_norm_eps: float = 1e-12
     tie_word_embeddings: bool = True
     has_head: bool = True
+    has_pooler: bool = False
 
     @final
     def derived(self) -> dict[str, Any]:
@@ -101,6 +103,7 @@ class BertFamilyConfig(FamilyConfig):
             stack=stack,
             padding_token=padding_token,
             head_activation=activation_name(head_activation) if self.has_head else None,
+            has_pooler=self.has_pooler,
         )
 
     @final
@@ -129,6 +132,13 @@ class BertFamilyConfig(FamilyConfig):
                 },
             },
         }
+        if self.has_pooler:
+            layouts["pooler"] = {
+                "kernel": TensorLayout(
+                    "model inner", "inner model", f"{outer}.pooler.dense.weight"
+                ),
+                "bias": TensorLayout("inner", "inner", f"{outer}.pooler.dense.bias"),
+            }
         # As models for embeddings are published: the bare encoder.
         layouts = with_other_prefix(layouts, f"{outer}.", "")
         return {**layouts, "head": head} if self.has_head else layouts

@@ -15,6 +15,7 @@ __all__ = [
     "config_of_tensors",
     "encode",
     "init_params",
+    "pool",
     "tensor_layouts",
 ]
 
@@ -84,17 +85,44 @@ def encode(
     return encoder_model.run(config.core, params, *inputs, method="encode")
 
 
+def pool(
+    config: BertFamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    token_type_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return what the pooler makes of each text's first place (B, D), in `config.dtype`.
+
+    Transformers calls it `pooler_output`; see `apply`.
+
+    Raises:
+        ValueError: the model has no pooler (`config.has_pooler`).
+    """
+    from redco_flow.models import encoder_model
+
+    inputs = (input_ids, attention_mask, token_type_ids, rngs)
+    return encoder_model.run(config.core, params, *inputs, method="pool")
+
+
 def tensor_layouts(config: BertFamilyConfig) -> dict[str, Any]:
     """Return a tree like the parameters that says what each is made of."""
     return config.tensor_layouts()
 
 
 def config_of_tensors(config: BertFamilyConfig, files: TensorFiles) -> BertFamilyConfig:
-    """Return `config`, without a head where the checkpoint has none of its tensors.
+    """Return `config` with the head and the pooler whose tensors the checkpoint has.
 
-    Models for embeddings are published so.
+    Models for embeddings are published without a head, those for masked tokens often without
+    a pooler.
     """
-    if not config.has_head:
-        return config
-    kernel = config.tensor_layouts()["head"]["kernel"]
-    return config if kernel.name in files.names else config.updated({"has_head": False})
+    whole = config.updated({"has_head": True, "has_pooler": True}).tensor_layouts()
+
+    def has(part: str) -> bool:
+        kernel = whole[part]["kernel"]
+        return not files.names.isdisjoint({kernel.name, *kernel.aliases})
+
+    return config.updated(
+        {"has_head": config.has_head and has("head"), "has_pooler": has("pooler")}
+    )

@@ -20,6 +20,7 @@ class EncoderConfig:
         padding_token: positions count the tokens that are not this one, and padding stands
             before the first; None: positions are places, whatever stands there.
         head_activation: between the head's kernel and its norm; None: no head.
+        has_pooler: whether there is a layer that makes a text's vector of its first token.
     """
 
     vocab_size: int
@@ -27,3 +28,4 @@ class EncoderConfig:
     stack: StackConfig
     padding_token: int | None = None
     head_activation: str | None = "gelu"
+    has_pooler: bool = False

@@ -9,7 +9,7 @@ P positions; norms have `scale` and `bias`):
   embedding (V, D) · token_types (Y, D) · encoder/positions (P, D) · encoder/embedding_norm
   encoder/layers/{attention_norm, attention/{qkv (L, D, 3, H, K), out (L, H, K, D)},
     mlp_norm, mlp/{wi (L, D, 1, F), wo (L, F, D)}}, biases beside their kernels
-  head/{kernel (D, D), bias (D), norm, vocabulary_bias (V)}
+  head/{kernel (D, D), bias (D), norm, vocabulary_bias (V)} · pooler/{kernel (D, D), bias (D)}
 Further dims in this file: B batch, T sequence.
 """
 
@@ -56,6 +56,24 @@ class MaskedHead(nn.Module):
         return wide_product(hidden, embedding.astype(dtype).T) + self.vocabulary_bias
 
 
+class Pooler(nn.Module):
+    """What turns the first token's hidden state into the text's vector."""
+
+    config: EncoderConfig
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c = self.config.stack
+        self.kernel = self.param("kernel", normal(c.init_deviation), (c.width, c.width))
+        self.bias = self.param("bias", zeros, (c.width,))
+
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """Map (B, T, D) to (B, D)."""
+        dtype = hidden.dtype
+        inner = product(hidden[:, 0], self.kernel.astype(dtype)) + self.bias.astype(dtype)
+        return jnp.tanh(inner)
+
+
 class Encoder(nn.Module):
     """The whole model; the functions below are its face."""
 
@@ -70,6 +88,8 @@ class Encoder(nn.Module):
         self.encoder = Stack(c.stack)
         if c.head_activation is not None:
             self.head = MaskedHead(c)
+        if c.has_pooler:
+            self.pooler = Pooler(c)
 
     def encode(
         self,
@@ -97,6 +117,25 @@ class Encoder(nn.Module):
         logits: jax.Array = self.head(encoded, self.embedding)
         return logits
 
+    def pool(self, *inputs: Any) -> jax.Array:
+        """Return the texts' vectors (B, D)."""
+        encoded = self.encode(*inputs)
+        if not self.config.has_pooler:
+            raise ValueError(
+                "this model was published without a pooler: take pooling.mean_pool of what it "
+                "encodes."
+            )
+        pooled: jax.Array = self.pooler(encoded)
+        return pooled
+
+    def declare(self, *inputs: Any) -> None:
+        """Use every parameter that there is."""
+        encoded = self.encode(*inputs)
+        if self.config.head_activation is not None:
+            self.head(encoded, self.embedding)
+        if self.config.has_pooler:
+            self.pooler(encoded)
+
 
 def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
     """Return each token's position, (T) or (B, T); padding is before the first."""
@@ -110,8 +149,8 @@ def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
 def init_params(config: EncoderConfig, key: jax.Array) -> Params:
     """Draw float32 parameters."""
     tokens = jnp.zeros((1, 1), jnp.int32)
-    method = "encode" if config.head_activation is None else "__call__"
-    params: Params = Encoder(config).init(key, tokens, tokens, (), None, method=method)["params"]
+    inputs = (tokens, tokens, (), None)
+    params: Params = Encoder(config).init(key, *inputs, method="declare")["params"]
     return params
 
 
@@ -131,7 +170,10 @@ def run(
     *,
     method: str,
 ) -> jax.Array:
-    """Return logits (method `__call__`) or hidden states (`encode`); see `encoder.py`."""
+    """Return logits (method `__call__`), hidden states (`encode`) or vectors (`pool`).
+
+    See `encoder.py`.
+    """
     if token_type_ids is None:
         token_type_ids = jnp.zeros_like(input_ids)
     keys = example_keys(rngs, input_ids.shape[0])

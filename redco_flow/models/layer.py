@@ -24,7 +24,8 @@ from redco_flow.models.context_axis import split_sequence
 from redco_flow.models.dropout import dropout, fold_keys
 from redco_flow.models.key_value_cache import append
 from redco_flow.models.layer_inputs import KeysValues, StepLayer, StepShared, WholeShared
-from redco_flow.models.mixture import SAVED_PRODUCT, MixtureOfExperts
+from redco_flow.models.mixture import MixtureOfExperts
+from redco_flow.models.product import KEPT_PRODUCT
 from redco_flow.models.projections import merge_together, project_together
 from redco_flow.models.rotary import Rotation
 from redco_flow.models.sequence_attention import attend_sequence
@@ -255,10 +256,7 @@ def scanned_layers(config: StackConfig) -> Any:
     """Return all layers as one module, scanned over their parameters and recomputed by policy."""
     layer: Any = Layer
     if config.remat != "none":
-        kept = jax.checkpoint_policies
-        products = kept.save_from_both_policies(
-            kept.dots_with_no_batch_dims_saveable, kept.save_only_these_names(SAVED_PRODUCT)
-        )
+        products = jax.checkpoint_policies.save_only_these_names(KEPT_PRODUCT)
         policies = {"full": None, "dots": products}
         layer = nn.remat(layer, prevent_cse=False, policy=policies[config.remat])
     scanned: Any = nn.scan(

@@ -25,10 +25,8 @@ from redco_flow.models.blocks import normal
 from redco_flow.models.dispatch import plan_dispatch
 from redco_flow.models.expert_shards import compute_on_shards
 from redco_flow.models.grouped_product import grouped_product
-from redco_flow.models.product import wide_product
+from redco_flow.models.product import KEPT_PRODUCT, wide_product
 
-# What a policy that keeps products keeps of the experts'.
-SAVED_PRODUCT = "expert_product"
 # Up to so many tokens a product with every expert takes no longer than reading the kernels.
 _FEW_TOKENS = 32
 
@@ -94,7 +92,7 @@ def _mix_chosen(
     dispatch = plan_dispatch(choice.experts.reshape(-1), config.num_experts)
     rows = dispatch.sorted_by_expert(jnp.repeat(x, config.experts_per_token, axis=0))
     weights = dispatch.sorted_by_expert(choice.weights.astype(x.dtype).reshape(-1, 1))
-    projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), SAVED_PRODUCT)
+    projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), KEPT_PRODUCT)
     inner = activate(projected, config.activation) * weights
     outer = dispatch.sorted_by_token(grouped_product(inner, wo, dispatch.ends))
     return jnp.sum(outer.reshape(len(x), config.experts_per_token, -1), axis=1)

@@ -14,7 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+# The name of what a policy that keeps products keeps.
+KEPT_PRODUCT = "product"
 Factors = tuple[jax.Array, jax.Array]
 
 
@@ -46,7 +49,9 @@ def _product(num_contracted: int, dtype: Any, x: jax.Array, kernel: jax.Array) -
 def _forward(
     num_contracted: int, dtype: Any, x: jax.Array, kernel: jax.Array
 ) -> tuple[jax.Array, Factors]:
-    return _product(num_contracted, dtype, x, kernel), (x, kernel)
+    # Named here, where no policy could tell by itself what a rule of ours computes.
+    result = checkpoint_name(_product(num_contracted, dtype, x, kernel), KEPT_PRODUCT)
+    return result, (x, kernel)
 
 
 def _backward(num_contracted: int, dtype: Any, factors: Factors, cotangent: jax.Array) -> Factors:

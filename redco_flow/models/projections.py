@@ -56,10 +56,10 @@ def project_together(x: jax.Array, kernels: Sequence[SplitKernel]) -> list[jax.A
     if num_shards == 1 or len(kernels) == 1 or not are_even:
         return [product(x, kernel.astype(x.dtype)) for kernel, _ in kernels]
     flat = [
-        jnp.moveaxis(kernel, dim, 1).reshape(kernel.shape[0], num_shards, -1)
+        jnp.moveaxis(kernel.astype(x.dtype), dim, 1).reshape(kernel.shape[0], num_shards, -1)
         for kernel, dim in kernels
     ]
-    together = product(x, jnp.concatenate(flat, axis=-1).astype(x.dtype))
+    together = product(x, jnp.concatenate(flat, axis=-1))
     ends = np.cumsum([part.shape[-1] for part in flat])[:-1].tolist()
     return [
         _unflatten(part, kernel)
@@ -91,6 +91,6 @@ def merge_together(terms: Sequence[tuple[jax.Array, jax.Array]]) -> jax.Array:
     for x, kernel in terms:
         lead = x.shape[: x.ndim - (kernel.ndim - 1)]
         inputs.append(x.reshape(*lead, num_shards, -1))
-        kernels.append(kernel.reshape(num_shards, -1, kernel.shape[-1]).astype(x.dtype))
+        kernels.append(kernel.astype(x.dtype).reshape(num_shards, -1, kernel.shape[-1]))
     joined, kernel = jnp.concatenate(inputs, axis=-1), jnp.concatenate(kernels, axis=1)
     return product(joined, kernel, 2)

@@ -1,8 +1,8 @@
 """RoBERTa: BERT whose positions count what is not padding, from the row after padding's on.
 
 The config under Hugging Face's names and the tensors of transformers' RobertaForMaskedLM, or of
-the bare RobertaModel; the pooler is not read. What it computes is `encoder_model.py`'s. Refuses
-to know files and devices.
+the bare RobertaModel, with its pooler where there is one. What it computes is
+`encoder_model.py`'s. Refuses to know files and devices.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from redco_flow.models.encoder_config import EncoderConfig
 
 _HEAD = "lm_head"
 IGNORED_TENSORS = (
-    "roberta.pooler.*",
-    "pooler.*",
     f"{_HEAD}.decoder.weight",
     "*embeddings.position_ids",
 )

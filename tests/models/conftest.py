@@ -145,7 +145,9 @@ _BERT = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_atten
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", _BERT),
     "roberta": ("roberta", {**_BERT, "hidden_act": "relu"}),
-    "bert-headless": ("bert", {**_BERT, "has_head": False}),
+    "bert-headless": ("bert", {**_BERT, "has_head": False, "has_pooler": True}),
+    "roberta-headless": ("roberta", {**_BERT, "has_head": False, "has_pooler": True}),
+    "bert-pooled": ("bert", {**_BERT, "has_pooler": True}),
 }
 # No two sizes are equal, so that no swapped dim goes unseen.
 _BART = {"vocab_size": 61, "d_model": 24, "encoder_layers": 3, "decoder_layers": 2,

@@ -39,9 +39,8 @@ def test_norms_called_gamma_and_beta_and_the_other_heads_are_read_over(checkpoin
         new = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
         for ours, old in new.items():
             tensors = {name.replace(ours, old): tensor for name, tensor in tensors.items()}
-        extra = ("bert.pooler.dense.weight", "cls.seq_relationship.weight")
         head = {"cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"]}
-        return tensors | head | {name: np.ones((24, 24), np.float32) for name in extra}
+        return tensors | head | {"cls.seq_relationship.weight": np.ones((2, 24), np.float32)}
 
     change_tensors(checkpoint, publish_as_of_old)
 
@@ -71,6 +70,26 @@ def test_a_model_without_a_head_says_so_in_its_file(checkpoint, encoder):
 
     assert values["architectures"] == ["BertModel"]
     assert_loads_as(checkpoint, encoder.params)
+
+
+@pytest.mark.parametrize("encoder", ["bert-pooled"], indirect=True)
+def test_a_pooler_is_read_and_written_beside_a_head(checkpoint, encoder):
+    assert "bert.pooler.dense.weight" in load_file(checkpoint / "model.safetensors")
+    assert_loads_as(checkpoint, encoder.params)
+
+
+@pytest.mark.parametrize("encoder", ["bert-pooled"], indirect=True)
+def test_a_checkpoint_without_a_pooler_is_a_model_without_one(checkpoint, encoder):
+    def without_pooler(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: tensor for name, tensor in tensors.items() if "pooler" not in name}
+
+    change_tensors(checkpoint, without_pooler)
+
+    bare = {name: value for name, value in encoder.params.items() if name != "pooler"}
+    assert_loads_as(checkpoint, bare)
+    module, config = read_model(checkpoint)
+    with pytest.raises(ValueError, match=r"without a pooler: take pooling\.mean_pool"):
+        module.pool(config, bare, np.ones((1, 3), np.int32))
 
 
 @one_family

@@ -77,8 +77,11 @@ class Atoms:
     def _align(self, one: int, other: int) -> bool:
         """Merge two atoms, or the smaller with the major part of the larger."""
         large, small = (one, other) if self._sizes[one] >= self._sizes[other] else (other, one)
+        if self._sizes[small] == 0 and self._sizes[large] > 0:
+            return False
         if self._sizes[small] == 0:
-            return self._sizes[large] == 0
+            self._parts[large] = (small,)
+            return True
         factor, remainder = divmod(self._sizes[large], self._sizes[small])
         if remainder:
             return False

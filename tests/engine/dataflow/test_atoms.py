@@ -49,3 +49,16 @@ def test_regrouping_keeps_the_product_and_the_order_of_atoms(sizes, data):
 
     assert [atoms.size(part) for part in found] == wanted
     assert tuple(atom for part in found for atom in part) == atoms.expand(dim)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=8))
+def test_empty_dims_are_the_same_as_empty_dims_alone(pairs):
+    """Engine case 59."""
+    atoms = Atoms()
+    dims = [atoms.new_dim(size) for size in (0, 0, 0, 3, 4, 12)]
+
+    for one, other in pairs:
+        sizes = atoms.size(dims[one]), atoms.size(dims[other])
+        is_same = atoms.unify(dims[one], dims[other])
+        assert is_same or sizes[0] != sizes[1]
+        assert sizes[0] == sizes[1] or not is_same

@@ -1,0 +1,321 @@
+"""What `remat` keeps for the backward pass, on every mesh: read off what is traced."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from redco_flow import Deployer
+from redco_flow.engine.compiled_step import lower_train_step
+from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.stored_steps import on_unpadded_params
+from redco_flow.engine.traffic import read_collectives
+from redco_flow.models.find import find_model
+
+# No other dim is LAYERS or LENGTH: an array with both was kept of each layer.
+LAYERS, ROWS, LENGTH, WIDTH, HEADS, UNITS = 3, 8, 48, 32, 8, 40
+MESHES = {
+    "fsdp 1": {},
+    "fsdp 2": {"num_fsdp_shards": 2},
+    "fsdp 8": {"num_fsdp_shards": 8},
+    "model 8": {"num_model_shards": 8},
+    "model 2, fsdp 4": {"num_model_shards": 2, "num_fsdp_shards": 4},
+    "context 8": {"num_context_shards": 8},
+}
+FAMILIES = {
+    "llama": {
+        "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": UNITS,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+        "max_position_embeddings": 100,
+    },
+    # A fused kernel of queries, keys and values, and dropout.
+    "gpt2": {
+        "vocab_size": 64, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_inner": UNITS,
+        "n_positions": 100, "bos_token_id": 2, "eos_token_id": 1,
+        "resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2,
+    },
+    "bart": {
+        "vocab_size": 64, "d_model": WIDTH, "encoder_layers": LAYERS, "decoder_layers": LAYERS,
+        "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS,
+        "encoder_ffn_dim": UNITS, "decoder_ffn_dim": UNITS, "max_position_embeddings": 100,
+        "dropout": 0.0, "attention_dropout": 0.0,
+    },
+    "t5": {
+        "vocab_size": 64, "d_model": WIDTH, "d_kv": 4, "d_ff": UNITS, "num_layers": LAYERS,
+        "num_heads": HEADS, "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu",
+    },
+}  # fmt: skip
+
+
+def ids():
+    return jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
+
+
+def model_of(family, remat):
+    module = find_model(family)
+    config = module.Config.from_hugging_face({"model_type": family, **FAMILIES[family]})
+    return module, config.updated({"remat": remat})
+
+
+def loss_of(family, remat):
+    module, config = model_of(family, remat)
+
+    def loss_fn(params, batch, rngs, is_training):
+        given = [batch["ids"]]
+        if family in ("bart", "t5"):
+            given += [jnp.ones_like(batch["ids"]), batch["ids"]]
+        logits = module.apply(config, params, *given, rngs=rngs if is_training else None)
+        return cross_entropy(logits, batch["ids"])
+
+    return loss_fn, module.abstract_params(config)
+
+
+def on_mesh(mesh, loss_fn, params, batch):
+    """Return the mean of a loss as the engine computes it, and how its parameters are stored."""
+    deployer = Deployer(devices=jax.devices()[:8], **MESHES[mesh])
+    rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
+    storage = deployer.storage(params, rules.specs(params), rules.fused(params))
+    stored_loss = on_unpadded_params(loss_fn, storage)
+
+    def mean(params, batch, rngs=None):
+        totals, weights = stored_loss(storage.unpad(params), batch, rngs, rngs is not None)
+        return jnp.sum(totals) / jnp.sum(weights)
+
+    return deployer.on_mesh(mean), storage
+
+
+def kept(mesh, loss_fn, params, batch):
+    """Return the shapes of what is kept of each layer, without the layers; of all together."""
+    mean, storage = on_mesh(mesh, loss_fn, params, batch)
+    stored = jax.eval_shape(storage.close, storage.shapes)
+
+    def pull_back(params, batch):
+        return jax.vjp(lambda params: mean(params, batch), params)[1]
+
+    leaves = jax.tree.leaves(jax.eval_shape(pull_back, stored, batch))
+    return sorted(x.shape[1:] for x in leaves if x.shape[:1] == (LAYERS,) and LENGTH in x.shape)
+
+
+def kept_by(family, mesh, remat):
+    return kept(mesh, *loss_of(family, remat), {"ids": ids()})
+
+
+FUSED = [("gpt2", "fsdp 8"), ("gpt2", "model 2, fsdp 4")]
+
+
+@pytest.mark.parametrize(("family", "mesh"), [*(("llama", mesh) for mesh in MESHES), *FUSED])
+def test_with_full_a_layer_keeps_its_input_alone(family, mesh):
+    """Engine case 55."""
+    assert kept_by(family, mesh, "full") == [(ROWS, LENGTH, WIDTH)]
+
+
+@pytest.mark.parametrize(("family", "mesh"), [*(("llama", mesh) for mesh in MESHES), *FUSED])
+def test_with_dots_a_layer_keeps_its_input_and_its_products(family, mesh):
+    """Engine case 55: those whose result something else reads; scores never."""
+    found = [math.prod(shape) // (ROWS * LENGTH) for shape in kept_by(family, mesh, "dots")]
+
+    gates = 2 if family == "llama" else 1
+    # The layer's input, queries with keys and values, attention's output, the feed-forward's first.
+    assert sorted(found) == sorted([WIDTH, 3 * WIDTH, WIDTH, gates * UNITS])
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_with_none_a_layer_keeps_its_weights_of_attention_too(mesh):
+    """Engine case 55: but for the ring's, which never keeps scores."""
+    found = kept_by("llama", mesh, "none")
+
+    assert len(found) > 4
+    assert any(shape.count(LENGTH) == 2 for shape in found) == (mesh != "context 8")
+
+
+@pytest.mark.parametrize(
+    ("family", "remat", "mesh"),
+    [
+        ("bart", "full", "fsdp 8"),
+        ("bart", "full", "context 8"),
+        ("t5", True, "fsdp 1"),
+        ("t5", True, "model 2, fsdp 4"),
+    ],
+)
+def test_each_of_two_stacks_keeps_its_layers_inputs_alone(family, remat, mesh):
+    """Engine case 55."""
+    assert kept_by(family, mesh, remat) == [(ROWS, LENGTH, WIDTH)] * 2
+
+
+def test_with_dots_two_stacks_keep_the_same_over_fsdp_shards_and_no_scores():
+    """Engine case 55."""
+    found = kept_by("bart", "fsdp 8", "dots")
+
+    assert found == kept_by("bart", "fsdp 1", "dots")
+    assert max(shape.count(LENGTH) for shape in found) == 1
+    assert 2 < len(found) < len(kept_by("bart", "fsdp 8", "none"))
+
+
+POLICIES = {
+    "everything again": None,
+    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "what is named": jax.checkpoint_policies.save_only_these_names("inner"),
+}
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, _=None):
+        y = nn.LayerNorm()(x)
+        y = jax.ad_checkpoint.checkpoint_name(nn.Dense(UNITS)(y), "inner")
+        return x + nn.Dense(WIDTH)(nn.gelu(y)), None
+
+
+class Scanned(nn.Module):
+    policy: object = None
+
+    @nn.compact
+    def __call__(self, ids):
+        x = nn.Embed(64, WIDTH)(ids)
+        layer = nn.remat(Block, prevent_cse=False, policy=self.policy)
+        layers = nn.scan(layer, {"params": 0}, split_rngs={"params": True}, length=LAYERS)
+        return nn.Dense(64)(layers()(x, None)[0])
+
+
+def loss_of_linen(module):
+    params = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))
+
+    def loss_fn(params, batch, rngs, is_training):
+        return cross_entropy(module.apply(params, batch["ids"]), batch["ids"])
+
+    return loss_fn, params
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_users_scanned_layers_keep_what_their_policy_says(policy):
+    """Engine case 55: in Linen."""
+    whole, split = (
+        kept(mesh, *loss_of_linen(Scanned(POLICIES[policy])), {"ids": ids()})
+        for mesh in ("fsdp 1", "fsdp 8")
+    )
+
+    inner = {"everything again": 0, "products": 1, "what is named": 1}[policy]
+    assert split == whole
+    assert split.count((ROWS, LENGTH, UNITS)) == inner
+
+
+class NnxModel(nnx.Module):
+    """Layers in a Python loop, each under `nnx.remat`."""
+
+    def __init__(self, rngs):
+        self.table = nnx.Embed(64, WIDTH, rngs=rngs)
+        self.layers = nnx.List(
+            [
+                nnx.Sequential(
+                    nnx.Linear(WIDTH, UNITS, rngs=rngs),
+                    nnx.gelu,
+                    nnx.Linear(UNITS, WIDTH, rngs=rngs),
+                )
+                for _ in range(LAYERS)
+            ]
+        )
+        self.head = nnx.Linear(WIDTH, 64, rngs=rngs)
+
+    def __call__(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = x + nnx.remat(lambda layer, x: layer(x))(layer, x)
+        return self.head(x)
+
+
+def test_a_users_layers_one_by_one_keep_their_inputs_alone():
+    """Engine case 55: in NNX."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: NnxModel(nnx.Rngs(0))))
+    params = nnx.to_pure_dict(state)
+
+    def loss_fn(params, batch, rngs, is_training):
+        filled = nnx.merge(graph, params)
+        return cross_entropy(filled(batch["ids"]), batch["ids"])
+
+    mean, _ = on_mesh("fsdp 8", loss_fn, params, {"ids": ids()})
+    pull_back = jax.eval_shape(
+        lambda p, batch: jax.vjp(lambda p: mean(p, batch), p)[1], params, {"ids": ids()}
+    )
+
+    shapes = [x.shape for x in jax.tree.leaves(pull_back)]
+    assert (ROWS, LENGTH, UNITS) not in shapes
+    assert (ROWS, LENGTH, WIDTH) in shapes
+
+
+def branching(params, batch, rngs, is_training):
+    """What is rematerialised stands where no parameter goes, in a branch and in a scan."""
+
+    @jax.checkpoint
+    def again(x):
+        return jnp.sin(jnp.sin(jnp.sin(x)))
+
+    def repeated(x):
+        return jax.lax.scan(lambda x, _: (again(x), None), x, None, length=LAYERS)[0]
+
+    x = params["table"][batch["ids"]] @ params["up"]
+    x = jax.lax.cond(jnp.sum(batch["ids"]) > 0, repeated, lambda x: x, x)
+    return cross_entropy(x @ params["head"], batch["ids"])
+
+
+def test_what_holds_no_parameter_keeps_what_it_says_too():
+    """Engine case 55."""
+    sizes = {"table": (64, WIDTH), "up": (WIDTH, UNITS), "head": (UNITS, 64)}
+    params = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+
+    assert kept("fsdp 8", branching, params, {"ids": ids()}) == [(ROWS, LENGTH, UNITS)]
+
+
+def real(family, remat, mesh, *, dropout=False, frozen=()):
+    """Return gradients of some parameters, in numbers."""
+    loss_fn, _ = loss_of(family, remat)
+    module, config = model_of(family, remat)
+    params = module.init_params(config, jax.random.key(0))
+    batch = {"ids": jax.random.randint(jax.random.key(1), (ROWS, LENGTH), 2, 64)}
+    rngs = jax.random.split(jax.random.key(2), ROWS) if dropout else None
+    mean, storage = on_mesh(mesh, loss_fn, params, batch)
+    trained = {name: value for name, value in params.items() if name not in frozen}
+
+    def of_trained(trained, params, batch, rngs):
+        return mean(storage.close({**params, **trained}), batch, rngs)
+
+    return jax.jit(jax.grad(of_trained))(trained, params, batch, rngs)
+
+
+@pytest.mark.parametrize(
+    ("family", "remat", "mesh", "options"),
+    [
+        ("llama", "none", "fsdp 8", {}),
+        ("llama", "dots", "model 2, fsdp 4", {"frozen": ("embedding",)}),
+        ("gpt2", "full", "fsdp 8", {"dropout": True}),
+    ],
+)
+def test_gradients_are_those_of_whole_parameters(family, remat, mesh, options):
+    """Engine case 55: with what is frozen, and with keys, which have no gradient."""
+    expected = real(family, remat, "fsdp 1", **options)
+
+    found = real(family, remat, mesh, **options)
+
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5 * np.abs(two).max())
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_a_parameter_is_gathered_twice_and_its_gradient_reduced_once_whatever_is_kept(remat):
+    """Engine case 55: no copy is kept, and nothing travels more often for it."""
+    loss_fn, params = loss_of("llama", remat)
+    deployer = Deployer(num_fsdp_shards=8, devices=jax.devices()[:8])
+    batch = {"ids": ids()}
+    rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
+
+    lowered = lower_train_step(deployer, loss_fn, params, optax.adamw(1e-2), rules, batch)
+
+    found = read_collectives(lowered.compile().as_text())
+    gathered = sum(one.num_bytes * one.count for one in found if one.kind == "all-gather")
+    reduced = sum(one.num_bytes * one.count for one in found if one.kind != "all-gather")
+    assert gathered <= 2 * rules.total_bytes
+    assert reduced <= 1.01 * rules.total_bytes
