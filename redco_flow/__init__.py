@@ -6,7 +6,11 @@ are imported on first use, so that the command line never pays for JAX.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from redco_flow import search_path
+
+search_path.arrange()  # first of all: what is imported below must be what is installed
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from redco_flow.engine.deployer import Deployer

@@ -92,8 +92,11 @@ def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
     return digest.hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` by `text` atomically and durably; its directory must exist.
+
+    Args:
+        private: this user alone may read it.
 
     Raises:
         OSError: the disk is full or read-only; names the path; the old content is untouched.
@@ -104,7 +107,7 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, 0o600 if private else 0o644)
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
@@ -114,14 +117,18 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Replace `path` by `value` as indented JSON, atomically and durably.
+
+    Args:
+        private: this user alone may read it.
 
     Raises:
         OSError: the disk is full or read-only; the old record is untouched.
         ValueError, TypeError: `value` is not JSON; nothing is written.
     """
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text, private=private)
 
 
 def read_json(path: Path) -> Any:

@@ -10,16 +10,20 @@ import argparse
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from redco_flow.search_path import append_current_directory
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.ingredients import Sources
     from redco_flow.orchestrate.planning import Plan
+    from redco_flow.spec.find import Folder
     from redco_flow.spec.load import PipelineFile, ResolvedPipeline
     from redco_flow.spec.profile import Profile
     from redco_flow.spec.sweep import Point
+
+FLOW_FILE = "flows/pipeline.py"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,23 @@ class Loaded:
     plan: Plan
 
 
+def note_replaced(**named: str) -> list[str]:
+    """Say on standard error which files here take the place of a bundled one; return them.
+
+    Args:
+        named: what the command line names, by its folder.
+    """
+    from redco_flow.spec.find import bundled_behind
+
+    replaced = []
+    for folder, given in named.items():
+        if (found := bundled_behind(cast("Folder", folder), given)) is not None:
+            here, bundled = found
+            sys.stderr.write(f"note: {here} takes the place of the bundled {bundled.name}\n")
+            replaced.append(str(here))
+    return replaced
+
+
 class Loader:
     """Reads the pipeline and the profile that one command names."""
 
@@ -40,8 +61,7 @@ class Loader:
         self._options = options
         self._profiles: dict[tuple[str, ...], Profile] = {}
         # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
-        if "" not in sys.path:
-            sys.path.insert(0, "")
+        append_current_directory()
 
     def load(self, point: Point = ()) -> Loaded:
         """Read and plan.
@@ -57,6 +77,7 @@ class Loader:
         from redco_flow.orchestrate.planning import make_plan
         from redco_flow.spec.load import load_pipeline
 
+        _ = self.replaced
         overrides = [*self._options.overrides, *point]
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile)
@@ -79,6 +100,15 @@ class Loader:
         if changes not in self._profiles:
             self._profiles[changes] = load_profile(self._options.profile, overrides)
         return self._profiles[changes]
+
+    @cached_property
+    def replaced(self) -> list[str]:
+        """The files here that take a bundled one's place; each is said once."""
+        return note_replaced(
+            pipelines=self._options.file,
+            cluster_profiles=self._options.profile,
+            flows=FLOW_FILE,
+        )
 
     @cached_property
     def _file(self) -> PipelineFile:

@@ -8,6 +8,7 @@ import json
 import sys
 
 from redco_flow.cli.arguments import Verbs, add_json
+from redco_flow.cli.loading import note_replaced
 
 
 def register(verbs: Verbs) -> None:
@@ -38,6 +39,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.doctor import examine
     from redco_flow.spec.profile import load_profile
 
+    note_replaced(cluster_profiles=options.profile)
     findings = []
     for finding in examine(load_profile(options.profile)):
         findings.append(finding)
@@ -56,6 +58,7 @@ def _clean(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.hosts_cleaning import clean_profile_hosts
     from redco_flow.spec.profile import load_profile
 
+    note_replaced(cluster_profiles=options.profile)
     hosts = clean_profile_hosts(
         load_profile(options.profile), options.older_than, dry_run=options.dry_run
     )
@@ -84,6 +87,7 @@ def _schema(options: argparse.Namespace) -> int:
 def _profile(options: argparse.Namespace) -> int:
     from redco_flow.spec.profile import load_profile
 
+    note_replaced(cluster_profiles=options.profile)
     settings = load_profile(options.profile).model_dump(mode="json")
     if options.json:
         print(json.dumps(settings))

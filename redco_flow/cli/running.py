@@ -63,8 +63,9 @@ def register(verbs: Verbs) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    loaded = Loader(options).load()
-    _print_plan(loaded.pipeline, loaded.plan, as_json=options.json)
+    loader = Loader(options)
+    loaded = loader.load()
+    _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
     if options.render:
         from redco_flow.orchestrate.rendering import rendered_submissions
 
@@ -75,9 +76,12 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_plan(resolved: ResolvedPipeline, plan: Plan, *, as_json: bool) -> None:
+def _print_plan(
+    resolved: ResolvedPipeline, plan: Plan, replaced: list[str], *, as_json: bool
+) -> None:
     if as_json:
-        print(json.dumps({"pipeline": resolved.name, **plan.to_json()}))
+        record = {"pipeline": resolved.name, **plan.to_json(), "replace_bundled": replaced}
+        print(json.dumps(record))
         return
     rows = [
         [name, stage.action, (stage.fingerprint or "")[:12], stage.reason]
@@ -89,17 +93,18 @@ def _print_plan(resolved: ResolvedPipeline, plan: Plan, *, as_json: bool) -> Non
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.starting import start_run
 
+    loader = Loader(options)
     if options.sweep:
         return run_sweep(
             options,
-            Loader(options),
-            lambda planned: _print_point(planned, as_json=options.json),
+            loader,
+            lambda planned: _print_point(planned, loader.replaced, as_json=options.json),
         )
     if options.max_parallel:
         raise UsageError("--max-parallel is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
-    loaded = Loader(options).load()
+    loaded = loader.load()
     if options.dry_run:
-        _print_plan(loaded.pipeline, loaded.plan, as_json=options.json)
+        _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
         return 0
     run = start_run(
         loaded.pipeline,
@@ -115,10 +120,10 @@ def _run(options: argparse.Namespace) -> int:
     return _attend(run, options)
 
 
-def _print_point(planned: PlannedPoint, *, as_json: bool) -> None:
+def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -> None:
     if not as_json:
         print(f"\n--- {'  '.join(planned.overrides)}")
-    _print_plan(planned.pipeline, planned.plan, as_json=as_json)
+    _print_plan(planned.pipeline, planned.plan, replaced, as_json=as_json)
 
 
 def _attend(run: RunDirectory, options: argparse.Namespace) -> int:

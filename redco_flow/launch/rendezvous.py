@@ -4,16 +4,13 @@ Rank 0 listens on a free port and writes where into the attempt's directory; the
 each says its facts (config, code, versions, settings of JAX), and all get one answer: the address
 that JAX may use, or why nobody starts. The port that was reached here is the one JAX gets, so a
 wrong address or a firewall shows here, in words, and not as an abort minutes later.
-Sockets and files only; knows no JAX.
+Whoever else finds the port is no rank and holds nothing up. Sockets and files only; knows no JAX.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +20,13 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.rendezvous_listener import Answer, Connection, Joining, Listener
 from redco_flow.records import read_json_if_present, write_json
 
 _CONNECT_SECONDS = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.2
-_MAX_MESSAGE_BYTES = 1 << 20
 _MAX_DIFFERENCES_SHOWN = 5
+_MAX_VALUE_CHARACTERS = 200
 
 Facts = Mapping[str, str]
 WhileWaiting = Callable[[str], None]
@@ -59,6 +57,7 @@ class Rendezvous:
         facts: name to value, of everything that must be the same on every rank.
         seconds: how long to wait for the others.
         while_waiting: called again and again with words on what is waited for; may raise.
+        say: takes lines for the log: who was no rank of this job.
     """
 
     folder: Path
@@ -66,6 +65,7 @@ class Rendezvous:
     facts: Facts
     seconds: float
     while_waiting: WhileWaiting = lambda _: None
+    say: Callable[[str], None] = lambda _: None
     _deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,26 +91,49 @@ class Rendezvous:
     # Rank 0
 
     def _host(self) -> Meeting:
-        with socket.create_server(("", 0), backlog=self.place.num_processes) as listener:
-            port = listener.getsockname()[1]
-            word = secrets.token_hex(16)
-            self._announce({"addresses": own_addresses(), "port": port, "word": word})
-            guests: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
-            with contextlib.ExitStack() as open_sockets:
-                while len(guests) < self.place.num_processes - 1:
-                    self._wait_for_ranks(set(guests))
-                    for connection, said in self._receive(listener, word, open_sockets):
-                        guests[int(said["rank"])] = (connection, said)
-                refusal = self._compare({rank: said for rank, (_, said) in guests.items()})
-                for connection, _ in guests.values():
-                    _send(connection, {"refusal": refusal})
+        with Listener(self.say) as listener:
+            port, addresses = listener.port, own_addresses()
+            self._announce({"addresses": addresses, "port": port, "word": listener.word})
+            guests: dict[int, Connection] = {}
+            while len(guests) < self.place.num_processes - 1:
+                self._wait_for_ranks(set(guests))
+                arrived = listener.receive(_SECONDS_BETWEEN_LOOKS)
+                guests = {rank: one for rank, one in guests.items() if one.is_open}
+                for connection in filter(lambda one: one.is_open, arrived):
+                    self._seat(listener, guests, connection)
+            refusal = self._refusal({rank: _joining(one) for rank, one in guests.items()})
+            for connection in guests.values():
+                connection.answer(refusal)
         if refusal:
             raise CannotMeet(refusal)
-        return Meeting(f"{own_addresses()[0]}:{port}")
+        return Meeting(f"{addresses[0]}:{port}")
 
     def _announce(self, record: dict[str, Any]) -> None:
         self.path.parent.mkdir(exist_ok=True)
-        write_json(self.path, record)
+        write_json(self.path, record, private=True)  # the word is for the ranks alone
+
+    def _seat(
+        self, listener: Listener, guests: dict[int, Connection], connection: Connection
+    ) -> None:
+        """Count a connection as the rank that it says it is, or send it away.
+
+        Of two that say so, the first counts, unless only the second is about to do the same as
+        this rank.
+        """
+        said = _joining(connection)
+        if not 0 < said.rank < self.place.num_processes:
+            why = f"there is no rank {said.rank} to come: this job has {self.place.num_processes}"
+            listener.send_away(connection, why, f"{why}.")
+            return
+        earlier = guests.get(said.rank)
+        if earlier is None:
+            guests[said.rank] = connection
+            return
+        is_false = self._differs(_joining(earlier)) and not self._differs(said)
+        false, true = (earlier, connection) if is_false else (connection, earlier)
+        why = f"rank {said.rank} is here already, from host {_joining(true).host!r}"
+        guests[said.rank] = true
+        listener.send_away(false, why, f"{why}; this is host {_joining(false).host!r}.")
 
     def _wait_for_ranks(self, present: set[int]) -> None:
         missing = sorted(set(range(1, self.place.num_processes)) - present)
@@ -123,40 +146,28 @@ class Rendezvous:
                 f"raise rendezvous_seconds in the profile."
             )
 
-    def _receive(
-        self, listener: socket.socket, word: str, open_sockets: contextlib.ExitStack
-    ) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
-        """Take in whoever knocks and knows the word; strangers are sent away."""
-        listener.settimeout(_SECONDS_BETWEEN_LOOKS)
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            return
-        open_sockets.callback(connection.close)
-        connection.settimeout(_CONNECT_SECONDS)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = _read(connection)
-            if secrets.compare_digest(str(said["word"]), word):
-                yield connection, said
-
-    def _compare(self, guests: Mapping[int, Mapping[str, Any]]) -> str:
+    def _refusal(self, guests: Mapping[int, Joining]) -> str:
         """Say what differs between rank 0 and the others; "" if nothing does."""
-        differences = []
-        for rank, said in sorted(guests.items()):
-            theirs: Facts = said["facts"]
-            for key in sorted({*self.facts, *theirs}):
-                mine, other = self.facts.get(key, "not set"), theirs.get(key, "not set")
-                if mine != other:
-                    host = said["host"]
-                    differences.append(
-                        f"{key} is {mine!r} on rank 0, {other!r} on rank {rank} ({host})"
-                    )
+        differences = [
+            f"{key} is {_shown(mine)} on rank 0, {_shown(other)} on rank {rank} ({said.host})"
+            for rank, said in sorted(guests.items())
+            for key, mine, other in self._differences(said)
+        ]
         if not differences:
             return ""
         shown = "; ".join(differences[:_MAX_DIFFERENCES_SHOWN])
         more = len(differences) - _MAX_DIFFERENCES_SHOWN
         rest = f"; and {more} more" if more > 0 else ""
         return f"the ranks do not agree, so none started: {shown}{rest}."
+
+    def _differs(self, said: Joining) -> bool:
+        return any(True for _ in self._differences(said))
+
+    def _differences(self, said: Joining) -> Iterator[tuple[str, str, str]]:
+        for key in sorted({*self.facts, *said.facts}):
+            mine, other = self.facts.get(key, "not set"), said.facts.get(key, "not set")
+            if mine != other:
+                yield key, mine, other
 
     # The others
 
@@ -166,20 +177,31 @@ class Rendezvous:
             return Meeting(None)
         connection, address = self._connect(told["addresses"], told["port"])
         with connection:
-            host = os.uname().nodename
-            said = {"word": told["word"], "rank": self.place.rank, "host": host}
-            _send(connection, {**said, "facts": dict(self.facts)})
-            connection.settimeout(self.seconds)
+            said = Joining(self.place.rank, os.uname().nodename, self.facts)
             try:
-                answer = _read(connection)
+                connection.sendall(said.to_bytes(told["word"]))
+                refusal = self._wait_for_answer(Answer(connection))
             except (OSError, ValueError) as error:
                 raise CannotMeet(
                     f"rank 0 left the meeting at {address}:{told['port']}, or another program "
                     f"listens there ({error or 'no answer'}): see logs/rank0.log."
                 ) from error
-        if answer["refusal"]:
-            raise CannotMeet(answer["refusal"])
+        if refusal:
+            raise CannotMeet(refusal)
         return Meeting(f"{address}:{told['port']}")
+
+    def _wait_for_answer(self, answer: Answer) -> str:
+        """Wait as long as rank 0 may: it began to before this one came.
+
+        Raises:
+            TimeoutError, ValueError, OSError: there was none, or it is not rank 0's.
+        """
+        deadline = time.monotonic() + self.seconds
+        while (refusal := answer.read(_SECONDS_BETWEEN_LOOKS)) is None:
+            self.while_waiting("waiting for the other ranks")
+            if time.monotonic() > deadline:
+                raise TimeoutError("timed out")
+        return refusal
 
     def _wait_for_address(self) -> dict[str, Any]:
         while (told := read_json_if_present(self.path)) is None:
@@ -245,17 +267,11 @@ def _outgoing_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _send(connection: socket.socket, record: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # who has left meanwhile says so in its own log
-        connection.sendall(json.dumps(record).encode() + b"\n")
+def _joining(connection: Connection) -> Joining:
+    assert connection.joining is not None
+    return connection.joining
 
 
-def _read(connection: socket.socket) -> dict[str, Any]:
-    data = b""
-    while not data.endswith(b"\n"):
-        chunk = connection.recv(1 << 16)
-        if not chunk or len(data) > _MAX_MESSAGE_BYTES:
-            raise ValueError("the connection was closed")
-        data += chunk
-    record: dict[str, Any] = json.loads(data)
-    return record
+def _shown(value: str) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"

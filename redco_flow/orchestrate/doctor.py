@@ -22,6 +22,7 @@ from redco_flow.orchestrate.doctor_slurm import examine_slurm
 from redco_flow.orchestrate.doctor_xmanager import examine_xmanager
 from redco_flow.orchestrate.finding import Finding
 from redco_flow.orchestrate.prefect_server import server_status
+from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.workspace import Workspace
 
@@ -106,7 +107,8 @@ def _check_devices(profile: Profile) -> Finding:
     remedy = "run `python -c 'import jax; print(jax.devices())'` and mend what it reports"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _DEVICES_PROGRAM],
+            [sys.executable, "-P", "-c", _DEVICES_PROGRAM],
+            env=library_environment(),
             capture_output=True,
             text=True,
             timeout=_JAX_TIMEOUT_SECONDS,

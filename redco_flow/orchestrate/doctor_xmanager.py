@@ -11,6 +11,7 @@ from pathlib import Path
 from redco_flow.errors import UsageError
 from redco_flow.launch.xmanager.package import INSTALL, require_xmanager, xmanager_versions
 from redco_flow.orchestrate.finding import Finding
+from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 
 _TIMEOUT_SECONDS = 60
@@ -36,6 +37,7 @@ def _check_library() -> Finding:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _IMPORT],
+            env=library_environment(),
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,

@@ -26,7 +26,7 @@ from redco_flow.orchestrate.prefect_server import (
 )
 from redco_flow.orchestrate.run_context import Say
 from redco_flow.orchestrate.session import RunSession, session_in_use
-from redco_flow.spec.find import find_file
+from redco_flow.spec.find import bundled_behind, find_file
 
 _FLOW_FILE = "flows/pipeline.py"
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -106,6 +106,8 @@ class FlowThread:
             watching.set()
 
     def _load_flow(self) -> Any:
+        if replaced := bundled_behind("flows", _FLOW_FILE):
+            self._say(f"the flow is {replaced[0].absolute()}, not the bundled one.")
         module = load_flow_module(find_file("flows", _FLOW_FILE))
         from prefect.task_runners import ThreadPoolTaskRunner
 

@@ -7,12 +7,12 @@ changed by the time a run is resumed, and the folders that modules were imported
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from redco_flow import search_path
 from redco_flow.records import read_json, write_json
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -24,14 +24,14 @@ class LaunchRecord:
     Args:
         workspace: an absolute path.
         directory: the current directory, for relative names.
-        search_path: where modules were looked for, besides Python's own installation.
+        variables: by which its processes look for modules where this one does.
         profile: the whole profile.
         ahead: whether all stages' jobs are submitted at once.
     """
 
     workspace: str
     directory: str
-    search_path: list[str]
+    variables: dict[str, str]
     profile: dict[str, Any]
     ahead: bool = False
 
@@ -40,7 +40,8 @@ class LaunchRecord:
         cls, workspace: Path, profile: Mapping[str, Any], *, ahead: bool = False
     ) -> LaunchRecord:
         """Return the record of a run that is started here."""
-        return cls(str(workspace), str(Path.cwd()), own_search_path(), dict(profile), ahead)
+        variables = search_path.variables()
+        return cls(str(workspace), str(Path.cwd()), variables, dict(profile), ahead)
 
     @classmethod
     def read(cls, run: RunDirectory) -> LaunchRecord:
@@ -49,18 +50,14 @@ class LaunchRecord:
         Raises:
             FileNotFoundError, ValueError: there is none, or it is damaged; names the path.
         """
-        return cls(**read_json(_path(run)))
+        record = read_json(_path(run))
+        if "search_path" in record:  # of a version that put all folders first
+            record["variables"] = {"PYTHONPATH": os.pathsep.join(record.pop("search_path"))}
+        return cls(**record)
 
     def write(self, run: RunDirectory) -> None:
         """Write it into a new run's directory."""
         write_json(_path(run), asdict(self))
-
-
-def own_search_path() -> list[str]:
-    """Return where this process looks for modules, apart from Python's own installation."""
-    installed = tuple({f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}"})
-    absolute = [str(Path(path).absolute()) for path in sys.path]  # "" is the current directory
-    return [path for path in absolute if not f"{path}{os.sep}".startswith(installed)]
 
 
 def _path(run: RunDirectory) -> Path:

@@ -203,7 +203,7 @@ def spawn(run: RunDirectory, *options: str) -> None:
         process = subprocess.Popen(
             [*command, *options],
             cwd=record.directory if Path(record.directory).is_dir() else None,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(record.search_path)},
+            env=os.environ | record.variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -188,7 +188,7 @@ def _spawn(sweep: SweepDirectory) -> None:
         process = subprocess.Popen(
             command,
             cwd=record.directory if Path(record.directory).is_dir() else None,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(record.search_path)},
+            env=os.environ | record.variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

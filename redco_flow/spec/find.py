@@ -61,6 +61,23 @@ def find_file(
     )
 
 
+def bundled_behind(folder: Folder, given: str | Path) -> tuple[Path, Path] | None:
+    """Return the file that `given` means and the bundled one whose place it takes.
+
+    None where it takes none: there is no bundled one of that name, or they are the same.
+    """
+    found, name = find_file(folder, given), Path(given)
+    if name.parts[:1] == (folder,):
+        name = name.relative_to(folder)
+    if name.is_absolute():
+        return None
+    for place in list(_places(folder))[1:]:
+        for path in filter(_is_file, _with_suffixes(place / name, folder)):
+            same = path.samefile(found) or path.read_bytes() == found.read_bytes()
+            return None if same else (found, path)
+    return None
+
+
 def available(folder: Folder) -> list[str]:
     """Return the names of the files of a folder's places, without suffix, sorted."""
     return sorted(

@@ -14,6 +14,7 @@ from redco_flow.launch.call import Call
 from redco_flow.launch.package_versions import package_versions
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
+from redco_flow.launch.worker_process import say
 from redco_flow.stages.context import StageContext
 
 _HEARTBEAT_TIMEOUT_SECONDS = 15
@@ -97,6 +98,7 @@ class ProcessGroup:
             dict(facts_of(self._call, os.environ)),
             self._place.rendezvous_seconds,
             while_waiting,
+            say,
         )
 
 

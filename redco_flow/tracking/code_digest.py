@@ -32,6 +32,7 @@ _NO_PART_OF_RESULTS = frozenset(
         "orchestrate",
         "records",
         "report",
+        "search_path",
         "spec",
         "tracking",
         "worker",
@@ -167,10 +168,10 @@ class _Closure:
 
     def _beside(self, root: str) -> Path | None:
         for folder in self.beside:
-            if (folder / root).is_dir():
-                return folder / root
-            if (folder / f"{root}.py").is_file():
-                return folder / f"{root}.py"
+            for place in (folder / root, folder / f"{root}.py"):
+                # An installed module of this name is imported before the user's own.
+                if (place.is_dir() or place.is_file()) and _is_taken(place, _top_level(root)):
+                    return place
         return None
 
 
@@ -196,6 +197,10 @@ def _top_level(root: str) -> Path | None:
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).absolute()
     return Path(spec.origin).absolute() if spec.has_location and spec.origin else None
+
+
+def _is_taken(place: Path, found: Path | None) -> bool:
+    return found is None or found == place or found == place / "__init__.py"
 
 
 def _file(place: Path | None, module: str) -> Path | None:

@@ -78,7 +78,7 @@ def test_shipped_code_is_imported_from_where_it_was_unpacked(unpacked):
 
     said = subprocess.check_output(
         [sys.executable, "-P", "-c", program],
-        env={"PYTHONPATH": snapshot.search_path(folder)},
+        env=snapshot.variables(str(folder)),
         text=True,
     )
 

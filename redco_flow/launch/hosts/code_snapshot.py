@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from redco_flow import search_path
 from redco_flow.errors import UsageError
-from redco_flow.launch.job_environment import own_search_path
 from redco_flow.records import canonical_json
 
 MANIFEST = "manifest.json"
@@ -35,12 +35,14 @@ class CodeSnapshot:
     Args:
         files: path in the archive to the file here; the first folder numbers the search path.
         digests: path in the archive to SHA-256.
-        num_roots: how many folders the search path has.
+        first: the roots, by number, that modules are looked for in before Python's own.
+        last: the roots after those.
     """
 
     files: dict[str, Path]
     digests: dict[str, str]
-    num_roots: int
+    first: list[int]
+    last: list[int]
 
     @property
     def manifest(self) -> bytes:
@@ -52,9 +54,12 @@ class CodeSnapshot:
         """64 hex digits: equal code, equal digest."""
         return hashlib.sha256(self.manifest).hexdigest()
 
-    def search_path(self, folder: str) -> str:
-        """Return PYTHONPATH for the archive unpacked in `folder`."""
-        return os.pathsep.join(f"{folder}/{index}" for index in range(self.num_roots))
+    def variables(self, folder: str) -> dict[str, str]:
+        """Return how Python looks for modules in the archive, unpacked in `folder`."""
+        return {
+            "PYTHONPATH": os.pathsep.join(f"{folder}/{index}" for index in self.first),
+            search_path.LAST_VARIABLE: os.pathsep.join(f"{folder}/{index}" for index in self.last),
+        }
 
     def write(self, path: Path) -> None:
         """Write the archive: a tar file, compressed by gzip.
@@ -80,7 +85,11 @@ def take_snapshot() -> CodeSnapshot:
         UsageError: a folder of the search path holds too many files to be source.
     """
     package = Path(__file__).parents[2]
-    roots = list(dict.fromkeys(Path(path) for path in own_search_path() if Path(path).is_dir()))
+    first, last = (
+        [Path(path) for path in folders if Path(path).is_dir()]
+        for folders in (search_path.first_folders(), search_path.last_folders())
+    )
+    roots = list(dict.fromkeys([*first, *last]))
     files: dict[str, Path] = {}
     for index, root in enumerate(roots):
         for path in _sources(root):
@@ -91,7 +100,12 @@ def take_snapshot() -> CodeSnapshot:
         roots.append(package.parent)
     files = dict(sorted(files.items()))
     digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
-    return CodeSnapshot(files, digests, len(roots))
+    if package.parent not in first:  # the first module must be found before it moves the others
+        first.append(package.parent)
+    numbers = {root: index for index, root in enumerate(roots)}
+    return CodeSnapshot(
+        files, digests, [numbers[root] for root in first], [numbers[root] for root in last]
+    )
 
 
 def _sources(root: Path) -> Iterator[Path]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.launch.call import Call, read_call
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
-from redco_flow.launch.hosts.follow import is_mirrored
+from redco_flow.launch.hosts.follow import is_mirrored, write_record
 from redco_flow.launch.hosts.left_behind import BroughtHome, LeftBehind, is_record
 from redco_flow.launch.hosts.record import EXECUTOR, HostsRecord
 from redco_flow.launch.hosts.session import HostSession
 from redco_flow.launch.hosts.ssh_connection import HostRefused
-from redco_flow.records import digest_file, read_json_if_present, write_json
+from redco_flow.records import digest_file, read_json_if_present
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.results import find_result
@@ -140,9 +140,7 @@ async def _fetch(session: HostSession, there: Path, earlier: _Earlier, found: Le
                 await session.pull_rest((there / name).as_posix(), here)
     for name, value in found["records"].items():
         if is_record(name):
-            here = earlier.attempt.path / name
-            here.parent.mkdir(parents=True, exist_ok=True)
-            write_json(here, value)
+            write_record(earlier.attempt.path, name, value)
 
 
 def _at_home(earlier: _Earlier, found: LeftBehind) -> BroughtHome:

@@ -33,6 +33,8 @@ _MAX_CHUNK_BYTES = 256 << 10
 _SHARED = re.compile(r"ranks/(meeting\d+|\d+/exit)\.json")
 """Records that every rank of a group reads, whoever wrote them."""
 
+_MEETING = re.compile(r"ranks/meeting\d+\.json")
+"""Holds the word by which ranks know each other."""
 
 _MIRRORED = re.compile(
     r"(progress|error|result)\.json|ranks/(meeting\d+|\d+/(progress|error|result|exit))\.json"
@@ -48,6 +50,13 @@ def is_mirrored(name: str) -> bool:
 def is_for_all(name: str) -> bool:
     """Say whether the other hosts must get this record too."""
     return _SHARED.fullmatch(name) is not None
+
+
+def write_record(folder: Path, name: str, value: Any) -> None:
+    """Write a record that came from another machine, readable by whom its own is."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, value, private=_MEETING.fullmatch(name) is not None)
 
 
 @dataclass
@@ -90,9 +99,7 @@ class Follower:
         for name, value in said.get("records", {}).items():
             own = {f"ranks/{rank}/exit.json" for rank in self.ranks}
             if is_for_all(name) and name not in own:
-                path = self.attempt.path / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, value)
+                write_record(self.attempt.path, name, value)
 
     def _tell(self, record: Mapping[str, Any]) -> None:
         self.say(record)

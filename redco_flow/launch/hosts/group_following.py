@@ -17,7 +17,12 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.hosts.checkpoint_mirror import CheckpointMirror
 from redco_flow.launch.hosts.ending import LOST
-from redco_flow.launch.hosts.follow import SECONDS_BETWEEN_WORDS, is_for_all, is_mirrored
+from redco_flow.launch.hosts.follow import (
+    SECONDS_BETWEEN_WORDS,
+    is_for_all,
+    is_mirrored,
+    write_record,
+)
 from redco_flow.launch.hosts.session import HostSession
 from redco_flow.launch.hosts.ssh_connection import HostRefused, HostUnreachable, Talk
 from redco_flow.launch.hosts.start import StartedJob
@@ -124,9 +129,7 @@ class GroupFollowing:
         elif said.get("record") == _RESULT:
             self._result = said["value"]
         elif "record" in said:
-            path = self._job.attempt.path / said["record"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, said["value"])
+            write_record(self._job.attempt.path, said["record"], said["value"])
             if is_for_all(said["record"]):
                 for label, talk in self._talks.items():
                     if label != session.label:

@@ -74,9 +74,9 @@ class HostSession:
         return self.host.label
 
     @property
-    def search_path(self) -> str:
-        """PYTHONPATH there."""
-        return self._snapshot.search_path(self._code)
+    def search_variables(self) -> dict[str, str]:
+        """Where Python looks for modules there."""
+        return self._snapshot.variables(self._code)
 
     @property
     def code(self) -> str:
@@ -193,7 +193,8 @@ class HostSession:
     @property
     def _agent(self) -> list[str]:
         python = [*self._python, "-P", "-m", "redco_flow.launch.hosts.agent"]
-        return ["env", f"PYTHONPATH={self.search_path}", *python]
+        variables = [f"{name}={value}" for name, value in self.search_variables.items()]
+        return ["env", *variables, *python]
 
     @property
     def _python(self) -> list[str]:

@@ -238,13 +238,12 @@ class JobStart:
             for name in record.settings.forward_environment
             if name in self._inherited
         }
-        search = {"PYTHONPATH": session.search_path}
         return RanksOrder(
             attempt=str(self._job.attempt_on(session)),
             places=[asdict(place) for place in self._job.places(session)],
             stall_seconds=record.stall_seconds,
             grace_seconds=record.grace_seconds,
-            environment={**forwarded, **record.environment, **search},
+            environment={**forwarded, **record.environment, **session.search_variables},
             walltime_seconds=None if walltime is None else walltime * 60.0,
         )
 
