@@ -207,3 +207,29 @@ def test_a_retry_says_nothing_of_how_its_stages_ended_before(command, tmp_path):
     assert "failed" not in err
     assert "total: completed" in err
     assert "stages completed" not in out
+
+
+def test_code_of_the_users_that_ends_the_process_fails_the_run(command, tmp_path):
+    package = tmp_path / "own_ends"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    text = "def make(profile, environment): raise SystemExit(3)\ndef reattach(record): ...\n"
+    (package / "executor.py").write_text(text)
+
+    out = command.start("run", "sums.yaml", "profile.executor=own_ends.executor").communicate()[0]
+
+    assert "failed  stage 'numbers': SystemExit: 3" in out
+    assert command.json("status")["exit_code"] == 1
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_an_unknown_executor_is_refused_with_the_nearest_and_its_line(command, verb):
+    folder = command.folder / "cluster_profiles"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("extends: local\nexecutor: lokal\n")
+
+    message = command(verb, "sums.yaml", "-p", "mine", code=2)
+
+    assert "mine.yaml:2:" in message
+    assert "did you mean 'local'?" in message
+    assert not (command.folder / "redco-workspace").exists()
