@@ -47,7 +47,7 @@ def digest_files(
             raise WorkspaceError(f"{path}: cannot be read: {error.strerror}.") from error
         if entry is not None:
             fresh[key] = entry
-    if fresh:
+    if fresh and workspace.root.is_dir():  # a plan makes no workspace
         cache_path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(cache_path.with_name(".digests.lock")):
             write_json(cache_path, {**_load(cache_path), **fresh})
