@@ -14,18 +14,31 @@ README = PROJECT / "README.md"
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")
 # What sets up an environment is run by CI as its own step; it needs a package index.
 SET_UP = ("make", "python3", "uv")
+# What the section that a newcomer follows shows: each verb is run as written, the sweep too.
+FIRST_STEPS = ["plan", "run", "status", "logs", "why", "run", "run"]
 
 if not README.is_file():
     pytest.skip("no README beside the tests: not a checkout", allow_module_level=True)
 
 
-def commands():
-    """Every line of the README's shell blocks, comments left out."""
-    for block in re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL):
+def commands(section=""):
+    """Every line of the shell blocks of the README, or of one of its sections, without comments."""
+    text = README.read_text()
+    if section:
+        text = re.split(r"^## ", text.split(f"## {section}\n", 1)[1], flags=re.MULTILINE)[0]
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
             if words:
                 yield words
+
+
+def test_the_first_steps_are_commands_that_are_run_as_written():
+    shown = list(commands("Run a pipeline"))
+
+    assert [words[1] for words in shown] == FIRST_STEPS
+    assert all(words[0] == "redco-flow" for words in shown)
+    assert "--sweep" in shown[-1]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ INTERRUPTED_EXIT_CODE = 1
 _POLL_SECONDS = 0.1
 _SECONDS_TO_WRITE_REPORT = 20.0
 _SECONDS_BETWEEN_PROGRESS_LINES = 10.0
+_CHANGING = ("running", "waiting")
 _MARKS = {
     "completed": "✓", "failed": "✗", "cancelled": "■", "running": "●",
     "waiting": "…", "pending": " ", "skipped": "-",
@@ -85,9 +86,9 @@ def render_table(view: dict[str, Any]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        title=f"{view['run']}  {view['state']}", title_justify="left", box=None, pad_edge=False
-    )
+    told = f"  {phase_text(view)}" if phase_text(view) else ""
+    title = escape(f"{view['run']}  {view['state']}{told}")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for title in ("", "stage", "state", "time", "progress"):
         table.add_column(title, no_wrap=title in ("stage", "state", "time"))
     for name, stage in view["stages"].items():
@@ -101,6 +102,13 @@ def render_table(view: dict[str, Any]) -> Table:
             escape(_stage_detail(stage)),
         )
     return table
+
+
+def phase_text(view: dict[str, Any]) -> str:
+    """What the launcher is at while no stage has begun; empty once one has."""
+    if view["state"] not in LIVE_STATES:
+        return ""
+    return str(view["message"]) or ("starting the launcher" if view["state"] == "pending" else "")
 
 
 def stage_line(name: str, stage: dict[str, Any]) -> str:
@@ -139,18 +147,24 @@ def _follow_live(run: RunDirectory) -> dict[str, Any]:
 
 def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
     said: dict[str, tuple[str, int | None]] = {}
+    last_line: dict[str, str] = {}
+    phase = ""
     next_progress = time.monotonic() + _SECONDS_BETWEEN_PROGRESS_LINES
     while True:
         view = read_run_view(run)
         is_due = time.monotonic() >= next_progress
         # A run that is taken up again is pending until its launcher has read how it ended before.
         is_taken_up = view["state"] != "pending"
+        if phase_text(view) != phase:
+            phase = phase_text(view)
+            out.write(f"{view['run']}: {phase}\n" if phase else "")
         for name, stage in view["stages"].items() if is_taken_up else ():
             key = (stage["state"], stage["attempt"])
             is_news = said.get(name, ("pending", None)) != key and stage["state"] != "pending"
-            if is_news or (is_due and stage["state"] == "running"):
-                out.write(stage_line(name, stage) + "\n")
-                said[name] = key
+            line = stage_line(name, stage)
+            if is_news or (is_due and stage["state"] in _CHANGING and line != last_line.get(name)):
+                out.write(f"{line}\n")
+                said[name], last_line[name] = key, line
         out.flush()
         if view["state"] not in LIVE_STATES:
             return view

@@ -10,6 +10,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from redco_flow.search_path import append_current_directory
@@ -56,9 +57,14 @@ def note_replaced(**named: str) -> list[str]:
 class Loader:
     """Reads the pipeline and the profile that one command names."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        """Take the options of `arguments.add_pipeline`."""
+    def __init__(self, options: argparse.Namespace, *, only_reads: bool = False) -> None:
+        """Take the options of `arguments.add_pipeline`.
+
+        Args:
+            only_reads: make no workspace where there is none.
+        """
         self._options = options
+        self._only_reads = only_reads
         self._profiles: dict[tuple[str, ...], Profile] = {}
         # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
         append_current_directory()
@@ -81,7 +87,9 @@ class Loader:
         overrides = [*self._options.overrides, *point]
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile)
-        workspace = Workspace.open(profile.workspace)
+        workspace = Workspace(Path(profile.workspace).expanduser().absolute())
+        if not self._only_reads or workspace.root.exists():
+            workspace = Workspace.open(profile.workspace)
         plan = make_plan(
             pipeline,
             workspace,

@@ -91,6 +91,9 @@ def run_command(words: Sequence[str]) -> int:
         The exit code.
     """
     parser = build_parser()
+    if not words:
+        parser.print_help()
+        return 0
     _refuse_unknown_verb(parser, words)
     options, extras = parser.parse_known_args(words)
     if extras and not hasattr(options, "overrides"):

@@ -1,4 +1,4 @@
-"""Verbs around runs: doctor, clean, schema, profile, ui."""
+"""Verbs around runs: doctor, clean, schema, profile, ui, completion."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_json
 from redco_flow.cli.loading import note_replaced
+
+_LIST_RUNS = "ls redco-workspace/runs 2>/dev/null"  # the same words in every shell
 
 
 def register(verbs: Verbs) -> None:
@@ -33,6 +37,8 @@ def register(verbs: Verbs) -> None:
     ui = verbs.add("ui", _ui, "start the Prefect server, if none runs, and print its address")
     ui.add_argument("--stop", action="store_true", help="stop the server that was started here")
     ui.add_argument("--status", action="store_true", help="only say whether one runs")
+    completion = verbs.add("completion", _completion, "print a shell's completion script")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -110,3 +116,31 @@ def _ui(options: argparse.Namespace) -> int:
         return 0 if status.healthy else 1
     print(ui_url(ensure_server()))
     return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    from redco_flow.cli.main import build_parser
+
+    parser = build_parser()
+    # Files and runs are looked for by the shell: no Python starts at the press of a key.
+    completers: dict[str, Any] = {
+        "file": shtab.FILE,
+        "run": shtab.cmd(_LIST_RUNS),
+        "workspace": shtab.DIRECTORY,
+    }
+    for action in _actions(parser):
+        if action.dest in completers and not action.choices:
+            action.complete = completers[action.dest]  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=options.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of the parser and of its verbs."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from verb._actions

@@ -93,6 +93,8 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
         # The cluster is asked seldom: a heartbeat since then knows better than its answer.
         if progress and progress.get("time", "") > state.get("told_at", ""):
             view["message"] = ""
+        if view["message"]:  # of a running stage: why its job is not at work
+            view["state"] = "waiting"
     return view
 
 

@@ -63,7 +63,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    loader = Loader(options)
+    loader = Loader(options, only_reads=True)
     loaded = loader.load()
     _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
     if options.render:
@@ -93,7 +93,7 @@ def _print_plan(
 def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.starting import start_run
 
-    loader = Loader(options)
+    loader = Loader(options, only_reads=options.dry_run)
     if options.sweep:
         return run_sweep(
             options,

@@ -45,6 +45,9 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(views))
         return 0
+    if not views:
+        print(f"no runs in {workspace_path(options).absolute()}")
+        return 0
     rows = [
         [
             view["run"],

@@ -1,15 +1,13 @@
 """Executors by name: submitit's interface, for stage calls instead of pickled functions.
 
-An executor is one module, one of `_OURS` or any dotted one, with two functions:
+An executor is one module, one of `EXECUTORS` or any dotted one, with two functions:
 `make(profile, environment) -> CallExecutor` and `reattach(record) -> CallJob`. Knows no executor
 in particular; imports one when it is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,15 +22,8 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.call_groups import CallGroup
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
+from redco_flow.spec.modules import EXECUTORS, executor_problem, import_named
 from redco_flow.tracking.attempt import AttemptDirectory
-
-_OURS = {
-    "local": "redco_flow.launch.local",
-    "slurm": "redco_flow.launch.slurm.executor",
-    "hosts": "redco_flow.launch.hosts.executor",
-    "xmanager": "redco_flow.launch.xmanager.executor",
-}
-_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
@@ -271,17 +262,6 @@ def check_submittable(attempt: AttemptDirectory) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    dotted = _OURS.get(name, name)
-    module = None
-    if "." in dotted and _NAME.fullmatch(name):
-        try:
-            module = importlib.import_module(dotted)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
-                raise
-    if module is None or not (hasattr(module, "make") and hasattr(module, "reattach")):
-        raise UsageError(
-            f"there is no executor {name!r}; known: {', '.join(_OURS)}; or the dotted name of a "
-            f"module with make(profile, environment) and reattach(record)."
-        )
-    return module
+    if problem := executor_problem(name):
+        raise UsageError(problem)
+    return import_named(EXECUTORS.get(name, name))

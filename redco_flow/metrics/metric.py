@@ -7,12 +7,14 @@ can be read beside each other. This file knows no metric by name and imports non
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
 from redco_flow import metrics
+from redco_flow.spec.modules import NoSuchModuleError, import_named
+from redco_flow.spec.wording import nearest
 
 _NOT_METRICS = frozenset({"metric"})
 
@@ -33,6 +35,11 @@ class Metric(Protocol):
         """Score the whole set: one number per key."""
         ...
 
+
+@runtime_checkable
+class ExampleMetric(Metric, Protocol):
+    """A metric that also scores each example: what `compare` and the report's samples read."""
+
     def per_example(
         self, predictions: Sequence[str], references: Sequence[Sequence[str]]
     ) -> dict[str, list[float]]:
@@ -41,7 +48,7 @@ class Metric(Protocol):
 
 
 @runtime_checkable
-class PooledMetric(Metric, Protocol):
+class PooledMetric(ExampleMetric, Protocol):
     """A metric whose score of a set is no mean of its examples' scores, such as BLEU.
 
     `statistics` gives one vector per example; the score of any set (a bootstrap resample, say)
@@ -122,36 +129,88 @@ def find_any_metric(name: str) -> AnyMetric:
     known = metric_names()
     if "." not in name and name not in known:
         raise ValueError(
-            f"there is no metric '{name}'; known metrics: {', '.join(known)}, "
-            "or the dotted name of a module with KEYS, compute and per_example."
+            f"there is no metric '{name}'{nearest(name, known)} Known metrics: {', '.join(known)}; "
+            "or the dotted name of a module with KEYS and compute."
         )
     try:
-        module = importlib.import_module(metric_module(name))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the metric '{name}' cannot be imported: {error}") from error
+        module = import_named(metric_module(name))
+    except ValueError as error:
+        raise type(error)(f"metric '{name}': {error}") from error
     if isinstance(module, LikelihoodMetric):
         return cast("LikelihoodMetric", module)
     if not isinstance(module, Metric):
-        missing = [key for key in ("KEYS", "compute", "per_example") if not hasattr(module, key)]
+        missing = [key for key in ("KEYS", "compute") if not hasattr(module, key)]
         raise ValueError(f"the metric module '{name}' lacks {', '.join(missing)}.")
     return cast("Metric", module)
 
 
-def find_metric_of(key: str) -> str:
-    """Return the name of this package's metric of texts that gives `key`: "rouge" for "rouge2".
+@dataclass(frozen=True)
+class Score:
+    """One score of texts.
+
+    Args:
+        metric: the metric that gives it, by its short or dotted name.
+        key: one of the metric's KEYS.
+    """
+
+    metric: str
+    key: str
+
+    @property
+    def direction(self) -> str:
+        """Whether "max" or "min" is better."""
+        return find_metric(self.metric).KEYS[self.key]
+
+
+def find_score(text: str, metrics_in_use: Sequence[str] = ()) -> Score:
+    """Find the score of texts that a person names.
+
+    Args:
+        text: a key of one of `metrics_in_use` or of this package's metrics ("rouge2"); or a
+            metric's dotted module, and its key where it has several: "mine.shout",
+            "mine.shout.loudness".
 
     Raises:
-        ValueError: no metric of texts gives it; the message lists every key.
+        ValueError: no metric of texts gives it; the message lists what there is.
     """
-    metrics_of_texts = {
-        name: metric
-        for name in metric_names()
+    known = {
+        key: name
+        for name in (*metric_names(), *metrics_in_use)  # what is in use wins over a namesake
         if isinstance(metric := find_any_metric(name), Metric)
+        for key in metric.KEYS
     }
-    keys = {key: name for name, metric in metrics_of_texts.items() for key in metric.KEYS}
-    if key not in keys:
-        raise ValueError(f"no metric gives a score '{key}'; known scores: {', '.join(keys)}.")
-    return keys[key]
+    if text in known:
+        return Score(known[text], text)
+    if "." in text:
+        return _score_of_module(text)
+    raise ValueError(
+        f"no metric gives a score '{text}'{nearest(text, known)} Known scores: "
+        f"{', '.join(known)}; or the dotted name of a metric's module."
+    )
+
+
+def _score_of_module(text: str) -> Score:
+    try:
+        keys = find_metric(text).KEYS
+    except NoSuchModuleError as error:
+        name, _, key = text.rpartition(".")
+        if "." not in name:
+            raise
+        try:
+            keys = find_metric(name).KEYS
+        except NoSuchModuleError:
+            raise error from None
+        if key not in keys:
+            raise ValueError(
+                f"the metric '{name}' gives no score '{key}'; its scores: {', '.join(keys)}."
+            ) from None
+        return Score(name, key)
+    if len(keys) != 1:
+        raise ValueError(
+            f"the metric '{text}' gives {len(keys)} scores ({', '.join(keys)}): say which, as "
+            f"'{text}.KEY'."
+        )
+    return Score(text, next(iter(keys)))
 
 
 def check_pairs(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:

@@ -133,7 +133,7 @@ def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
     except RunCancelled as error:
         book.set_stage(stage, "cancelled", message=str(error))
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
         failure = _as_failure(stage, error)
         book.set_stage(stage, "failed", message=str(failure))
         raise failure from error
@@ -157,7 +157,7 @@ def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
     )
 
 
-def _as_failure(stage: str, error: Exception) -> StageFailed:
+def _as_failure(stage: str, error: BaseException) -> StageFailed:
     if isinstance(error, StageFailed):
         return error
     said = str(error) if isinstance(error, RedcoFlowError) else f"{type(error).__name__}: {error}"

@@ -22,6 +22,7 @@ from redco_flow.orchestrate.prefect_process import PrefectServerError
 from redco_flow.orchestrate.prefect_server import (
     ensure_server,
     external_url,
+    server_status,
     start_short_lived_server,
 )
 from redco_flow.orchestrate.run_context import Say
@@ -74,13 +75,17 @@ class FlowThread:
 
     def _run_flow(self) -> None:
         context = self._session.context
+        if not server_status(context.profile.prefect_api_url).healthy:
+            context.book.set_phase("starting the Prefect server; later runs find it")
         api = self._api = find_api(context.profile.prefect_api_url, self._say)
         if context.stop.is_set:
             return
+        context.book.set_phase("importing Prefect")
         reporting.prepare_environment(api)
         flow = self._load_flow()
         # First the dead: this run's own earlier flow run gets the state that the run has now.
         settle_left_over(api)
+        context.book.set_phase(f"telling the Prefect server at {api.url} of the run")
         tags = context.pipeline.document["tags"]
         try:
             flow_run, opened = reporting.create_flow_run(flow, context.run, api, tags=tags)

@@ -7,16 +7,20 @@ here, so that a plan cannot differ from the run. Knows nothing of what was compu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.spec.load import ResolvedStage
+from redco_flow.spec.modules import failure
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
 from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.workspace import Workspace
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass
@@ -28,7 +32,7 @@ class Sources:
 
     def code(self, kind: StageKind, stage: ResolvedStage) -> dict[str, str]:
         """The digests of the modules that a stage's code imports, by name."""
-        modules = (kind.module, *kind.code_modules(stage.config))
+        modules = (kind.module, *_ask(stage, kind.code_modules))
         if modules not in self._code:
             self._code[modules] = module_digests(modules)
         return dict(self._code[modules])
@@ -57,7 +61,8 @@ def stage_ingredients(
 
     Raises:
         WorkspaceError: a data file is missing or unreadable.
-        UsageError: a module that the stage's code names does not exist.
+        UsageError: a module that the stage's code names does not exist or cannot be imported, or
+            the stage kind's own functions fail.
     """
     kind = find_stage_kind(stage.kind)
     sources = sources or Sources()
@@ -75,10 +80,27 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
 
     A folder's name is no part of it: the same file elsewhere is the same data.
     """
-    paths = list(kind.data_files(stage.config))
+    paths = _ask(stage, kind.data_files)
     digests = digest_files(workspace, paths)
     named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
-    return {**named, **kind.data_identity(stage.config)}
+    return {**named, **_ask(stage, kind.data_identity)}
+
+
+def _ask(stage: ResolvedStage, function: Callable[[Any], _Answer]) -> _Answer:
+    """Ask a stage kind about a stage.
+
+    Raises:
+        UsageError: its answer is an error; names the stage, and the line where the code fails.
+    """
+    try:
+        return function(stage.config)
+    except RedcoFlowError:
+        raise
+    except (ValueError, OSError) as error:  # what kinds say of their data and modules
+        raise UsageError(f"stage '{stage.name}': {error}") from error
+    except Exception as error:
+        name = f"{function.__module__}.{function.__name__}"
+        raise UsageError(f"stage '{stage.name}': {name} failed{failure(error)}") from error
 
 
 def _unique_names(paths: Sequence[Path]) -> Iterator[str]:

@@ -85,11 +85,18 @@ def _drive(
         )
         flow = FlowThread(session, say)
         return drive(session, flow, say).exit_code, flow
-    except Exception as error:  # noqa: BLE001 (the run's files must say what happened)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the run's files must say it)
         say(traceback.format_exc())
         code = error.exit_code if isinstance(error, RedcoFlowError) else 1
-        book.close_run("failed", code, str(error) or type(error).__name__)
+        book.close_run("failed", code, _told(error))
         return code, None
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong, for the run's message: ours speak for themselves."""
+    if isinstance(error, RedcoFlowError):
+        return str(error)
+    return f"the run could not be driven: {type(error).__name__}: {error}"
 
 
 def say(line: str) -> None:

@@ -191,6 +191,10 @@ class RunSession:
         if cancelled:
             why = self.context.stop.reason or f"{', '.join(cancelled)} was cancelled"
             return Outcome("cancelled", RunCancelled.exit_code, why)
+        unfinished = [n.name for n in self.stages if states[n.name]["state"] != "completed"]
+        if unfinished:  # whoever was to run them failed itself; orchestrator.log says how
+            why = f"{', '.join(unfinished)} not started: {self.context.run.log_path} says why"
+            return Outcome("failed", StageFailed.exit_code, why)
         return Outcome("completed", 0, _tally(states))
 
     def _all_ended(self) -> bool:

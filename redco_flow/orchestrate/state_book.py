@@ -16,6 +16,7 @@ from redco_flow.tracking.lease import Lease
 from redco_flow.tracking.run_directory import RunDirectory
 
 ENDED_RUN_STATES = ("completed", "failed", "cancelled")
+_BEGUN_STATES = ("waiting", "running")
 ENDED_STAGE_STATES = ("completed", "failed", "cancelled", "skipped")
 
 
@@ -60,7 +61,17 @@ class StateBook:
         """Say what became of a stage; `fields` are its further keys in state.json."""
         with self._mutex:
             self._state["stages"][stage] |= {"state": state, **fields}
+            if self._state["state"] == "running":
+                self._state["message"] = ""  # what the launcher was at before
             self._write(event or f"stage_{state}", {"stage": stage, **fields})
+
+    def set_phase(self, message: str) -> None:
+        """Say what the launcher is at while no stage has begun: what people wait for."""
+        with self._mutex:
+            begun = [s for s in self._state["stages"].values() if s["state"] in _BEGUN_STATES]
+            if not begun and self._state["state"] == "running":
+                self._state["message"] = message
+                self._write("launcher_phase", {"message": message})
 
     def set_prefect_url(self, url: str) -> None:
         """Say where the run's page is."""

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from redco_flow import recipes
+from redco_flow.spec.modules import import_named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,9 +155,9 @@ def find_recipe(name: str) -> ModuleType:
         ValueError: there is no such module, or it lacks `encode` or `build`.
     """
     try:
-        module = importlib.import_module(recipe_module(name))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the recipe '{name}' cannot be imported: {error}") from error
+        module = import_named(recipe_module(name))
+    except ValueError as error:
+        raise ValueError(f"recipe '{name}': {error}") from error
     missing = [function for function in ("encode", "build") if not hasattr(module, function)]
     if missing:
         raise ValueError(f"the recipe module '{name}' lacks {' and '.join(missing)}.")

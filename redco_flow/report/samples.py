@@ -86,12 +86,12 @@ class _Choice:
 def sample_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[SampleSet]:
     """Return samples of every predictions artifact of a run, scored where a stage scored them."""
     made = list(stages)
-    scored: dict[str, tuple[str, Artifact]] = {}
+    scored: dict[str, list[tuple[str, Artifact]]] = {}
     for stage in made:
         metrics = metrics_artifact(stage, store)
         for parent in metrics.parents.values() if metrics else ():
             assert metrics is not None
-            scored.setdefault(parent, (stage.name, metrics))
+            scored.setdefault(parent, []).append((stage.name, metrics))
     own = {
         one: stage.name
         for stage in made
@@ -102,16 +102,21 @@ def sample_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[Samp
     for artifact_id in dict.fromkeys((*own, *scored)):
         artifact = store.find(artifact_id)
         if artifact is not None and artifact.kind == "predictions":
-            stage_name, metrics = scored.get(artifact_id, (own.get(artifact_id, ""), None))
-            sets.append(_sample_set(stage_name, artifact, metrics))
+            maker = own.get(artifact_id, "")
+            sets.append(_sample_set(maker, artifact, scored.get(artifact_id, [])))
     return [one for one in sets if one.samples]
 
 
-def _sample_set(stage: str, artifact: Artifact, metrics: Artifact | None) -> SampleSet:
-    scores = _per_example(metrics) if metrics else []
+def _sample_set(
+    maker: str, artifact: Artifact, scored: Sequence[tuple[str, Artifact]]
+) -> SampleSet:
+    """Return samples with the scores of the first stage that scored every example, if one did."""
     num_rows = sum(1 for _ in _rows(artifact))
-    if len(scores) != num_rows:
-        scores = []
+    stage, metrics, scores = maker or next((name for name, _ in scored), ""), None, []
+    for name, candidate in scored:
+        if num_rows and len(found := _per_example(candidate)) == num_rows:
+            stage, metrics, scores = name, candidate, found
+            break
     directions = metrics.metadata.get("directions") or {} if metrics else {}
     how, chosen = _choose(scores, num_rows, directions, artifact.id)
     wanted = {choice.index for choice in chosen}
@@ -210,6 +215,17 @@ def _rows(artifact: Artifact) -> Iterator[Mapping[str, Any]]:
 
 
 def _per_example(metrics: Artifact) -> list[dict[str, float]]:
-    """Scores by example, in the order of the predictions; none where there are none."""
+    """Scores by example, in the order of the predictions; none where there are none.
+
+    A stage of the user's may make metrics in files of its own.
+    """
     path = metrics.path / SCORES_FILE
-    return [dict(line["scores"]) for line in read_json_lines(path)] if path.is_file() else []
+    try:
+        lines = [
+            {str(key): float(value) for key, value in line["scores"].items()}
+            for line in read_json_lines(path)
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    same = all(line.keys() == lines[0].keys() for line in lines)
+    return lines if lines and lines[0] and same else []

@@ -1,21 +1,89 @@
 """Find the module that a name in YAML means, without running it: recipes, stage kinds, metrics.
 
 A plain name is a module of one of our packages; a dotted name is any importable module.
-Only the parents of a dotted name are imported, as Python's own search needs it.
+Only the parents of a dotted name are imported, as Python's own search needs it; `import_named`
+runs a module, and says of one that fails where in the user's files it does.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import pkgutil
 import re
+import sys
+import traceback
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 from redco_flow.spec.wording import listed, nearest
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PACKAGE = Path(__file__).resolve().parents[1]
 _DOTTED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
+
+# The executors of this package; a profile may also name a dotted module of the user's own.
+EXECUTORS = {
+    "local": "redco_flow.launch.local",
+    "slurm": "redco_flow.launch.slurm.executor",
+    "hosts": "redco_flow.launch.hosts.executor",
+    "xmanager": "redco_flow.launch.xmanager.executor",
+}
+
+
+class NoSuchModuleError(ValueError):
+    """No importable module has this name."""
+
+
+def import_named(dotted: str) -> ModuleType:
+    """Import a module that a user named.
+
+    Raises:
+        NoSuchModuleError: there is none of this name.
+        ValueError: it fails while it is imported; the message says how, and at which file and line.
+    """
+    try:
+        return importlib.import_module(dotted)
+    except (Exception, SystemExit) as error:
+        if _is_absent(dotted, error):
+            raise NoSuchModuleError(f"there is no module {dotted}") from error
+        raise ValueError(f"importing {dotted} failed{failure(error)}") from error
+
+
+def failure(error: BaseException) -> str:
+    """Return ` at FILE:LINE: TYPE: MESSAGE` of what a module of the user's raised."""
+    said = f": {type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" at {error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = _frames_outside(error)
+    installed = (f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}", f"{_PACKAGE}{os.sep}")
+    # The user's own line rather than that of the library which it calls.
+    own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames
+    return f" at {own[-1].filename}:{own[-1].lineno}{said}" if own else said
+
+
+def executor_problem(name: str) -> str | None:
+    """Say why a profile cannot name this executor, or None where it can; a user's is imported."""
+    if name in EXECUTORS:
+        return None
+    if not _DOTTED_NAME.fullmatch(name):
+        return (
+            f"there is no executor '{name}'{nearest(name, EXECUTORS)} Known: {listed(EXECUTORS)}; "
+            f"or the dotted name of a module with make(profile, environment) and reattach(record)."
+        )
+    try:
+        module = import_named(name)
+    except ValueError as error:
+        return f"executor '{name}': {error}"
+    missing = [one for one in ("make", "reattach") if not callable(getattr(module, one, None))]
+    if missing:
+        return (
+            f"executor '{name}': {module.__file__} lacks {' and '.join(missing)}; an executor is a "
+            f"module with make(profile, environment) and reattach(record)."
+        )
+    return None
 
 
 def find_module(package: str, name: str) -> str | None:
@@ -62,20 +130,45 @@ def module_problem(package: str, name: str, *, what: str, defines: str) -> str |
     known = known_modules(package, defines=defines)
     return (
         f"there is no {what} '{name}'{nearest(name, known)} "
-        f"Known: {listed(known)}; or the dotted name of an importable module."
+        f"Known: {listed(known)}; {dotted_name_advice(name)}"
     )
+
+
+def dotted_name_advice(name: str) -> str:
+    """Say how a module of the user's own is named, where `name` names none of this package."""
+    if _PLAIN_NAME.fullmatch(name) and Path(f"{name}.py").is_file():
+        return f"a module of your own stands in a folder: FOLDER/{name}.py is 'FOLDER.{name}'."
+    return "or the dotted name of an importable module."
 
 
 def _find_spec(dotted: str) -> ModuleSpec | None:
     parent = dotted.rpartition(".")[0]
     try:
         return importlib.util.find_spec(dotted)
-    except ModuleNotFoundError as error:
-        if error.name and f"{dotted}.".startswith(f"{error.name}."):
+    except (Exception, SystemExit) as error:
+        if _is_absent(dotted, error):
             return None
-        raise ValueError(f"importing {parent} failed: {error}") from error
-    except Exception as error:
-        raise ValueError(f"importing {parent} failed: {type(error).__name__}: {error}") from error
+        raise ValueError(f"importing {parent} failed{failure(error)}") from error
+
+
+def _is_absent(dotted: str, error: BaseException) -> bool:
+    """Whether the search itself found no such module: no module of the user's was at work."""
+    return (
+        isinstance(error, ModuleNotFoundError)
+        and f"{dotted}.".startswith(f"{error.name}.")
+        and not _frames_outside(error)
+    )
+
+
+def _frames_outside(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of what was imported: neither Python's import machinery nor this file."""
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen importlib")
+        and Path(frame.filename).parent.name != "importlib"
+        and frame.filename != __file__
+    ]
 
 
 def _source(dotted: str) -> str:

@@ -32,6 +32,7 @@ from redco_flow.spec.model import (
     StrictModel,
     Text,
 )
+from redco_flow.spec.modules import executor_problem
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
 from redco_flow.spec.problems import raise_if_any
 from redco_flow.spec.profile_layers import read_layers
@@ -51,7 +52,7 @@ class Profile(StrictModel):
 
     Args:
         name: the file's name where the file does not say it.
-        executor: who starts the jobs: a module of `redco_flow.launch`.
+        executor: who starts the jobs: local, slurm, hosts, xmanager, or a dotted module.
         workspace: where runs and artifacts lie; relative to the current directory.
         num_cpu_devices: how many devices JAX makes of the CPU where there is no accelerator.
         environment: variables that every stage's process gets.
@@ -135,7 +136,10 @@ def load_profile(
     if defaults.values is not None:
         document = document.with_part(("defaults",), defaults)
     profile, more = _validated(document)
-    raise_if_any(problems + more)
+    problems += more
+    if profile is not None and (problem := executor_problem(profile.executor)):
+        problems.append(document.origin(("executor",)).problem(f"'executor': {problem}"))
+    raise_if_any(problems)
     assert profile is not None
     if defaults.values is not None:
         profile._written_defaults = defaults

@@ -21,7 +21,6 @@ Imports kinds by name only: nothing here depends on any particular stage.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from redco_flow.spec.model import StrictModel
-from redco_flow.spec.modules import find_module, known_modules
+from redco_flow.spec.modules import dotted_name_advice, find_module, import_named, known_modules
 from redco_flow.spec.pipeline import SECTION_NAMES, Resources
 from redco_flow.spec.wording import listed, nearest
 
@@ -88,14 +87,12 @@ def find_stage_kind(name: str) -> StageKind:
         known = known_stage_kinds()
         raise ValueError(
             f"there is no stage kind '{name}'{nearest(name, known)} Known kinds: "
-            f"{listed(known)}; or the dotted name of an importable module."
+            f"{listed(known)}; {dotted_name_advice(name)}"
         )
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ValueError(
-            f"stage kind '{name}': importing {module_name} failed: {type(error).__name__}: {error}"
-        ) from error
+        module = import_named(module_name)
+    except ValueError as error:
+        raise ValueError(f"stage kind '{name}': {error}") from error
     return _read_declarations(name, module)
 
 

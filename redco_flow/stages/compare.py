@@ -7,6 +7,7 @@ draw, many times. Scores that pool counts, such as BLEU, are pooled anew for eac
 from __future__ import annotations
 
 import itertools
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ INPUTS = {"metrics": InputSlot(kind="metrics", many=True)}
 OUTPUTS = {"metrics": "metrics"}
 COMPARISON_FILE = "comparison.json"
 _RESAMPLES_AT_ONCE = 250
+
+logger = logging.getLogger(__name__)
 
 
 class CannotCompare(RedcoFlowError):
@@ -73,9 +76,15 @@ def code_modules(config: Config) -> list[str]:
 def run(context: StageContext, config: Config) -> StageOutputs:
     """Compare every pair of the evaluations by every score that both have."""
     systems = _systems(context.inputs.get("metrics", ()))
-    keys = [key for key in systems[0].summary.metrics if _have(systems, key)]
-    if not keys:
+    common = [key for key in systems[0].summary.metrics if _have(systems, key)]
+    if not common:
         raise CannotCompare("the evaluations have no score in common; evaluate the same metrics.")
+    not_compared = {key: why for key in common if (why := _no_examples(systems, key))}
+    keys = [key for key in common if key not in not_compared]
+    if not keys:
+        raise CannotCompare("; ".join(not_compared.values()) + ": nothing is left to compare.")
+    for why in not_compared.values():
+        logger.warning("not compared: %s", why)
     draws = _draw(context, systems, keys, config)
     pairs = [
         _compared(first, second, key, draws, config)
@@ -93,6 +102,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         "seed": config.seed,
         "systems": [_described(system) for system in systems],
         "pairs": pairs,
+        "not_compared": not_compared,
     }
     write_json(folder / COMPARISON_FILE, record)
     differences = {f"{p['key']}({p['first']}-{p['second']})": p["difference"] for p in pairs}
@@ -121,6 +131,17 @@ def _systems(artifacts: Sequence[InputArtifact]) -> list[_System]:
 
 def _have(systems: Sequence[_System], key: str) -> bool:
     return all(key in system.summary.metrics for system in systems)
+
+
+def _no_examples(systems: Sequence[_System], key: str) -> str:
+    """Say which evaluation has no score of each example by this key; empty where all have one."""
+    for system in systems:
+        if not all(key in line["scores"] for line in system.lines):
+            return (
+                f"'{key}' of '{system.name}' is known of the whole set alone (its metric has no "
+                "per_example, which says how sure a difference is)"
+            )
+    return ""
 
 
 def _draw(

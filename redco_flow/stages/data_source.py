@@ -6,7 +6,6 @@ matter. Light at the top: `data_files` is asked on login nodes, to digest what w
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from redco_flow.spec.modules import import_named
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.row_files import READERS, FileRow, Rows, read_file
 
@@ -59,6 +59,11 @@ def problem_of(data: DataSection) -> str | None:
         )
     if data.dataset and _is_missing_path(data.dataset):
         return f"'data.dataset': there is no file or directory '{data.dataset}'."
+    if data.dataset and data.dataset.startswith(_PYTHON):
+        try:
+            _python_module(data.dataset)
+        except ValueError as error:
+            return str(error)
     return None
 
 
@@ -157,9 +162,9 @@ def _split_of(file: Path) -> str | None:
 def _python_module(dataset: str) -> Any:
     name = dataset.removeprefix(_PYTHON)
     try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(f"data.dataset '{dataset}': cannot import {name}: {error}") from error
+        module = import_named(name)
+    except ValueError as error:
+        raise ValueError(f"data.dataset '{dataset}': {error}") from error
     missing = [function for function in ("files", "rows") if not hasattr(module, function)]
     if missing:
         raise ValueError(

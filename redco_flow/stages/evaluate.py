@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import (
     AnyMetric,
+    ExampleMetric,
     LikelihoodMetric,
     Metric,
     PooledMetric,
@@ -176,6 +177,8 @@ def _per_example(metrics: dict[str, Metric], predictions: list[Prediction]) -> l
     references = [line.references for line in predictions]
     examples = [_Example(line.row_id, {}, {}) for line in predictions]
     for name, metric in metrics.items():
+        if not isinstance(metric, ExampleMetric):
+            continue
         for key, scores in metric.per_example(texts, references).items():
             for example, score in zip(examples, scores, strict=True):
                 example.scores[key] = score

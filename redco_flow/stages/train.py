@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from redco_flow.metrics.metric import find_metric_of, metric_module
+from redco_flow.metrics.metric import Score, find_score, metric_module
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
 from redco_flow.recipes.recipe import family_problem, find_own_recipe, recipe_module
 from redco_flow.spec.model import (
@@ -96,8 +96,8 @@ class Config(StageConfig):
         default_factory=dict
     )
     seed: NonNegativeInt = 0
+    eval: Evaluation = Evaluation()  # before what is kept: its metrics' scores may choose
     keep: Keep = Keep()
-    eval: Evaluation = Evaluation()
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
     log_to: Annotated[list[Literal["tensorboard", "wandb"]], Placement()] = Field(
@@ -157,6 +157,8 @@ class Config(StageConfig):
     @field_validator("keep")
     @classmethod
     def _is_measured(cls, keep: Keep, info: ValidationInfo) -> Keep:
+        if "eval" in info.data:
+            texts_scores(keep, info.data["eval"])
         recipe = _recipe(info)
         is_measured = recipe is None or getattr(recipe, "MEASURES_PERPLEXITY", False)
         if PERPLEXITY in keep.best and not is_measured:
@@ -185,9 +187,19 @@ def _check_config(family: str, changes: Mapping[str, Any]) -> None:
     defaults.updated({**tokens, **changes})
 
 
+def texts_scores(keep: Keep, evaluation: Evaluation) -> dict[str, Score]:
+    """Return the scores of generated texts that choose checkpoints, by their names in `keep.best`.
+
+    Raises:
+        ValueError: no metric gives one of them.
+    """
+    named = [text for text in keep.best if text not in LOSS_SCORES]
+    return {text: find_score(text, evaluation.metrics) for text in named}
+
+
 def metrics_needed(config: Config) -> list[str]:
     """Return the metrics to compute on generated texts, each once."""
-    for_best = (find_metric_of(key) for key in config.keep.best if key not in LOSS_SCORES)
+    for_best = (score.metric for score in texts_scores(config.keep, config.eval).values())
     return list(dict.fromkeys([*config.eval.metrics, *for_best]))
 
 

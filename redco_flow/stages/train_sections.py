@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from redco_flow.metrics.metric import find_metric, find_metric_of
+from redco_flow.metrics.metric import find_metric
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeInt,
@@ -48,7 +48,8 @@ class Keep(StrictModel):
 
     Args:
         last: how many of the newest.
-        best: also the best by each of these scores: rouge2, bleu, eval_loss, ….
+        best: also the best by each of these scores: rouge2, bleu, eval_loss, …; a key of a metric
+            that `eval.metrics` names; or the dotted module of one (MODULE.KEY if it has several).
     """
 
     last: PositiveInt = 1
@@ -56,10 +57,7 @@ class Keep(StrictModel):
 
     @field_validator("best")
     @classmethod
-    def _known(cls, best: list[str]) -> list[str]:
-        for key in best:
-            if key not in LOSS_SCORES:
-                find_metric_of(key)
+    def _each_once(cls, best: list[str]) -> list[str]:
         if len(set(best)) < len(best):
             raise ValueError("names a score twice")
         return best

@@ -31,9 +31,10 @@ from redco_flow.stages.training_records import TrainingRecords
 from redco_flow.stages.training_scores import (
     CannotTrain,
     EvalFn,
+    keys_of_best,
     make_eval_fn,
     make_text_scores,
-    mode_of,
+    modes_of_best,
 )
 from redco_flow.stages.training_setup import TrainerSetup, set_up_trainer
 
@@ -66,7 +67,7 @@ def train(context: StageContext, config: Config) -> StageOutputs:
         context.work_dir / "checkpoints",
         # One more than asked for, to fall back to if the newest is damaged.
         keep_last=config.keep.last + 1,
-        keep_best={key: mode_of(key) for key in config.keep.best},
+        keep_best=modes_of_best(config),
         is_shared=context.shares_disk,
     ) as checkpointer:
         result = _fit(context, config, training, checkpointer, provenance)
@@ -179,8 +180,10 @@ def _output(
     provenance: Provenance,
 ) -> Output:
     """The artifact of the newest or best checkpoint."""
-    score = name.removeprefix("checkpoint/best/")
-    step = checkpointer.latest() if name == "checkpoint/last" else checkpointer.best(score)
+    if name == "checkpoint/last":
+        step = checkpointer.latest()
+    else:
+        step = checkpointer.best(keys_of_best(config)[name.removeprefix("checkpoint/best/")])
     if step is None:
         raise CannotTrain(f"there is no checkpoint for '{name}' in {checkpointer.directory}.")
     commit = checkpointer.commit(step)

@@ -11,13 +11,13 @@ from typing import Any
 from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.retention import Mode
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import find_metric, find_metric_of
+from redco_flow.metrics.metric import find_metric
 from redco_flow.metrics.perplexity import perplexity
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.dataset_artifact import DatasetArtifact
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
-from redco_flow.stages.train import Config, metrics_needed
+from redco_flow.stages.train import Config, metrics_needed, texts_scores
 from redco_flow.stages.train_sections import EVAL_LOSS, LOSS_SCORES, PERPLEXITY
 from redco_flow.stages.training_data import TrainingData
 from redco_flow.stages.training_setup import TrainerSetup
@@ -107,8 +107,15 @@ def make_text_scores(
     return score_texts
 
 
-def mode_of(key: str) -> Mode:
-    """Return whether a larger or a smaller score is better."""
-    if key in LOSS_SCORES:
-        return "min"
-    return "max" if find_metric(find_metric_of(key)).KEYS[key] == "max" else "min"
+def keys_of_best(config: Config) -> dict[str, str]:
+    """Return the scores' keys by their names in `keep.best`."""
+    scores = texts_scores(config.keep, config.eval)
+    return {text: scores[text].key if text in scores else text for text in config.keep.best}
+
+
+def modes_of_best(config: Config) -> dict[str, Mode]:
+    """Return whether a larger or a smaller score is better, by the keys of `keep.best`."""
+    modes: dict[str, Mode] = {key: "min" for key in LOSS_SCORES if key in config.keep.best}
+    for score in texts_scores(config.keep, config.eval).values():
+        modes[score.key] = "max" if score.direction == "max" else "min"
+    return modes

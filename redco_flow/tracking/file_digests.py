@@ -53,7 +53,7 @@ def digest_files(
             raise WorkspaceError(f"{path}: cannot be read: {error.strerror}.") from error
         if entry is not None:
             fresh[key] = entry
-    if fresh:
+    if fresh and workspace.root.is_dir():  # a plan makes no workspace
         _remember(cache_path, fresh)
     return found
 

@@ -7,6 +7,7 @@ cancel.json by whoever asks for the end.
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -127,6 +128,8 @@ class SweepDirectory:
 def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
     """Return the sweep that `text` names by its id, the id's beginning or end; None if none is.
 
+    A beginning that runs have, too, means them, unless it goes on into the sweep's own part.
+
     Raises:
         UsageError: several fit.
     """
@@ -138,6 +141,12 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
         for name in names
         if (_MARK in text and name.startswith(text)) or text == name.rpartition("-")[2]
     ]
+    if not fitting and text and not any(workspace.runs.glob(f"{glob.escape(text)}*")):
+        fitting = [
+            name
+            for name in names
+            if name.startswith(text) or name.rpartition("-")[2].startswith(text)
+        ]
     if len(fitting) > 1:
         raise UsageError(f"{text!r} fits {len(fitting)} sweeps: {', '.join(sorted(fitting))}.")
     return SweepDirectory(_folder(workspace) / fitting[0]) if fitting else None

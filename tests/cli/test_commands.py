@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import wait_for
 
 pytestmark = pytest.mark.slow
@@ -207,3 +209,127 @@ def test_a_retry_says_nothing_of_how_its_stages_ended_before(command, tmp_path):
     assert "failed" not in err
     assert "total: completed" in err
     assert "stages completed" not in out
+
+
+def test_code_of_the_users_that_ends_the_process_fails_the_run(command, tmp_path):
+    package = tmp_path / "own_ends"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    text = "def make(profile, environment): raise SystemExit(3)\ndef reattach(record): ...\n"
+    (package / "executor.py").write_text(text)
+
+    out = command.start("run", "sums.yaml", "profile.executor=own_ends.executor").communicate()[0]
+
+    assert "failed  stage 'numbers': SystemExit: 3" in out
+    assert command.json("status")["exit_code"] == 1
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_an_unknown_executor_is_refused_with_the_nearest_and_its_line(command, verb):
+    folder = command.folder / "cluster_profiles"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("extends: local\nexecutor: lokal\n")
+
+    message = command(verb, "sums.yaml", "-p", "mine", code=2)
+
+    assert "mine.yaml:2:" in message
+    assert "did you mean 'local'?" in message
+    assert not (command.folder / "redco-workspace").exists()
+
+
+def test_the_command_alone_prints_its_help(command):
+    assert command() == command("--help")
+
+
+def test_verbs_that_only_read_make_no_workspace(command):
+    command("plan", "sums.yaml")
+    command("run", "-n", "sums.yaml")
+    command("run", "-n", "sums.yaml", "--sweep", "count=1,2")
+    listed = command("ls")
+    message = command("status", code=2)
+
+    assert f"no runs in {command.folder / 'redco-workspace'}" in listed
+    assert "no runs in" in message
+    assert not (command.folder / "redco-workspace").exists()
+
+
+_INTERRUPTED = """
+import importlib.abc, os, signal, sys
+from redco_flow.cli.entry import main
+
+wanted = sys.argv.pop(1)
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["redco_flow.cli.main", "redco_flow.cli.watching", "redco_flow.spec.load", "yaml"]
+)
+def test_ctrl_c_is_quiet_while_modules_are_imported(command, module):
+    words = [sys.executable, "-c", _INTERRUPTED, module, "plan", "sums.yaml"]
+
+    done = subprocess.run(words, cwd=command.folder, capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_who_follows_without_a_terminal_reads_what_is_waited_for_and_no_line_twice(
+    command, prefect_server
+):
+    process = command.start("run", "sums.yaml")
+    _, err = process.communicate(timeout=180)
+
+    lines = err.splitlines()
+    assert process.returncode == 0, err
+    waits = next(i for i, line in enumerate(lines) if "importing Prefect" in line)
+    begins = next(i for i, line in enumerate(lines) if line.startswith("numbers:"))
+    assert waits < begins
+    assert len(set(lines)) == len(lines)
+
+
+def test_bash_completes_verbs_options_files_and_runs(finished):
+    command, result = finished
+    script = """
+        eval "$(cat)"
+        complete_words() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); COMPREPLY=()
+            _shtab_redco_flow; echo "${COMPREPLY[@]}"
+        }
+        complete_words redco-flow stat
+        complete_words redco-flow run --ah
+        complete_words redco-flow run su
+        complete_words redco-flow status sums-
+    """
+
+    done = subprocess.run(
+        ["bash", "-c", script],
+        input=command("completion", "bash"),
+        cwd=command.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    verbs, options, files, runs = done.stdout.splitlines()
+    assert (verbs, options, files) == ("status", "--ahead", "sums.yaml")
+    assert result["run"] in runs.split()
+
+
+def test_a_job_in_the_queue_is_waiting_and_not_running(command):
+    run = RunDirectory.create(Workspace.open(command.folder / "redco-workspace"), "sums")
+    told = {"attempt": 1, "told_at": "2026-01-31T12:00:00.000+00:00", "state": "running"}
+    waits = "job 7 waits in the queue: Resources"
+    run.write_state({"state": "running", "stages": {"numbers": {**told, "message": waits}}})
+
+    status = command("status")
+
+    assert f"numbers: waiting  {waits}" in status
+    assert "numbers: running" not in status

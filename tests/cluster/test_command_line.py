@@ -49,7 +49,7 @@ def test_a_run_that_waits_in_the_queue_says_why_and_leaves_it_when_cancelled(red
     redco_flow("cancel", run)
 
     job = waiting.pop()
-    assert shown == f"numbers: running  job {job} waits in the queue: Resources"
+    assert shown == f"numbers: waiting  job {job} waits in the queue: Resources"
     assert not waiting
     assert json.loads(redco_flow("status", run, "--json"))["state"] == "cancelled"
     slurm.wait_for("the job has left the queue", lambda: job not in slurm.jobs())

@@ -110,6 +110,30 @@ def test_every_predictions_artifact_has_its_samples(sets, builder):
     assert [one.stage for one in shown] == ["evaluate", "predict_last"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metrics.json", "{}"),
+        ("per_example.jsonl", '{"length": 1}\n{"length": 2}\n'),
+        ("per_example.jsonl", '{"scores": {}}\n{"scores": {"length": 2}}\n'),
+    ],
+)
+def test_a_stage_with_metrics_of_its_own_takes_no_scores_away(builder, name, text):
+    dataset = builder.preprocess()["dataset"]
+    best = builder.train(dataset)["checkpoint/best/rouge2"]
+    rows = [row(row_id="a"), row(row_id="b")]
+    predictions = builder.predict(best, dataset, rows)["predictions"]
+    own = {"metrics": builder.write(name, text)}
+    builder.complete("lengths", own, inputs={"predictions": [predictions]}, metrics={"length": 1.5})
+    builder.evaluate(predictions, [{"rouge1": 0.0}, {"rouge1": 1.0}], {"rouge1": 0.5})
+
+    stages = read_stages(builder.close(), builder.workspace, pytest.fail)
+    (shown,) = sample_sets(stages.values(), builder.store)
+
+    assert shown.stage == "evaluate"
+    assert [(one.why, one.row_id) for one in shown.samples] == [("best", "b"), ("best", "a")]
+
+
 def test_no_predictions_make_no_samples(sets):
     assert sets([]) == []
 

@@ -214,3 +214,42 @@ def test_what_cannot_be_extended_is_refused(write, text, said):
         load_profile(write(text + "\n", "mine.yaml"))
 
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("executor", "message"),
+    [
+        ("lokal", "there is no executor 'lokal'; did you mean 'local'?"),
+        ("local.x", "executor 'local.x': there is no module local.x"),
+        ("own_launch.gone", "executor 'own_launch.gone': there is no module own_launch.gone"),
+        ("own_launch.typo", r"typo.py:2: ModuleNotFoundError: No module named 'nosuch'"),
+        ("own_launch.half", "half.py lacks reattach"),
+    ],
+)
+def test_an_executor_that_cannot_be_had_is_a_mistake_with_its_line(
+    tmp_path, monkeypatch, executor, message
+):
+    package = tmp_path / "own_launch"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "typo.py").write_text("\nimport nosuch\n")
+    (package / "half.py").write_text("def make(profile, environment): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(f"extends: local\n\nexecutor: {executor}\n")
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_profile(profile)
+
+    assert str(caught.value).startswith(f"{profile}:3:")
+
+
+def test_an_executor_of_ones_own_is_taken(tmp_path, monkeypatch):
+    package = tmp_path / "own_runner"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    text = "def make(profile, environment): ...\ndef reattach(record): ...\n"
+    (package / "fine.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert load_profile("local", ["profile.executor=own_runner.fine"]).executor == "own_runner.fine"

@@ -49,9 +49,13 @@ def test_what_a_kind_leaves_out_has_a_default():
     [
         ("", "empty", r"has no class Config\(StageConfig\)"),
         ("class Config: pass", "plain", r"has no class Config\(StageConfig\)"),
-        ("raise RuntimeError('no disk')", "raises", "importing .* failed: RuntimeError: no disk"),
-        ("import no_such_package", "imports", "failed: ModuleNotFoundError"),
-        ("def run(", "syntax", "failed: SyntaxError"),
+        (
+            "raise RuntimeError('no disk')",
+            "raises",
+            r"failed at .*raises\.py:1: RuntimeError: no disk",
+        ),
+        ("import no_such_package", "imports", r"imports\.py:1: ModuleNotFoundError"),
+        ("def run(", "syntax", r"syntax\.py:1: SyntaxError"),
         (
             "from redco_flow.spec.stage_kind import StageConfig as Config",
             "norun",
@@ -108,6 +112,40 @@ def test_a_kind_that_is_no_module_lists_the_known_ones(name):
         find_stage_kind(name)
 
 
+def test_a_missing_import_is_told_at_the_line_of_the_users_that_asks_for_it(module, tmp_path):
+    name = module("", "asks")
+    package = tmp_path / "kinds_asks"
+    (package / "asks.py").write_text("import json\n\nfrom kinds_asks.deep import x\n")
+    (package / "deep.py").write_text("\nimport not_installed_here\n")
+
+    with pytest.raises(ValueError, match=r"deep\.py:2: ModuleNotFoundError: .*not_installed_here"):
+        find_stage_kind(name)
+
+
+def test_a_package_that_imports_a_missing_module_of_its_own_is_not_called_missing(module, tmp_path):
+    module("", "within")
+    (tmp_path / "kinds_within" / "__init__.py").write_text("import kinds_within.gone\n")
+
+    with pytest.raises(ValueError, match=r"importing kinds_within.gone failed at .*__init__.py:1"):
+        find_stage_kind("kinds_within.gone.kind")
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(3)", "def run(context, config)\n    pass"])
+def test_a_kind_that_ends_the_process_or_cannot_be_parsed_is_an_error(module, text):
+    name = module(text, "ends")
+
+    with pytest.raises(ValueError, match=r"importing kinds_ends.ends failed at .*ends\.py:1: S"):
+        find_stage_kind(name)
+
+
+def test_a_module_beside_the_pipeline_is_told_how_to_be_named(tmp_path, monkeypatch):
+    (tmp_path / "shout.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ValueError, match=r"FOLDER/shout\.py is 'FOLDER.shout'"):
+        find_stage_kind("shout")
+
+
 def test_a_module_is_found_without_being_imported(module):
     name = module("raise SystemExit('imported')", "unimported")
 
@@ -124,4 +162,5 @@ def test_a_package_that_fails_to_import_is_told(module, tmp_path):
     )
 
     assert problem is not None
-    assert "importing kinds_inner failed: ValueError: broken" in problem
+    assert "importing kinds_inner failed at " in problem
+    assert "__init__.py:1: ValueError: broken" in problem

@@ -1,6 +1,7 @@
 """Run stages by hand: real contexts in tmp_path, real published artifacts between them."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
+
+sys.path.append(str(Path(__file__).parent / "kinds"))  # metrics of a user's own
 
 
 @dataclass

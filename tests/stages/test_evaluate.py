@@ -102,6 +102,30 @@ def test_the_report_of_scores_is_plain_json(bench):
     assert record["directions"] == {"bleu": "max", "exact_match": "max"}
 
 
+def test_a_metric_without_scores_of_examples_is_scored_and_named_where_systems_are_compared(
+    bench, caplog
+):
+    metrics = ("exact_match", "own_metrics.length")
+    one = evaluated(bench, REFERENCES, "one", metrics)
+    other = evaluated(bench, ["something else"] * len(REFERENCES), "other", metrics)
+
+    found = bench.run(compare, {"num_resamples": 100}, {"metrics": [one, other]})["metrics"]
+
+    assert read_metrics(one.path)[0].metrics["words"] == 6.0
+    record = json.loads((found.path / "comparison.json").read_text())
+    assert [pair["key"] for pair in record["pairs"]] == ["exact_match"]
+    assert "its metric has no per_example" in record["not_compared"]["words"]
+    assert "not compared: 'words'" in caplog.text
+
+
+def test_systems_scored_only_by_metrics_without_scores_of_examples_cannot_be_compared(bench):
+    one = evaluated(bench, REFERENCES, "one", ["own_metrics.length"])
+    other = evaluated(bench, REFERENCES[::-1], "other", ["own_metrics.length"])
+
+    with pytest.raises(CannotCompare, match=r"'words' .*no per_example.*nothing is left"):
+        bench.run(compare, {}, {"metrics": [one, other]})
+
+
 def test_an_unknown_metric_is_an_error_when_the_pipeline_is_read():
     with pytest.raises(ValueError, match="there is no metric 'rogue'"):
         evaluate.Config.from_json({"metrics": ["rogue"]})

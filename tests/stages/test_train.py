@@ -23,7 +23,7 @@ from redco_flow.stages.data_integrity import DataChanged
 from redco_flow.stages.dataset_artifact import DatasetArtifact
 from redco_flow.stages.model_tokenizer import WrongTokenizer
 from redco_flow.stages.predictions_artifact import read_predictions
-from redco_flow.stages.training_scores import CannotTrain
+from redco_flow.stages.training_scores import CannotTrain, modes_of_best
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
@@ -33,7 +33,7 @@ SETTINGS = {
     "num_epochs": 2,
     "global_batch_size": 16,
     "learning_rate": 0.01,
-    "keep": {"last": 1, "best": ["rouge1", "eval_loss"]},
+    "keep": {"last": 1, "best": ["rouge1", "eval_loss", "own_metrics.length"]},
     "eval": {"num_examples": 8},
     "log_every_steps": 3,
 }
@@ -79,6 +79,7 @@ def test_training_gives_the_last_and_each_best_checkpoint_with_all_that_predicti
         "checkpoint/last",
         "checkpoint/best/rouge1",
         "checkpoint/best/eval_loss",
+        "checkpoint/best/own_metrics.length",
     }
     for artifact in checkpoints.values():
         names = {path.name for path in artifact.path.iterdir()}
@@ -121,6 +122,35 @@ def test_the_best_checkpoint_is_the_one_whose_recorded_score_is_best(trained):
     record = CheckpointArtifact(checkpoints["checkpoint/best/eval_loss"].path).record
     assert (record.step, record.metrics) == (best["step"], best["metrics"])
     assert record.step == CheckpointArtifact(checkpoints["checkpoint/last"].path).record.step
+
+
+def test_a_metric_of_ones_own_chooses_a_checkpoint(trained):
+    checkpoints, records = trained
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+
+    shortest = min(evaluations, key=lambda record: record["metrics"]["words"])
+
+    record = CheckpointArtifact(checkpoints["checkpoint/best/own_metrics.length"].path).record
+    assert record.metrics["words"] == shortest["metrics"]["words"]
+    assert record.step == shortest["step"]
+
+
+@pytest.mark.parametrize(
+    ("best", "metrics", "needed"),
+    [
+        ("own_metrics.pair.spaces", [], ["own_metrics.pair"]),
+        ("spaces", ["own_metrics.pair"], ["own_metrics.pair"]),
+        ("own_metrics.length", ["bleu"], ["bleu", "own_metrics.length"]),
+    ],
+)
+def test_a_score_of_ones_own_metric_is_named_by_its_key_or_its_module(best, metrics, needed):
+    given = SETTINGS | {"keep": {"best": [best]}, "eval": {"metrics": metrics}}
+
+    config = train.Config.from_json(given)
+
+    assert train.metrics_needed(config) == needed
+    assert train.output_names(config) == ["checkpoint/last", f"checkpoint/best/{best}"]
+    assert modes_of_best(config) in ({"spaces": "min"}, {"words": "min"})
 
 
 def test_every_metrics_record_carries_the_digests_of_checkpoint_data_and_config(
@@ -477,7 +507,10 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"keep": {"best": ["ruge2"]}}, "no metric gives a score 'ruge2'"),
+        ({"keep": {"best": ["ruge2"]}}, "no metric gives a score 'ruge2'; did you mean 'rouge2'"),
+        ({"keep": {"best": ["own_metrics.pair"]}}, "gives 2 scores .letters, spaces.: say which"),
+        ({"keep": {"best": ["own_metrics.pair.lettres"]}}, "no score 'lettres'; its scores: lett"),
+        ({"keep": {"best": ["own_metrics.gone.x"]}}, "there is no module own_metrics.gone.x"),
         ({"keep": {"best": ["rouge2", "rouge2"]}}, "names a score twice"),
         ({"eval": {"metrics": ["blue"]}}, "there is no metric 'blue'"),
         ({"eval": {"every_epochs": 1, "every_steps": 5}}, "not both"),
@@ -509,6 +542,7 @@ def test_each_best_score_is_an_output_of_its_own():
         "checkpoint/last",
         "checkpoint/best/rouge1",
         "checkpoint/best/eval_loss",
+        "checkpoint/best/own_metrics.length",
     ]
 
 
