@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ class Loader:
         """Take the options of `arguments.add_pipeline`."""
         self._options = options
         self._profiles: dict[tuple[str, ...], Profile] = {}
+        self._notes_said: set[str] = set()
         # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
         if "" not in sys.path:
             sys.path.insert(0, "")
@@ -60,6 +62,7 @@ class Loader:
         overrides = [*self._options.overrides, *point]
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile)
+        self._say(pipeline.notes)
         workspace = Workspace.open(profile.workspace)
         plan = make_plan(
             pipeline,
@@ -70,6 +73,13 @@ class Loader:
             sources=self._sources,
         )
         return Loaded(pipeline, profile, workspace, plan)
+
+    def _say(self, notes: Sequence[str]) -> None:
+        """Write each note once, whatever the number of points."""
+        for note in notes:
+            if note not in self._notes_said:
+                self._notes_said.add(note)
+                sys.stderr.write(f"{note}\n")
 
     def _profile(self, overrides: list[str]) -> Profile:
         from redco_flow.spec.overrides import for_profile

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class ResolvedPipeline:
         origins: of every leaf: `stages.train.learning_rate`, `data.source_key`; a stage's copy of
             a section (`stages.train.data.source_key`) has the origin of the section.
         document: the whole pipeline, defaults included; loading it again gives the same.
+        notes: what the person who gave the overrides should know of them.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ResolvedPipeline:
     stages: dict[str, ResolvedStage]
     origins: dict[str, Origin]
     document: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     def stage_origins(self, stage: str) -> dict[str, Origin]:
         """Return the origins of a stage's leaves, by key of its Config or input slot."""
@@ -134,8 +136,9 @@ def load_pipeline(
     if not isinstance(file, PipelineFile):
         file = PipelineFile.read(file)
     document, problems = _layers(file, profile)
-    document, more = with_overrides(document, overrides)
-    problems += more
+    overridden = with_overrides(document, overrides)
+    document = overridden.document
+    problems += overridden.problems
     surroundings = Surroundings(
         environ,
         profile=profile.model_dump(mode="json", exclude={"defaults"}) if profile else None,
@@ -148,7 +151,7 @@ def load_pipeline(
     # What is refused for itself is not also of a wrong type.
     problems += [p for p in loading.problems if (p.source, p.line, p.column) not in places]
     raise_if_any(problems + refused)
-    return loading.resolved()
+    return replace(loading.resolved(), notes=overridden.notes)
 
 
 def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list[Problem]]:

@@ -168,7 +168,8 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
         if override is None:
             continue
         try:
-            document = apply_override(document, override, space.find(override.key))
+            for place in space.find(override.key):
+                document = apply_override(document, override, place)
         except ValueError as error:
             problems.append(Origin("command line").problem(f"profile.{override.key}: {error}"))
     return document, problems
