@@ -25,7 +25,14 @@ from redco_flow.launch.jax_environment import jax_variables
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.launch.upstream import with_inputs
 from redco_flow.launch.work_lock import acquire
-from redco_flow.launch.worker_process import ReservedFiles, end, prepare, report_error, say
+from redco_flow.launch.worker_process import (
+    ReservedFiles,
+    end,
+    log_to_stderr,
+    prepare,
+    report_error,
+    say,
+)
 from redco_flow.records import write_json
 from redco_flow.stages import shard_tally
 from redco_flow.stages.context import (
@@ -71,6 +78,7 @@ def main(arguments: list[str]) -> NoReturn:
     attempt = AttemptDirectory(path.parent, place.rank)
     try:
         prepare(on_terminate)
+        log_to_stderr(place.rank)
         run_call(path, attempt, stop, place)
     except BaseException as error:  # noqa: BLE001 (the last frame: nobody is above to see it)
         stop.is_watched = True

@@ -207,8 +207,8 @@ class Deployer:
         return other
 
     def log_rules(self, rules: ShardingRules) -> None:
-        """Log every parameter's axes and reason, and how many bytes each device holds."""
-        for line in rules.explain().splitlines():
+        """Log every parameter's axes and reason, where there is more than one device."""
+        for line in rules.explain().splitlines() if self.mesh.size > 1 else ():
             logger.info("%s", line)
 
     def named_sharding(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:

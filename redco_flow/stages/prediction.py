@@ -211,6 +211,7 @@ class _Prediction:
             params,
             bucketing=bucket_rows(recipe, examples, self._config.batch_size),
             on_progress=self._reporter("scoring targets"),
+            verb="scored targets of",
         )
 
     def _reporter(self, phase: str) -> Callable[[int, int], None]:
