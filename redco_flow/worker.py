@@ -43,6 +43,7 @@ from redco_flow.stages.context import (
     StopFlag,
     Stopped,
 )
+from redco_flow.stages.devices import check_devices
 from redco_flow.stages.process_group import ProcessGroup
 from redco_flow.stages.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
@@ -155,6 +156,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
     result = find_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
+        check_devices(call)
         kind, config = _kind_and_config(call)
         run_shard = importlib.import_module(kind.module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
@@ -273,6 +275,7 @@ def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = Fals
 def _run_stage(call: Call, context: StageContext) -> StageOutputs:
     kind, config = _kind_and_config(call)
     context.report(phase="starting")
+    check_devices(call)
     run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.module).run
     outputs = run(context, config)
     context.flush()
