@@ -61,7 +61,7 @@ class Loader:
 
         overrides = [*self._options.overrides, *point]
         profile = self._profile(overrides)
-        pipeline = load_pipeline(self._file, overrides, profile)
+        pipeline = load_pipeline(self._file, overrides, profile, looks_into_data=True)
         self._say(pipeline.notes)
         workspace = Workspace.open(profile.workspace)
         plan = make_plan(

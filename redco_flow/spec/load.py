@@ -28,6 +28,7 @@ from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.settings import settings_of
 from redco_flow.spec.stage_body import (
     StageBody,
+    data_problems,
     read_stages,
     recipe_problem,
     surroundings_problems,
@@ -123,12 +124,14 @@ def load_pipeline(
     profile: Profile | None = None,
     *,
     environ: Mapping[str, str] = os.environ,
+    looks_into_data: bool = False,
 ) -> ResolvedPipeline:
     """Read a pipeline with the command line's overrides over it and the profile's defaults under.
 
     Args:
         file: its path, or what was read of it before.
         overrides: `key=value` and `~key`; those that begin with `profile.` are the profile's.
+        looks_into_data: whether mistakes that the head of each data file shows are told too.
 
     Raises:
         ConfigError: every mistake in the file, the overrides and the profile's defaults.
@@ -148,6 +151,8 @@ def load_pipeline(
     refused = bad_references + list(secret_problems(document))
     places = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
+    if looks_into_data:
+        loading.look_into_data()
     # What is refused for itself is not also of a wrong type.
     problems += [p for p in loading.problems if (p.source, p.line, p.column) not in places]
     raise_if_any(problems + refused)
@@ -188,6 +193,11 @@ class _Loading:
                 self.problems += surroundings_problems(body, config, workspace)
         self.inputs = {name: self._inputs_of(body) for name, body in self.bodies.items()}
         self.order = self._order()
+
+    def look_into_data(self) -> None:
+        """Collect the mistakes that the data themselves show."""
+        for name, config in self.configs.items():
+            self.problems += data_problems(self.bodies[name], config)
 
     def resolved(self) -> ResolvedPipeline:
         """Return the pipeline; there were no problems."""
