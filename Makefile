@@ -10,8 +10,10 @@ SOURCES := redco_flow flows tests benchmarks docs
 
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
+MAKE_VENV = uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)
 INSTALL = uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 else
+MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 endif
 
@@ -42,7 +44,7 @@ bench: $(VENV)/.installed-dev
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("redco-flow needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+	$(MAKE_VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	$(INSTALL) --editable .

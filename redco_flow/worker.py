@@ -27,7 +27,14 @@ from redco_flow.launch.jax_environment import jax_variables
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.launch.upstream import with_inputs
 from redco_flow.launch.work_lock import acquire
-from redco_flow.launch.worker_process import ReservedFiles, end, prepare, report_error, say
+from redco_flow.launch.worker_process import (
+    ReservedFiles,
+    end,
+    log_to_stderr,
+    prepare,
+    report_error,
+    say,
+)
 from redco_flow.records import write_json
 from redco_flow.stages import shard_tally
 from redco_flow.stages.context import (
@@ -38,6 +45,7 @@ from redco_flow.stages.context import (
     StopFlag,
     Stopped,
 )
+from redco_flow.stages.devices import check_devices
 from redco_flow.stages.process_group import ProcessGroup
 from redco_flow.stages.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
@@ -77,6 +85,7 @@ def main(arguments: list[str]) -> NoReturn:
     attempt = AttemptDirectory(path.parent, place.rank)
     try:
         prepare(on_terminate)
+        log_to_stderr(place.rank)
         run_call(path, attempt, stop, place)
     except BaseException as error:  # noqa: BLE001 (the last frame: nobody is above to see it)
         stop.is_watched = True
@@ -157,6 +166,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
     if result is None:
         _check_code(call)
         context.check_inputs()
+        check_devices(call)
         kind, config = _kind_and_config(call)
         run_shard = importlib.import_module(kind.module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
@@ -301,6 +311,7 @@ def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = Fals
 def _run_stage(call: Call, context: StageContext) -> StageOutputs:
     kind, config = _kind_and_config(call)
     context.report(phase="starting")
+    check_devices(call)
     run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.module).run
     try:
         outputs = run(context, config)

@@ -31,6 +31,7 @@ def test_the_bundled_quickstart_runs_from_any_directory(tmp_path):
         result = json.loads(redco_flow("run", "quickstart.yaml", *SMALL, "--json"))
         why = redco_flow("why", "exact_match")
         status = json.loads(redco_flow("status", "--json"))
+        log = redco_flow("logs", "@last")
     finally:
         redco_flow("ui", "--stop")
 
@@ -40,3 +41,6 @@ def test_the_bundled_quickstart_runs_from_any_directory(tmp_path):
     assert "checkpoint" in why
     assert "data " in why
     assert status["report"] is not None
+    assert status["stages"]["train"]["devices"] == "cpu"
+    for line in ("step 1/", "evaluation: eval_loss", "checkpoint committed", "16/16 rows"):
+        assert line in log

@@ -1,6 +1,7 @@
 """What a worker does with a call, without a supervisor, as any executor would start it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ sys.path.append(str(KINDS))
 
 from tiny_stages.calls import make_attempt, make_call, new_attempt, wait_until  # noqa: E402
 
-from redco_flow.launch.call import write_call  # noqa: E402
+from redco_flow.launch.call import JobResources, write_call  # noqa: E402
 from redco_flow.records import digest_file, read_json  # noqa: E402
 from redco_flow.stages import preprocess  # noqa: E402
 from redco_flow.tracking.artifacts import ArtifactStore  # noqa: E402
@@ -418,3 +419,33 @@ def test_an_unreadable_call_is_an_error_record_not_a_traceback_alone(run, worksp
 
     assert code == 1
     assert "call.json: not a call" in attempt.read_error()["message"]
+
+
+def test_a_stage_that_asks_for_gpus_which_are_not_there_fails_before_its_work(
+    run, workspace, tmp_path
+):
+    attempt = make_attempt(
+        workspace,
+        "count_starts",
+        config={"folder": str(tmp_path)},
+        resources=JobResources(gpus_per_host=2),
+    )
+
+    code, output = run(attempt, JAX_PLATFORMS="cpu")
+
+    assert code == 1, output
+    assert attempt.read_error()["type"] == "MissingDevices"
+    message = attempt.read_error()["message"]
+    assert "stage 'act' asks for 2 GPUs" in message
+    assert re.search(r"JAX finds 0: its devices are (\d+ × )?cpu\.", message)
+    assert "profile.missing_gpus=warn" in message
+    assert not (tmp_path / "starts").exists()
+
+
+def test_a_profile_may_let_a_stage_without_its_gpus_go_on_with_a_warning(run, workspace):
+    attempt = make_attempt(workspace, resources=JobResources(gpus_per_host=1), missing_gpus="warn")
+
+    code, output = run(attempt, JAX_PLATFORMS="cpu")
+
+    assert code == 0, output
+    assert "WARNING: stage 'act' asks for 1 GPU in this process" in output

@@ -98,7 +98,7 @@ def render_table(view: dict[str, Any]) -> Table:
             f"[{colour}]{_MARKS.get(stage['state'], '?')}[/]" if colour else "",
             name,
             state,
-            duration(stage["seconds"]),
+            " on ".join(filter(None, [duration(stage["seconds"]), stage["devices"]])),
             escape(_stage_detail(stage)),
         )
     return table
@@ -115,6 +115,7 @@ def stage_line(name: str, stage: dict[str, Any]) -> str:
     """One stage as one quiet line."""
     state = "reused" if stage["reused"] else stage["state"]
     took = f" in {duration(stage['seconds'])}" if stage["seconds"] and not stage["reused"] else ""
+    took += f" on {stage['devices']}" if stage["devices"] else ""
     detail = _stage_detail(stage)
     return f"{name}: {state}{took}" + (f"  {detail}" if detail else "")
 

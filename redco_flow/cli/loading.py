@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,7 @@ class Loader:
         self._options = options
         self._only_reads = only_reads
         self._profiles: dict[tuple[str, ...], Profile] = {}
+        self._notes_said: set[str] = set()
         # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
         append_current_directory()
 
@@ -86,7 +88,8 @@ class Loader:
         _ = self.replaced
         overrides = [*self._options.overrides, *point]
         profile = self._profile(overrides)
-        pipeline = load_pipeline(self._file, overrides, profile)
+        pipeline = load_pipeline(self._file, overrides, profile, looks_into_data=True)
+        self._say(pipeline.notes)
         workspace = Workspace(Path(profile.workspace).expanduser().absolute())
         if not self._only_reads or workspace.root.exists():
             workspace = Workspace.open(profile.workspace)
@@ -99,6 +102,13 @@ class Loader:
             sources=self._sources,
         )
         return Loaded(pipeline, profile, workspace, plan)
+
+    def _say(self, notes: Sequence[str]) -> None:
+        """Write each note once, whatever the number of points."""
+        for note in notes:
+            if note not in self._notes_said:
+                self._notes_said.add(note)
+                sys.stderr.write(f"{note}\n")
 
     def _profile(self, overrides: list[str]) -> Profile:
         from redco_flow.spec.overrides import for_profile

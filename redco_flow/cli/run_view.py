@@ -86,9 +86,11 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
         "artifacts": state.get("artifacts", {}),
         "message": state.get("message") or "",
         "progress": None,
+        "devices": None,
     }
-    if view["state"] == "running" and view["attempt"]:
-        progress = run.attempt(name, view["attempt"]).read_progress()
+    progress = run.attempt(name, view["attempt"]).read_progress() if view["attempt"] else None
+    view["devices"] = (progress or {}).get("devices")
+    if view["state"] == "running":
         view["progress"] = progress
         # The cluster is asked seldom: a heartbeat since then knows better than its answer.
         if progress and progress.get("time", "") > state.get("told_at", ""):

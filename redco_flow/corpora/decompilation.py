@@ -15,6 +15,7 @@ import ast
 import dis
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import ascii_lowercase
@@ -26,6 +27,7 @@ MAX_INSTRUCTIONS = 8
 _LEFT_OUT = frozenset({"test", "site-packages", "dist-packages"})
 _MAX_COLUMNS = 4 * MAX_CHARACTERS  # as written, before names become letters
 _PLAIN_NUMBERS = (0, 1, 2)
+_HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 # Bookkeeping of the interpreter that says nothing about the statement.
 _SILENT = frozenset({"RESUME", "NOP", "PRECALL", "PUSH_NULL", "CACHE", "POP_TOP", "EXTENDED_ARG"})
 
@@ -46,7 +48,7 @@ def rows(paths: Iterable[Path]) -> Iterator[dict[str, str]]:
     """Yield {"bytecode", "statement"}, each statement once, in the order of the files."""
     seen: set[str] = set()
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        for node in _statements(ast.parse(path.read_bytes(), str(path))):
             statement = _shortened(node)
             if statement is None or statement in seen:
                 continue
@@ -54,6 +56,16 @@ def rows(paths: Iterable[Path]) -> Iterator[dict[str, str]]:
             instructions = _disassemble(statement)
             if len(instructions) <= MAX_INSTRUCTIONS:
                 yield {"bytecode": " ".join(instructions), "statement": statement}
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk the statements of a tree, level by level; what stands within an expression is none."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        inner = ast.iter_child_nodes(node)
+        waiting.extend(child for child in inner if isinstance(child, _HOLD_STATEMENTS))
 
 
 def _shortened(node: ast.AST) -> str | None:

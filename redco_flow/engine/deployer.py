@@ -207,8 +207,9 @@ class Deployer:
         return other
 
     def log_rules(self, rules: ShardingRules) -> None:
-        """Log every parameter's axes and reason, and how many bytes each device holds."""
-        for line in rules.explain().splitlines():
+        """Log every parameter's axes and reason, where devices split more than the batch."""
+        splits_more = self.mesh.size > self.mesh.shape[DATA_AXIS]
+        for line in rules.explain().splitlines() if splits_more else ():
             logger.info("%s", line)
 
     def named_sharding(self, *axes: str | tuple[str, ...] | None) -> NamedSharding:

@@ -19,6 +19,7 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.length_buckets import Bucketing
 from redco_flow.engine.overlap import fetch_late, put_early
 from redco_flow.engine.padded_storage import PaddedStorage
+from redco_flow.engine.progress_lines import RowLines
 from redco_flow.engine.sharding import ShardingRules
 from redco_flow.engine.stored_steps import on_unpadded_params
 from redco_flow.engine.train_step import example_keys
@@ -80,6 +81,7 @@ class Predictor:
         *,
         bucketing: Bucketing | None = None,
         on_progress: ProgressFn | None = None,
+        verb: str = "predicted",
     ) -> list[Any]:
         """Return one prediction per example, in their order.
 
@@ -89,6 +91,7 @@ class Predictor:
             bucketing: batch examples of like length together, by its functions instead of
                 collate_fn; there is one compilation per bucket.
             on_progress: called after each batch with (examples done, examples in all).
+            verb: what the lines in the log call it.
 
         Raises:
             ValueError: pred_fn or output_fn gave another number of rows than the batch has.
@@ -99,8 +102,10 @@ class Predictor:
         self._rules = self._rules or self.deployer.get_sharding_rules(params)
         params = self._store(self.deployer.shard_params(params, self._rules), self._rules)
         predictions: dict[int, Any] = {}
+        lines = RowLines(verb, len(examples))
         for rows, found in fetch_late(self._dispatch(examples, params, bucketing)):
             predictions.update(zip(rows.tolist(), self._outputs(found, len(rows)), strict=True))
+            lines.hear_rows(len(predictions))
             if on_progress is not None:
                 on_progress(len(predictions), len(examples))
         return [predictions[row] for row in range(len(examples))]

@@ -32,6 +32,7 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.length_buckets import Bucketing
 from redco_flow.engine.loss import LossFn
 from redco_flow.engine.overlap import fetch_late, put_early
+from redco_flow.engine.progress_lines import RowLines
 from redco_flow.engine.sharding import ShardingRules
 from redco_flow.engine.state_layout import start_state
 from redco_flow.engine.stored_steps import on_stored_params, on_unpadded_params
@@ -260,12 +261,17 @@ class Trainer:
         )
 
         params, seed = self._state["params"], self._state["seed"]
+        lines = RowLines("evaluated", len(examples), tells_end=False)
+        sums = []
         with batches:
             results = (
                 (None, self._eval_step(params, seed, b))
                 for b in put_early(batches, partial(self._put, layout))
             )
-            sums = [(found["total"], found["weight"]) for _, found in fetch_late(results)]
+            for _, found in fetch_late(results):
+                sums.append((found["total"], found["weight"]))
+                num_done = min(len(sums) * layout.global_batch_size, len(examples))
+                lines.hear_rows(num_done)
         total, weight = np.sum(np.asarray(sums, np.float64), axis=0)
         return float(total / weight) if weight else 0.0
 

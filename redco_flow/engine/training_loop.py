@@ -24,6 +24,7 @@ from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.errors import NonFiniteLoss, Stopped
 from redco_flow.engine.nonfinite import SkippedSteps
 from redco_flow.engine.overlap import LateFetch
+from redco_flow.engine.progress_lines import TrainingLines
 from redco_flow.engine.step_watch import StepWatch
 from redco_flow.engine.train_step import MicroBatches
 
@@ -149,9 +150,11 @@ class TrainingLoop:
     _loss: float | None = None
     _metrics: dict[str, float] = field(default_factory=dict)
     _unannounced: deque[dict[str, Any]] = field(default_factory=deque)
+    _lines: TrainingLines = field(init=False)
 
     def __post_init__(self) -> None:
         self._skips = SkippedSteps(self.trainer.max_skipped)
+        self._lines = TrainingLines(self.plan.total_steps)
 
     def run(self, open_batches: OpenBatches) -> FitResult:
         """Train to the end of the plan."""
@@ -182,6 +185,7 @@ class TrainingLoop:
         commit = self.trainer.restore(self.checkpointer)
         step = self.plan.data.step_at(commit.cursor)
         self._metrics = {k: v for k, v in commit.metrics.items() if v is not None}
+        self._lines.hear_restored(step)
         return step
 
     def _after(self, step: int) -> None:
@@ -202,14 +206,16 @@ class TrainingLoop:
     def _hear(self, results: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Account for steps whose metrics have arrived."""
         for step, found in results:
-            window, now = self._window, time.perf_counter()
-            if self._skips.count(step, found):
+            window, now, seconds = self._window, time.perf_counter(), None
+            if counts := self._skips.count(step, found):
                 window.add(found)
             if self._last_fetch is not None:
-                self._watch.hear(step, now - self._last_fetch)
-                window.seconds += now - self._last_fetch
+                seconds = now - self._last_fetch
+                self._watch.hear(step, seconds)
+                window.seconds += seconds
                 window.timed_weight += float(found["weight"])
             self._last_fetch = now
+            self._lines.hear_step(step, found, counts=counts, seconds=seconds)
             if self.plan.logs_after(step):
                 self._log(step, found)
 
@@ -247,8 +253,10 @@ class TrainingLoop:
         _check_finite(step, "metric", metrics)
         self._metrics = metrics
         record = {"step": step, "epoch": self.plan.epoch(step), **metrics}
+        seconds = time.perf_counter() - started
+        self._lines.hear_evaluation(step, metrics, seconds)
         for callback in self.callbacks:
-            callback.on_eval({**record, "seconds": time.perf_counter() - started})
+            callback.on_eval({**record, "seconds": seconds})
         return metrics
 
     def _save(self, step: int, metrics: dict[str, float] | None) -> None:
@@ -260,6 +268,7 @@ class TrainingLoop:
             callback.on_save(step)
         cursor = self.plan.data.position(step)
         self.checkpointer.save(step, self.trainer.state, metrics=metrics, cursor=cursor)
+        self._lines.hear_saved(step)
         record = {"step": step, "epoch": self.plan.epoch(step), "metrics": metrics}
         self._unannounced.append(record)
 
@@ -275,6 +284,7 @@ class TrainingLoop:
         newest = self.checkpointer.latest() or 0
         while self._unannounced and self._unannounced[0]["step"] <= newest:
             record = self._unannounced.popleft()
+            self._lines.hear_committed(record["step"])
             for callback in self.callbacks:
                 callback.on_checkpoint(dict(record))
 

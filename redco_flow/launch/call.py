@@ -74,7 +74,8 @@ class Call:
         code: the repository's commit and whether it is dirty, without the patch.
         num_cpu_devices: how many devices JAX makes of the CPU; None leaves it to JAX.
         environment: the names, never the values, of the variables that the profile sets.
-        resources: read by the executor alone.
+        resources: read by the executor, and by the worker to look for the GPUs.
+        missing_gpus: whether a stage that finds fewer GPUs than it asks for is an error or warns.
         num_shards: parts that the stage's work is cut into.
         shard: the part that this worker computes; None: all of them.
         upstream: by stage, the attempts whose results fill in the inputs without an id; of such a
@@ -96,6 +97,7 @@ class Call:
     num_cpu_devices: int | None = None
     environment: list[str] = field(default_factory=list)
     resources: JobResources = JobResources()
+    missing_gpus: str = "error"
     num_shards: int = 1
     shard: int | None = None
     upstream: dict[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import io
+import logging
 import os
 import signal
 import sys
@@ -50,6 +51,16 @@ def prepare(on_terminate: Callable[[], None]) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     signal.signal(signal.SIGTERM, lambda *_: on_terminate())
+
+
+def log_to_stderr(rank: int) -> None:
+    """Let what this package logs appear line by line: progress by rank 0, warnings by all."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package = logging.getLogger("redco_flow")
+    package.addHandler(handler)
+    package.propagate = False  # a stage that configures the root logger would say all twice
+    package.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
 def say(text: str) -> None:

@@ -97,6 +97,7 @@ def _call(
         num_cpu_devices=context.profile.num_cpu_devices,
         environment=sorted(context.profile.environment),
         resources=resources,
+        missing_gpus=context.profile.missing_gpus,
         num_shards=num_shards,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.settings import settings_of
 from redco_flow.spec.stage_body import (
     StageBody,
+    data_problems,
     read_stages,
     recipe_problem,
     surroundings_problems,
@@ -76,6 +77,7 @@ class ResolvedPipeline:
         origins: of every leaf: `stages.train.learning_rate`, `data.source_key`; a stage's copy of
             a section (`stages.train.data.source_key`) has the origin of the section.
         document: the whole pipeline, defaults included; loading it again gives the same.
+        notes: what the person who gave the overrides should know of them.
     """
 
     name: str
@@ -84,6 +86,7 @@ class ResolvedPipeline:
     stages: dict[str, ResolvedStage]
     origins: dict[str, Origin]
     document: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     def stage_origins(self, stage: str) -> dict[str, Origin]:
         """Return the origins of a stage's leaves, by key of its Config or input slot."""
@@ -121,12 +124,14 @@ def load_pipeline(
     profile: Profile | None = None,
     *,
     environ: Mapping[str, str] = os.environ,
+    looks_into_data: bool = False,
 ) -> ResolvedPipeline:
     """Read a pipeline with the command line's overrides over it and the profile's defaults under.
 
     Args:
         file: its path, or what was read of it before.
         overrides: `key=value` and `~key`; those that begin with `profile.` are the profile's.
+        looks_into_data: whether mistakes that the head of each data file shows are told too.
 
     Raises:
         ConfigError: every mistake in the file, the overrides and the profile's defaults.
@@ -134,8 +139,9 @@ def load_pipeline(
     if not isinstance(file, PipelineFile):
         file = PipelineFile.read(file)
     document, problems = _layers(file, profile)
-    document, more = with_overrides(document, overrides)
-    problems += more
+    overridden = with_overrides(document, overrides)
+    document = overridden.document
+    problems += overridden.problems
     surroundings = Surroundings(
         environ,
         profile=profile.model_dump(mode="json", exclude={"defaults"}) if profile else None,
@@ -145,10 +151,12 @@ def load_pipeline(
     refused = bad_references + list(secret_problems(document))
     places = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
+    if looks_into_data:
+        loading.look_into_data()
     # What is refused for itself is not also of a wrong type.
     problems += [p for p in loading.problems if (p.source, p.line, p.column) not in places]
     raise_if_any(problems + refused)
-    return loading.resolved()
+    return replace(loading.resolved(), notes=overridden.notes)
 
 
 def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list[Problem]]:
@@ -185,6 +193,11 @@ class _Loading:
                 self.problems += surroundings_problems(body, config, workspace)
         self.inputs = {name: self._inputs_of(body) for name, body in self.bodies.items()}
         self.order = self._order()
+
+    def look_into_data(self) -> None:
+        """Collect the mistakes that the data themselves show."""
+        for name, config in self.configs.items():
+            self.problems += data_problems(self.bodies[name], config)
 
     def resolved(self) -> ResolvedPipeline:
         """Return the pipeline; there were no problems."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
 
@@ -48,6 +49,7 @@ class StrictModel(BaseModel):
         return cls.model_validate_json(json.dumps(values))
 
 
+@dataclass(frozen=True)
 class Placement:
     """Marks a field that says where or how fast, never what: it stays out of `settings`.
 
@@ -56,10 +58,12 @@ class Placement:
     """
 
 
+@dataclass(frozen=True)
 class ContentOf:
     """Marks a path whose file is digested: `settings` keep its file name, not its directory."""
 
 
+@dataclass(frozen=True)
 class InWorkspace:
     """Marks a relative path below the workspace that a stage writes to."""
 

@@ -1,13 +1,14 @@
 """Lay `key=value` and `~key` from the command line over a document.
 
-A key is a whole dotted path, or its end where only one setting ends so. A value that begins
-with a quote, `[` or `{` is read as YAML; any other value is one plain scalar, taken literally, so
-that `source_prefix=summarize: ` needs no quotes of its own.
+A key is a whole dotted path, or its end where only one setting ends so, or where all that do mean
+the same in their stages (`seed`): then all of them are set. A value that begins with a quote, `[`
+or `{` is read as YAML; any other value is one plain scalar, taken literally, so that
+`source_prefix=summarize: ` needs no quotes of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,33 +42,39 @@ class KeySpace:
         hidden: paths that are meant only where no setting matches: a stage's own copy of a
             section of the pipeline.
         open_paths: below these any key may be set.
+        meanings: what a stage's setting means: settings with equal meanings may be set by one key.
     """
 
     settings: set[TextPath] = field(default_factory=set)
     hidden: set[TextPath] = field(default_factory=set)
     open_paths: set[TextPath] = field(default_factory=set)
+    meanings: dict[TextPath, Hashable] = field(default_factory=dict)
 
-    def find(self, key: str) -> TextPath:
-        """Return the path that `key` means.
+    def find(self, key: str) -> list[TextPath]:
+        """Return the paths that `key` means: one, or one in each stage where they mean the same.
 
         Raises:
-            ValueError: it means none, or several; the message lists them.
+            ValueError: it means none, or several different ones; the message lists them.
         """
         for paths in (self.settings, self.hidden):
             exact = [path for path in paths if ".".join(path) == key]
             if exact:
-                return exact[0]
+                return exact
         for paths in (self.settings, self.hidden):
             found = {path for path in paths if ".".join(path).endswith(f".{key}")}
             found |= self._below_open(key, paths)
-            if len(found) > 1:
+            if len(found) > 1 and not self._mean_the_same(found):
                 raise ValueError(
                     f"'{key}' stands for several settings; write one of: "
                     f"{', '.join(sorted(map('.'.join, found)))}"
                 )
             if found:
-                return found.pop()
+                return sorted(found)
         raise ValueError(self._unknown(key))
+
+    def _mean_the_same(self, paths: set[TextPath]) -> bool:
+        meanings = {self.meanings.get(path, path) for path in paths}
+        return len(meanings) == 1
 
     def _below_open(self, key: str, paths: set[TextPath]) -> set[TextPath]:
         """Paths below `model.config` for `model.config.d_model` or `config.d_model`."""

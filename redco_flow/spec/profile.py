@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -55,6 +55,8 @@ class Profile(StrictModel):
         executor: who starts the jobs: local, slurm, hosts, xmanager, or a dotted module.
         workspace: where runs and artifacts lie; relative to the current directory.
         num_cpu_devices: how many devices JAX makes of the CPU where there is no accelerator.
+        missing_gpus: what a stage does that asks for more GPUs than JAX finds: `error` ends it
+            before its work begins, `warn` computes on what there is.
         environment: variables that every stage's process gets.
         stall_timeout_minutes: a stage without progress for so long is stopped.
         grace_seconds: time between the request to stop and the kill.
@@ -72,6 +74,7 @@ class Profile(StrictModel):
     executor: Text = "local"
     workspace: Annotated[Text, AfterValidator(_expanded)] = "redco-workspace"
     num_cpu_devices: PositiveInt = 1
+    missing_gpus: Literal["error", "warn"] = "error"
     environment: dict[VariableName, EnvironmentValue] = Field(default_factory=dict)
     stall_timeout_minutes: PositiveFloat = 30.0
     grace_seconds: NonNegativeFloat = 30.0
@@ -172,7 +175,8 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
         if override is None:
             continue
         try:
-            document = apply_override(document, override, space.find(override.key))
+            for place in space.find(override.key):
+                document = apply_override(document, override, place)
         except ValueError as error:
             problems.append(Origin("command line").problem(f"profile.{override.key}: {error}"))
     return document, problems

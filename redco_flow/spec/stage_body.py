@@ -133,6 +133,13 @@ def surroundings_problems(
         yield body.config.origin(path).problem(f"'{full}': {message}")
 
 
+def data_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
+    """Yield what a quick look into the stage's data shows to be wrong."""
+    for path, message in body.kind.data_problems(config):
+        full = dotted(body.full_path(path))
+        yield body.config.origin(path).problem(f"'{full}': {message}")
+
+
 def _surroundings(
     body: StageBody, config: StageConfig, workspace: FilePath | None
 ) -> Iterator[tuple[Path, str]]:

@@ -14,6 +14,8 @@ must be light, for it is read on login nodes:
     def output_names(config): ...               # optional: ["checkpoint/last", ...], all of them
     def code_modules(config): ...               # optional: modules that determine the result
     def data_files(config): ...                 # optional: raw data files to digest
+    def data_problems(config): ...              # optional: (path in Config, message) of mistakes
+                                                # that a quick look into the data shows
     def data_identity(config): ...              # optional: identity of data that is no file
 
 Imports kinds by name only: nothing here depends on any particular stage.
@@ -22,7 +24,7 @@ Imports kinds by name only: nothing here depends on any particular stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +73,7 @@ class StageKind:
     output_names: Callable[[Any], list[str]] | None
     code_modules: Callable[[Any], list[str]]
     data_files: Callable[[Any], list[Path]]
+    data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
     runs_on_several_processes: bool = False
     runs_in_shards: bool = False
@@ -118,6 +121,7 @@ def _read_declarations(name: str, module: ModuleType) -> StageKind:
         output_names=getattr(module, "output_names", None),
         code_modules=getattr(module, "code_modules", lambda config: [module.__name__]),
         data_files=getattr(module, "data_files", lambda config: []),
+        data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
         runs_in_shards=callable(getattr(module, "run_shard", None)),

@@ -6,8 +6,9 @@ Knows the policy (stop, or skip and count). Refuses to know file formats.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from redco_flow.errors import RedcoFlowError
 
@@ -67,9 +68,41 @@ class BadRowLog:
         total = self.counts.total()
         if self.policy == "skip" or not total:
             return
-        shown = "\n".join(f"  {row}" for row in self.first)
+        # A status shows the first line alone: it says how many of what, and which is the first.
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in self.counts.most_common())
+        others = "".join(f"\n  {row}" for row in self.first[1:])
         more = f"\n  … and {total - len(self.first)} more" if total > len(self.first) else ""
         raise BadRows(
-            f"{total} bad row{'s' if total > 1 else ''} in the data:\n{shown}{more}\n"
+            f"{total} bad row{'s' if total > 1 else ''} in the data ({reasons}), "
+            f"the first {self.first[0]}{others}{more}\n"
             "Mend them, or leave them out and count them with data.on_bad_row: skip."
         )
+
+
+def problem_of_text(fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:
+    """Say what is wrong with one field of a row as (reason, detail), or None."""
+    if key not in fields:
+        return f"no field '{key}'", f"its fields are {', '.join(map(str, fields)) or '(none)'}"
+    value = fields[key]
+    if not isinstance(value, str):
+        return f"field '{key}' is not text", _kind_of(value)
+    if not value or value.isspace():
+        return f"field '{key}' is empty", ""
+    if "\0" in value:
+        return "NUL byte", f"in field '{key}'"
+    if value.isascii():
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "half a surrogate pair", f"in field '{key}'"
+    return None
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value):
+        return (
+            f"it is a conversation of {len(value)} turns; write what a model is given and what it "
+            "is to answer into fields of their own"
+        )
+    return f"it is {type(value).__name__}"

@@ -110,6 +110,7 @@ class Progress:
     loss: float | None = None
     tokens_per_second: float | None = None
     seconds_left: float | None = None
+    devices: str | None = None
 
 
 @dataclass
@@ -189,20 +190,28 @@ class StageContext:
         loss: float | None = None,
         tokens_per_second: float | None = None,
         seconds_left: float | None = None,
+        devices: str | None = None,
     ) -> None:
         """Say how far the stage is; also its heartbeat, so say something every few minutes.
 
-        What is not given keeps its last value within a phase. Cheap: written at most twice a
-        second, at once when the phase changes; `flush` writes what was held back.
+        What is not given keeps its last value within a phase, `devices` for good. Cheap: written
+        at most twice a second, at once when the phase changes; `flush` writes what was held back.
         """
-        said = Progress(phase, step, total_steps, epoch, loss, tokens_per_second, seconds_left)
+        said = Progress(
+            phase, step, total_steps, epoch, loss, tokens_per_second, seconds_left, devices
+        )
         given = {name: _plain(v) for name, v in dataclasses.asdict(said).items() if v is not None}
         is_new_phase = phase is not None and phase != self._progress.phase
-        base = Progress() if is_new_phase else self._progress
+        base = Progress(devices=self.devices) if is_new_phase else self._progress
         self._progress = dataclasses.replace(base, **given)
         self._is_pending = True
         if is_new_phase or time.monotonic() - self._written_at >= _SECONDS_BETWEEN_REPORTS:
             self.flush()
+
+    @property
+    def devices(self) -> str | None:
+        """What the stage said that it computes on."""
+        return self._progress.devices
 
     def flush(self) -> None:
         """Write the last report if it was held back."""

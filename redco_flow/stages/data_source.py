@@ -84,6 +84,21 @@ def data_files(data: DataSection) -> list[Path]:
     return [file for _, file in _files_by_split(path)] if path.exists() else []
 
 
+def files_by_split(data: DataSection) -> dict[str, list[Path]]:
+    """Return the data files of each split; none for the hub's and for a module's.
+
+    Raises:
+        ValueError: a directory without data files, or whose files do not all name their split.
+    """
+    if data.dataset is None:
+        return {split: [Path(path)] for split in SPLITS if (path := getattr(data, split))}
+    path = Path(data.dataset).expanduser()
+    files: dict[str, list[Path]] = {}
+    for split, file in _files_by_split(path) if path.exists() else []:
+        files.setdefault(split, []).append(file)
+    return files
+
+
 def data_identity(data: DataSection) -> dict[str, Any]:
     """Return what identifies data that is no file: the hub's, or what a module says of itself."""
     if data.dataset is None or Path(data.dataset).expanduser().exists():

@@ -16,6 +16,7 @@ from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.dataset_artifact import DatasetArtifact
+from redco_flow.stages.devices import describe_devices
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.model_tokenizer import WrongTokenizer
 from redco_flow.stages.predict import Config
@@ -39,7 +40,7 @@ def predict(context: StageContext, config: Config) -> StageOutputs:
         CannotPredict, WrongTokenizer: before anything is generated.
         CheckpointError: the checkpoint is damaged.
     """
-    context.report(phase="preparing")
+    context.report(phase="preparing", devices=describe_devices())
     dataset = DatasetArtifact(context.input("dataset").path)
     checkpoint = CheckpointArtifact(context.input("checkpoint").path)
     _check(dataset, checkpoint, config)
@@ -211,6 +212,7 @@ class _Prediction:
             params,
             bucketing=bucket_rows(recipe, examples, self._config.batch_size),
             on_progress=self._reporter("scoring targets"),
+            verb="scored targets of",
         )
 
     def _reporter(self, phase: str) -> Callable[[int, int], None]:

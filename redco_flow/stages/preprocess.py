@@ -6,7 +6,7 @@ runs. Equal inputs give a byte-identical dataset, whatever the number of workers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -19,6 +19,7 @@ from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.stages import data_source
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
+from redco_flow.stages.data_heads import head_problems
 from redco_flow.stages.local_model import tokenizer_files
 
 SECTIONS = ("recipe", "model", "data")
@@ -83,6 +84,12 @@ def code_modules(config: Config) -> list[str]:
 def data_files(config: Config) -> list[Path]:
     """The raw data, and a tokenizer that lies in a local directory."""
     return [*data_source.data_files(config.data), *tokenizer_files(config.model, config.data)]
+
+
+def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what the first rows of the data files show to be wrong, and the key that names them."""
+    for key, problem in head_problems(config.data):
+        yield ("data", key), problem
 
 
 def data_identity(config: Config) -> dict[str, Any]:

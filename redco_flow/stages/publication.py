@@ -75,6 +75,8 @@ def publish(
     }
     # The ingredients stand in the result already.
     produced_by = {k: v for k, v in context.provenance.items() if k != "ingredients"}
+    if context.devices is not None:
+        produced_by["devices"] = context.devices
     published = {
         name: store.publish(
             output.kind,

@@ -10,11 +10,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.arrow_split import BATCH_ROWS, TEXT
-from redco_flow.stages.bad_rows import BadRow, BadRowLog
+from redco_flow.stages.bad_rows import BadRow, BadRowLog, problem_of_text
 from redco_flow.stages.data_source import SPLITS, Source
 from redco_flow.stages.row_files import FileRow
 
@@ -145,32 +145,12 @@ def _pair(
     line, fields = row
     keys = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
     for key in keys:
-        if problem := _problem_of_text(fields, key):
+        if problem := problem_of_text(fields, key):
             return BadRow(f"{source.place}:{line}", *problem)
     first, last = fields[keys[0]], fields[keys[-1]]
     split = split_of(first) if split_of else source.split
     row_id = f"{source.name}:{line}"
     return TextPair(block, split, row_id, "" if data.text_key else first, last)
-
-
-def _problem_of_text(fields: Any, key: str) -> tuple[str, str] | None:
-    """What is wrong with one field as (reason, detail), or None."""
-    if key not in fields:
-        return f"no field '{key}'", f"its fields are {', '.join(map(str, fields)) or '(none)'}"
-    value = fields[key]
-    if not isinstance(value, str):
-        return f"field '{key}' is not text", f"it is {type(value).__name__}"
-    if not value or value.isspace():
-        return f"field '{key}' is empty", ""
-    if "\0" in value:
-        return "NUL byte", f"in field '{key}'"
-    if value.isascii():
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return "half a surrogate pair", f"in field '{key}'"
-    return None
 
 
 def _held_out(sources: list[Source], data: DataSection) -> SplitOf:

@@ -22,6 +22,7 @@ from redco_flow.stages.checkpoint_artifact import RecipeRecord, write_checkpoint
 from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.data_integrity import DataGuard
 from redco_flow.stages.dataset_artifact import TOKENIZER_FOLDER, DatasetArtifact
+from redco_flow.stages.devices import describe_devices
 from redco_flow.stages.model_tokenizer import check_model_tokenizer
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train import Config, data_files, output_names
@@ -58,7 +59,7 @@ def train(context: StageContext, config: Config) -> StageOutputs:
         Stopped: as asked; saved, a later attempt goes on from here.
         NonFiniteLoss: the last checkpoint is from before.
     """
-    context.report(phase="preparing")
+    context.report(phase="preparing", devices=describe_devices())
     guard = DataGuard(context, data_files(config))
     training = _prepare(context, config)
     guard.check_again()

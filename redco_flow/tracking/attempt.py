@@ -34,6 +34,7 @@ class Progress(TypedDict, total=False):
     loss: float | None
     tokens_per_second: float | None
     seconds_left: float | None
+    devices: str | None
     time: str
 
 

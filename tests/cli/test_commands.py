@@ -82,6 +82,25 @@ def test_logs_print_what_a_stage_printed(finished):
     assert "learning rate" not in one_stage
 
 
+def test_mistakes_in_the_data_s_first_rows_are_told_by_plan_and_run_before_anything_starts(command):
+    (command.folder / "train.csv").write_text("text,summary\na,b\n")
+    (command.folder / "test.csv").write_text("")
+    (command.folder / "data.yaml").write_text(
+        "name: data\n"
+        "model: {name_or_path: any/model}\n"
+        "data: {train: train.csv, test: test.csv, target_key: summary}\n"
+        "stages: {preprocess: {}}\n"
+    )
+
+    for verb in ("plan", "run"):
+        error = command(verb, "data.yaml", code=2)
+        assert f"data.yaml:3:8: 'data.train': {command.folder}/train.csv:2: no field " in error
+        assert "'source': its fields are text, summary" in error
+        assert f"'data.test': {command.folder}/test.csv: no rows in it" in error
+
+    assert not list(command.folder.glob("redco-workspace/runs/*"))
+
+
 def test_every_mistake_is_reported_at_once_with_its_line_and_nothing_starts(command):
     """Fault 27. Engine cases 3 and 4."""
     (command.folder / "bad.yaml").write_text(

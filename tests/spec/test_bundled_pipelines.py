@@ -52,3 +52,10 @@ def test_a_pipeline_of_the_project_agrees_with_the_schema(path):
 
     assert problems == []
     jsonschema.validate(document.values, json_schema())
+
+
+def test_the_readme_s_sweep_key_seed_is_every_seed_of_the_quickstart():
+    pipeline = load_pipeline(PROJECT / "pipelines" / "quickstart.yaml", ["seed=2"], environ={})
+
+    assert [pipeline.stages[name].config.seed for name in ("train", "predict")] == [2, 2]
+    assert pipeline.notes == ("'seed' sets stages.predict.seed, stages.train.seed",)

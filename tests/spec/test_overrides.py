@@ -81,6 +81,29 @@ def test_an_input_slot_can_be_overridden(load, chain):
     assert pipeline.stages["predict"].inputs["checkpoint"][0].output == "checkpoint/last"
 
 
+def test_a_key_that_means_the_same_in_several_stages_sets_all_and_says_so(load, chain):
+    text = chain.replace(
+        "predict:", "second: {kind: my_kinds.train, learning_rate: 0.1}\n  predict:"
+    )
+    pipeline = load(text, "num_epochs=7", "checkpoint=train/last")
+
+    assert [pipeline.stages[name].config.num_epochs for name in ("train", "second")] == [7, 7]
+    assert pipeline.notes == (
+        "'num_epochs' sets stages.second.num_epochs, stages.train.num_epochs",
+    )
+
+
+def test_a_full_name_sets_one_of_several_stages_and_says_nothing(load, chain):
+    text = chain.replace(
+        "predict:", "second: {kind: my_kinds.train, learning_rate: 0.1}\n  predict:"
+    )
+    pipeline = load(text, "second.num_epochs=7", "checkpoint=train/last")
+
+    assert pipeline.stages["second"].config.num_epochs == 7
+    assert pipeline.stages["train"].config.num_epochs != 7
+    assert pipeline.notes == ()
+
+
 def test_a_later_override_wins_and_a_deletion_gives_the_default(load, chain):
     config = (
         load(chain, "num_epochs=3", "num_epochs=4", "~keep.best", "checkpoint=last")

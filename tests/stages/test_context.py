@@ -77,3 +77,12 @@ def test_a_stop_is_raised_only_once_it_was_requested(context):
     assert context.stop_requested()
     with pytest.raises(Stopped, match="train"):
         context.raise_if_stopped()
+
+
+def test_the_devices_that_a_stage_names_stay_in_its_progress(context):
+    context.report(phase="preparing", devices="2 × NVIDIA H100")
+
+    context.report(phase="training", step=3)
+
+    assert context.attempt_dir.read_progress()["devices"] == "2 × NVIDIA H100"
+    assert context.devices == "2 × NVIDIA H100"

@@ -300,6 +300,9 @@ def test_all_bad_rows_are_counted_and_the_first_twenty_shown(bench, tmp_path):
         preprocessed(bench, {"train": str(path)})
 
     message = str(caught.value)
+    first_line = message.splitlines()[0]
+    assert first_line.startswith("30 bad rows in the data (30 × not JSON), the first ")
+    assert "train.jsonl:2: not JSON: Expecting value" in first_line
     assert message.count("train.jsonl:") == 20
     assert "train.jsonl:21:" in message
     assert "… and 10 more" in message
