@@ -10,6 +10,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redco_flow.tracking.workspace import Workspace
@@ -43,11 +44,12 @@ class Loader:
         if "" not in sys.path:
             sys.path.insert(0, "")
 
-    def load(self, point: Point = ()) -> Loaded:
+    def load(self, point: Point = (), *, only_reads: bool = False) -> Loaded:
         """Read and plan.
 
         Args:
             point: overrides beyond the command's own.
+            only_reads: nothing will be started: the workspace need be neither there nor writable.
 
         Raises:
             ConfigError: every mistake in the files and the overrides.
@@ -60,7 +62,8 @@ class Loader:
         overrides = [*self._options.overrides, *point]
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile)
-        workspace = Workspace.open(profile.workspace)
+        root = Path(profile.workspace).expanduser().absolute()
+        workspace = Workspace(root) if only_reads else Workspace.open(root)
         plan = make_plan(
             pipeline,
             workspace,

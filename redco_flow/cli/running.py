@@ -63,7 +63,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    loaded = Loader(options).load()
+    loaded = Loader(options).load(only_reads=True)
     _print_plan(loaded.pipeline, loaded.plan, as_json=options.json)
     if options.render:
         from redco_flow.orchestrate.rendering import rendered_submissions
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
         )
     if options.max_parallel:
         raise UsageError("--max-parallel is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
-    loaded = Loader(options).load()
+    loaded = Loader(options).load(only_reads=options.dry_run)
     if options.dry_run:
         _print_plan(loaded.pipeline, loaded.plan, as_json=options.json)
         return 0

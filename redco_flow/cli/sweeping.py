@@ -65,7 +65,7 @@ def run_sweep(
     workspaces: list[Workspace] = []
 
     def load_point(point: Point) -> PlannedPoint:
-        loaded = loader.load(point)
+        loaded = loader.load(point, only_reads=options.dry_run)
         workspaces.append(loaded.workspace)
         return PlannedPoint(point, loaded.pipeline, loaded.profile, loaded.plan)
 

@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from redco_flow.records import read_json, write_json
+from redco_flow.errors import DamagedRecord
+from redco_flow.records import write_json
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import read_record
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,12 @@ class LaunchRecord:
         """Read a run's record.
 
         Raises:
-            FileNotFoundError, ValueError: there is none, or it is damaged; names the path.
+            DamagedRecord: it is damaged or gone.
         """
-        return cls(**read_json(_path(run)))
+        try:
+            return read_record(_path(run), cls)
+        except OSError as error:
+            raise DamagedRecord(_path(run), "it is gone") from error
 
     def write(self, run: RunDirectory) -> None:
         """Write it into a new run's directory."""

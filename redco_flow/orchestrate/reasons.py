@@ -10,7 +10,7 @@ from typing import Any
 
 from redco_flow.spec.load import Origin, ResolvedPipeline
 from redco_flow.tracking.fingerprint import ABSENT, Difference, first_difference
-from redco_flow.tracking.results import latest_result, read_result
+from redco_flow.tracking.results import find_damage, latest_result, read_result
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_CHARACTERS = 60
@@ -26,6 +26,8 @@ def reason_to_run(
     """Return why `stage` runs, given that its fingerprint has no usable result."""
     if read_result(workspace, fingerprint) is not None:
         return "artifact missing"
+    if find_damage(workspace, fingerprint) is not None:
+        return "its result's record is damaged"
     last = latest_result(workspace, resolved.name, stage)
     if last is None:
         return "first run"

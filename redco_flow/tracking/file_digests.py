@@ -6,6 +6,7 @@ cache: it can be deleted at any time, and a damaged one is forgotten.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import WorkspaceError
-from redco_flow.records import digest_file, read_json_if_present, write_json
+from redco_flow.records import digest_file, write_json
 from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 # A file changed twice within one tick of its file system's clock (2 s on some) looks unchanged.
 _SETTLED_NANOSECONDS = 2_000_000_000
+_MAY_NOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def digest_files(
@@ -48,10 +51,20 @@ def digest_files(
         if entry is not None:
             fresh[key] = entry
     if fresh:
-        cache_path.parent.mkdir(parents=True, exist_ok=True)
+        _remember(cache_path, fresh)
+    return found
+
+
+def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
+    """Add to the cache, if this user may: a workspace that can only be read can be planned from."""
+    if not cache_path.parent.is_dir():  # a plan in a workspace that no run has made yet
+        return
+    try:
         with exclusive(cache_path.with_name(".digests.lock")):
             write_json(cache_path, {**_load(cache_path), **fresh})
-    return found
+    except OSError as error:
+        if error.errno not in _MAY_NOT_WRITE:
+            raise
 
 
 def _digest(
@@ -74,10 +87,5 @@ def _identity(path: Path) -> list[int]:
 
 
 def _load(cache_path: Path) -> dict[str, list[Any]]:
-    try:
-        record = read_json_if_present(cache_path)
-    except ValueError:  # a damaged cache is an empty one
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    return {key: value for key, value in record.items() if isinstance(value, list) and value}
+    record = unless_damaged(lambda: find_record(cache_path, dict[str, list[Any]])) or {}
+    return {key: value for key, value in record.items() if value}
