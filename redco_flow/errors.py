@@ -7,6 +7,7 @@ unreachable, 5 cancelled, 130 detached.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,26 @@ class WorkspaceError(RedcoFlowError):
     """The workspace cannot be read or written; the message names the path."""
 
     exit_code: ClassVar[int] = 2
+
+
+class DamagedRecord(WorkspaceError, ValueError):
+    """A record is torn, has another shape, or may not be read; the message names its path.
+
+    Args:
+        path: of the record.
+        problem: what is wrong with it.
+        remedy: what to do.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], problem: str, remedy: str = "") -> None:
+        self.path = os.fspath(path)
+        self.problem = problem
+        super().__init__(
+            " ".join(filter(None, (f"{self.path}: damaged record: {problem}.", remedy)))
+        )
+
+    def __reduce__(self) -> tuple[type[DamagedRecord], tuple[str, str]]:
+        return type(self), (self.path, self.problem)
 
 
 class ArtifactError(RedcoFlowError):

@@ -12,10 +12,11 @@ import errno
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from redco_flow.writing import create_beside, open_no_link
 
 _CHUNK_BYTES = 1 << 24
 
@@ -95,23 +96,28 @@ def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Replace `path` by `text` atomically and durably; its directory must exist.
 
+    The new file's mode is what the umask leaves of 0666. A link in its place is replaced.
+
     Args:
         private: this user alone may read it.
 
     Raises:
         OSError: the disk is full or read-only; names the path; the old content is untouched.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = None
     try:
+        handle, temporary = create_beside(path)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o600 if private else 0o644)
         os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
         if isinstance(error, OSError):
             error.filename = str(path)  # a full disk is reported without one
         raise
@@ -159,7 +165,7 @@ def append_json_line(path: Path, value: Any) -> None:
         OSError: the disk is full or read-only; names the path.
     """
     line = (json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    handle = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         # A nearly full disk takes part of the line and reports no error.
         if os.write(handle, line) < len(line):

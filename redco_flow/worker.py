@@ -55,6 +55,7 @@ from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.fingerprint import fingerprint
 from redco_flow.tracking.results import find_result
 from redco_flow.tracking.workspace import Workspace
+from redco_flow.writing import refuse_link
 
 if TYPE_CHECKING:
     from redco_flow.spec.stage_kind import StageKind
@@ -239,6 +240,7 @@ def _make_context(
         found = [_whole(store, reference) for reference in references]
         inputs[slot] = tuple(InputArtifact(a.id, a.kind, a.path, a.manifest) for a in found)
     work_dir = workspace.work_directory(call.fingerprint)
+    refuse_link(work_dir)
     work_dir.mkdir(parents=True, exist_ok=True)
     return StageContext(
         run=call.run,

@@ -62,7 +62,7 @@ class Loader:
         """Take the options of `arguments.add_pipeline`.
 
         Args:
-            only_reads: make no workspace where there is none.
+            only_reads: nothing will be started: the workspace need be neither there nor writable.
         """
         self._options = options
         self._only_reads = only_reads
@@ -90,9 +90,8 @@ class Loader:
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile, looks_into_data=True)
         self._say(pipeline.notes)
-        workspace = Workspace(Path(profile.workspace).expanduser().absolute())
-        if not self._only_reads or workspace.root.exists():
-            workspace = Workspace.open(profile.workspace)
+        root = Path(profile.workspace).expanduser().absolute()
+        workspace = Workspace(root) if self._only_reads else Workspace.open(root)
         plan = make_plan(
             pipeline,
             workspace,

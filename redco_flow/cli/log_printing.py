@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from redco_flow.cli.log_source import LogSource, find_log
 from redco_flow.cli.log_view import LogFollower, last_lines
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 
 _POLL_SECONDS = 0.25
 
@@ -67,8 +69,20 @@ def follow_logs(
             time.sleep(_POLL_SECONDS)
 
 
+def stage_names(run: RunDirectory) -> list[str]:
+    """Return a run's stages; of one whose state is damaged, those that have a directory."""
+    folder = run.path / "stages"
+    return list(_entries(run)) or sorted(one.name for one in folder.glob("*") if one.is_dir())
+
+
+def _entries(run: RunDirectory) -> dict[str, Any]:
+    """The stages in state.json; none where that is damaged."""
+    entries: dict[str, Any] = (unless_damaged(run.read_state) or {}).get("stages", {})
+    return entries
+
+
 def _find_logs(run: RunDirectory, stages: Sequence[str], rank: int | None) -> dict[str, LogSource]:
-    entries = run.read_state().get("stages", {})
+    entries = _entries(run)
     return {name: find_log(run, name, entries.get(name, {}), rank) for name in stages}
 
 

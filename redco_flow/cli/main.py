@@ -16,7 +16,7 @@ from typing import NoReturn
 from redco_flow import __version__
 from redco_flow.cli import drilling, preparing, provenance, running, watching
 from redco_flow.cli.arguments import Verbs
-from redco_flow.errors import RedcoFlowError
+from redco_flow.errors import RedcoFlowError, WorkspaceError
 
 _DESCRIPTION = """\
 Launch, shard, track and chain JAX finetuning jobs. A pipeline is a YAML file.
@@ -105,6 +105,12 @@ def run_command(words: Sequence[str]) -> int:
     except RedcoFlowError as error:
         sys.stderr.write(f"redco-flow: {error}\n")
         return error.exit_code
+    except OSError as error:
+        # A file of the workspace's that cannot be read or written; without a name it is our fault.
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"redco-flow: {error.filename}: {error.strerror}.\n")
+        return WorkspaceError.exit_code
     return code
 
 

@@ -80,6 +80,8 @@ def _verify(options: argparse.Namespace) -> int:
     store = ArtifactStore(_workspace(options))
     artifacts = [store.get(text) for text in options.ids] if options.ids else store.list()
     problems = {artifact.id: store.verify(artifact.id) for artifact in artifacts}
+    if not options.ids:
+        problems |= {damage.path: [damage.problem] for damage in store.damaged()}
     bad = {artifact_id: found for artifact_id, found in problems.items() if found}
     if options.json:
         print(json.dumps({"checked": len(problems), "problems": bad}))
@@ -87,5 +89,6 @@ def _verify(options: argparse.Namespace) -> int:
         print(f"{len(problems) - len(bad)} of {len(problems)} artifacts are whole")
         for artifact_id, found in bad.items():
             for problem in found:
-                sys.stderr.write(f"{short_id(artifact_id)}: {problem}\n")
+                name = artifact_id if artifact_id.endswith(".json") else short_id(artifact_id)
+                sys.stderr.write(f"{name}: {problem}\n")
     return 1 if bad else 0

@@ -14,6 +14,7 @@ from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.shared_attempt import current_attempt
+from redco_flow.tracking.typed_records import unless_damaged
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob, JobStatus
@@ -29,10 +30,8 @@ _WORDS = {
 
 def has_queued_jobs(run: RunDirectory) -> bool:
     """Whether the run's jobs were submitted at once, to go on without anybody."""
-    try:
-        return LaunchRecord.read(run).ahead
-    except (OSError, ValueError, TypeError):
-        return False
+    record = unless_damaged(lambda: LaunchRecord.read(run))
+    return record is not None and record.ahead
 
 
 def queued_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

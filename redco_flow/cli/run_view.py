@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from redco_flow.cli.queued_stages import has_queued_jobs, queued_stages
+from redco_flow.errors import DamagedRecord
+from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 
 LIVE_STATES = ("pending", "running")
 _START_GRACE_SECONDS = 60.0
@@ -21,8 +24,44 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
 
     A run whose state says that it runs, but whose orchestrating process is gone, is
     "interrupted": its jobs may live, and `resume` takes it up. One whose jobs need no such process
-    is "pending" while they wait in the cluster's queue and "running" while one of them runs.
+    is "pending" while they wait in the cluster's queue and "running" while one of them runs. One
+    whose own records are damaged is "damaged".
     """
+    try:
+        return _view_of_state(run)
+    except DamagedRecord as damage:
+        return _view_of_damaged(run, damage)
+
+
+def read_checked_view(run: RunDirectory, *, with_lines: bool) -> dict[str, Any]:
+    """Return the run's view and, as `damaged`, what is wrong with any record of it.
+
+    Args:
+        with_lines: as of `find_damaged_records`.
+    """
+    found = find_damaged_records(run, with_lines=with_lines)
+    return {**read_run_view(run), "damaged": [str(damage) for damage in found]}
+
+
+def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]:
+    record = unless_damaged(lambda: run.record) or {}
+    return {
+        "run": run.id,
+        "state": "damaged",
+        "queued": False,
+        "exit_code": None,
+        "message": str(damage),
+        "created_at": record.get("created_at"),
+        "sweep": record.get("sweep", ""),
+        "seconds": None,
+        "prefect_url": None,
+        "report": str(run.report_path) if run.report_path.is_file() else None,
+        "stages": {},
+        "metrics": {},
+    }
+
+
+def _view_of_state(run: RunDirectory) -> dict[str, Any]:
     state = run.read_state()
     stages = state.get("stages", {})
     names = list(stages) or list(run.read_plan().get("stages", {}))
@@ -88,7 +127,8 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
         "progress": None,
         "devices": None,
     }
-    progress = run.attempt(name, view["attempt"]).read_progress() if view["attempt"] else None
+    attempt = run.attempt(name, view["attempt"]) if view["attempt"] else None
+    progress = unless_damaged(attempt.read_progress) if attempt else None
     view["devices"] = (progress or {}).get("devices")
     if view["state"] == "running":
         view["progress"] = progress
@@ -111,5 +151,8 @@ def _has_launcher(run: RunDirectory) -> bool:
 def _seconds_between(start: str | None, end: str | None) -> float | None:
     if start is None:
         return None
-    until = datetime.fromisoformat(end) if end else datetime.now(UTC)
-    return round((until - datetime.fromisoformat(start)).total_seconds(), 3)
+    try:
+        until = datetime.fromisoformat(end) if end else datetime.now(UTC)
+        return round((until - datetime.fromisoformat(start)).total_seconds(), 3)
+    except (ValueError, TypeError):  # no time, or one without a zone
+        return None

@@ -8,13 +8,13 @@ from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
 from redco_flow.cli.following import DETACHED_EXIT_CODE, follow_run, stage_line
-from redco_flow.cli.log_printing import follow_logs, print_logs
-from redco_flow.cli.run_view import LIVE_STATES, read_run_view
+from redco_flow.cli.log_printing import follow_logs, print_logs, stage_names
+from redco_flow.cli.run_view import LIVE_STATES, read_checked_view, read_run_view
 from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.cli.sweeping import attend_sweep
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import UsageError
-from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
+from redco_flow.tracking.run_directory import RunDirectory, find_run, is_damaged, list_runs
 from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
 
@@ -40,8 +40,9 @@ def register(verbs: Verbs) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    runs = list_runs(Workspace(workspace_path(options).absolute()))[: options.last]
-    views = [read_run_view(run) for run in runs]
+    runs = list_runs(Workspace(workspace_path(options).absolute()))
+    shown = [*runs[: options.last], *filter(is_damaged, runs[options.last :])]
+    views = [read_checked_view(run, with_lines=False) for run in shown]
     if options.json:
         print(json.dumps(views))
         return 0
@@ -51,7 +52,7 @@ def _list(options: argparse.Namespace) -> int:
     rows = [
         [
             view["run"],
-            view["state"],
+            view["state"] + (" (damaged)" if _is_damaged_inside(view) else ""),
             str(view["created_at"] or "")[:16].replace("T", " "),
             duration(view["seconds"]),
             "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
@@ -63,6 +64,11 @@ def _list(options: argparse.Namespace) -> int:
     header = ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS", "SWEEP" if has_sweeps else ""]
     print(columns(rows, header))
     return 0
+
+
+def _is_damaged_inside(view: dict[str, Any]) -> bool:
+    """Whether a record is damaged, and not one that the run's state hangs on."""
+    return bool(view["damaged"]) and view["state"] != "damaged"
 
 
 def _find(options: argparse.Namespace, text: str) -> RunDirectory:
@@ -80,7 +86,7 @@ def _status(options: argparse.Namespace) -> int:
     run = _find(options, options.run)
     if options.watch:
         follow_run(run)
-    view = read_run_view(run)
+    view = read_checked_view(run, with_lines=True)
     print(json.dumps(view) if options.json else status_text(view))
     return 0
 
@@ -106,6 +112,7 @@ def status_text(view: dict[str, Any]) -> str:
         lines.append(
             f"its jobs go on without a launcher; `redco-flow resume {view['run']}` follows them."
         )
+    lines += [damage for damage in view.get("damaged", ()) if damage != view["message"]]
     if view["state"] == "interrupted":
         lines.append(f"its launcher is gone; `redco-flow resume {view['run']}` takes it up again.")
     return "\n".join(lines)
@@ -126,7 +133,7 @@ def _attach(options: argparse.Namespace) -> int:
 def _logs(options: argparse.Namespace) -> int:
     text, _, stage = options.run.partition("/")
     run = _find_of_logs(options, text or "@last")
-    known = list(run.read_state().get("stages", {}))
+    known = stage_names(run)
     if stage and stage not in known:
         raise UsageError(f"run {run.id} has no stage {stage!r}; its stages: {', '.join(known)}.")
     wanted, with_name = ([stage] if stage else known), not stage

@@ -15,6 +15,7 @@ from typing import Any
 from redco_flow.errors import UsageError
 from redco_flow.records import digest_json, read_json, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.typed_records import check_shape
 
 PROTOCOL = 1
 
@@ -51,7 +52,7 @@ class JobResources:
     gpus_per_host: int = 0
     cpus_per_host: int | None = None
     memory_gib: float | None = None
-    walltime_minutes: int | None = None
+    walltime_minutes: float | None = None
     shards: tuple[int, ...] = ()
 
     @property
@@ -159,7 +160,9 @@ def call_from_json(record: Any) -> Call:
         }
         resources = JobResources(**record.get("resources", {}))
         resources = replace(resources, shards=tuple(resources.shards))
-        return Call(**(record | {"inputs": inputs, "resources": resources}))
+        call = Call(**(record | {"inputs": inputs, "resources": resources}))
+        check_shape(record, Call, "the call")
+        return call
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         known = ", ".join(item.name for item in fields(Call))
         raise UsageError(f"not a call: {error!r}; its keys are {known}.") from error

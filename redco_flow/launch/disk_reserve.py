@@ -10,6 +10,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from redco_flow.writing import open_no_link
+
 ERROR = ".reserve-for-error.tmp"
 EXIT = ".reserve-for-exit.tmp"
 _BYTES = 1 << 16
@@ -18,7 +20,10 @@ _BYTES = 1 << 16
 def take(directory: Path) -> None:
     """Reserve the room, if there is any."""
     for name in (ERROR, EXIT):
-        with contextlib.suppress(OSError), (directory / name).open("wb") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(directory / name, "wb", opener=open_no_link) as file,
+        ):
             os.posix_fallocate(file.fileno(), 0, _BYTES)
 
 

@@ -240,7 +240,7 @@ def reattach(record: Mapping[str, Any]) -> CallJob:
     """
     try:
         job: CallJob = _module(str(record["executor"])).reattach(record)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"not a job record: {dict(record)!r} ({error!r}).") from error
     return job
 

@@ -29,6 +29,7 @@ from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.process_tree import kill_processes_of
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.writing import open_no_link
 
 _READY = b"ready"
 
@@ -126,7 +127,10 @@ class LocalExecutor(CallExecutor):
     def _start_supervisor(self, attempt: AttemptDirectory) -> bytes:
         """Start it and return what it says once job.json is written: `ready`, or nothing."""
         read_end, write_end = os.pipe()
-        with attempt.log_path(0).open("ab") as log, os.fdopen(read_end, "rb") as ready:
+        with (
+            open(attempt.log_path(0), "ab", opener=open_no_link) as log,
+            os.fdopen(read_end, "rb") as ready,
+        ):
             try:
                 process = subprocess.Popen(
                     _command(attempt, self.parameters, write_end),
@@ -184,7 +188,11 @@ def _open(process: ProcessIdentity) -> int | None:
 
 
 def _send(process: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process; say whether it was there."""
+    """Signal exactly this process; say whether it was there.
+
+    Raises:
+        UsageError: it is another user's.
+    """
     handle = _open(process)
     if handle is None:
         return False
@@ -192,6 +200,8 @@ def _send(process: ProcessIdentity, number: signal.Signals) -> bool:
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         return False
+    except PermissionError as error:
+        raise UsageError(f"{process} belongs to another user, who alone can stop it.") from error
     finally:
         os.close(handle)
     return True

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from redco_flow.launch.redaction import Redactor
+from redco_flow.writing import open_no_link
 
 _TAIL_BYTES = 4096
 
@@ -23,7 +24,7 @@ class LogWriter:
         self.tail = b""  # the last of what was shown
         self.problem: str | None = None
         self._redactor = Redactor(secrets)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        self._descriptor = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, chunk: bytes) -> None:
         """Append the process's next bytes."""

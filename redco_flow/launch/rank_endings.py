@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redco_flow.records import read_json_if_present
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
+from redco_flow.tracking.typed_records import find_record, unless_damaged
 
 FAILURES = ("failed", "out_of_memory", "stalled", "lost")
 """Causes of a rank's end that end the other ranks too."""
@@ -33,6 +33,14 @@ _LOSS_MARKS = (
     b"rank 0 left the meeting",
 )
 _LOG_END_BYTES = 1 << 16
+_NEEDS = ("rank", "restart", "host", "cause", "message", "ended_at", "exit_code", "signal")
+
+
+class RankExitRecord(ExitRecord, total=False):
+    """`ranks/<rank>/exit.json`."""
+
+    lost_another_rank: bool
+    peak_memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ def read_endings(attempt: AttemptDirectory, restart: int) -> list[RankEnding]:
     """Return the endings of this start of the job, by rank; ranks that have not ended lack."""
     found = []
     for folder in (attempt.path / "ranks").glob("*"):
-        record = read_json_if_present(folder / "exit.json")
+        record = _read(folder / "exit.json")
         if record is not None and record["restart"] == restart:
             found.append(RankEnding(record))
     return sorted(found, key=lambda ending: ending.rank)
@@ -86,8 +94,13 @@ def read_endings(attempt: AttemptDirectory, restart: int) -> list[RankEnding]:
 
 def last_restart(attempt: AttemptDirectory) -> int:
     """Return how often the job was started anew, as far as its ranks have written."""
-    records = (read_json_if_present(path) for path in attempt.path.glob("ranks/*/exit.json"))
+    records = (_read(path) for path in attempt.path.glob("ranks/*/exit.json"))
     return max((int(record["restart"]) for record in records if record is not None), default=0)
+
+
+def _read(path: Path) -> RankExitRecord | None:
+    """A rank's ending; one that is damaged is no word of how it ended."""
+    return unless_damaged(lambda: find_record(path, RankExitRecord, needs=_NEEDS))
 
 
 def find_culprit(endings: Iterable[RankEnding]) -> RankEnding | None:

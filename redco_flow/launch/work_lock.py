@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redco_flow.writing import open_no_link
+
 _SECONDS_BETWEEN_TRIES = 0.2
 
 
@@ -54,9 +56,9 @@ def acquire(
         shared: hold it together with others who share it.
 
     Raises:
-        OSError: the file cannot be written or its file system has no locks; names the path.
+        OSError: the file is a link, cannot be written, or its file system has no locks; names it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
     try:
         while not _try_lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             while_waiting(describe_holder(path))

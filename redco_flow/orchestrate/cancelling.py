@@ -20,6 +20,7 @@ from redco_flow.records import write_json
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -64,8 +65,9 @@ def cancel_runs(runs: Iterable[RunDirectory], reason: str = "") -> None:
 
 
 def has_ended(run: RunDirectory) -> bool:
-    """Tell whether a run has its end."""
-    return run.read_state()["state"] in ENDED_RUN_STATES
+    """Tell whether a run has its end; one whose state is damaged has none to be brought to."""
+    state = unless_damaged(run.read_state)
+    return state is None or state["state"] in ENDED_RUN_STATES
 
 
 def _begin_end(run: RunDirectory, reason: str, leases: ExitStack) -> _EndWithoutLauncher | None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from redco_flow.tracking.workspace import Workspace
+from redco_flow.writing import open_no_link
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def claimed(workspace: Workspace, fingerprint: str, wait: Callable[[str], None])
     """
     path = workspace.work_directory(fingerprint).with_suffix(".claim")
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
     try:
         while not _try_lock(descriptor):
             wait("another run that makes the same result")
@@ -40,7 +41,7 @@ def claimed(workspace: Workspace, fingerprint: str, wait: Callable[[str], None])
 def is_worked_on(workspace: Workspace, fingerprint: str) -> bool:
     """Tell whether a worker holds the fingerprint's work directory now."""
     try:
-        descriptor = os.open(workspace.work_directory(fingerprint) / "lock", os.O_RDWR)
+        descriptor = open_no_link(workspace.work_directory(fingerprint) / "lock", os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

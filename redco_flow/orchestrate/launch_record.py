@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow import search_path
-from redco_flow.records import read_json, write_json
+from redco_flow.errors import DamagedRecord
+from redco_flow.records import write_json
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import check_shape, read_record
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,17 @@ class LaunchRecord:
         """Read a run's record.
 
         Raises:
-            FileNotFoundError, ValueError: there is none, or it is damaged; names the path.
+            DamagedRecord: it is damaged or gone.
         """
-        record = read_json(_path(run))
-        if "search_path" in record:  # of a version that put all folders first
-            record["variables"] = {"PYTHONPATH": os.pathsep.join(record.pop("search_path"))}
-        return cls(**record)
+        path = _path(run)
+        try:
+            record = read_record(path, dict[str, Any])
+        except OSError as error:
+            raise DamagedRecord(path, "it is gone") from error
+        if isinstance(folders := record.get("search_path"), list):
+            # Of a version that put all folders first.
+            record["variables"] = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+        return check_shape(record, cls, path)
 
     def write(self, run: RunDirectory) -> None:
         """Write it into a new run's directory."""

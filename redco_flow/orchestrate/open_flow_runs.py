@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from uuid import UUID
 
+from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.orchestrate.prefect_api import PrefectApi
 from redco_flow.orchestrate.prefect_server import home_directory
 from redco_flow.orchestrate.summary import headline, run_summary, summary_key
-from redco_flow.records import read_json_if_present, write_json
-from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.records import write_json
+from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
     from prefect.client.schemas import State
 
 _SECONDS_TO_ANSWER = 10.0
+
+
+class OpenRecord(TypedDict):
+    """A flow run that a process has begun."""
+
+    run: str
+    database: str
+    process: ProcessRecord
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def settle_left_over(api: PrefectApi) -> None:
     """Settle what processes that are gone have left open at this API."""
     folder = _folder()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        record = read_json_if_present(path)
+        record = unless_damaged(lambda path=path: find_record(path, OpenRecord))  # type: ignore[misc]
         if record is None or record["database"] != api.database:
             continue
         if not ProcessIdentity.from_json(record["process"]).is_alive():
@@ -111,7 +121,10 @@ def state_left_by(run: RunDirectory) -> State[Any]:
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     kinds = {"completed": Completed, "failed": Failed, "cancelled": Cancelled}
-    state = run.read_state()
+    try:
+        state = run.read_state()
+    except DamagedRecord as damage:
+        return Crashed(message=str(damage))
     if state["state"] in kinds:
         return kinds[state["state"]](message=state.get("message") or None)
     return Crashed(message="its launcher died; `redco-flow resume` takes the run up again.")

@@ -25,6 +25,7 @@ from redco_flow.orchestrate.prefect_process import (
 )
 from redco_flow.records import read_json_if_present, write_json
 from redco_flow.tracking.file_lock import exclusive
+from redco_flow.writing import open_no_link
 
 _PREFERRED_PORT = 4200
 
@@ -138,7 +139,7 @@ def _find_or_start(deadline: float) -> str:
         record.end(grace_seconds=2.0)
     folder = prefect_directory()
     log = folder / "server.log"
-    with log.open("wb") as output:
+    with open(log, "wb", opener=open_no_link) as output:
         started = start_lasting(folder, output, record.port if record else _PREFERRED_PORT)
     write_json(folder / "server.json", started.to_json())
     if started.wait_until_healthy(deadline):

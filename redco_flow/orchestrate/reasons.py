@@ -11,7 +11,13 @@ from typing import Any
 from redco_flow.spec.load import Origin, ResolvedPipeline
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.fingerprint import ABSENT, Difference, first_difference
-from redco_flow.tracking.results import StageResult, faults_of, latest_result, read_result
+from redco_flow.tracking.results import (
+    StageResult,
+    faults_of,
+    find_damage,
+    latest_result,
+    read_result,
+)
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_CHARACTERS = 60
@@ -27,6 +33,8 @@ def reason_to_run(
     """Return why `stage` runs, given that its fingerprint has no usable result."""
     if (standing := read_result(workspace, fingerprint)) is not None:
         return _why_not_reused(workspace, standing)
+    if find_damage(workspace, fingerprint) is not None:
+        return "its result's record is damaged"
     last = latest_result(workspace, resolved.name, stage)
     if last is None:
         return "first run"

@@ -28,6 +28,7 @@ from redco_flow.spec.write_yaml import write_yaml
 from redco_flow.tracking.lease import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
+from redco_flow.writing import open_no_link
 
 _SECONDS_TO_START = 30.0
 _SECONDS_TO_CLOSE = 5.0
@@ -198,7 +199,7 @@ def spawn(run: RunDirectory, *options: str) -> None:
     """
     record = LaunchRecord.read(run)
     command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.process", str(run.path)]
-    with run.log_path.open("ab") as log:
+    with open(run.log_path, "ab", opener=open_no_link) as log:
         said_before = log.tell()
         process = subprocess.Popen(
             [*command, *options],

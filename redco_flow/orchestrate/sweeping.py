@@ -29,7 +29,9 @@ from redco_flow.spec.sweep import Point
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
+from redco_flow.writing import open_no_link
 
 _SECONDS_TO_START = 30.0
 _POLL_SECONDS = 0.05
@@ -146,7 +148,8 @@ def resume_sweep(sweep: SweepDirectory) -> None:
         UsageError: it is driven by somebody, or all its runs have completed.
     """
     _refuse_if_driven(sweep)
-    left = [run for run in sweep.runs if run.read_state()["state"] != "completed"]
+    states = {run: unless_damaged(run.read_state) for run in sweep.runs}
+    left = [run for run, state in states.items() if state and state["state"] != "completed"]
     if not left:
         raise UsageError(f"sweep {sweep.id}: every run of it is completed; nothing to resume.")
     sweep.cancel_path.unlink(missing_ok=True)
@@ -184,7 +187,7 @@ def _spawn(sweep: SweepDirectory) -> None:
     """Start the process that starts the runs, and wait until it holds the sweep's lease."""
     command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep_process", str(sweep.path)]
     record = LaunchRecord.read(sweep.runs[0])
-    with sweep.log_path.open("ab") as log:
+    with open(sweep.log_path, "ab", opener=open_no_link) as log:
         process = subprocess.Popen(
             command,
             cwd=record.directory if Path(record.directory).is_dir() else None,

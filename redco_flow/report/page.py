@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from redco_flow.errors import DamagedRecord
 from redco_flow.report.comparisons import Comparison, comparisons
 from redco_flow.report.failures import Failure, find_failures
 from redco_flow.report.headline import Headline, read_headline
@@ -22,6 +23,7 @@ from redco_flow.report.stage_facts import StageFacts, logging_attempts, read_sta
 from redco_flow.report.stage_table import StageRow, stage_rows
 from redco_flow.report.training import Training, view_training
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -72,6 +74,9 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     none: dict[str, StageFacts] = {}
     stages = attempt("The stages", lambda: read_stages(run, workspace, remarks.append), none)
     each = list(stages.values())
+    none_damaged: list[DamagedRecord] = []
+    damaged = attempt("The records", lambda: find_damaged_records(run), none_damaged)
+    remarks += [str(one) for one in damaged]
     return Page(
         run=run.id,
         headline=attempt("The run's record", lambda: read_headline(run, stages, now), None),

@@ -20,6 +20,7 @@ from redco_flow.errors import ArtifactError, WorkspaceError
 from redco_flow.records import append_json_line
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
+from redco_flow.writing import open_no_link
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 
@@ -222,7 +223,8 @@ class StageContext:
         # Not durable on purpose: an fsync twice a second would cost the training loop percents.
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            temporary.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+            with open(temporary, "w", encoding="utf-8", opener=open_no_link) as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
             os.replace(temporary, path)
         except OSError as error:
             raise WorkspaceError(f"{path}: cannot write progress: {error.strerror}.") from error

@@ -7,15 +7,14 @@ publishing twice changes nothing. Knows no stages: who produced what is only car
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from redco_flow.errors import ArtifactError, UsageError, WorkspaceError
+from redco_flow.errors import ArtifactError, DamagedRecord, UsageError, WorkspaceError
 from redco_flow.records import digest_file
 from redco_flow.tracking.clock import Clock, utc_now
 from redco_flow.tracking.file_digests import digest_files
@@ -31,6 +30,7 @@ from redco_flow.tracking.publishing import (
     stage_files,
     write_manifest,
 )
+from redco_flow.tracking.typed_records import read_record, unless_damaged
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -245,6 +245,15 @@ class ArtifactStore:
                 problems.append(f"{path}: not in the manifest")
         return problems
 
+    def damaged(self) -> Iterator[DamagedRecord]:
+        """Yield what is wrong with each manifest that cannot be read; `list` leaves these out."""
+        for parent in self._kinds():
+            for name in _names(parent):
+                try:
+                    _read(parent / name)
+                except DamagedRecord as damage:
+                    yield damage
+
     def list(self, kind: str | None = None) -> list[Artifact]:
         """Return all artifacts, or those of one kind, oldest first by sequence number."""
         found = self._in_directories("", kind)
@@ -292,13 +301,25 @@ class ArtifactStore:
 
     @staticmethod
     def _load(directory: Path) -> Artifact | None:
-        """Read one manifest; None where there is none, or one that cannot be trusted."""
-        try:
-            with open(f"{directory}/manifest.json", "rb") as file:
-                manifest = cast("Manifest", json.loads(file.read()))
-            return Artifact(manifest["id"], manifest["kind"], directory / "files", manifest)
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-            return None
+        """Read one manifest; None where there is none, or one that is damaged, which is said."""
+        return unless_damaged(lambda: _read(directory))
+
+
+def _read(directory: Path) -> Artifact | None:
+    """One artifact by its manifest.
+
+    Raises:
+        DamagedRecord: the manifest is damaged, or another artifact's.
+    """
+    path = f"{directory}/manifest.json"  # a Path would take longer than the reading
+    try:
+        manifest = read_record(path, Manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    place = f"{manifest['kind']}/{manifest['id'][:SHORT_DIGITS]}"
+    if not str(directory).endswith(f"/{place}"):
+        raise DamagedRecord(path, f"it is that of {place}")
+    return Artifact(manifest["id"], manifest["kind"], directory / "files", manifest)
 
 
 def _names(directory: Path) -> list[str]:

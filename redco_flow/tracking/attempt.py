@@ -1,6 +1,7 @@
 """One try of a stage in a run: which file stands where, and what it holds.
 
-Each file has one writer (named below); readers get None where it does not exist yet. Knows
+Each file has one writer (named below); readers get None where it does not exist yet, and
+DamagedRecord where it is not what that writer wrote. Knows
 nothing of how a job is started. A job of several processes has one rank that is `the worker`
 here, rank 0; what the others write stands in `ranks/<rank>/`. A job of several tasks has a
 directory like this one for each of them, `tasks/<shard>/`.
@@ -12,9 +13,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Required, TypedDict, cast
 
-from redco_flow.records import read_json_if_present, read_json_lines
+from redco_flow.tracking.process_identity import ProcessRecord
+from redco_flow.tracking.typed_records import find_record, read_record_lines
 
 
 class JobRecord(TypedDict, total=False):
@@ -22,6 +24,22 @@ class JobRecord(TypedDict, total=False):
 
     executor: str
     job_id: str
+    attempt: str
+    supervisor: ProcessRecord
+
+
+class CallRecord(TypedDict, total=False):
+    """call.json, by the orchestrator, as far as readers without executors know it."""
+
+    run: str
+    pipeline: str
+    stage: Required[str]
+    kind: str
+    attempt: int
+    config: dict[str, Any]
+    inputs: dict[str, list[dict[str, Any]]]
+    fingerprint: Required[str]
+    num_shards: int
 
 
 class Progress(TypedDict, total=False):
@@ -56,7 +74,7 @@ class ExitRecord(TypedDict, total=False):
     signal: int | None
     cause: str
     message: str
-    ended_at: str
+    ended_at: str | None
     rank: int
     restart: int
     host: str
@@ -189,34 +207,34 @@ class AttemptDirectory:
 
     def read_call(self) -> dict[str, Any] | None:
         """Return call.json."""
-        return cast("dict[str, Any] | None", read_json_if_present(self.call_path))
+        return cast("dict[str, Any] | None", find_record(self.call_path, CallRecord))
 
     def read_job(self) -> JobRecord | None:
         """Return job.json."""
-        return cast("JobRecord | None", read_json_if_present(self.job_path))
+        return find_record(self.job_path, JobRecord, needs=("executor", "job_id"))
 
     def read_progress(self) -> Progress | None:
         """Return progress.json; of a job of several tasks, how many of them are done."""
         if tasks := self.tasks:
             return _progress_of(tasks)
-        return cast("Progress | None", read_json_if_present(self.progress_path))
+        return find_record(self.progress_path, Progress, needs=("time",))
 
     def read_error(self) -> ErrorRecord | None:
         """Return error.json."""
-        return cast("ErrorRecord | None", read_json_if_present(self.error_path))
+        return find_record(self.error_path, ErrorRecord, needs=("type", "message"))
 
     def read_exit(self) -> ExitRecord | None:
         """Return exit.json."""
-        return cast("ExitRecord | None", read_json_if_present(self.exit_path))
+        return find_record(self.exit_path, ExitRecord, needs=("exit_code", "cause", "message"))
 
     def read_result(self) -> ResultRecord | None:
         """Return result.json."""
-        return cast("ResultRecord | None", read_json_if_present(self.result_path))
+        return find_record(self.result_path, ResultRecord, needs=("fingerprint", "outputs"))
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
         """Yield metrics.jsonl's records; none where the worker has written none."""
         if self.metrics_path.is_file():
-            yield from read_json_lines(self.metrics_path)
+            yield from read_record_lines(self.metrics_path, dict[str, Any])
 
 
 def _progress_of(tasks: list[AttemptDirectory]) -> Progress | None:

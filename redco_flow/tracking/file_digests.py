@@ -7,7 +7,7 @@ a second reading.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import WorkspaceError
-from redco_flow.records import digest_file, read_json_if_present, write_json
+from redco_flow.records import digest_file, write_json
 from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 # A file changed twice within one tick of its file system's clock (2 s on some) looks unchanged.
 _SETTLED_NANOSECONDS = 2_000_000_000
+_CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 def digest_files(
@@ -59,11 +61,14 @@ def digest_files(
 
 
 def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
-    # Whoever may only read the workspace, or finds its disk full, digests again the next time.
-    with contextlib.suppress(OSError):
+    """Add to the cache, if this user may; whoever may not, or has no space, digests again."""
+    try:
         cache_path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(cache_path.with_name(".digests.lock")):
             write_json(cache_path, {**_load(cache_path), **fresh})
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
 
 
 def _digest(
@@ -86,10 +91,5 @@ def _identity(path: Path) -> list[int]:
 
 
 def _load(cache_path: Path) -> dict[str, list[Any]]:
-    try:
-        record = read_json_if_present(cache_path)
-    except ValueError:  # a damaged cache is an empty one
-        return {}
-    if not isinstance(record, dict):
-        return {}
-    return {key: value for key, value in record.items() if isinstance(value, list) and value}
+    record = unless_damaged(lambda: find_record(cache_path, dict[str, list[Any]])) or {}
+    return {key: value for key, value in record.items() if value}

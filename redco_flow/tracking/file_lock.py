@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from redco_flow.writing import open_no_link
+
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[int]:
     """Hold the lock on `path` (made if missing) inside the `with`; yield its open descriptor.
 
     Raises:
-        OSError: `path` cannot be written, or its file system has no locks; names the path.
+        OSError: `path` is a link, cannot be written, or its file system has no locks; names it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -11,12 +11,22 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, cast
 
-from redco_flow.records import read_json_lines
+from redco_flow.errors import DamagedRecord
 from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.tracking.typed_records import read_record_lines
+from redco_flow.writing import open_no_link
 
 _BLOCK_BYTES = 1 << 16
+
+
+class EventRecord(TypedDict, total=False):
+    """One line of a journal; further keys are the event's own."""
+
+    seq: Required[int]
+    time: Required[str]
+    event: Required[str]
 
 
 class Journal:
@@ -55,15 +65,19 @@ class Journal:
 
 
 def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield a journal's records in order, without a torn last line; any process may read."""
+    """Yield a journal's records in order, without a torn last line; any process may read.
+
+    Raises:
+        DamagedRecord: a line is damaged; names it.
+    """
     if Path(path).is_file():
-        yield from read_json_lines(Path(path))
+        yield from cast("Iterator[dict[str, Any]]", read_record_lines(Path(path), EventRecord))
 
 
 def _continue_after(path: Path) -> int:
     """Cut a torn last line off and return the last whole line's sequence number, 0 if none."""
     try:
-        with path.open("rb+") as file:
+        with open(path, "rb+", opener=open_no_link) as file:
             end = _end_of_last_whole_line(file.fileno(), file.seek(0, os.SEEK_END))
             file.truncate(end)
             start = _end_of_last_whole_line(file.fileno(), end - 1) if end else 0
@@ -73,7 +87,8 @@ def _continue_after(path: Path) -> int:
     try:
         return int(json.loads(line)["seq"]) if line else 0
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: its last line is not a journal record: {error}") from error
+        problem = f"its last line is no event ({error})"
+        raise DamagedRecord(path, problem, "Move it away: the run goes on without it.") from error
 
 
 def _end_of_last_whole_line(descriptor: int, before: int) -> int:
@@ -89,7 +104,7 @@ def _end_of_last_whole_line(descriptor: int, before: int) -> int:
 
 def _append_durably(path: Path, record: dict[str, Any]) -> None:
     line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         size = os.fstat(descriptor).st_size
         try:

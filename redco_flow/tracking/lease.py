@@ -12,10 +12,19 @@ from pathlib import Path
 from types import TracebackType
 
 from redco_flow.errors import UsageError
-from redco_flow.records import read_json_if_present, write_json
+from redco_flow.records import write_json
 from redco_flow.tracking.clock import Clock, utc_now
 from redco_flow.tracking.file_lock import exclusive
-from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
+from redco_flow.tracking.typed_records import find_record
+
+_REMEDY = "If nobody drives this run, delete the file."
+
+
+class LeaseRecord(ProcessRecord, total=False):
+    """lease.json."""
+
+    acquired_at: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,8 @@ def acquire(
         clock: the time of day, for people.
 
     Raises:
-        UsageError: it is held (names pid, host and time), or lease.json is damaged.
+        UsageError: it is held (names pid, host and time).
+        DamagedRecord: lease.json is damaged.
         OSError: the directory cannot be written; names the path.
     """
     path = Path(run_directory) / "lease.json"
@@ -85,7 +95,7 @@ def find_holder(run_directory: str | os.PathLike[str]) -> Lease | None:
     """Return the lease that a living process holds, or None: nobody drives the run.
 
     Raises:
-        UsageError: lease.json is damaged.
+        DamagedRecord: lease.json is damaged.
     """
     present = _read(Path(run_directory) / "lease.json")
     return present if present is not None and present.holder.is_alive() else None
@@ -96,15 +106,10 @@ def _lock(path: Path) -> Path:
 
 
 def _read(path: Path) -> Lease | None:
-    try:
-        record = read_json_if_present(path)
-        if record is None:
-            return None
-        return Lease(path, ProcessIdentity.from_json(record), str(record.get("acquired_at", "?")))
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is damaged ({error}). If nobody drives this run, delete the file."
-        ) from error
+    record = find_record(path, LeaseRecord, remedy=_REMEDY)
+    if record is None:
+        return None
+    return Lease(path, ProcessIdentity.from_json(record), record.get("acquired_at", "?"))
 
 
 def _refuse_if_alive(present: Lease) -> None:

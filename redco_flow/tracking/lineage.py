@@ -15,6 +15,7 @@ from redco_flow.tracking.lineage_nodes import ConfigLeaf, LineageNode, Productio
 from redco_flow.tracking.lineage_target import Target, find_target
 from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 
@@ -136,7 +137,8 @@ class _Tracer:
 
     def _job(self, result: StageResult) -> dict[str, Any]:
         run = RunDirectory(self._workspace.runs / result.run)
-        return dict(run.attempt(result.stage, result.attempt).read_job() or {})
+        job = unless_damaged(run.attempt(result.stage, result.attempt).read_job)
+        return {**job} if job else {}
 
 
 def config_leaves(

@@ -13,6 +13,7 @@ from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 
@@ -71,12 +72,12 @@ def stage_result(
     if entry.get("state") == "completed" and entry.get("fingerprint"):
         return read_result(workspace, entry["fingerprint"])
     attempt = run.latest_attempt(stage)
-    record = attempt.read_result() if attempt else None
+    record = unless_damaged(attempt.read_result) if attempt else None
     if record is not None:
         return read_result(workspace, record.get("fingerprint", ""))
     outputs = dict(entry.get("artifacts") or {})
     # A reused stage has no attempt here: the plan or its artifacts name the computation.
-    plan = run.read_plan()
+    plan = unless_damaged(run.read_plan) or {}
     planned = plan.get("stages", plan).get(stage)
     if outputs and isinstance(planned, dict) and planned.get("fingerprint"):
         return read_result(workspace, str(planned["fingerprint"]))

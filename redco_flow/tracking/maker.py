@@ -13,6 +13,7 @@ from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.lineage_target import stage_result
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.shared_attempt import read_shared_attempt
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 
@@ -52,7 +53,7 @@ def find_maker(run: RunDirectory, stage: str, entry: Mapping[str, Any]) -> Maker
     """
     workspace = Workspace(run.path.parents[1])
     if not entry.get("reused"):
-        shared = read_shared_attempt(run, stage)
+        shared = unless_damaged(lambda: read_shared_attempt(run, stage))
         return _of_attempt(shared) if shared is not None else None
     if noted := entry.get("made_by"):
         # Forced since, another run may have published the result again: this one had the earlier.

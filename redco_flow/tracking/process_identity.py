@@ -10,11 +10,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _ENDED_STATES = frozenset("ZX")  # a zombie has ended; only its exit status is still there
+
+
+class ProcessRecord(TypedDict):
+    """A process's identity in a record."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+    host: str
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
 from redco_flow.errors import ArtifactError
 from redco_flow.records import copy_file, digest_json, sync, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _MARK = ".publishing"
-_READ_ONLY = 0o444
+_READABLE = 0o444
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -40,11 +40,11 @@ class Manifest(TypedDict, total=False):
     `digest` covers all of it, so that a damaged record is told from a whole one.
     """
 
-    id: str
-    kind: str
+    id: Required[str]
+    kind: Required[str]
     sequence: int
     created_at: str
-    files: list[FileEntry]
+    files: Required[list[FileEntry]]
     metadata: dict[str, Any]
     parents: dict[str, str]
     produced_by: dict[str, Any]
@@ -92,7 +92,7 @@ def write_manifest(temporary: Path, manifest: Manifest) -> None:
     """Write manifest.json beside files/, with its own digest, read-only."""
     path = temporary / "manifest.json"
     write_json(path, {**manifest, "digest": _digest(manifest)})
-    path.chmod(_READ_ONLY)
+    _make_read_only(path)
     sync(temporary)
 
 
@@ -179,12 +179,19 @@ def _bring(path: Path, target: Path, name: str, digest: str | None) -> FileEntry
         if digest not in (None, copied):
             raise ArtifactError(f"{path}: its BLAKE3 is {copied}, its producer said {digest}.")
         digest = copied
-    target.chmod(_READ_ONLY)
+    _make_read_only(target)
     sync(target)
     return {"path": name, "bytes": target.stat().st_size, "blake3": digest}
 
 
+def _make_read_only(path: Path) -> None:
+    """Nobody may write it from here on; who may read it stays."""
+    path.chmod(path.stat().st_mode & _READABLE)
+
+
 def _link(path: Path, target: Path) -> bool:
+    if path.stat().st_uid != os.geteuid():  # of another user, and so not ours to make read-only
+        return False
     try:
         os.link(path, target, follow_symlinks=False)
     except OSError as error:

@@ -7,16 +7,33 @@ how a fingerprint is made (`fingerprint.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from redco_flow.records import read_json, read_json_if_present, write_json
+from redco_flow.errors import DamagedRecord
+from redco_flow.records import write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.typed_records import check_shape, find_record, unless_damaged
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 _LATEST = "latest"  # results/latest/<pipeline>/<stage>.json: a view, rebuilt when missing
+
+
+class IngredientsRecord(TypedDict, total=False):
+    """What is read out of a result's ingredients."""
+
+    inputs: dict[str, list[str]]
+    data: dict[str, Any]
+    settings: dict[str, Any]
+    code: dict[str, str]
+
+
+class PointerRecord(TypedDict):
+    """results/latest/<pipeline>/<stage>.json."""
+
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ def publish_result(workspace: Workspace, result: StageResult) -> StageResult:
     pointer = _pointer(workspace, result.pipeline, result.stage)
     write_json(_path(workspace, result.fingerprint), asdict(result))
     pointer.parent.mkdir(parents=True, exist_ok=True)
-    latest = _read(_path(workspace, (read_json_if_present(pointer) or {}).get("fingerprint", "")))
+    latest = _pointed_at(workspace, pointer)
     if latest is None or latest.sequence < result.sequence:
         write_json(pointer, {"fingerprint": result.fingerprint})
     return result
@@ -132,6 +149,15 @@ def read_result(workspace: Workspace, fingerprint: str) -> StageResult | None:
     return _read(_path(workspace, fingerprint))
 
 
+def find_damage(workspace: Workspace, fingerprint: str) -> DamagedRecord | None:
+    """Return what is wrong with the record of a result; None where it is whole or not there."""
+    try:
+        _find(_path(workspace, fingerprint))
+    except DamagedRecord as damage:
+        return damage
+    return None
+
+
 def forget_result(workspace: Workspace, fingerprint: str) -> None:
     """Remove a result, so that its stage runs again; its artifacts stay."""
     _path(workspace, fingerprint).unlink(missing_ok=True)
@@ -139,8 +165,7 @@ def forget_result(workspace: Workspace, fingerprint: str) -> None:
 
 def latest_result(workspace: Workspace, pipeline: str, stage: str) -> StageResult | None:
     """Return the result of this stage that was published last, or None."""
-    pointer = read_json_if_present(_pointer(workspace, pipeline, stage)) or {}
-    result = _read(_path(workspace, pointer.get("fingerprint", "")))
+    result = _pointed_at(workspace, _pointer(workspace, pipeline, stage))
     if result is not None:
         return result
     found = (
@@ -165,11 +190,25 @@ def _pointer(workspace: Workspace, pipeline: str, stage: str) -> Path:
     return folder / f"{check_name(stage, 'stage name')}.json"
 
 
+def _pointed_at(workspace: Workspace, pointer: Path) -> StageResult | None:
+    """The result that a pointer to the latest one names; it is a view and may be damaged."""
+    record = unless_damaged(lambda: find_record(pointer, PointerRecord))
+    return _read(_path(workspace, record["fingerprint"])) if record else None
+
+
 def _read(path: Path) -> StageResult | None:
-    """Read one result; None where there is none, or one that cannot be trusted."""
-    try:
-        record = read_json(path)
-        known = {one.name for one in fields(StageResult)}
-        return StageResult(**{key: value for key, value in record.items() if key in known})
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
-        return None
+    """Read one result; None where there is none, or one that is damaged, which is said."""
+    return unless_damaged(lambda: _find(path))
+
+
+def _find(path: Path) -> StageResult | None:
+    """One result, or None where there is none.
+
+    Raises:
+        DamagedRecord: it is damaged.
+    """
+    result = find_record(path, StageResult)
+    if result is not None:
+        check_shape(result.ingredients, IngredientsRecord, path)
+        check_shape(result.origins, dict[str, dict[str, Any]], path)
+    return result

@@ -7,26 +7,104 @@ by anybody. Knows the files' places, not what the orchestrator does with them.
 from __future__ import annotations
 
 import errno
-import getpass
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, Required, TypedDict, cast
 
-from redco_flow.errors import UsageError, WorkspaceError
-from redco_flow.records import read_json, read_json_if_present, write_json
+from redco_flow.errors import DamagedRecord, UsageError
+from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import Clock, utc_now
-from redco_flow.tracking.workspace import Workspace, check_name
+from redco_flow.tracking.typed_records import find_record, read_record
+from redco_flow.tracking.workspace import Workspace, check_name, user_name
 
 RUN_STATES = ("pending", "running", "completed", "failed", "cancelled")
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that are easily misread
 _MAX_CANDIDATES = 10
+_REMEDIES = {
+    "run.json": "Results and artifacts stand elsewhere: delete the run's directory or restore it.",
+    "state.json": "Delete the file, and `redco-flow resume` takes the run up; results are reused.",
+}
+
+
+class RunRecord(TypedDict, total=False):
+    """run.json."""
+
+    id: str
+    name: Required[str]
+    sequence: Required[int]
+    created_at: Required[str]
+    argv: list[str]
+    pipeline_path: str
+    overrides: list[str]
+    profile: str
+    user: str
+    host: str
+    code: dict[str, Any]
+    sweep: str
+
+
+class MadeByRecord(TypedDict):
+    """Which attempt made a result that a run reuses."""
+
+    run: str
+    stage: str
+    attempt: int
+
+
+class StageRecord(TypedDict, total=False):
+    """A stage in state.json; further keys are the last event's."""
+
+    state: Required[str]
+    reused: bool
+    attempt: int | None
+    seconds: float | None
+    artifacts: dict[str, str]
+    metrics: dict[str, float] | None
+    message: str
+    fingerprint: str | None
+    made_by: MadeByRecord | None
+    told_at: str
+
+
+class StateRecord(TypedDict, total=False):
+    """state.json."""
+
+    state: Required[Literal["pending", "running", "completed", "failed", "cancelled"]]
+    exit_code: int | None
+    message: str
+    started_at: str | None
+    ended_at: str | None
+    prefect_url: str | None
+    stages: Required[dict[str, StageRecord]]
+
+
+class PlannedStageRecord(TypedDict, total=False):
+    """A stage in plan.json."""
+
+    action: str
+    reason: str
+    fingerprint: str | None
+    forced: bool
+
+
+class PlanRecord(TypedDict):
+    """plan.json."""
+
+    stages: dict[str, PlannedStageRecord]
+
+
+class OriginRecord(TypedDict):
+    """Where a setting was written."""
+
+    source: str
+    line: int
+    column: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +156,7 @@ class RunDirectory:
             "pipeline_path": pipeline_path,
             "overrides": list(overrides),
             "profile": profile,
-            "user": getpass.getuser(),
+            "user": user_name(),
             "host": os.uname().nodename,
             "code": dict(code or {}),
             "sweep": sweep,
@@ -96,18 +174,25 @@ class RunDirectory:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """run.json, which never changes; read once."""
+        """run.json, which never changes; read once.
+
+        Raises:
+            DamagedRecord: it is damaged or gone.
+        """
+        path, remedy = self.path / "run.json", _REMEDIES["run.json"]
         try:
-            return cast("dict[str, Any]", read_json(self.path / "run.json"))
-        except (ValueError, OSError) as error:
-            raise WorkspaceError(
-                f"run {self.path} is damaged ({error}); delete the directory or restore it."
-            ) from error
+            return cast("dict[str, Any]", read_record(path, RunRecord, remedy=remedy))
+        except OSError as error:
+            raise DamagedRecord(path, "it is gone", remedy) from error
 
     @property
     def sequence(self) -> int:
-        """The run's place in the workspace's order of events."""
-        return int(self.record.get("sequence", 0))
+        """The run's place in the workspace's order of events.
+
+        Raises:
+            DamagedRecord: run.json is damaged.
+        """
+        return int(self.record["sequence"])
 
     @property
     def resolved_path(self) -> Path:
@@ -160,8 +245,13 @@ class RunDirectory:
         return self.path / "report.html"
 
     def read_state(self) -> dict[str, Any]:
-        """Return state.json; a run without one is pending."""
-        return read_json_if_present(self.state_path) or _pending_state()
+        """Return state.json; a run without one is pending.
+
+        Raises:
+            DamagedRecord: it is damaged.
+        """
+        record = find_record(self.state_path, StateRecord, remedy=_REMEDIES["state.json"])
+        return _pending_state() if record is None else cast("dict[str, Any]", record)
 
     def write_state(self, state: Mapping[str, Any]) -> None:
         """Replace state.json; only the lease's holder may.
@@ -175,12 +265,20 @@ class RunDirectory:
         write_json(self.state_path, state)
 
     def read_plan(self) -> dict[str, Any]:
-        """Return plan.json; empty where the run was not planned yet."""
-        return read_json_if_present(self.plan_path) or {}
+        """Return plan.json; empty where the run was not planned yet.
+
+        Raises:
+            DamagedRecord: it is damaged.
+        """
+        return cast("dict[str, Any]", find_record(self.plan_path, PlanRecord) or {})
 
     def read_origins(self) -> dict[str, Any]:
-        """Return origins.json; empty where there is none."""
-        return read_json_if_present(self.origins_path) or {}
+        """Return origins.json; empty where there is none.
+
+        Raises:
+            DamagedRecord: it is damaged.
+        """
+        return find_record(self.origins_path, dict[str, OriginRecord]) or {}
 
     def attempt(self, stage: str, number: int) -> AttemptDirectory:
         """Return one attempt's directory, which need not exist."""
@@ -189,7 +287,8 @@ class RunDirectory:
     def attempts(self, stage: str) -> list[AttemptDirectory]:
         """Return a stage's attempts, first to last."""
         try:
-            numbers = sorted(int(name) for name in os.listdir(self._attempts(stage)))
+            names = os.listdir(self._attempts(stage))
+            numbers = sorted(int(name) for name in names if name.isdecimal())
         except FileNotFoundError:
             return []
         return [self.attempt(stage, number) for number in numbers]
@@ -215,7 +314,7 @@ class RunDirectory:
 
     def request_cancel(self, reason: str = "", *, clock: Clock = utc_now) -> None:
         """Ask whoever drives the run to stop it; any process may, more than once."""
-        record = {"time": clock(), "by": f"{getpass.getuser()}@{os.uname().nodename}"}
+        record = {"time": clock(), "by": f"{user_name()}@{os.uname().nodename}"}
         write_json(self.cancel_path, {**record, "reason": reason})
 
     def cancel_requested(self) -> bool:
@@ -231,9 +330,12 @@ class RunDirectory:
 
 
 def list_runs(workspace: Workspace) -> list[RunDirectory]:
-    """Return all runs, newest first by sequence number; reads each run.json and nothing else."""
+    """Return all runs, newest first by sequence number; reads each run.json and nothing else.
+
+    Runs whose run.json is damaged come last: nobody knows when they were.
+    """
     runs = [RunDirectory(workspace.runs / name) for name in _run_ids(workspace)]
-    return sorted(runs, key=lambda run: (run.sequence, run.id), reverse=True)
+    return sorted(runs, key=lambda run: (_known_sequence(run), run.id), reverse=True)
 
 
 def find_run(workspace: Workspace, text: str) -> RunDirectory:
@@ -264,6 +366,19 @@ def find_run(workspace: Workspace, text: str) -> RunDirectory:
     raise UsageError(f"no run {text!r} in {workspace.root}; there are @last, {_nearest(text, ids)}")
 
 
+def is_damaged(run: RunDirectory) -> bool:
+    """Say whether nothing is known of a run, for its run.json is damaged."""
+    return _known_sequence(run) < 0
+
+
+def _known_sequence(run: RunDirectory) -> int:
+    """The run's sequence number; -1 where it cannot be known."""
+    try:
+        return run.sequence
+    except DamagedRecord:
+        return -1
+
+
 def _run_ids(workspace: Workspace) -> list[str]:
     """Directory names; a name with a leading dot is a run still being made."""
     try:
@@ -277,9 +392,9 @@ def _run_ids(workspace: Workspace) -> list[str]:
 
 def _appear(path: Path, record: dict[str, Any]) -> Path | None:
     """Make the directory under its name in one rename; None if the name is taken."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.mkdir()
     try:
-        temporary.chmod(0o755)
         write_json(temporary / "run.json", record)
         write_json(temporary / "state.json", _pending_state())
         temporary.rename(path)

@@ -8,10 +8,19 @@ its own attempt from then on is the one that counts.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypedDict
 
-from redco_flow.records import read_json_if_present, write_json
+from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import find_record
+
+
+class SharedRecord(TypedDict):
+    """shared.json."""
+
+    attempt: str
+    own_attempts: int
 
 
 def note_shared_attempt(run: RunDirectory, stage: str, attempt: AttemptDirectory) -> None:
@@ -29,8 +38,11 @@ def read_shared_attempt(run: RunDirectory, stage: str) -> AttemptDirectory | Non
     """Return the attempt of another run that makes the stage's result; None where none was noted.
 
     None, too, once the run has made an attempt of its own after that.
+
+    Raises:
+        DamagedRecord: the note is damaged.
     """
-    record = read_json_if_present(_path(run, stage))
+    record = find_record(_path(run, stage), SharedRecord)
     if record is None or len(run.attempts(stage)) > record["own_attempts"]:
         return None
     return AttemptDirectory(Path(record["attempt"]))

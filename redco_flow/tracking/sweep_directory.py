@@ -14,16 +14,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, cast
 
 from redco_flow.errors import UsageError
-from redco_flow.records import read_json, write_json
+from redco_flow.records import write_json
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import read_record
 from redco_flow.tracking.workspace import Workspace, check_name
 
 _MARK = "-sweep-"
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+
+
+_REMEDY = "Its runs stand by themselves; delete the sweep's directory or restore it."
+
+
+class PointRecord(TypedDict):
+    """One point in sweep.json."""
+
+    run: str
+    overrides: list[str]
+
+
+class SweepRecord(TypedDict, total=False):
+    """sweep.json."""
+
+    id: Required[str]
+    created_at: str
+    argv: list[str]
+    max_parallel: Required[int]
+    ahead: bool
+    points: Required[list[PointRecord]]
 
 
 @dataclass(frozen=True)
@@ -88,8 +110,7 @@ class SweepDirectory:
     @cached_property
     def record(self) -> dict[str, Any]:
         """sweep.json, which never changes."""
-        record: dict[str, Any] = read_json(self._record_path)
-        return record
+        return cast("dict[str, Any]", read_record(self._record_path, SweepRecord, remedy=_REMEDY))
 
     @property
     def is_ahead(self) -> bool:
@@ -99,7 +120,7 @@ class SweepDirectory:
     @property
     def points(self) -> list[SweepPoint]:
         """The sweep's points, in the order of the grid."""
-        return [SweepPoint(**point) for point in self.record["points"]]
+        return [SweepPoint(one["run"], one["overrides"]) for one in self.record["points"]]
 
     def run_of(self, point: SweepPoint) -> RunDirectory:
         """Return a point's run."""

@@ -5,18 +5,28 @@ Knows the folders' names and hands out sequence numbers; knows nothing of what t
 
 from __future__ import annotations
 
+import errno
+import getpass
+import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import UsageError, WorkspaceError
-from redco_flow.records import read_json_if_present
 from redco_flow.tracking.file_lock import exclusive
+from redco_flow.writing import open_no_link, who_may_write
 
 SHORT_DIGITS = 16  # hex digits of an id or fingerprint in a directory's name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_SEQUENCE_DIGITS = 20
+_MAX_PLACES = 3
+_ADVICE = (
+    "Choose another directory with `workspace:` in the profile or profile.workspace=DIRECTORY, or "
+    "make this one writable. It can be read as it is: `plan`, `ls`, `status`, `why`."
+)
 _FOLDERS = ("artifacts", "results", "work", "cache", "runs")
 
 
@@ -35,7 +45,8 @@ class Workspace:
         """Return the workspace at `path`, making its folders, after a trial write.
 
         Raises:
-            WorkspaceError: it cannot be made or written; names the path and the reason.
+            WorkspaceError: it cannot be made, or this user may not write all of it; names each
+                path, the reason, whose it is and what to do.
         """
         root = Path(path).expanduser().absolute()
         try:
@@ -47,12 +58,21 @@ class Workspace:
                 with tempfile.TemporaryFile(dir=root / folder) as trial:
                     trial.write(b"trial")
                     trial.flush()
+            closed = list(_closed_places(root))
         except OSError as error:
+            place = error.filename or root
+            is_shut = error.errno in (errno.EACCES, errno.EPERM)
+            whose = f" {who_may_write(place)}." if is_shut else ""
             raise WorkspaceError(
-                f"workspace {root} cannot be written: {error.strerror} "
-                f"({error.filename or root}). Choose another directory with `workspace:` in the "
-                f"profile or profile.workspace=DIRECTORY, or make this one writable."
+                f"workspace {root} cannot be written: {error.strerror} ({place}).{whose} {_ADVICE}"
             ) from error
+        if closed:
+            listed = ", ".join(str(path) for path in closed[:_MAX_PLACES])
+            more = f" and {len(closed) - _MAX_PLACES} more" if len(closed) > _MAX_PLACES else ""
+            raise WorkspaceError(
+                f"workspace {root} cannot be written: Permission denied ({listed}{more}). "
+                f"{who_may_write(closed[0])}. {_ADVICE}"
+            )
         return cls(root)
 
     @property
@@ -92,11 +112,13 @@ class Workspace:
         """
         path = self.root / "sequence"
         with exclusive(path) as descriptor:
-            text = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
-            last = int(text) if text.isdigit() else self._highest_sequence()
+            text = os.pread(descriptor, 64, 0)
+            is_whole = len(text) == _SEQUENCE_DIGITS + 1 and text[:-1].isdigit()
+            last = int(text) if is_whole else self._highest_sequence()
             try:
                 # Fixed width, so that the new number always covers the old one whole.
-                os.pwrite(descriptor, f"{last + 1:020d}\n".encode(), 0)
+                os.pwrite(descriptor, f"{last + 1:0{_SEQUENCE_DIGITS}d}\n".encode(), 0)
+                os.ftruncate(descriptor, _SEQUENCE_DIGITS + 1)
                 os.fsync(descriptor)
             except OSError as error:
                 error.filename = str(path)
@@ -104,14 +126,34 @@ class Workspace:
         return last + 1
 
     def _highest_sequence(self) -> int:
-        """The highest number in any record: the counter's file was deleted."""
+        """The highest number in any record: the counter's file was deleted or is damaged."""
         patterns = ("runs/*/run.json", "results/*.json", "artifacts/*/*/manifest.json")
         highest = 0
         for pattern in patterns:
             for path in self.root.glob(pattern):
-                record = read_json_if_present(path) or {}
-                highest = max(highest, int(record.get("sequence", 0)))
+                highest = max(highest, _sequence_in(path))
         return highest
+
+
+def _closed_places(root: Path) -> Iterator[Path]:
+    """What every run writes and this user may not: counters, locks, folders of others' making."""
+    shared = (
+        root / "sequence",
+        root / "artifacts/.lock",
+        root / "cache/.digests.lock",
+        *root.glob("artifacts/*"),
+        root / "results/latest",
+        *root.glob("results/latest/*"),
+    )
+    yield from (path for path in shared if path.exists() and not os.access(path, os.W_OK))
+
+
+def user_name() -> str:
+    """Return the name of whoever runs this process; a number where the system has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())
 
 
 def check_name(text: str, what: str) -> str:
@@ -128,8 +170,18 @@ def check_name(text: str, what: str) -> str:
     return text
 
 
+def _sequence_in(path: Path) -> int:
+    """The sequence number in a record; 0 in one that has none or is damaged."""
+    try:
+        sequence = json.loads(path.read_bytes())["sequence"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return sequence if isinstance(sequence, int) else 0
+
+
 def _ignore_in_git(root: Path) -> None:
     """Keep the workspace out of the user's repository, whose state each run records."""
     path = root / ".gitignore"
     if not path.exists():
-        path.write_text("*\n")
+        with open(path, "w", opener=open_no_link) as file:
+            file.write("*\n")

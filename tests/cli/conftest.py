@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 KINDS = Path(__file__).parent.parent / "orchestrate" / "kinds"
+sys.path.append(str(KINDS))  # for what a test plans or runs in its own process
 PIPELINE = """\
 name: sums
 stages:

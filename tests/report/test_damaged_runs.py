@@ -49,7 +49,7 @@ def test_a_stage_that_ran_out_of_memory_says_so(builder, read_report):
     attempt = builder.fail("train")
     attempt.error_path.unlink()
     message = "the worker was killed by SIGKILL (signal 9) by the kernel's out-of-memory killer"
-    write_json(attempt.exit_path, {"cause": "out_of_memory", "message": message, "signal": 9})
+    write_json(attempt.exit_path, {"exit_code": None, "cause": "out_of_memory", "message": message})
 
     page = read_report(builder.close("failed"))
 
@@ -79,7 +79,8 @@ def test_a_training_that_failed_still_shows_its_curve(builder, read_report):
     attempt = builder.attempt(
         "train", records=[{"step": s, "loss": 5.0, "total_steps": 9} for s in (1, 2)]
     )
-    call = {"kind": "train", "config": {"recipe": "text_to_text"}, "fingerprint": ""}
+    recipe = {"recipe": "text_to_text"}
+    call = {"stage": "train", "kind": "train", "config": recipe, "fingerprint": ""}
     write_json(attempt.call_path, call)
 
     page = read_report(builder.close("failed"))
@@ -116,7 +117,7 @@ def test_damaged_records_are_told_and_the_rest_is_shown(builder, read_report):
     page = read_report(run)
 
     assert "This report is not whole" in page.text
-    assert "state.json: not a JSON record" in page.text
+    assert "state.json: damaged record: it is no JSON" in page.text
     assert "Reproduce" in page.text
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from redco_flow.errors import UsageError
+from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.tracking.lease import acquire, find_holder
 from redco_flow.tracking.process_identity import ProcessIdentity
 
@@ -163,7 +163,7 @@ def test_a_lease_on_another_host_is_refused_and_says_what_to_do_if_that_host_is_
 def test_a_damaged_lease_is_named_and_not_taken_over(tmp_path):
     (tmp_path / "lease.json").write_text("{")
 
-    with pytest.raises(UsageError, match=r"lease\.json is damaged"):
+    with pytest.raises(DamagedRecord, match=r"lease\.json: damaged record.*delete the file"):
         acquire(tmp_path)
 
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from redco_flow.errors import UsageError, WorkspaceError
+from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import append_json_line, write_json
 from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
 from redco_flow.tracking.workspace import Workspace
@@ -80,12 +80,15 @@ def test_a_workspace_without_runs_says_how_to_start_one(tmp_path):
     assert list_runs(Workspace(tmp_path / "none")) == []
 
 
-def test_a_damaged_run_record_is_named(workspace):
+def test_a_damaged_run_record_is_named_and_its_run_is_listed_behind_the_others(workspace):
+    whole = RunDirectory.create(workspace, "demo")
     run = RunDirectory.create(workspace, "demo")
     (run.path / "run.json").write_text("{")
 
-    with pytest.raises(WorkspaceError, match=r"run\.json"):
-        list_runs(workspace)
+    with pytest.raises(DamagedRecord, match=r"run\.json"):
+        _ = RunDirectory(run.path).record
+    assert list_runs(workspace) == [whole, run]
+    assert find_run(workspace, "@last") == whole
 
 
 def test_states_are_replaced_whole_and_must_be_known(workspace):
@@ -124,11 +127,19 @@ def test_an_attempts_readers_answer_none_until_the_file_is_there(workspace):
     assert [read() for read in readers.values()] == [None] * 6
     assert list(attempt.read_metrics()) == []
 
-    for path in readers:
-        write_json(path, {"file": path.name})
+    written = {
+        attempt.call_path: {"stage": "train", "fingerprint": "f"},
+        attempt.job_path: {"executor": "local", "job_id": "1"},
+        attempt.progress_path: {"time": "now", "step": 1},
+        attempt.error_path: {"type": "ValueError", "message": "no"},
+        attempt.exit_path: {"exit_code": 1, "cause": "failed", "message": "no"},
+        attempt.result_path: {"fingerprint": "f", "outputs": {}},
+    }
+    for path, record in written.items():
+        write_json(path, record)
     append_json_line(attempt.metrics_path, {"step": 1})
 
-    assert [read() for read in readers.values()] == [{"file": path.name} for path in readers]
+    assert [read() for read in readers.values()] == list(written.values())
     assert list(attempt.read_metrics()) == [{"step": 1}]
 
 

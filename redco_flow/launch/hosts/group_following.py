@@ -27,6 +27,7 @@ from redco_flow.launch.hosts.session import HostSession
 from redco_flow.launch.hosts.ssh_connection import HostRefused, HostUnreachable, Talk
 from redco_flow.launch.hosts.start import StartedJob
 from redco_flow.records import read_json, read_json_if_present, write_json
+from redco_flow.writing import open_no_link
 
 _SECONDS_OF_SILENCE = 5 * SECONDS_BETWEEN_WORDS
 _MAX_SECONDS_BETWEEN_TRIES = 10.0
@@ -139,7 +140,7 @@ class GroupFollowing:
         """Add a file's next bytes; what is here already is not written twice."""
         path = self._job.attempt.path / name
         path.parent.mkdir(exist_ok=True)
-        with path.open("ab") as file:
+        with open(path, "ab", opener=open_no_link) as file:
             file.write(data[max(0, file.tell() - offset) :])
 
     def _offsets(self, ranks: list[int]) -> dict[str, int]:

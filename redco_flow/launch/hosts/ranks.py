@@ -25,6 +25,7 @@ from redco_flow.records import read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.writing import open_no_link
 
 _SECONDS_TO_START = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -90,7 +91,7 @@ def runners_of(attempt: AttemptDirectory) -> Iterator[tuple[int, ProcessIdentity
 def _start_rank(attempt: AttemptDirectory, order: RanksOrder, place: ProcessPlace) -> None:
     folder = attempt.rank_directory(place.rank)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    lock = open_no_link(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
         if not _take(lock) or (folder / "runner.json").exists():
             return  # it runs, or has run
@@ -100,7 +101,7 @@ def _start_rank(attempt: AttemptDirectory, order: RanksOrder, place: ProcessPlac
             **place.to_environment(),
             ATTEMPT_VARIABLE: str(attempt.path),
         }
-        with attempt.log_path(place.rank).open("ab") as log:
+        with open(attempt.log_path(place.rank), "ab", opener=open_no_link) as log:
             subprocess.Popen(
                 _command(order),
                 env=environment,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.errors import ClusterUnreachable
 from redco_flow.launch.hosts.key_advice import about_key
 from redco_flow.spec.hosts_section import Host
+from redco_flow.writing import open_no_link
 
 if TYPE_CHECKING:
     import asyncssh
@@ -134,7 +135,7 @@ class SshConnection:
             HostUnreachable: the connection broke.
             HostRefused: there is no such file, or it cannot be read.
         """
-        with self._told_plainly(), target.open("ab") as writer:
+        with self._told_plainly(), open(target, "ab", opener=open_no_link) as writer:
             sftp = await self._sftp_client()
             offset = writer.tell()
             async with await sftp.open(source, "rb") as reader:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -35,7 +34,7 @@ from redco_flow.launch.job import JobStatus
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import Workspace, user_name
 
 _SECONDS_BETWEEN_TRIES = 2.0
 _SECONDS_BETWEEN_RENEWALS = 15.0
@@ -105,7 +104,7 @@ class StartedJob:
             "attempt": self.record.job_id,
             "run": self.call.run,
             "stage": self.call.stage,
-            "launcher": f"{getpass.getuser()}@{os.uname().nodename}",
+            "launcher": f"{user_name()}@{os.uname().nodename}",
         }
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from redco_flow.launch.xmanager.package import require_xmanager
 from redco_flow.launch.xmanager.work_unit import WorkUnit, check_fits, render
 from redco_flow.spec.xmanager_section import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.writing import open_no_link
 
 
 class XManagerExecutor(CallExecutor):
@@ -89,7 +90,10 @@ class XManagerExecutor(CallExecutor):
     def _start_launcher(self, attempt: AttemptDirectory) -> bytes:
         """Start it and return what it says once the jobs are: `ready`, or nothing."""
         read_end, write_end = os.pipe()
-        with (attempt.path / EXPERIMENT_LOG).open("ab") as log, os.fdopen(read_end, "rb") as ready:
+        with (
+            open(attempt.path / EXPERIMENT_LOG, "ab", opener=open_no_link) as log,
+            os.fdopen(read_end, "rb") as ready,
+        ):
             try:
                 process = subprocess.Popen(
                     self._command(attempt, write_end),

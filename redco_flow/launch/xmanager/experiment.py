@@ -27,6 +27,7 @@ from redco_flow.records import read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.writing import open_no_link
 
 READY = b"ready"
 
@@ -99,7 +100,7 @@ def _alone() -> Iterator[None]:
     """Be the only process that opens XManager's database: it is not safe to make it twice."""
     folder = _HOME.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "redco-flow.lock").open("w") as lock:
+    with open(folder / "redco-flow.lock", "w", opener=open_no_link) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
