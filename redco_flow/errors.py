@@ -8,10 +8,8 @@ unreachable, 5 cancelled, 130 detached.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 
@@ -86,40 +84,6 @@ class DamagedRecord(WorkspaceError, ValueError):
 
 class ArtifactError(RedcoFlowError):
     """An artifact is missing or its bytes are not what its manifest says."""
-
-
-class UnreadableFile(RedcoFlowError, ValueError):
-    """A data, model, tokenizer or configuration file is not what its name says; names it."""
-
-
-@contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """Give whatever a library raises at a damaged file the file's name.
-
-    Only around the library's calls: every error in here is taken for the file's.
-
-    Args:
-        what: what the file should be: "a Parquet file".
-
-    Raises:
-        UnreadableFile: for any error but those that name the file already.
-    """
-    try:
-        yield
-    except RedcoFlowError:
-        raise
-    except BaseException as error:
-        is_own = isinstance(error, OSError) and error.filename is not None
-        # Rust's panics are no `Exception`s, so that nobody catches them by accident.
-        is_panic = type(error).__name__ == "PanicException"
-        if is_own or not (isinstance(error, Exception) or is_panic):
-            raise
-        said = str(error) or type(error).__name__
-        if isinstance(error, KeyError | TypeError | AttributeError | MemoryError):
-            said = f"{type(error).__name__}: {said}"
-        if str(path) in said:
-            raise UnreadableFile(said) from error
-        raise UnreadableFile(f"{path}: not {what}, or a damaged one: {said}") from error
 
 
 class StageFailed(RedcoFlowError):

@@ -227,6 +227,26 @@ class Checkpointer:
         )
         return restore_state(self.step_directory(chosen), like), self.commit(chosen)
 
+    def verify(self, step: int) -> None:
+        """Compare a step's files with their digests before it is used otherwise than by `restore`.
+
+        Raises:
+            CheckpointError: it is damaged; it and all after it are gone, to be trained again.
+        """
+
+        def check() -> int:
+            try:
+                return self._on_disk.check_intact(step)
+            except CheckpointError as error:
+                for later in reversed([one for one in self.steps() if one >= step]):
+                    self._on_disk.delete(later)
+                raise CheckpointError(
+                    f"{error} It was removed with those after it; a resumed training makes them "
+                    f"again, from step {max(self.steps(), default=0)} on."
+                ) from error
+
+        decide_first(check)
+
     def pin(self, step: int) -> None:
         """Keep a step whatever retention says, until `unpin`; over restarts too.
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from redco_flow.errors import UnreadableFile, reading
 from redco_flow.models.find import find_model
 from redco_flow.models.safetensors_io import load_params, save_params
 from redco_flow.models.tensor_files import INDEX_FILE, SINGLE_FILE, TensorFiles
-from redco_flow.records import read_json, write_json
+from redco_flow.records import UnreadableFile, read_json, reading, write_json
 
 CONFIG_FILE = "config.json"
 # Weights in our format, configs, tokenizers; not the same weights for other frameworks.

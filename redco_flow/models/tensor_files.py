@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from redco_flow.errors import reading
-from redco_flow.records import read_json
+from redco_flow.records import read_json, reading
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -15,9 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.errors import UnreadableFile, reading
 from redco_flow.recipes.flat_ids import INT32
-from redco_flow.records import digest_json, read_json
+from redco_flow.records import UnreadableFile, digest_json, read_json, reading
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_flow.errors import reading
 from redco_flow.recipes.flat_ids import FlatIds
+from redco_flow.records import reading
 
 BATCH_ROWS = 1000
 _WHAT = "a split of examples with these columns"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from redco_flow.errors import RedcoFlowError, reading
+from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.text_tokenizer import TextTokenizer
+from redco_flow.records import reading
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.stages.local_model import tokenizer_files
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from redco_flow.errors import reading
+from redco_flow.records import reading
 from redco_flow.stages.bad_rows import BadRow
 from redco_flow.stages.text_lines import MAX_LINE_BYTES, BadLine, TextLines
 

@@ -58,6 +58,7 @@ def train(context: StageContext, config: Config) -> StageOutputs:
         CannotTrain, WrongTokenizer, DataChanged: before the first step.
         Stopped: as asked; saved, a later attempt goes on from here.
         NonFiniteLoss: the last checkpoint is from before.
+        CheckpointError: one that is to be published is damaged; a later attempt makes it again.
     """
     context.report(phase="preparing", devices=describe_devices())
     guard = DataGuard(context, data_files(config))
@@ -72,9 +73,14 @@ def train(context: StageContext, config: Config) -> StageOutputs:
         is_shared=context.shares_disk,
     ) as checkpointer:
         result = _fit(context, config, training, checkpointer, provenance)
+        steps = {name: _step_of(name, checkpointer, config) for name in output_names(config)}
+        for step in set(steps.values()):
+            if step < result.start_step:  # neither saved nor restored by this attempt
+                context.report(phase="checking checkpoints")
+                checkpointer.verify(step)
         outputs = {
-            name: _output(context, name, checkpointer, training, config, provenance)
-            for name in output_names(config)
+            name: _output(context, name, step, checkpointer, training, config, provenance)
+            for name, step in steps.items()
         }
     metrics = dict(result.metrics)
     if result.loss is not None:
@@ -172,21 +178,27 @@ def _fit(
         )
 
 
-def _output(
-    context: StageContext,
-    name: str,
-    checkpointer: Checkpointer,
-    training: _Training,
-    config: Config,
-    provenance: Provenance,
-) -> Output:
-    """The artifact of the newest or best checkpoint."""
+def _step_of(name: str, checkpointer: Checkpointer, config: Config) -> int:
+    """The newest or best step, as an output's name says."""
     if name == "checkpoint/last":
         step = checkpointer.latest()
     else:
         step = checkpointer.best(keys_of_best(config)[name.removeprefix("checkpoint/best/")])
     if step is None:
         raise CannotTrain(f"there is no checkpoint for '{name}' in {checkpointer.directory}.")
+    return step
+
+
+def _output(
+    context: StageContext,
+    name: str,
+    step: int,
+    checkpointer: Checkpointer,
+    training: _Training,
+    config: Config,
+    provenance: Provenance,
+) -> Output:
+    """The artifact of a checkpoint."""
     commit = checkpointer.commit(step)
     record = RecipeRecord(
         recipe=config.recipe,

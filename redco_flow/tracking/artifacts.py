@@ -272,9 +272,10 @@ class ArtifactStore:
         final = directory / artifact_id[:SHORT_DIGITS]
         with exclusive(self._root / ".lock"):
             present = self._load(final)
-            if present and present.id != artifact_id:
+            is_another = present is not None and present.id != artifact_id
+            if present and is_another and _has_own_manifest(present):
                 raise ArtifactError(f"{final} holds another artifact, {present.id}; move it away.")
-            if present is None or self._damage(present):
+            if present is None or is_another or self._damage(present):
                 put_in_place(temporary, final)
         registered = self._load(final)
         assert registered is not None
@@ -331,9 +332,8 @@ def _names(directory: Path) -> list[str]:
 
 
 def _is_whole(artifact: Artifact) -> bool:
-    return _has_own_manifest(artifact) and all(
-        _has_size(artifact, entry) for entry in artifact.manifest["files"]
-    )
+    entries = artifact.manifest.get("files") or []
+    return bool(entries) and all(_has_size(artifact, entry) for entry in entries)
 
 
 def _has_own_manifest(artifact: Artifact) -> bool:
@@ -350,7 +350,7 @@ def _not_its_manifest(artifact: Artifact) -> str:
 def _has_size(artifact: Artifact, entry: FileEntry) -> bool:
     try:
         return os.stat(artifact.path / entry["path"]).st_size == entry["bytes"]
-    except OSError:
+    except (OSError, KeyError, TypeError, ValueError):  # the manifest may be damaged
         return False
 
 

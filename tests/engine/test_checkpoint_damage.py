@@ -136,6 +136,19 @@ def test_without_an_intact_checkpoint_all_of_them_are_named(directory):
     assert f"{directory}/2" in str(caught.value)
 
 
+def test_a_damaged_step_that_is_verified_goes_with_those_after_it(directory):
+    """Fault 22: what was best is made again by training on from before it."""
+    with Checkpointer(directory, keep_last=3) as checkpointer:
+        save(checkpointer, 3)
+        checkpointer.verify(1)
+        flip_bit(max(files_of(directory / "2"), key=lambda path: path.stat().st_size), 9)
+
+        with pytest.raises(CheckpointError, match=r"2.*: damaged: .* from step 1 on"):
+            checkpointer.verify(2)
+
+        assert checkpointer.steps() == [1]
+
+
 def test_training_on_after_a_fallback_replaces_the_damaged_step(directory, caplog):
     """Fault 22."""
     flip_bit(directory / "2" / "tree.json", 5)

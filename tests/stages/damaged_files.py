@@ -241,10 +241,11 @@ def files_of(folder: Path, kind: str) -> tuple[list[str], Reader, Damage]:
 def problem_of(error: BaseException, path: Path) -> str | None:
     """Say what is wrong with an error itself, or None."""
     from redco_flow.errors import RedcoFlowError
+    from redco_flow.records import UnreadableFile
 
-    ours = (RedcoFlowError,)
+    ours: tuple[type[BaseException], ...] = (RedcoFlowError, UnreadableFile)
     if "redco_flow.models.tensor_files" in sys.modules:
-        ours = (RedcoFlowError, sys.modules["redco_flow.models.tensor_files"].CheckpointMismatch)
+        ours += (sys.modules["redco_flow.models.tensor_files"].CheckpointMismatch,)
     if not isinstance(error, ours):
         return f"not ours: {traceback.format_exception(error)[-6:]}"
     named = (path.name in str(error)) or (str(path.parent) in str(error))

@@ -67,6 +67,26 @@ def test_every_format_gives_every_row_once_with_its_text_and_ids(bench, tmp_path
     assert dataset.tokenizer.decode_batch(ids) == [row["references"][0] for row in rows]
 
 
+def test_a_damaged_dataset_is_made_again_in_the_work_directory_that_shares_its_files(
+    bench, tmp_path
+):
+    """Fault 41: a published file and the block it was made of may be one file."""
+    as_csv(tmp_path / "train.csv", ROWS)
+    given = settings({"train": str(tmp_path / "train.csv")})
+    before = bench.run(preprocess, given, work="preprocess")["dataset"]
+    for path in sorted(path for path in before.path.rglob("*") if path.is_file()):
+        path.chmod(0o644)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    assert len(bench.store.damage(before.id)) == len(before.manifest["files"])
+
+    again = bench.run(preprocess, given, work="preprocess")["dataset"]
+
+    assert again.id == before.id
+    assert bench.store.verify(before.id) == []
+
+
 def test_a_directory_gives_the_splits_that_its_files_are_named_for(bench, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from redco_flow.errors import UnreadableFile
+from redco_flow.records import UnreadableFile
 from redco_flow.stages.bad_rows import BadRow
 from redco_flow.stages.row_files import FileRow, read_file
 

@@ -113,6 +113,30 @@ def test_no_checkpoint_is_saved_of_a_training_whose_dataset_was_damaged_meanwhil
     assert steps == [steps_per_epoch]
 
 
+def test_a_damaged_best_checkpoint_is_trained_again_to_the_same_parameters(bench, dataset):
+    """Faults 22 and 41: the artifact's files are those of the work directory, by other names."""
+    no_change = {"optimizer": "sgd", "learning_rate": 1e-30}  # so the first is the best
+    settings = SETTINGS | no_change | {"keep": {"last": 1, "best": ["eval_loss"]}}
+    before = bench.run(train, settings, {"dataset": [dataset]}, work="trained")
+    best = before["checkpoint/best/eval_loss"]
+    assert CheckpointArtifact(best.path).record.step == 3  # of 6
+    largest = max(best.path.glob("checkpoint/**/d/*"), key=lambda path: path.stat().st_size)
+    largest.chmod(0o644)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+    with pytest.raises(EngineError, match=r"damaged.*It was removed with those after it"):
+        bench.run(train, settings, {"dataset": [dataset]}, work="trained")
+    again = bench.run(train, settings, {"dataset": [dataset]}, work="trained")
+
+    trained = CheckpointArtifact(again["checkpoint/best/eval_loss"].path)
+    assert trained.record.step == 3
+    expected, found = params_of(before["checkpoint/last"]), params_of(again["checkpoint/last"])
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    assert all(bench.store.verify(one.id) == [] for one in again.values())
+
+
 def test_the_best_checkpoint_is_the_one_whose_recorded_score_is_best(trained):
     checkpoints, records = trained
     evaluations = [record for record in records if record["kind"] == "evaluation"]

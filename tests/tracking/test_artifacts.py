@@ -277,6 +277,22 @@ def test_a_flipped_bit_anywhere_in_a_manifest_is_noticed_or_says_nothing_else(st
     assert store.is_intact(artifact.id)
 
 
+@pytest.mark.parametrize("key", ["id", "kind", "files", "digest"])
+def test_an_artifact_whose_manifest_is_damaged_is_mended_by_publishing_again(
+    store, checkpoint, key
+):
+    """Fault 41."""
+    artifact = store.publish("dataset", checkpoint)
+    path = artifact.directory / "manifest.json"
+    _flip(path, path.read_bytes().index(f'"{key}": '.encode()) + len(key) + 5)
+    assert not store.is_intact(artifact.id)
+
+    again = store.publish("dataset", checkpoint)
+
+    assert again.id == artifact.id
+    assert store.verify(artifact.id) == []
+
+
 def test_a_manifest_of_an_earlier_version_without_a_digest_is_believed(store, checkpoint):
     artifact = store.publish("dataset", checkpoint)
     path = artifact.directory / "manifest.json"

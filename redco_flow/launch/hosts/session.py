@@ -149,7 +149,7 @@ class HostSession:
             "arrivals": f"{self.directory}/incoming",
             "sets": [one.to_json() for one in sets],
         }
-        missing = (await self.ask("want", **asked))["wanted"]
+        missing = (await self.ask("want", _SECONDS_TO_PLACE, **asked))["wanted"]
         for digest, offset in missing.items():
             target = f"{self.directory}/incoming/{digest}"
             await self._connected.put(sources[digest], target, offset)
