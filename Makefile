@@ -5,7 +5,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 # Those that need nothing more; benchmarks/ also has generate (torch) and launch (Slurm).
-BENCHMARKS := cli second_run collectives gradient_reductions train_step checkpoint preprocess context
+BENCHMARKS := cli second_run collectives gradient_reductions train_step checkpoint preprocess context \
+	residuals
 SOURCES := redco_flow flows tests benchmarks docs
 
 UV := $(shell command -v uv 2>/dev/null)
