@@ -52,6 +52,17 @@ def test_two_hosts_with_two_processes_each_train_as_one_process_does(trained, fo
     assert there == pytest.approx(here, rel=1e-5)
 
 
+def test_rank_0_logs_steps_evaluations_and_checkpoints_and_names_the_devices(trained):
+    attempt = trained.run.attempt("train", 1)
+    log = attempt.log_path().read_text()
+
+    for line in ("step 1/8 · loss", "step 8/8 · loss", "evaluation: eval_loss", "step 8/8 · check"):
+        assert line in log
+    assert attempt.read_progress()["devices"] == "4 × cpu"
+    for rank in (1, 2, 3):
+        assert "step 1/8" not in attempt.log_path(rank).read_text()
+
+
 def test_nothing_runs_again_when_only_the_profile_changes(trained, folder):
     driven = Driven(make_run(folder, num_cpu_devices=4))
 

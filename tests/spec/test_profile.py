@@ -23,6 +23,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "executor": "local",
         "workspace": "redco-workspace",
         "num_cpu_devices": 1,
+        "missing_gpus": "error",
         "environment": {},
         "stall_timeout_minutes": 30.0,
         "grace_seconds": 30.0,
