@@ -60,11 +60,7 @@ def _make_tokenizer(
         save_pretrained_tokenizer(source, directory)
         return None
     asked = config.data.tokenizer.train if config.data.tokenizer else None
-    if asked is None:
-        raise ValueError(
-            "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
-            "data.tokenizer.name_or_path, or a model.name_or_path that has one."
-        )
+    assert asked is not None  # Config sees to it
     kept = KeptPairs(context, RawPairs(context, config), store.new_file())
     texts = _training_texts(context, config, kept)
     save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)

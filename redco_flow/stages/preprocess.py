@@ -61,6 +61,12 @@ class Config(StageConfig):
         problem = data_source.problem_of(data) or (recipe and problem_of_texts(data, recipe))
         if problem:
             raise ValueError(problem)
+        model = info.data.get("model")
+        if model is not None and model.name_or_path is None and data.tokenizer is None:
+            raise ValueError(
+                "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
+                "data.tokenizer.name_or_path, or a model.name_or_path that has one."
+            )
         return data
 
 

@@ -352,3 +352,18 @@ def test_a_job_in_the_queue_is_waiting_and_not_running(command):
 
     assert f"numbers: waiting  {waits}" in status
     assert "numbers: running" not in status
+
+
+def test_a_pipeline_without_a_tokenizer_is_refused_by_plan(command):
+    (command.folder / "rows.csv").write_text("a,b\n1,2\n")
+    (command.folder / "tiny.yaml").write_text(
+        "name: tiny\n"
+        "recipe: text_to_text\n"
+        "data: {dataset: rows.csv, source_key: a, target_key: b}\n"
+        "stages: {preprocess: {}}\n"
+    )
+
+    message = command("plan", "tiny.yaml", code=2)
+
+    assert message.startswith("redco-flow: tiny.yaml:3:")
+    assert "there is no tokenizer: give data.tokenizer" in message
