@@ -6,11 +6,15 @@ import argparse
 import dataclasses
 import json
 import sys
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from redco_flow.cli.arguments import Verbs, add_json
+from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
 from redco_flow.cli.loading import note_replaced
+from redco_flow.errors import UsageError
+from redco_flow.tracking.run_directory import find_run
+from redco_flow.tracking.workspace import Workspace
 
 _LIST_RUNS = "ls redco-workspace/runs 2>/dev/null"  # the same words in every shell
 
@@ -34,8 +38,13 @@ def register(verbs: Verbs) -> None:
     profile = verbs.add("profile", _profile, "print a cluster profile, defaults included")
     profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
     add_json(profile)
-    ui = verbs.add("ui", _ui, "start the Prefect server, if none runs, and print its address")
+    ui = verbs.add("ui", _ui, "start the Prefect server, if none runs, and print a link to it")
+    ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
+    add_workspace(ui)
     ui.add_argument("--stop", action="store_true", help="stop the server that was started here")
+    ui.add_argument(
+        "--force", action="store_true", help="with --stop: even while runs report to it"
+    )
     ui.add_argument("--status", action="store_true", help="only say whether one runs")
     completion = verbs.add("completion", _completion, "print a shell's completion script")
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
@@ -104,17 +113,17 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _ui(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.prefect_api import ui_url
-    from redco_flow.orchestrate.prefect_server import ensure_server, server_status, stop_server
+    from redco_flow.orchestrate.prefect_api import login_url
+    from redco_flow.orchestrate.prefect_server import api_at, ensure_server, server_status
 
     if options.stop:
-        print("stopped" if stop_server() else "no server of ours was running")
-        return 0
+        return _stop_server(options)
     if options.status:
         status = server_status()
         print(f"{status.url} answers" if status.healthy and status.url else "no server answers")
         return 0 if status.healthy else 1
-    print(ui_url(ensure_server()))
+    page = _page_of(options) if options.run else "/"
+    print(login_url(api_at(ensure_server()), page))
     return 0
 
 
@@ -144,3 +153,44 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         if isinstance(action, argparse._SubParsersAction):
             for verb in action.choices.values():
                 yield from verb._actions
+
+
+def _page_of(options: argparse.Namespace) -> str:
+    """The path of a run's page; where the server is may have changed since."""
+    run = find_run(Workspace(workspace_path(options).absolute()), options.run)
+    url = run.read_state().get("prefect_url")
+    if not url:
+        raise UsageError(f"run {run.id} has no Prefect page.")
+    return urllib.parse.urlsplit(str(url)).path
+
+
+def _stop_server(options: argparse.Namespace) -> int:
+    """End our own server unless somebody needs it.
+
+    Raises:
+        UsageError: somebody does, and nobody said that it may end.
+    """
+    from redco_flow.orchestrate.open_flow_runs import users_of
+    from redco_flow.orchestrate.prefect_server import own_api, stop_server
+
+    api = own_api()
+    users = users_of(api) if api is not None and not options.force else []
+    if users:
+        named = "".join(f"\n  {user}" for user in users)
+        sys.stderr.write(f"the Prefect server is in use by{named}\n")
+        if not _is_confirmed():
+            raise UsageError(
+                "the server was left running; `redco-flow ui --stop --force` ends it all the same. "
+                "Runs go on without it, and their pages get the end with the next run."
+            )
+    print("stopped" if stop_server() else "no server of ours was running")
+    return 0
+
+
+def _is_confirmed() -> bool:
+    """Ask, where there is somebody to ask."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write("End it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

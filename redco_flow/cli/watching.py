@@ -108,6 +108,8 @@ def status_text(view: dict[str, Any]) -> str:
     for title in ("report", "prefect_url"):
         if view[title]:
             lines.append(f"{title.removesuffix('_url')}: {view[title]}")
+    if str(view["prefect_url"] or "").startswith("http://127.0.0.1:"):
+        lines.append(f"  (`redco-flow ui {view['run']}` prints a link that lets a browser in)")
     if view["queued"]:
         lines.append(
             f"its jobs go on without a launcher; `redco-flow resume {view['run']}` follows them."

@@ -20,8 +20,8 @@ from redco_flow.orchestrate.open_flow_runs import OpenFlowRun, settle_left_over
 from redco_flow.orchestrate.prefect_api import PrefectApi, is_healthy
 from redco_flow.orchestrate.prefect_process import PrefectServerError
 from redco_flow.orchestrate.prefect_server import (
+    api_at,
     ensure_server,
-    external_url,
     server_status,
     start_short_lived_server,
 )
@@ -134,8 +134,8 @@ def find_api(profile_url: str | None, say: Say) -> PrefectApi:
         url = ensure_server(profile_url)
     except PrefectServerError as error:
         say(f"warning: {error}\nThe run reports to a short-lived Prefect API without a page.")
-        return PrefectApi(start_short_lived_server(), is_ours=True, is_short_lived=True)
-    return PrefectApi(url, is_ours=external_url(profile_url) is None)
+        return start_short_lived_server()
+    return api_at(url, profile_url)
 
 
 def load_flow_module(path: Path) -> ModuleType:

@@ -7,6 +7,7 @@ the run's own files say how it ended. Nothing here may fail a run.
 
 from __future__ import annotations
 
+import http.client
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -14,8 +15,9 @@ from uuid import UUID
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.launch_record import LaunchRecord
-from redco_flow.orchestrate.prefect_api import PrefectApi
+from redco_flow.orchestrate.prefect_api import PrefectApi, ask
 from redco_flow.orchestrate.prefect_server import home_directory
+from redco_flow.orchestrate.state_book import ENDED_RUN_STATES
 from redco_flow.orchestrate.summary import headline, run_summary, summary_key
 from redco_flow.records import write_json
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
@@ -114,6 +116,43 @@ def settle_left_over(api: PrefectApi) -> None:
             is_settled = OpenFlowRun(path, RunDirectory(Path(record["run"]))).settle()
             if not is_settled:
                 return  # who does not answer for one, in seconds, is not asked about the others
+
+
+def users_of(api: PrefectApi) -> list[str]:
+    """Name the runs and other flows that report to our server now, whoever started them from where.
+
+    Flows that are not ours are known only where the server answers.
+    """
+    users, known = [], set()
+    folder = _folder()
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        known.add(path.stem)
+        record = read_json_if_present(path)
+        if record is None or record["database"] != api.database:
+            continue
+        process = ProcessIdentity.from_json(record["process"])
+        if process.is_alive() and not _has_ended(RunDirectory(Path(record["run"]))):
+            users.append(f"run {record['run']} (process {process.pid})")
+    return users + [name for id_, name in _running_flows(api) if id_ not in known]
+
+
+def _has_ended(run: RunDirectory) -> bool:
+    try:
+        return run.read_state()["state"] in ENDED_RUN_STATES
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _running_flows(api: PrefectApi) -> list[tuple[str, str]]:
+    """The id and a name for people of every flow run that the server takes for running."""
+    running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+    try:
+        found = ask(api, "/flow_runs/filter", {"flow_runs": running, "limit": 50})
+        return [
+            (one["id"], f"flow run {one['name']!r} (since {one['start_time']})") for one in found
+        ]
+    except (OSError, ValueError, http.client.HTTPException, KeyError, TypeError):
+        return []
 
 
 def state_left_by(run: RunDirectory) -> State[Any]:

@@ -1,14 +1,20 @@
-"""A Prefect API by its address: whether somebody answers there, and where its pages are.
+"""A Prefect API by its address: whether somebody answers there, where its pages are, who may ask.
 
 Does not import Prefect: a health check is one HTTP request.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
+import json
 import os
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+LOGIN_PATH = "/redco-flow/login"
+"""A page of our own server that lets a browser in; `prefect_serving` serves it."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +24,14 @@ class PrefectApi:
     Args:
         is_ours: redco-flow's own server on this host, or a short-lived one.
         is_short_lived: it ends with the run's own process, and has no pages.
+        auth: Prefect's authentication string, of our own servers; a named API's stands in the
+            user's settings.
     """
 
     url: str
     is_ours: bool
     is_short_lived: bool = False
+    auth: str | None = field(default=None, repr=False)
 
     @property
     def database(self) -> str:
@@ -48,6 +57,36 @@ def is_healthy(api_url: str, *, timeout_seconds: float = 2.0) -> bool:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError):
         return False
+
+
+def ask(api: PrefectApi, path: str, body: dict[str, Any], *, timeout_seconds: float = 5.0) -> Any:
+    """Return our own server's answer to one request.
+
+    Raises:
+        OSError, ValueError, http.client.HTTPException: there is none, or it is no JSON.
+    """
+    parts = urllib.parse.urlsplit(api.url)
+    token = base64.b64encode((api.auth or "").encode()).decode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {token}"}
+    connection = http.client.HTTPConnection(parts.netloc, timeout=timeout_seconds)
+    try:
+        connection.request("POST", f"{parts.path}{path}", json.dumps(body), headers)
+        response = connection.getresponse()
+        content = response.read()
+    finally:
+        connection.close()
+    if response.status >= 300:
+        raise ValueError(f"{api.url}{path} answers {response.status}")
+    return json.loads(content)
+
+
+def login_url(api: PrefectApi, page: str = "/") -> str:
+    """Return the address that opens a page in a browser that was never there.
+
+    What follows `#` stays in the browser: no request and no log has it.
+    """
+    base = ui_url(api.url)
+    return f"{base}{page}" if api.auth is None else f"{base}{LOGIN_PATH}#{api.auth}&{page}"
 
 
 def ui_url(api_url: str) -> str:

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate import prefect_serving
 from redco_flow.orchestrate.prefect_api import is_healthy, ui_url
+from redco_flow.search_path import library_environment
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _ADDRESS = "127.0.0.1"
@@ -33,17 +34,22 @@ class PrefectServerError(RedcoFlowError):
 
 @dataclass(frozen=True)
 class PrefectProcess:
-    """A server that was started, and may have ended since."""
+    """A server that was started, and may have ended since.
+
+    Args:
+        auth: what it asks of everybody; None: nothing, as older versions' servers do.
+    """
 
     url: str
     port: int
     process: ProcessIdentity
+    auth: str | None = field(repr=False)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> PrefectProcess:
         """Read what `to_json` made."""
         process = ProcessIdentity.from_json(record["process"])
-        return cls(record["url"], record["port"], process)
+        return cls(record["url"], record["port"], process, record.get("auth"))
 
     def to_json(self) -> dict[str, Any]:
         """Return a record by which any process finds the server again."""
@@ -71,22 +77,23 @@ class PrefectProcess:
                 time.sleep(_POLL_SECONDS)
 
 
-def start_lasting(folder: Path, log: BinaryIO, preferred_port: int) -> PrefectProcess:
+def start_lasting(folder: Path, log: BinaryIO, preferred_port: int, auth: str) -> PrefectProcess:
     """Start a server that outlives the calling process.
 
     Args:
         folder: Prefect's home, with its database.
         log: takes its output.
         preferred_port: the system chooses another one where somebody has this.
+        auth: what it asks of everybody who comes.
 
     Raises:
         PrefectServerError: there is no free port, or the process died at once.
     """
     with _listen(preferred_port, 0) as listener:
-        return _spawn(folder, listener, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return _spawn(folder, listener, auth, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def start_short_lived(folder: Path) -> PrefectProcess:
+def start_short_lived(folder: Path, auth: str) -> PrefectProcess:
     """Start a server without pages that ends with the calling process, whatever ends that.
 
     It writes to the caller's own standard error.
@@ -100,7 +107,7 @@ def start_short_lived(folder: Path) -> PrefectProcess:
     try:
         with _listen(0) as listener:
             return _spawn(
-                *(folder, listener, "--until-input-ends"),
+                *(folder, listener, auth, "--until-input-ends"),
                 environment=short_lived,
                 stdin=lifeline,
                 stdout=sys.stderr.fileno(),
@@ -121,6 +128,7 @@ def _listen(*ports: int) -> socket.socket:
 def _spawn(
     folder: Path,
     listener: socket.socket,
+    auth: str,
     *options: str,
     environment: Mapping[str, str] | None = None,
     **streams: Any,
@@ -137,26 +145,31 @@ def _spawn(
         # By its path: this interpreter may have found us where another would not look.
         [sys.executable, "-P", prefect_serving.__file__, str(listener.fileno()), *options],
         cwd=folder,
-        env=_environment(folder, port, url) | dict(environment or {}),
+        env=_environment(folder, port, url, auth) | dict(environment or {}),
         pass_fds=[listener.fileno()],
         start_new_session=True,
         umask=0o077,
         **streams,
     )
     try:
-        return PrefectProcess(url, port, ProcessIdentity.of(process.pid))
+        return PrefectProcess(url, port, ProcessIdentity.of(process.pid), auth)
     except ProcessLookupError:
         raise PrefectServerError("the Prefect server's process died at once.") from None
 
 
-def _environment(folder: Path, port: int, url: str) -> dict[str, str]:
+def _environment(folder: Path, port: int, url: str, auth: str) -> dict[str, str]:
     """Return the server's environment: our database, no telemetry, its own page's origin only."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    given = library_environment()
+    inherited = {key: value for key, value in given.items() if not key.startswith("PREFECT_")}
     return inherited | {
         "PREFECT_HOME": str(folder),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_HOST": _ADDRESS,
         "PREFECT_SERVER_API_PORT": str(port),
+        # Every user of this machine could read and cancel otherwise. What belongs to another
+        # user's process cannot be read, unlike its arguments.
+        "PREFECT_SERVER_API_AUTH_STRING": auth,
+        "PREFECT_API_AUTH_STRING": auth,
         # Any web page that the user has open could talk to the API otherwise.
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ui_url(url),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

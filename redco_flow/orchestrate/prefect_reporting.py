@@ -44,6 +44,8 @@ def prepare_environment(api: PrefectApi) -> None:
     if api.is_ours:
         # The user's own Prefect profile may name another API and its key.
         os.environ["PREFECT_HOME"] = str(prefect_directory())
+        assert api.auth is not None
+        os.environ["PREFECT_API_AUTH_STRING"] = api.auth
         # A proxy cannot reach this machine's own address.
         for name in ("NO_PROXY", "no_proxy"):
             hosts = [os.environ.get(name), "127.0.0.1", "localhost"]

@@ -1,22 +1,23 @@
 """Keep one local Prefect server in the background: start it on first use, find it again, stop it.
 
 What stands under `~/.redco-flow/prefect/<host>` (0700; `REDCO_FLOW_HOME` moves it): `server.json`
-(process, url), `server.lock` (held while somebody starts one), `server.log`, Prefect's database.
-One folder per host, because login nodes share a home and SQLite bears one server. A server named
-by `PREFECT_API_URL` or by the profile belongs to somebody else: it is used, never started or
-stopped. Knows no run and does not import Prefect.
+(process, url, the secret that it asks for; 0600), `server.lock` (held while somebody starts one),
+`server.log`, Prefect's database. One folder per host, because login nodes share a home and SQLite
+bears one server. A server named by `PREFECT_API_URL` or by the profile belongs to somebody else: it
+is used, never started or stopped. Knows no run and does not import Prefect.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redco_flow.orchestrate.prefect_api import is_healthy
+from redco_flow.orchestrate.prefect_api import PrefectApi, is_healthy
 from redco_flow.orchestrate.prefect_process import (
     PrefectProcess,
     PrefectServerError,
@@ -56,7 +57,7 @@ def home_directory() -> Path:
 def prefect_directory() -> Path:
     """Return the directory of our server's files, created for this user alone.
 
-    Prefect's database is readable by everybody otherwise, and its API has no password.
+    Prefect's database is readable by everybody otherwise.
     """
     home = home_directory()
     for folder in (home, home / "prefect", _folder()):
@@ -90,23 +91,39 @@ def ensure_server(profile_url: str | None = None, *, timeout_seconds: float = 12
             )
         return named
     record = _read_record()
-    if record and record.process.is_alive() and is_healthy(record.url):
+    if record and record.auth and record.process.is_alive() and is_healthy(record.url):
         return record.url
     with exclusive(prefect_directory() / "server.lock"):
         return _find_or_start(time.monotonic() + timeout_seconds)
 
 
-def start_short_lived_server(*, timeout_seconds: float = 120.0) -> str:
-    """Return the URL of a server of our database that ends with the calling process.
+def own_api() -> PrefectApi | None:
+    """Return our own server where it lives, whatever API the user has named."""
+    record = _read_record()
+    if record is None or not record.process.is_alive():
+        return None
+    return PrefectApi(record.url, is_ours=True, auth=record.auth)
+
+
+def api_at(url: str, profile_url: str | None = None) -> PrefectApi:
+    """Return the API that `ensure_server` has returned the URL of."""
+    if external_url(profile_url):
+        return PrefectApi(url, is_ours=False)
+    record = _read_record()
+    return PrefectApi(url, is_ours=True, auth=record.auth if record else None)
+
+
+def start_short_lived_server(*, timeout_seconds: float = 120.0) -> PrefectApi:
+    """Return the API of a server of our database that ends with the calling process.
 
     Raises:
         PrefectServerError: it did not start in time; its words are on standard error.
     """
-    started = start_short_lived(prefect_directory())
+    started = start_short_lived(prefect_directory(), _new_auth())
     if not started.wait_until_healthy(time.monotonic() + timeout_seconds):
         started.end(grace_seconds=2.0)
         raise PrefectServerError("no short-lived Prefect server could be started either.")
-    return started.url
+    return PrefectApi(started.url, is_ours=True, is_short_lived=True, auth=started.auth)
 
 
 def stop_server(*, grace_seconds: float = 10.0) -> bool:
@@ -133,21 +150,29 @@ def _find_or_start(deadline: float) -> str:
     """Return our server's URL while holding the start lock."""
     record = _read_record()
     if record and record.process.is_alive():
-        # Its launcher may have died between starting it and seeing it answer.
-        if record.wait_until_healthy(deadline):
+        # Its launcher may have died between starting it and seeing it answer. A server of an
+        # older version lets every user of this machine in: it is not left open.
+        if record.auth and record.wait_until_healthy(deadline):
             return record.url
         record.end(grace_seconds=2.0)
     folder = prefect_directory()
     log = folder / "server.log"
     with open(log, "wb", opener=open_no_link) as output:
-        started = start_lasting(folder, output, record.port if record else _PREFERRED_PORT)
-    write_json(folder / "server.json", started.to_json())
+        port = record.port if record else _PREFERRED_PORT
+        # The same as before: browsers that were let in stay so.
+        auth = (record.auth if record else None) or _new_auth()
+        started = start_lasting(folder, output, port, auth)
+    write_json(folder / "server.json", started.to_json(), private=True)
     if started.wait_until_healthy(deadline):
         return started.url
     started.end(grace_seconds=2.0)
     raise PrefectServerError(
         f"no Prefect server could be started; its last words are in {log}:\n{_last_lines(log)}"
     )
+
+
+def _new_auth() -> str:
+    return f"redco-flow:{secrets.token_urlsafe(32)}"
 
 
 def _read_record() -> PrefectProcess | None:

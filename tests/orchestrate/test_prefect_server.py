@@ -64,11 +64,11 @@ def test_it_listens_on_this_machine_only_and_its_files_are_private(prefect_serve
             prefect_directory().parent,
             *prefect_directory().iterdir(),
         )
-        if path.is_dir() or path.name == "prefect.db"
+        if path.is_dir() or path.name in ("prefect.db", "server.json")
     }
 
     assert prefect_server.startswith("http://127.0.0.1:")
-    assert modes.pop("prefect.db") == 0o600
+    assert modes.pop("prefect.db") == modes.pop("server.json") == 0o600
     assert set(modes.values()) == {0o700}
 
 
@@ -135,7 +135,10 @@ def test_two_users_whose_servers_start_at_once_on_one_port_get_one_each(homes):
     ]
     urls = [launcher.communicate(timeout=120)[0].strip() for launcher in launchers]
 
-    reached = [Api(url).ask("/admin/settings")["home"] for url in urls]
+    reached = [
+        Api(url, home["REDCO_FLOW_HOME"]).ask("/admin/settings")["home"]
+        for url, home in zip(urls, homes, strict=True)
+    ]
     assert reached == [f"{home['REDCO_FLOW_HOME']}/prefect/{os.uname().nodename}" for home in homes]
 
 

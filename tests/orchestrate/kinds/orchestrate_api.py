@@ -1,22 +1,40 @@
 """Ask a Prefect server what it knows, by plain HTTP: no client of ours or Prefect's in between."""
 
+import base64
 import http.client
 import json
+import os
+from pathlib import Path
 
 from orchestrate_runs import until
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
-class Api:
-    """One server's API."""
+def secret_of(home):
+    """What the server that was started with this home asks for."""
+    record = Path(home) / "prefect" / os.uname().nodename / "server.json"
+    return json.loads(record.read_text())["auth"]
 
-    def __init__(self, url):
+
+class Api:
+    """One server's API.
+
+    Args:
+        home: of the user who started it.
+    """
+
+    def __init__(self, url, home=None):
         self._host, _, self._path = url.removeprefix("http://").partition("/")
+        secret = secret_of(home or os.environ["REDCO_FLOW_HOME"])
+        self._token = base64.b64encode(secret.encode()).decode()
 
     def ask(self, path, **body):
         connection = http.client.HTTPConnection(self._host, timeout=30)
-        headers = {"Content-Type": "application/json"}
+        headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Basic {self._token}",
+        }
         text = json.dumps(body) if body else None
         connection.request("POST" if body else "GET", f"/{self._path}{path}", text, headers)
         response = connection.getresponse()
