@@ -125,10 +125,14 @@ def find_any_metric(name: str) -> AnyMetric:
             f"there is no metric '{name}'; known metrics: {', '.join(known)}, "
             "or the dotted name of a module with KEYS, compute and per_example."
         )
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{name!r} is no metric's name: words of a module's name, joined by dots.")
     try:
         module = importlib.import_module(metric_module(name))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the metric '{name}' cannot be imported: {error}") from error
+    except Exception as error:  # a module of the user's may raise anything
+        raise ValueError(
+            f"the metric '{name}' cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if isinstance(module, LikelihoodMetric):
         return cast("LikelihoodMetric", module)
     if not isinstance(module, Metric):

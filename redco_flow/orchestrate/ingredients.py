@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
 from redco_flow.tracking.code_digest import module_digests
@@ -75,10 +76,17 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
 
     A folder's name is no part of it: the same file elsewhere is the same data.
     """
-    paths = list(kind.data_files(stage.config))
+    try:
+        paths = list(kind.data_files(stage.config))
+        identity = kind.data_identity(stage.config)
+    except RedcoFlowError:
+        raise
+    except Exception as error:  # what a kind, or a data module of the user's, says of its data
+        words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UsageError(f"stage '{stage.name}': {words}") from error
     digests = digest_files(workspace, paths)
     named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
-    return {**named, **kind.data_identity(stage.config)}
+    return {**named, **identity}
 
 
 def _unique_names(paths: Sequence[Path]) -> Iterator[str]:
