@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+_MOST_SHOWN = 50  # a file of another kind has a mistake on every line
+
 
 class RedcoFlowError(Exception):
     """An error with a message for the user: what, where, what to do."""
@@ -47,7 +49,10 @@ class ConfigError(RedcoFlowError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(set(problems)))
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        if len(self.problems) > _MOST_SHOWN:
+            lines.append(f"… and {len(self.problems) - _MOST_SHOWN:,} more mistakes.")
+        super().__init__("\n".join(lines))
 
 
 class UsageError(RedcoFlowError):

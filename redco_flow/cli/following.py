@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from redco_flow.cli.run_view import LIVE_STATES, read_run_view
 from redco_flow.cli.text import duration, number, short_id
+from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -99,7 +100,7 @@ def render_table(view: dict[str, Any]) -> Table:
             name,
             state,
             " on ".join(filter(None, [duration(stage["seconds"]), stage["devices"]])),
-            escape(_stage_detail(stage)),
+            escape(visible(_stage_detail(stage))),
         )
     return table
 
@@ -138,7 +139,8 @@ def _follow_live(run: RunDirectory) -> dict[str, Any]:
     from rich.live import Live
 
     view = read_run_view(run)
-    with Live(render_table(view), console=Console(stderr=True), refresh_per_second=4) as live:
+    console = Console(file=plain(sys.stderr))
+    with Live(render_table(view), console=console, refresh_per_second=4) as live:
         while view["state"] in LIVE_STATES:
             time.sleep(_POLL_SECONDS)
             view = read_run_view(run)

@@ -17,6 +17,7 @@ from redco_flow import __version__
 from redco_flow.cli import drilling, preparing, provenance, running, watching
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import RedcoFlowError, WorkspaceError
+from redco_flow.terminal_text import VisibleStream
 
 _DESCRIPTION = """\
 Launch, shard, track and chain JAX finetuning jobs. A pipeline is a YAML file.
@@ -116,6 +117,8 @@ def run_command(words: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    # Names, messages and log lines hold what their writers chose: none of it acts on a terminal.
+    sys.stdout, sys.stderr = VisibleStream(sys.stdout), VisibleStream(sys.stderr)
     try:
         code = run_command(sys.argv[1:])
         sys.stdout.flush()

@@ -1,19 +1,114 @@
-"""Blot secret values out of a stream of bytes, wherever the chunks happen to be cut.
+"""Blot secrets out of a stream of bytes, wherever the chunks happen to be cut.
 
-Knows byte strings only; which values are secret is `redco_flow.spec.secrets`' business. Holds
-back at most one secret's length, so memory stays bounded whatever the stream is.
+Two kinds: values that are known (the environment's), and what looks like a secret by the rules of
+`redco_flow.spec.secrets`. Of a line that has not ended only what a rule might need is held back,
+and never more than a bounded number of bytes.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import threading
 from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from redco_flow.spec.secrets import PrivateKeys, rule_set, without
 
 PLACEHOLDER = b"[redacted]"
 _SHORTEST_LINE = 8  # shorter lines of a many-line secret stand in every text
+_MOST_HELD = 1 << 15  # of a line without an end; half of it is shown when there is more
+_MOST_BETWEEN = 256  # bytes between a secret's name and the secret
+_TOKEN_BYTES = re.compile(rb"[A-Za-z0-9_+/=.~%-]*")
 
 
 class Redactor:
+    """Replace all secrets: the given values, and what looks like one."""
+
+    def __init__(self, secrets: Iterable[bytes]) -> None:
+        self._values = ValueRedactor(secrets)
+        self._looks = LooksRedactor()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes; return those that may be shown now."""
+        return self._looks.feed(self._values.feed(chunk))
+
+    def flush(self) -> bytes:
+        """Return what was held back; the stream has ended."""
+        return self._looks.feed(self._values.flush()) + self._looks.flush()
+
+
+class LooksRedactor:
+    """Replace what looks like a secret, line by line."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._keys = PrivateKeys()
+        self._is_inside_token = False  # one too long to hold, whose beginning was replaced
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes; return those that may be shown now."""
+        data = self._held + self._without_end_of_token(chunk)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        shown = self._masked(data[:end])
+        rest = data[end:]
+        if len(rest) > _MOST_HELD:
+            part, rest = self._beginning(rest)
+            shown += part
+        else:
+            safe = self._safe_bytes(rest)
+            shown += rest[:safe]
+            rest = rest[safe:]
+        self._held = rest
+        return shown
+
+    def flush(self) -> bytes:
+        """Return what was held back; the stream has ended."""
+        held, self._held = self._held, b""
+        return self._masked(held)
+
+    def _masked(self, data: bytes) -> bytes:
+        if not data:
+            return data
+        spans = self._keys.find(data) + rule_set().find(data)
+        return without(data, spans, PLACEHOLDER) if spans else data
+
+    def _safe_bytes(self, line: bytes) -> int:
+        """How much of a line's beginning is shown whatever follows: words before any keyword."""
+        at = min(self._keys.may_begin_at(line), rule_set().first_keyword(line))
+        return _start_of_word(line, at)
+
+    def _beginning(self, line: bytes) -> tuple[bytes, bytes]:
+        """Cut a line that is too long to hold; a secret at the cut goes with the beginning."""
+        spans = sorted(self._keys.find(line) + rule_set().find(line))
+        cut = len(line) - _MOST_HELD // 2
+        for start, end in spans:
+            if start < cut + _MOST_BETWEEN:
+                cut = max(cut, end)
+        self._is_inside_token = cut == len(line)
+        return without(line[:cut], [span for span in spans if span[0] < cut], PLACEHOLDER), line[
+            cut:
+        ]
+
+    def _without_end_of_token(self, chunk: bytes) -> bytes:
+        if not self._is_inside_token:
+            return chunk
+        end = _end_of_token(chunk)
+        self._is_inside_token = end == len(chunk)
+        return chunk[end:]
+
+
+def _start_of_word(line: bytes, at: int) -> int:
+    return max(line.rfind(b" ", 0, at), line.rfind(b"\t", 0, at)) + 1
+
+
+def _end_of_token(data: bytes) -> int:
+    found = _TOKEN_BYTES.match(data)
+    return found.end() if found else 0
+
+
+class ValueRedactor:
     """Replace each occurrence of a secret by `[redacted]`; occurrences may overlap."""
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
@@ -64,6 +159,34 @@ class Redactor:
                     longest = length
                     break
         return len(data) - longest
+
+
+class RedactedStream(io.TextIOBase):
+    """A text stream, as `sys.stderr`, whose text goes on to another one without secrets."""
+
+    def __init__(self, stream: TextIO, secrets: Iterable[bytes]) -> None:
+        self._stream = stream
+        self._redactor = Redactor(secrets)
+        self._mutex = threading.Lock()
+
+    def write(self, text: str) -> int:
+        """Take some text; of a line that has not ended some may be held back."""
+        with self._mutex:
+            shown = self._redactor.feed(text.encode("utf-8", "backslashreplace"))
+            self._stream.write(shown.decode("utf-8", "replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write out what may be shown."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream behind."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the stream behind is a terminal."""
+        return self._stream.isatty()
 
 
 def redact_text(text: str, secrets: Iterable[bytes]) -> str:

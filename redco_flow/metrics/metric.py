@@ -132,6 +132,8 @@ def find_any_metric(name: str) -> AnyMetric:
             f"there is no metric '{name}'{nearest(name, known)} Known metrics: {', '.join(known)}; "
             "or the dotted name of a module with KEYS and compute."
         )
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{name!r} is no metric's name: words of a module's name, joined by dots.")
     try:
         module = import_named(metric_module(name))
     except ValueError as error:

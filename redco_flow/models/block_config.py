@@ -6,8 +6,11 @@ refuses to know families: those compose these and give the numbers.
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 DTYPES = ("float32", "bfloat16")
@@ -121,7 +124,30 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
+    @classmethod
+    def from_json(cls, value: Any) -> RopeScaling:
+        """Read what a config says of it.
+
+        Raises:
+            ValueError: no mapping, or one with other keys or values.
+        """
+        if isinstance(value, cls):
+            return value
+        known = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(value, Mapping) or not {"rope_type", "factor"} <= {*value} <= {*known}:
+            raise ValueError(
+                f"rope_scaling is {value!r}; it must be none or a mapping with rope_type and "
+                f"factor. Known keys: {', '.join(known)}."
+            )
+        return cls(**value)
+
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self)[1:]:
+            number = getattr(self, field.name)
+            if type(number) not in (int, float) or not 0 < number < math.inf:
+                raise ValueError(
+                    f"rope_scaling has {field.name} {number!r}; it must be a number above 0."
+                )
         if self.rope_type not in ROPE_TYPES:
             allowed = ", ".join(ROPE_TYPES)
             raise ValueError(

@@ -60,8 +60,8 @@ class FamilyConfig(ABC):
         for name, value in vars(self).items():
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
-            if name == "rope_scaling" and isinstance(value, Mapping):
-                object.__setattr__(self, name, RopeScaling(**value))
+            if name == "rope_scaling" and value is not None:
+                object.__setattr__(self, name, RopeScaling.from_json(value))
         problems = [p for field in dataclasses.fields(self) if (p := self._problem(field))]
         if not problems:
             self._derive()
@@ -191,6 +191,8 @@ class FamilyConfig(ABC):
             return f"dtype is {value!r}; it must be one of {', '.join(DTYPES)}."
         if name == "remat" and value not in REMAT_POLICIES:
             return f"remat is {value!r}; it must be one of {', '.join(REMAT_POLICIES)}."
+        if kind.startswith("str") and not isinstance(value, str):
+            return f"{name} is {value!r}; it must be text."
         if kind.startswith("int") and (type(value) is not int or value < 1):
             return f"{name} is {value!r}; it must be a positive whole number."
         if kind.startswith("bool") and type(value) is not bool:

@@ -76,7 +76,17 @@ def find_config(name: str) -> Any:
 
 
 def _exists(dotted: str) -> bool:
+    """Whether there is such a module; its parents are imported, as Python's search needs them.
+
+    Raises:
+        ValueError: a parent fails to import; the message says how.
+    """
+    if not all(part.isidentifier() for part in dotted.split(".")):
+        return False
     try:
         return importlib.util.find_spec(dotted) is not None
-    except ModuleNotFoundError:  # a parent package is missing
+    except ModuleNotFoundError:
         return False
+    except Exception as error:  # a module of the user's may raise anything
+        parent = dotted.rpartition(".")[0]
+        raise ValueError(f"importing {parent} failed: {type(error).__name__}: {error}") from error

@@ -137,6 +137,9 @@ class T5Config:
             token = getattr(self, name)
             if type(token) is not int or not 0 <= token < self.vocab_size:
                 problems.append(f"{name} is {token!r}; it must be in [0, {self.vocab_size}).")
+        problems += self._problems_of_types()
+        if problems:
+            return problems
         if not 0 <= self.dropout_rate < 1:
             problems.append(f"dropout_rate is {self.dropout_rate!r}; it must be in [0, 1).")
         if self.activation not in ACTIVATIONS:
@@ -149,6 +152,23 @@ class T5Config:
             problems.append(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
         if self.relative_attention_num_buckets % 4:
             problems.append("relative_attention_num_buckets must be a multiple of 4.")
+        return problems
+
+    def _problems_of_types(self) -> list[str]:
+        """What is wrong with a value, by the annotation of its field."""
+        wanted: dict[str, tuple[tuple[type, ...], str]] = {
+            "float": ((int, float), "a number"),
+            "str": ((str,), "text"),
+            "bool": ((bool,), "true or false"),
+            "bool | None": ((bool, type(None)), "true or false"),
+        }
+        problems = []
+        for field in dataclasses.fields(self):
+            types, words = wanted.get(str(field.type), ((object,), ""))
+            value = getattr(self, field.name)
+            is_other = isinstance(value, bool) and bool not in types and object not in types
+            if not isinstance(value, types) or is_other:
+                problems.append(f"{field.name} is {value!r}; it must be {words}.")
         return problems
 
 

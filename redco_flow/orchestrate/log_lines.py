@@ -7,13 +7,13 @@ colours, bytes that are no text. What is shown is capped; the whole stays in the
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
+
+from redco_flow.terminal_text import without_codes
 
 _MAX_BYTES_PER_READ = 1 << 20
 _MAX_LINES_PER_READ = 200
 _MAX_LINE_CHARACTERS = 2000
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class LogTail:
@@ -69,7 +69,7 @@ class LogTail:
 def clean_line(raw: bytes) -> str:
     """Return a line as text: what a terminal would show of it, without its codes, capped."""
     text = raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
-    text = _TERMINAL_CODES.sub("", text).rstrip()
+    text = without_codes(text).rstrip()
     if len(text) > _MAX_LINE_CHARACTERS:
         return f"{text[:_MAX_LINE_CHARACTERS]}… [{len(text)} characters]"
     return text

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.state_book import StateBook, note_takeover
 from redco_flow.orchestrate.stopping import StopRequest
+from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import Lease, acquire
 from redco_flow.tracking.run_directory import RunDirectory
@@ -122,4 +124,6 @@ def _exit(code: int) -> None:
 
 
 if __name__ == "__main__":
+    # The run's flow is the user's code, and so are the errors that it raises.
+    sys.stdout = sys.stderr = RedactedStream(sys.stderr, secret_values(os.environ))
     _exit(main(sys.argv[1:]))

@@ -119,8 +119,7 @@ def write_run(
     write_text(run.resolved_path, write_yaml(resolved.document))
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
     write_json(run.plan_path, plan.to_json())
-    if code.patch:
-        write_text(run.patch_path, code.patch)
+    code.write_patch(run.patch_path)
     settings = profile.model_dump(mode="json")
     LaunchRecord.of_this_process(workspace.root, settings, ahead=ahead).write(run)
     return run

@@ -6,10 +6,13 @@ is held. Knows the words for states, not how they come about.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from redco_flow.launch.redaction import redact_text
+from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.clock import Clock, utc_now
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.lease import Lease
@@ -52,6 +55,7 @@ class StateBook:
 
     def close_run(self, state: str, exit_code: int, message: str) -> None:
         """Say how the run ended."""
+        message = _without_secrets(message)
         with self._mutex:
             self._state |= {"state": state, "exit_code": exit_code, "message": message}
             self._state["ended_at"] = self._clock()
@@ -59,6 +63,7 @@ class StateBook:
 
     def set_stage(self, stage: str, state: str, *, event: str | None = None, **fields: Any) -> None:
         """Say what became of a stage; `fields` are its further keys in state.json."""
+        fields = _told(fields)
         with self._mutex:
             self._state["stages"][stage] |= {"state": state, **fields}
             if self._state["state"] == "running":
@@ -81,7 +86,7 @@ class StateBook:
 
     def note(self, event: str, **fields: Any) -> None:
         """Write to the journal alone."""
-        self.journal.append(event, **fields)
+        self.journal.append(event, **_told(fields))
 
     def stage(self, name: str) -> Mapping[str, Any]:
         """Return a copy of what is known of one stage."""
@@ -102,6 +107,20 @@ class StateBook:
         """The journal first: what it says has happened even if state.json cannot be written."""
         self.journal.append(event, **fields)
         self._run.write_state(self._state)
+
+
+def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields; what is told in words (a message, a reason) without secrets."""
+    told = {
+        key: value
+        for key, value in fields.items()
+        if isinstance(value, str) and (key == "message" or " " in value)
+    }
+    return {**fields, **{key: _without_secrets(value) for key, value in told.items()}}
+
+
+def _without_secrets(text: str) -> str:
+    return redact_text(text, secret_values(os.environ))
 
 
 def note_takeover(run: RunDirectory, lease: Lease) -> None:

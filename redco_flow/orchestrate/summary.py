@@ -5,11 +5,13 @@ Pure apart from reading manifests of artifacts; the same facts as state.json.
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from redco_flow.terminal_text import visible
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -29,8 +31,8 @@ def run_summary(run: RunDirectory, workspace: Workspace) -> str:
         if stage.get("metrics"):
             parts += _metrics(name, stage, store)
     parts += _stages(states)
-    parts.append(f"Report: `{run.report_path}`")
-    parts.append(f"Everything else: `{run.path}`")
+    parts.append(f"Report: {_code(run.report_path)}")
+    parts.append(f"Everything else: {_code(run.path)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -43,7 +45,7 @@ def headline(run: RunDirectory) -> str:
     ]
     counts = Counter(key for _, key, _ in found)
     named = (
-        f"{key if counts[key] == 1 else f'{stage}.{key}'} {_number(value)}"
+        f"{_text(key if counts[key] == 1 else f'{stage}.{key}')} {_number(value)}"
         for stage, key, value in found
     )
     return ", ".join(named) or "no metrics"
@@ -53,18 +55,18 @@ def _metrics(name: str, stage: Mapping[str, Any], store: ArtifactStore) -> Itera
     """A stage's metrics beside what trivial baselines get, and the checkpoint they belong to."""
     evaluation = _evaluation(stage, store)
     baselines: Mapping[str, Any] = evaluation.get("baselines") or {}
-    columns = ["metric", "value", *(title.replace("_", " ") for title in baselines)]
+    columns = ["metric", "value", *(_text(title.replace("_", " ")) for title in baselines)]
     rows = [
-        [key, _number(value)]
+        [_text(key), _number(value)]
         + [_number((one.get("metrics") or {}).get(key)) for one in baselines.values()]
         for key, value in stage["metrics"].items()
     ]
-    yield f"## {name}\n\n{_table(columns, rows)}"
+    yield f"## {_text(name)}\n\n{_table(columns, rows)}"
     checkpoint = _checkpoint(stage, evaluation, store)
     if checkpoint is not None:
         step = evaluation.get("step", checkpoint.metadata.get("step"))
-        at = f" (step {step})" if step is not None else ""
-        yield f"Checkpoint `{checkpoint.short_id}`{at}: `{checkpoint.path}`"
+        at = f" (step {_text(step)})" if step is not None else ""
+        yield f"Checkpoint `{checkpoint.short_id}`{at}: {_code(checkpoint.path)}"
 
 
 def _evaluation(stage: Mapping[str, Any], store: ArtifactStore) -> Mapping[str, Any]:
@@ -89,9 +91,12 @@ def _stages(states: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     rows = []
     for name, stage in states.items():
         state = "reused" if stage["reused"] else stage["state"]
-        made = ", ".join(f"{key} `{one[:12]}`" for key, one in stage["artifacts"].items())
+        made = ", ".join(
+            f"{_text(key)} {_code(one[:12])}" for key, one in stage["artifacts"].items()
+        )
         seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
-        rows.append([name, state, seconds, made or str(stage["message"]).partition("\n")[0]])
+        told = made or _text(str(stage["message"]).partition("\n")[0])
+        rows.append([_text(name), state, seconds, told])
     yield f"## Stages\n\n{_table(['stage', 'state', 'seconds', 'made'], rows)}"
 
 
@@ -111,6 +116,17 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def _text(text: object) -> str:
+    """Text in one line that Markdown shows as it is: no HTML, no link, no image, no code."""
+    line = html.escape(" ".join(visible(str(text)).split()), quote=False)
+    return re.sub(r"[\[\]`\\]", r"\\\g<0>", line)
+
+
+def _code(text: object) -> str:
+    """A path or an id as code; what would end the code is written out."""
+    return "`" + " ".join(visible(str(text)).replace("`", "\\x60").split()) + "`"
 
 
 def _number(value: float | None) -> str:

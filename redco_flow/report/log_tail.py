@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
+
+from redco_flow.terminal_text import without_codes
 
 _MAX_BYTES = 1 << 16
 _MAX_CHARACTERS = 500
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -30,7 +30,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 def _clean(raw: bytes) -> str:
     """What a terminal would show of a line: of a progress bar, its last state."""
     text = raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
-    text = _TERMINAL_CODES.sub("", text).rstrip()
+    text = without_codes(text).rstrip()
     if len(text) > _MAX_CHARACTERS:
         return f"{text[:_MAX_CHARACTERS]}… [{len(text):,} characters]"
     return text

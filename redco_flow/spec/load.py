@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import Surroundings, escape, interpolate
-from redco_flow.spec.mistakes import problems_of
+from redco_flow.spec.mistakes import validated
 from redco_flow.spec.order import cycles_of, order_of
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.pipeline_overrides import with_overrides
@@ -213,10 +211,9 @@ class _Loading:
         )
 
     def _validated_pipeline(self) -> PipelineSection | None:
-        try:
-            pipeline = PipelineSection.from_json(self.document.values)
-        except ValidationError as error:
-            self.problems += problems_of(error, self.document, PipelineSection)
+        pipeline, problems = validated(PipelineSection, self.document)
+        self.problems += problems
+        if pipeline is None:
             return None
         if pipeline.recipe is not None and (problem := recipe_problem(pipeline.recipe)):
             self.problems.append(self.document.origin(("recipe",)).problem(f"'recipe': {problem}"))

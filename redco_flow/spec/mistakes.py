@@ -6,7 +6,7 @@ An unknown key is shown at the key, a missing one at its section, a wrong value 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Path, is_inside
 from redco_flow.spec.fields import known_keys
-from redco_flow.spec.model import NAME_PATTERN
+from redco_flow.spec.model import NAME_PATTERN, StrictModel
 from redco_flow.spec.secrets import looks_secret_name
 from redco_flow.spec.wording import dotted, listed, nearest, shown
 
@@ -46,8 +46,73 @@ _COMPARED = {
 
 _NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', of which the first is a letter or digit"
 
+M = TypeVar("M", bound=StrictModel)
 FullPath = Callable[[Path], Path]
 """Maps a path of the validated document to its path in the pipeline."""
+
+
+def validated(
+    model: type[M],
+    document: Document,
+    *,
+    root: str = "the pipeline",
+    full_path: FullPath = lambda path: path,
+    extra_keys: Mapping[Path, set[str]] | None = None,
+) -> tuple[M | None, list[Problem]]:
+    """Return the document as the model, or None with what is wrong with it.
+
+    Args:
+        root, full_path, extra_keys: as of `problems_of`.
+    """
+    try:
+        return model.from_json(document.values), []
+    except ValidationError as error:
+        more = {"root": root, "full_path": full_path, "extra_keys": extra_keys}
+        return None, problems_of(error, document, model, **more)  # type: ignore[arg-type]
+    except Exception as error:  # noqa: BLE001 (a check that takes a value's type for granted)
+        path = _culprit(model, document.values)
+        value = document.get(path) if path else None
+        name = f"'{dotted(full_path(path))}'" if path else root
+        given = f" is {_shown_value(value)}, which" if path else ""
+        message = f"{name}{given} cannot be checked: {type(error).__name__}: {error}"
+        return None, [document.origin(path).problem(message)]
+
+
+def _culprit(model: type[StrictModel], values: Any) -> Path:
+    """Return the path of the value without which the model's checks do not crash."""
+    path: Path = ()
+    value = values
+    while isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        part = next((key for key in keys if not _crashes(model, _less(values, (*path, key)))), None)
+        if part is None:
+            break
+        path, value = (*path, part), value[part]
+    return path
+
+
+def _crashes(model: type[StrictModel], values: Any) -> bool:
+    try:
+        model.from_json(values)
+    except ValidationError:
+        return False
+    except Exception:  # noqa: BLE001 (the question is whether there is one)
+        return True
+    return False
+
+
+def _less(value: Any, path: Path) -> Any:
+    """The value without what stands at the path."""
+    first, *rest = path
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if key != first}
+        return {**value, first: _less(value[first], tuple(rest))} if rest else kept
+    kept_list = [one for index, one in enumerate(value) if index != first]
+    changed = [
+        _less(one, tuple(rest)) if index == first and rest else one
+        for index, one in enumerate(value)
+    ]
+    return changed if rest else kept_list
 
 
 def problems_of(

@@ -12,7 +12,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 
@@ -22,7 +21,7 @@ from redco_flow.spec.fields import field_paths, is_open
 from redco_flow.spec.find import find_file
 from redco_flow.spec.hosts_section import HostsSection
 from redco_flow.spec.interpolation import Surroundings, interpolate
-from redco_flow.spec.mistakes import problems_of
+from redco_flow.spec.mistakes import validated
 from redco_flow.spec.model import (
     EnvironmentValue,
     Name,
@@ -150,10 +149,7 @@ def load_profile(
 
 
 def _validated(document: Document) -> tuple[Profile | None, list[Problem]]:
-    try:
-        return Profile.from_json(document.values), []
-    except ValidationError as error:
-        return None, problems_of(error, document, Profile, root="the profile")
+    return validated(Profile, document, root="the profile")
 
 
 def _name_of(document: Document, path: Path) -> Document:

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from pydantic import ValidationError
-
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Path, is_inside, written_at
 from redco_flow.spec.fields import marked
-from redco_flow.spec.mistakes import problems_of
+from redco_flow.spec.mistakes import validated
 from redco_flow.spec.model import ContentOf, InWorkspace
 from redco_flow.spec.modules import module_problem
 from redco_flow.spec.paths import inside
@@ -111,17 +109,13 @@ def read_stages(document: Document) -> Stages:
 
 def validate_stage(body: StageBody) -> tuple[StageConfig | None, list[Problem]]:
     """Return the stage's Config, or None with what is wrong with it."""
-    try:
-        return body.kind.config_type.from_json(body.config.values), []
-    except ValidationError as error:
-        return None, problems_of(
-            error,
-            body.config,
-            body.kind.config_type,
-            root=f"stage '{body.name}'",
-            full_path=body.full_path,
-            extra_keys={(): {"kind", *body.kind.inputs}},
-        )
+    return validated(
+        body.kind.config_type,
+        body.config,
+        root=f"stage '{body.name}'",
+        full_path=body.full_path,
+        extra_keys={(): {"kind", *body.kind.inputs}},
+    )
 
 
 def surroundings_problems(
