@@ -1,20 +1,22 @@
 """Read and plan what the command line names: one run, or the points of a sweep.
 
 Every mistake of the user's is found here, before anything starts. What all points have in common
-(the files as written, code, raw data) is looked at once, so they all are of one state of it.
+(the files as written, code, raw data, the hub's commits) is looked at once, so they all are of one
+state of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
+    from redco_flow.orchestrate.hub_pins import HubPins
     from redco_flow.orchestrate.ingredients import Sources
     from redco_flow.orchestrate.planning import Plan
     from redco_flow.spec.load import PipelineFile, ResolvedPipeline
@@ -61,6 +63,7 @@ class Loader:
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile)
         workspace = Workspace.open(profile.workspace)
+        pipeline, pins = self._hub.pinned(pipeline, workspace)
         plan = make_plan(
             pipeline,
             workspace,
@@ -69,7 +72,7 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
-        return Loaded(pipeline, profile, workspace, plan)
+        return Loaded(pipeline, profile, workspace, replace(plan, hub=pins))
 
     def _profile(self, overrides: list[str]) -> Profile:
         from redco_flow.spec.overrides import for_profile
@@ -92,3 +95,9 @@ class Loader:
         from redco_flow.orchestrate.ingredients import Sources
 
         return Sources()
+
+    @cached_property
+    def _hub(self) -> HubPins:
+        from redco_flow.orchestrate.hub_pins import HubPins
+
+        return HubPins()

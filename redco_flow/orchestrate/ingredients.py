@@ -14,6 +14,7 @@ from typing import Any
 
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
+from redco_flow.stages.hub_references import hub_identities
 from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.workspace import Workspace
@@ -78,7 +79,7 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
     paths = list(kind.data_files(stage.config))
     digests = digest_files(workspace, paths)
     named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
-    return {**named, **kind.data_identity(stage.config)}
+    return {**named, **kind.data_identity(stage.config), **hub_identities(stage.config)}
 
 
 def _unique_names(paths: Sequence[Path]) -> Iterator[str]:
