@@ -176,8 +176,8 @@ def download_model(
             )
     except HubUnreachable as error:
         raise HubError(
-            f"the download of model '{name}' at {commit} broke off: {error}. What has come is "
-            "kept, and a new attempt (`redco-flow retry`) goes on from there."
+            f"the download of model '{name}' at {commit} broke off: {error}. A new "
+            "attempt (`redco-flow retry`) fetches the files that are not whole."
         ) from error
     if not is_whole(folder):
         raise HubError(f"the download of model '{name}' at {commit} is not whole: {folder}.")

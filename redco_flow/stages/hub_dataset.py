@@ -47,8 +47,7 @@ def _download(name: str, subset: str | None, commit: str) -> Any:
             raise
         raise hub.HubError(
             f"the download of dataset '{name}' at {commit} broke off: {type(error).__name__}: "
-            f"{error}. What has come is kept, and a new attempt (`redco-flow retry`) goes on from "
-            "there."
+            f"{error}. A new attempt (`redco-flow retry`) fetches the files that are not whole."
         ) from error
     return builder.as_dataset()
 
@@ -72,7 +71,8 @@ def _open_prepared(name: str, subset: str | None, commit: str) -> Any:
                 hash=commit,
                 repo_id=name,
             )
-            return builder.as_dataset()
+            if Path(builder.cache_dir).is_dir():  # a copy of a repository has the same commits
+                return builder.as_dataset()
     return None
 
 

@@ -94,13 +94,14 @@ class HubCommand(Command):
         plan = self.json("plan", "hub.yaml", *words, **options)
         return {name: (stage["action"], stage["reason"]) for name, stage in plan["stages"].items()}
 
-    def calls(self, run):
-        """The config of each stage's first attempt."""
-        attempts = self.folder / "redco-workspace" / "runs" / run / "stages"
-        return {
-            path.parts[-4]: json.loads(path.read_text())
-            for path in sorted(attempts.glob("*/attempts/1/call.json"))
-        }
+    def attempt(self, run, stage):
+        """The directory of a stage's first attempt."""
+        runs = self.folder / "redco-workspace" / "runs"
+        return runs / run / "stages" / stage / "attempts" / "1"
+
+    def call(self, run, stage):
+        """What a stage was told to do."""
+        return json.loads((self.attempt(run, stage) / "call.json").read_text())
 
 
 @pytest.fixture

@@ -60,6 +60,11 @@ class LocalHub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     @property
+    def asked(self) -> list[str]:
+        """The paths of what was asked of repositories; a client asks for more now and then."""
+        return [path for _, path, _ in self.requests if "tester/" in path]
+
+    @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server.server_port}"
 

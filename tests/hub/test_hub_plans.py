@@ -71,7 +71,7 @@ def test_without_a_network_a_hub_id_is_refused_at_once(hub, command):
 
     error = command("plan", "hub.yaml", code=2)
 
-    assert len(hub.requests) == 1
+    assert len(hub.asked) == 1
     assert f"{hub.address} did not answer (RemoteProtocolError" in error
     assert f"`hf download {MODEL}` fills it (HF_HOME says where it is); HF_ENDPOINT" in error
     assert f"`hf download --repo-type dataset {DATASET}` fills it" in error
@@ -85,7 +85,7 @@ def test_a_sweep_asks_the_hub_once(hub, command, repositories):
 
     command("run", "hub.yaml", *sweep, "-n")
 
-    assert len(hub.requests) == 2
+    assert len(hub.asked) == 2
 
 
 def test_a_directory_of_pickled_parameters_or_none_is_refused(command, hub, repositories):
