@@ -47,7 +47,8 @@ def _title(node: LineageNode) -> str:
     if node.type == "metric":
         return f"{node.name} = {number(node.value)}"
     if node.type == "data":
-        return f"data {node.name}  blake3 {node.id}"
+        is_of_hub = isinstance(node.value, dict) and node.value.get("commit") == node.id
+        return f"data {node.name}  {'commit' if is_of_hub else 'blake3'} {node.id}"
     missing = "" if node.is_intact else "  MISSING OR DAMAGED"
     return f"{node.type} {node.name} {short_id(node.id)}{missing}"
 

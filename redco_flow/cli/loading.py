@@ -1,7 +1,8 @@
 """Read and plan what the command line names: one run, or the points of a sweep.
 
 Every mistake of the user's is found here, before anything starts. What all points have in common
-(the files as written, code, raw data) is looked at once, so they all are of one state of it.
+(the files as written, code, raw data, the hub's commits) is looked at once, so they all are of one
+state of it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,6 +19,7 @@ from redco_flow.search_path import append_current_directory
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
+    from redco_flow.orchestrate.hub_pins import HubPins
     from redco_flow.orchestrate.ingredients import Sources
     from redco_flow.orchestrate.planning import Plan
     from redco_flow.spec.find import Folder
@@ -92,6 +94,7 @@ class Loader:
         self._say(pipeline.notes)
         root = Path(profile.workspace).expanduser().absolute()
         workspace = Workspace(root) if self._only_reads else Workspace.open(root)
+        pipeline, pins = self._hub.pinned(pipeline, workspace)
         plan = make_plan(
             pipeline,
             workspace,
@@ -100,7 +103,7 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
-        return Loaded(pipeline, profile, workspace, plan)
+        return Loaded(pipeline, profile, workspace, replace(plan, hub=pins))
 
     def _say(self, notes: Sequence[str]) -> None:
         """Write each note once, whatever the number of points."""
@@ -139,3 +142,9 @@ class Loader:
         from redco_flow.orchestrate.ingredients import Sources
 
         return Sources()
+
+    @cached_property
+    def _hub(self) -> HubPins:
+        from redco_flow.orchestrate.hub_pins import HubPins
+
+        return HubPins()

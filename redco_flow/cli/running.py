@@ -88,6 +88,8 @@ def _print_plan(
         for name, stage in plan.stages.items()
     ]
     print(columns(rows, ["STAGE", "ACTION", "FINGERPRINT", "REASON"]))
+    for pin in plan.hub:
+        print(pin)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -116,6 +118,7 @@ def _run(options: argparse.Namespace) -> int:
         argv=sys.argv,
         ahead=options.ahead,
     )
+    sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.hub)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options)
 

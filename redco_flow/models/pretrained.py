@@ -11,31 +11,43 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from redco_flow.hub import download_model, has_weights, is_hub_name
 from redco_flow.models.find import find_model
 from redco_flow.models.safetensors_io import load_params, save_params
 from redco_flow.models.tensor_files import INDEX_FILE, SINGLE_FILE, TensorFiles
 from redco_flow.records import UnreadableFile, read_json, reading, write_json
 
 CONFIG_FILE = "config.json"
-# Weights in our format, configs, tokenizers; not the same weights for other frameworks.
-_HUB_FILES = ["model*.safetensors", INDEX_FILE, "*.json", "*.model", "*.txt"]
+# The weights in our format, and what a model reads beside them; no other framework's weights.
+_WEIGHTS = "model*.safetensors"
 
 
-def find_checkpoint(name_or_path: str, *, revision: str | None = None) -> Path:
+def find_checkpoint(
+    name_or_path: str, *, revision: str | None = None, with_weights: bool = True
+) -> Path:
     """Return the directory of a model, downloading it first where it is a hub id.
 
+    Args:
+        revision: the hub's branch, tag or commit; None means main.
+        with_weights: False needs the configuration alone.
+
     Raises:
-        ValueError: neither a directory with a config.json nor a model that the hub (or its local
-            cache, when offline) has.
+        ValueError: neither a directory with a config.json nor a model that the hub, or its local
+            cache, has.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if not (path / CONFIG_FILE).is_file():
             raise ValueError(f"model directory {path} has no {CONFIG_FILE}.")
         return path
-    if path.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1:
+    if not is_hub_name(name_or_path):
         raise ValueError(f"model directory {name_or_path} does not exist.")
-    return _download(name_or_path, revision)
+    patterns = ["*.json", *([_WEIGHTS] if with_weights else [])]
+
+    def is_whole(folder: Path) -> bool:
+        return (folder / CONFIG_FILE).is_file() and (not with_weights or has_weights(folder))
+
+    return download_model(name_or_path, revision, patterns, is_whole)
 
 
 def model_type(directory: Path) -> str:
@@ -104,18 +116,3 @@ def save_pretrained(directory: Path, model: ModuleType, config: Any, params: Any
     directory.mkdir(parents=True, exist_ok=True)
     save_params(directory, model.tensor_layouts(config), params)
     write_json(directory / CONFIG_FILE, config.to_hugging_face())
-
-
-def _download(repository: str, revision: str | None) -> Path:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        folder = huggingface_hub.snapshot_download(
-            repository, revision=revision, allow_patterns=_HUB_FILES
-        )
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise ValueError(
-            f"model {repository!r} is no directory here, and the hub did not give it: {error}"
-        ) from error
-    return Path(folder)

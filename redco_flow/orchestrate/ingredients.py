@@ -16,6 +16,7 @@ from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.modules import failure
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
+from redco_flow.stages.hub_references import hub_identities
 from redco_flow.tracking.code_digest import module_digests
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.workspace import Workspace
@@ -83,7 +84,7 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
     paths = _ask(stage, kind.data_files)
     digests = digest_files(workspace, paths)
     named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
-    return {**named, **_ask(stage, kind.data_identity)}
+    return {**named, **_ask(stage, kind.data_identity), **hub_identities(stage.config)}
 
 
 def _ask(stage: ResolvedStage, function: Callable[[Any], _Answer]) -> _Answer:

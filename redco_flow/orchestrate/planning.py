@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from redco_flow.errors import UsageError
+from redco_flow.orchestrate.hub_pins import HubPin
 from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.reasons import reason_to_run
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
@@ -42,18 +43,25 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every stage will do, in the order in which they can run."""
+    """What every stage will do, in the order in which they can run.
+
+    Args:
+        hub: at which commit of which repository of the hub.
+    """
 
     stages: dict[str, StagePlan]
+    hub: tuple[HubPin, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json holds."""
-        return {"stages": {name: asdict(stage) for name, stage in self.stages.items()}}
+        stages = {name: asdict(stage) for name, stage in self.stages.items()}
+        return {"stages": stages, "hub": [asdict(pin) for pin in self.hub]}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Plan:
         """Rebuild a plan from `to_json`'s record."""
-        return cls({name: StagePlan(**stage) for name, stage in record["stages"].items()})
+        stages = {name: StagePlan(**stage) for name, stage in record["stages"].items()}
+        return cls(stages, tuple(HubPin(**pin) for pin in record.get("hub", ())))
 
 
 def make_plan(

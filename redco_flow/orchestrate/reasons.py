@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from redco_flow.hub import is_commit
 from redco_flow.spec.load import Origin, ResolvedPipeline
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.fingerprint import ABSENT, Difference, first_difference
+from redco_flow.tracking.fingerprint import ABSENT, Difference, differences
 from redco_flow.tracking.results import (
     StageResult,
     faults_of,
@@ -21,6 +22,7 @@ from redco_flow.tracking.results import (
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_CHARACTERS = 60
+_SHORT_COMMIT = 12
 
 
 def reason_to_run(
@@ -38,10 +40,12 @@ def reason_to_run(
     last = latest_result(workspace, resolved.name, stage)
     if last is None:
         return "first run"
-    difference = first_difference(last.ingredients, ingredients)
-    if difference is None:
+    found = list(differences(last.ingredients, ingredients))
+    if not found:
         return "first run"
-    return describe(difference, stage, resolved.origins)
+    # The first one explains the rest, except for what moved on the hub: nobody here changed that.
+    told = [found[0], *(one for one in found[1:] if _is_move(one))]
+    return "; ".join(describe(one, stage, resolved.origins) for one in told)
 
 
 def _why_not_reused(workspace: Workspace, result: StageResult) -> str:
@@ -66,6 +70,13 @@ def describe(difference: Difference, stage: str, origins: Mapping[str, Origin]) 
     return f"{key or section}: {change}" + (f" ({place})" if place else "")
 
 
+def _is_move(difference: Difference) -> bool:
+    """Whether a revision on the hub has become another commit."""
+    return difference.key.startswith("settings.") and all(
+        isinstance(value, str) and is_commit(value) for value in (difference.old, difference.new)
+    )
+
+
 def _place(key: str, stage: str, origins: Mapping[str, Origin]) -> str:
     """Where the setting was said: file:line, "command line" or "default"."""
     for candidate in _origin_keys(key, stage):
@@ -88,4 +99,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)
+    if is_commit(text):
+        return text[:_SHORT_COMMIT]
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"

@@ -83,10 +83,12 @@ def choose_model(
         config = module.Config(dtype=dtype).updated(anew)
         found = ChosenModel(family, module, config, None)
     else:
-        directory = find_checkpoint(str(model["name_or_path"]))
+        is_new = bool(model.get("from_scratch"))
+        directory = find_checkpoint(
+            str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
+        )
         family = model.get("family") or model_type(directory)
         _check_family(recipe, family)
-        is_new = bool(model.get("from_scratch"))
         module, config = read_model(
             directory, family=family, overrides=anew if is_new else changes, dtype=dtype
         )

@@ -7,6 +7,7 @@ and a value never changes after it was read. Knows no files and no positions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -79,6 +80,13 @@ def _below(text: str) -> str:
     return text
 
 
+def _revision(text: str) -> str:
+    # What git allows in a name, as far as the hub does; it is a part of addresses and of paths.
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_./+@#-]{0,199}", text) or ".." in text:
+        raise ValueError("must be a branch, a tag or a commit of the repository on the hub")
+    return text
+
+
 def _number_as_text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
@@ -92,6 +100,9 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Revision = Annotated[str, AfterValidator(_revision)]
+"""A branch, tag or commit of a repository on the hub."""
+
 Scalar = bool | int | float | str | None
 
 EnvironmentValue = Annotated[str, BeforeValidator(_number_as_text)]

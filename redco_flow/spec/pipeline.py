@@ -5,7 +5,7 @@ The bodies of stages are typed by their kinds (`stage_kind.py`); here they are p
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
+    Revision,
     Scalar,
     StrictModel,
     Text,
@@ -31,6 +32,7 @@ class ModelSection(StrictModel):
 
     Args:
         name_or_path: hub id, or a directory with config.json (and model.safetensors, tokenizer).
+        revision: the hub's branch, tag or commit; None means main. A run's records have the commit.
         family: the model family, where config.json does not say it: a module of
             `redco_flow.models` such as t5, bart, llama, or the dotted name of one's own.
         config: changes to the model's configuration; all of it when there is no name_or_path.
@@ -38,11 +40,20 @@ class ModelSection(StrictModel):
         from_scratch: take the architecture only, initialise the parameters anew.
     """
 
+    reads_weights: ClassVar[bool] = True
+
     name_or_path: Text | None = None
+    revision: Revision | None = None
     family: Text | None = None
     config: dict[str, Scalar] = Field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] = "float32"
     from_scratch: bool = False
+
+    @model_validator(mode="after")
+    def _revision_of_something(self) -> ModelSection:
+        if self.revision is not None and self.name_or_path is None:
+            raise ValueError("'revision' is of a model on the hub, and there is no 'name_or_path'")
+        return self
 
 
 _OF_PAIRS = ("source_key", "target_key", "source_prefix", "source_suffix", "group_by_source")
@@ -63,12 +74,15 @@ class TokenizerSection(StrictModel):
     """Exactly one of: a tokenizer by name or directory, or one trained on the data."""
 
     name_or_path: Text | None = None
+    revision: Revision | None = None
     train: TokenizerTraining | None = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> TokenizerSection:
         if (self.name_or_path is None) == (self.train is None):
             raise ValueError("give either 'name_or_path' or 'train', not both and not neither")
+        if self.revision is not None and self.name_or_path is None:
+            raise ValueError("'revision' is of a tokenizer on the hub, and this one is trained")
         return self
 
 
@@ -77,6 +91,7 @@ class DataSection(StrictModel):
 
     Args:
         dataset: hub id, file, directory, or `python:module` with files() and rows(files).
+        subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
         train, validation, test: csv, jsonl, parquet or arrow files.
         text_key: the field of plain texts, which have no source; instead of the next two.
         source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
@@ -90,7 +105,7 @@ class DataSection(StrictModel):
 
     dataset: Text | None = None
     subset: Text | None = None
-    revision: Text | None = None
+    revision: Revision | None = None
     train: DataFile | None = None
     validation: DataFile | None = None
     test: DataFile | None = None

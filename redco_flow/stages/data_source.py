@@ -57,6 +57,8 @@ def problem_of(data: DataSection) -> str | None:
             "'data' names no training data; give data.train=PATH (and data.validation, data.test), "
             "or data.dataset=HUB_ID, a file, a directory, or python:MODULE."
         )
+    if data.revision is not None and (not data.dataset or hub_dataset(data) is None):
+        return "'data.revision' is of a dataset on the hub, and this data is not from there."
     if data.dataset and _is_missing_path(data.dataset):
         return f"'data.dataset': there is no file or directory '{data.dataset}'."
     if data.dataset and data.dataset.startswith(_PYTHON):
@@ -100,13 +102,19 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
 
 
 def data_identity(data: DataSection) -> dict[str, Any]:
-    """Return what identifies data that is no file: the hub's, or what a module says of itself."""
-    if data.dataset is None or Path(data.dataset).expanduser().exists():
+    """Return what identifies data that is no file: what a module says of itself."""
+    if data.dataset is None or not data.dataset.startswith(_PYTHON):
         return {}
-    if data.dataset.startswith(_PYTHON):
-        identity = getattr(_python_module(data.dataset), "identity", None)
-        return {data.dataset: identity()} if identity else {}
-    return {f"hub:{data.dataset}": [data.subset, data.revision]}
+    identity = getattr(_python_module(data.dataset), "identity", None)
+    return {data.dataset: identity()} if identity else {}
+
+
+def hub_dataset(data: DataSection) -> str | None:
+    """Return the hub id of the dataset; None where the data is on this machine or a module's."""
+    name = data.dataset
+    if name is None or name.startswith(_PYTHON) or Path(name).expanduser().exists():
+        return None
+    return name
 
 
 def data_modules(data: DataSection) -> list[str]:
@@ -119,8 +127,8 @@ def open_sources(data: DataSection) -> list[Source]:
     """Return where the rows come from, train first.
 
     Raises:
-        ValueError: a directory without data files, or a module without files() and rows().
-        OSError: the hub cannot be reached and nothing is cached.
+        ValueError: a directory without data files, a module without files() and rows(), or a
+            dataset that neither the hub nor its cache gives.
     """
     if data.dataset is None:
         named = [(split, Path(path)) for split in SPLITS if (path := getattr(data, split))]
@@ -196,9 +204,9 @@ def _module_rows(dataset: str) -> Rows:
 
 
 def _hub_sources(data: DataSection) -> list[Source]:
-    import datasets
+    from redco_flow.stages.hub_dataset import open_hub_dataset
 
-    loaded = datasets.load_dataset(data.dataset, data.subset, revision=data.revision)
+    loaded = open_hub_dataset(str(data.dataset), data.subset, data.revision)
     known = [split for split in SPLITS if split in loaded]
     if not known:
         raise ValueError(

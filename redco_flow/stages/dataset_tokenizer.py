@@ -57,7 +57,8 @@ def _make_tokenizer(
     source = tokenizer_source(config.model, config.data)
     if source is not None:
         context.report(phase="tokenizer")
-        save_pretrained_tokenizer(source, directory)
+        of = config.data.tokenizer or config.model
+        save_pretrained_tokenizer(source, directory, revision=of.revision)
         return None
     asked = config.data.tokenizer.train if config.data.tokenizer else None
     assert asked is not None  # Config sees to it

@@ -10,11 +10,14 @@ import tempfile
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.hub import download_model, has_tokenizer, is_hub_name, whole_download
 from redco_flow.recipes.text_tokenizer import TextTokenizer
 from redco_flow.records import reading
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.stages.local_model import tokenizer_files
 
+# What AutoTokenizer may read, of fast and of slow tokenizers.
+_TOKENIZER_FILES = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja")
 _OF_A_PLACE = ("name_or_path", "is_local", "local_files_only")
 
 
@@ -22,17 +25,23 @@ class WrongTokenizer(RedcoFlowError):
     """The data's token ids are not those that the model knows."""
 
 
-def save_pretrained_tokenizer(name_or_path: str, directory: Path) -> None:
+def save_pretrained_tokenizer(
+    name_or_path: str, directory: Path, *, revision: str | None = None
+) -> None:
     """Load a tokenizer and save it, the same bytes wherever it was loaded from.
+
+    Args:
+        revision: the hub's branch, tag or commit; None means main.
 
     Raises:
         ValueError: there is none of that name, or it has no tokenizer.json.
     """
     from transformers import AutoTokenizer
 
+    folder = _find_tokenizer(name_or_path, revision)
     try:
-        with reading(Path(name_or_path), "a tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path, use_fast=True)
+        with reading(folder, "a tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True)
     except (OSError, ValueError) as error:
         raise ValueError(f"the tokenizer '{name_or_path}' cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
@@ -41,6 +50,19 @@ def save_pretrained_tokenizer(name_or_path: str, directory: Path) -> None:
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.name_or_path = ""
     tokenizer.save_pretrained(directory)
+
+
+def _find_tokenizer(name_or_path: str, revision: str | None) -> Path:
+    """The directory of a tokenizer's files, downloaded where the name is a hub id."""
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() or not is_hub_name(name_or_path):
+        return path
+
+    def is_whole(folder: Path) -> bool:
+        is_listed = whole_download("model", name_or_path, folder.name, _TOKENIZER_FILES) is not None
+        return has_tokenizer(folder) or is_listed  # a model may have none
+
+    return download_model(name_or_path, revision, _TOKENIZER_FILES, is_whole)
 
 
 def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) -> None:
@@ -54,11 +76,12 @@ def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) ->
     name = model.name_or_path
     if name is None or model.from_scratch:
         return
+    found = _find_tokenizer(name, model.revision)
     is_local = Path(name).expanduser().is_dir()
-    if is_local and not tokenizer_files(model, DataSection()):
+    if not (tokenizer_files(model, DataSection()) if is_local else has_tokenizer(found)):
         return
     with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as folder:
-        save_pretrained_tokenizer(name, Path(folder))
+        save_pretrained_tokenizer(name, Path(folder), revision=model.revision)
         own = TextTokenizer.load(Path(folder))
     if own.digest != data_tokenizer.digest:
         raise WrongTokenizer(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -28,6 +28,8 @@ OUTPUTS = {"dataset": "dataset"}
 
 class TokenizerModel(ModelSection):
     """The model section as preprocessing sees it: only whose tokenizer it is."""
+
+    reads_weights: ClassVar[bool] = False
 
     family: Annotated[Text | None, Placement()] = None
     config: Annotated[dict[str, Scalar], Placement()] = Field(default_factory=dict)

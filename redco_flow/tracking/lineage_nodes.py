@@ -77,7 +77,8 @@ class LineageNode:
     Args:
         type: what it is.
         name: the metric's or stage's name, the artifact's kind, the data file's name.
-        id: an artifact's id, a data file's BLAKE3, a stage's fingerprint; a metric's artifact.
+        id: an artifact's id, a data file's BLAKE3, a hub repository's commit, a stage's
+            fingerprint; a metric's artifact.
         value: a metric's value, a stage's outputs (name to id), a data set's identity.
         production: how it was made; None for data, and for an artifact whose result is gone.
         is_intact: an artifact's files are all there; true for everything else.
@@ -143,7 +144,9 @@ class ImpactNode:
 
 
 def data_node(name: str, identity: Any) -> LineageNode:
-    """A leaf: a data file by its digest, or a data set by what identifies it."""
+    """A leaf: a file by its digest, a repository of the hub by its commit, else by all of it."""
     if isinstance(identity, str):
         return LineageNode(type="data", name=name, id=identity)
+    if isinstance(identity, dict) and isinstance(commit := identity.get("commit"), str):
+        return LineageNode(type="data", name=name, id=commit, value=identity)
     return LineageNode(type="data", name=name, id=digest_json(identity), value=identity)

@@ -269,5 +269,7 @@ def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(tmp_path):
 
 
 def test_a_model_that_the_hub_does_not_give_is_named():
-    with pytest.raises(ValueError, match="'nobody/no-such-model' is no directory here"):
+    with pytest.raises(
+        ValueError, match="model 'nobody/no-such-model' at main is not in the cache"
+    ):
         find_checkpoint("nobody/no-such-model")

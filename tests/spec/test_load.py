@@ -44,6 +44,7 @@ def test_settings_are_json_without_resources_placement_and_references(load, chai
         "recipe": "my_kinds.recipe",
         "model": {
             "name_or_path": "google-t5/t5-base",
+            "revision": None,
             "family": None,
             "config": {},
             "dtype": "float32",

@@ -411,12 +411,21 @@ def test_rows_of_a_hub_dataset_are_its_columns_in_order():
     ]
 
 
-def test_a_hub_dataset_is_identified_by_name_subset_and_revision():
-    data = {"dataset": "EdinburghNLP/xsum", "revision": "abc"}
-    config = preprocess.Config.from_json({"data": data})
+def test_a_hub_dataset_is_identified_by_its_commit_and_subset():
+    """Fault 49. A name that is at no commit, and so may change, has no identity."""
+    from redco_flow.errors import UsageError
+    from redco_flow.stages.hub_references import hub_identities
 
-    assert preprocess.data_files(config) == []
-    assert preprocess.data_identity(config) == {"hub:EdinburghNLP/xsum": [None, "abc"]}
+    def identities(**data):
+        data = {"dataset": "EdinburghNLP/xsum", **data}
+        return hub_identities(preprocess.Config.from_json({"data": data}))
+
+    commit = "0123456789abcdef" * 2 + "01234567"
+    name = "hub:datasets/EdinburghNLP/xsum"
+    assert identities(revision=commit) == {name: {"commit": commit}}
+    assert identities(revision=commit, subset="a") == {name: {"commit": commit, "subset": "a"}}
+    with pytest.raises(UsageError, match="is at no commit"):
+        identities(revision="main")
 
 
 def test_a_pipeline_without_any_tokenizer_is_an_error_that_says_how_to_get_one(bench, tmp_path):

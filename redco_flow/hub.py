@@ -1,0 +1,283 @@
+"""Ask the Hugging Face hub what a name means now, and get the files of one commit.
+
+A commit never changes, so what the cache holds of it completely is taken without a request.
+huggingface_hub, and with it the variables HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE, is read late.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from redco_flow.records import read_json
+
+Kind = Literal["model", "dataset"]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SECONDS_TO_ANSWER = 10.0
+
+
+class HubError(ValueError):
+    """The hub refuses or lacks what was asked for; the message says what to do."""
+
+
+class HubUnreachable(HubError):
+    """The hub does not answer, or is not to be asked."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One commit of a repository.
+
+    Args:
+        files: paths in it; of a cached one those that are in the cache.
+    """
+
+    commit: str
+    files: frozenset[str]
+
+
+class HubFailing(HubUnreachable):
+    """The hub answers with an error of its own; of another repository it may not."""
+
+
+def is_commit(revision: str | None) -> bool:
+    """Tell whether a revision is a whole commit hash, which always means the same."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def is_hub_name(name_or_path: str) -> bool:
+    """Tell whether a name that is no directory is a hub id rather than a path."""
+    is_path = Path(name_or_path).is_absolute() or name_or_path.startswith((".", "~"))
+    return not is_path and name_or_path.count("/") <= 1
+
+
+def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
+    """Ask the hub, once and without retries, which commit a revision is, and which files it has.
+
+    Raises:
+        HubUnreachable: no answer within seconds, or HF_HUB_OFFLINE.
+        HubError: gated, gone, private, or without that revision.
+    """
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    with _explained(kind, name, revision):
+        ask: Callable[..., Any] = api.model_info if kind == "model" else api.dataset_info
+        info = ask(name, revision=revision, timeout=_SECONDS_TO_ANSWER)
+        if info.gated:  # what a repository holds is public; its files may not be
+            _check_access(kind, name)
+    return Snapshot(info.sha, frozenset(file.rfilename for file in info.siblings or ()))
+
+
+def endpoint() -> str:
+    """Return the hub's address."""
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def cache_directory() -> Path:
+    """Return where huggingface_hub keeps what it has downloaded."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def cached_reference(kind: Kind, name: str, revision: str | None) -> tuple[float, str] | None:
+    """Return when, and as which commit, other programs last downloaded a branch or tag."""
+    path = _repository_cache(kind, name) / "refs" / (revision or "main")
+    try:
+        return path.stat().st_mtime, path.read_text().strip()
+    except (OSError, ValueError):
+        return None
+
+
+def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
+    """Return what the cache holds of a commit; None where a dataset, or all of a model, is not."""
+    folder = _snapshot_folder(kind, name, commit)
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    if kind == "dataset":
+        is_there = any(prepared_datasets(commit)) or whole_download(kind, name, commit) is not None
+    else:
+        is_there = bool(files)
+        if not has_weights(folder):
+            files.discard(INDEX_FILE)
+    return Snapshot(commit, frozenset(files)) if is_there else None
+
+
+def prepared_datasets(commit: str) -> Iterator[Path]:
+    """Yield the directories of Arrow files that `datasets` has made of a commit's subsets."""
+    from huggingface_hub import constants
+
+    home = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+    for info in sorted(Path(home).expanduser().glob(f"*/*/*/{commit}/dataset_info.json")):
+        yield info.parent
+
+
+def whole_download(
+    kind: Kind, name: str, commit: str, patterns: Sequence[str] = ("*",)
+) -> Path | None:
+    """Return the cached files of a commit where all that fit the patterns are known to be there."""
+    import huggingface_hub
+
+    try:
+        huggingface_hub.get_cached_repo_tree(name, repo_type=kind, revision=commit)
+        folder = huggingface_hub.snapshot_download(
+            name,
+            repo_type=kind,
+            revision=commit,
+            allow_patterns=list(patterns),
+            local_files_only=True,
+        )
+    except (huggingface_hub.errors.CachedRepoTreeNotFoundError, OSError, ValueError):
+        return None
+    return Path(folder)
+
+
+def download_model(
+    name: str, revision: str | None, patterns: Sequence[str], is_whole: Callable[[Path], bool]
+) -> Path:
+    """Return the directory of a model's files, from the cache or the hub.
+
+    Args:
+        patterns: which files.
+        is_whole: tells of a directory whether all is there that is needed: what other programs
+            have cached may be a part.
+
+    Raises:
+        HubError: gated, gone, broken off, or neither reachable nor cached.
+    """
+    import huggingface_hub
+
+    if is_commit(revision) and (folder := whole_download("model", name, str(revision), patterns)):
+        return folder
+    try:
+        commit = look_up("model", name, revision).commit
+    except HubUnreachable as error:
+        if is_commit(revision):
+            folder = _snapshot_folder("model", name, str(revision))
+            if folder.is_dir() and is_whole(folder):
+                return folder
+        raise HubUnreachable(not_cached("model", name, revision, error)) from error
+    try:
+        with _explained("model", name, commit):
+            folder = Path(
+                huggingface_hub.snapshot_download(
+                    name, revision=commit, allow_patterns=list(patterns)
+                )
+            )
+    except HubUnreachable as error:
+        raise HubError(
+            f"the download of model '{name}' at {commit} broke off: {error}. A new "
+            "attempt (`redco-flow retry`) fetches the files that are not whole."
+        ) from error
+    if not is_whole(folder):
+        raise HubError(f"the download of model '{name}' at {commit} is not whole: {folder}.")
+    return folder
+
+
+def has_weights(folder: Path) -> bool:
+    """Tell whether a directory has a model's safetensors, every one that its index names."""
+    if (folder / SINGLE_FILE).is_file():
+        return True
+    try:
+        shards = set(read_json(folder / INDEX_FILE)["weight_map"].values())
+        return bool(shards) and all((folder / str(shard)).is_file() for shard in shards)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a directory has files of a tokenizer."""
+    return any(map(is_of_tokenizer, os.listdir(folder)))
+
+
+def is_of_tokenizer(file: str) -> bool:
+    """Tell whether a file, by its name, may be a tokenizer's."""
+    return file.startswith(("tokenizer", "vocab", "tekken")) or file.endswith(
+        (".model", ".tiktoken")
+    )
+
+
+def not_cached(kind: Kind, name: str, revision: str | None, error: Exception) -> str:
+    """Say that a repository can be had neither from the hub nor from the cache, and what to do."""
+    is_dataset = " --repo-type dataset" if kind == "dataset" else ""
+    at = f" --revision {revision}" if revision else ""
+    return (
+        f"{error}, and {kind} '{name}' at {revision or 'main'} is not in the cache "
+        f"({cache_directory()}). Where there is a network, `hf download{is_dataset} {name}{at}` "
+        "fills it (HF_HOME says where it is); HF_ENDPOINT names a mirror; a local directory needs "
+        "no hub."
+    )
+
+
+def _snapshot_folder(kind: Kind, name: str, commit: str) -> Path:
+    return _repository_cache(kind, name) / "snapshots" / commit
+
+
+def _repository_cache(kind: Kind, name: str) -> Path:
+    from huggingface_hub.file_download import repo_folder_name
+
+    return cache_directory() / repo_folder_name(repo_id=name, repo_type=kind)
+
+
+def _check_access(kind: Kind, name: str) -> None:
+    """Raise the hub's error where the token, if any, may not read a gated repository."""
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+    )
+
+    address = f"{endpoint()}/api/{kind}s/{name}/auth-check"
+    headers = build_hf_headers()
+    hf_raise_for_status(get_session().get(address, headers=headers, timeout=_SECONDS_TO_ANSWER))
+
+
+@contextmanager
+def _explained(kind: Kind, name: str, revision: str | None) -> Iterator[None]:
+    """Turn what huggingface_hub raises into errors that say what to do."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    at, what = endpoint(), f"{kind} '{name}'"
+    page = f"{at}/datasets/{name}" if kind == "dataset" else f"{at}/{name}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise HubError(
+            f"{what} is gated: its owners grant access at {page}; then set HF_TOKEN, or use "
+            "`hf auth login`."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{what} has no revision '{revision}' at {at}.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise HubError(
+            f"there is no {what} at {at}, or it is private: then set HF_TOKEN, or use "
+            "`hf auth login`."
+        ) from error
+    except errors.HFValidationError as error:
+        raise HubError(f"{what} is no name of a repository on the hub: {error}") from error
+    except errors.OfflineModeIsEnabled as error:
+        raise HubUnreachable("HF_HUB_OFFLINE forbids to ask the hub") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise HubError(
+                f"{at} refuses {what} (HTTP {status}): is the token in HF_TOKEN still valid?"
+            ) from error
+        raise HubFailing(f"{at} answered HTTP {status} to {what}") from error
+    except (httpx.HTTPError, OSError) as error:
+        is_of_the_disk = isinstance(error, OSError) and error.errno is not None
+        if is_of_the_disk and not isinstance(error, ConnectionError | TimeoutError):
+            raise
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise HubUnreachable(f"{at} did not answer ({cause})") from error
