@@ -14,7 +14,7 @@ from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import PIPELINE, Command
+from tests.cli.conftest import PIPELINE
 
 pytestmark = pytest.mark.slow
 
@@ -220,27 +220,30 @@ def test_a_damaged_result_or_manifest_counts_as_not_there_and_is_said(workspace,
             path.write_bytes(content)
 
 
-def test_a_new_run_works_beside_a_damaged_one_and_makes_damaged_results_again(
-    workspace, prefect_server
-):
+def test_a_new_run_works_beside_a_damaged_one_and_makes_damaged_results_again(workspace, capfd):
     """Fault 42: the next run, in a workspace with one of every kind damaged."""
     workspace, first, second = workspace
-    command = Command(workspace.root.parent)
     names = ["sequence", "latest pointer", "result", *OF_THE_RUN[2][:3], "state.json", "run.json"]
     paths = [path_of(workspace, first, "manifest", "numbers")]
     paths += [path_of(workspace, first, name) for name in names]
     last = RunDirectory(workspace.runs / second).sequence
     for path, how in zip(paths, itertools.cycle(DAMAGES), strict=False):
         damage(path, how)
+    folder = workspace.root.parent
+    workspace.root.rename(folder / "workspace")
 
-    again = command.json("run", "sums.yaml")
+    runs = Runs(folder)
+    again = runs.write(PIPELINE, ["learning_rate=2.0"])
+    outcome = InProcess(again).end()
 
-    assert again["state"] == "completed"
-    assert not again["stages"]["numbers"]["reused"]
-    assert again["metrics"]["total"] == 12.0
-    assert RunDirectory(workspace.runs / again["run"]).sequence > last
-    assert command.json("verify")["problems"] == {}
-    assert command.json("status")["run"] == again["run"]
+    assert outcome.state == "completed"
+    stages = again.read_state()["stages"]
+    assert not stages["numbers"]["reused"]
+    assert stages["total"]["metrics"]["total"] == 12.0
+    assert again.sequence > last
+    where = ("--workspace", str(folder / "workspace"), "--json")
+    assert json.loads(say(capfd, "verify", *where)[1])["problems"] == {}
+    assert json.loads(say(capfd, "status", *where)[1])["run"] == again.id
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense\n", b"0000000000", b"\xff" * 99, b"[]"])
