@@ -8,6 +8,7 @@ the run's own files say how it ended. Nothing here may fail a run.
 from __future__ import annotations
 
 import http.client
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -107,11 +108,7 @@ class OpenFlowRun:
 
 def settle_left_over(api: PrefectApi) -> None:
     """Settle what processes that are gone have left open at this API."""
-    folder = _folder()
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        record = unless_damaged(lambda path=path: find_record(path, OpenRecord))  # type: ignore[misc]
-        if record is None or record["database"] != api.database:
-            continue
+    for path, record in _open_records(api):
         if not ProcessIdentity.from_json(record["process"]).is_alive():
             is_settled = OpenFlowRun(path, RunDirectory(Path(record["run"]))).settle()
             if not is_settled:
@@ -124,16 +121,21 @@ def users_of(api: PrefectApi) -> list[str]:
     Flows that are not ours are known only where the server answers.
     """
     users, known = [], set()
-    folder = _folder()
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    for path, record in _open_records(api):
         known.add(path.stem)
-        record = read_json_if_present(path)
-        if record is None or record["database"] != api.database:
-            continue
         process = ProcessIdentity.from_json(record["process"])
         if process.is_alive() and not _has_ended(RunDirectory(Path(record["run"]))):
             users.append(f"run {record['run']} (process {process.pid})")
     return users + [name for id_, name in _running_flows(api) if id_ not in known]
+
+
+def _open_records(api: PrefectApi) -> Iterator[tuple[Path, OpenRecord]]:
+    """Every flow run that a process has begun at this API, whether that still lives or not."""
+    folder = _folder()
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        record = unless_damaged(lambda path=path: find_record(path, OpenRecord))  # type: ignore[misc]
+        if record is not None and record["database"] == api.database:
+            yield path, record
 
 
 def _has_ended(run: RunDirectory) -> bool:
