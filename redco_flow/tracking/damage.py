@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -19,7 +19,7 @@ class LaunchFile(TypedDict):
 
     workspace: str
     directory: str
-    search_path: list[str]
+    variables: NotRequired[dict[str, str]]  # those of earlier versions have search_path
     profile: dict[str, Any]
 
 
