@@ -11,7 +11,7 @@ SOURCES := redco_flow flows tests benchmarks docs
 
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
-MAKE_VENV = uv venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+MAKE_VENV = uv venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV)
 INSTALL = uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 else
 MAKE_VENV = $(PYTHON) -m venv $(VENV)
