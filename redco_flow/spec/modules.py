@@ -136,7 +136,8 @@ def module_problem(package: str, name: str, *, what: str, defines: str) -> str |
 
 def dotted_name_advice(name: str) -> str:
     """Say how a module of the user's own is named, where `name` names none of this package."""
-    if _PLAIN_NAME.fullmatch(name) and Path(f"{name}.py").is_file():
+    # Unlike pathlib's, this is no error where the name is too long for a file.
+    if _PLAIN_NAME.fullmatch(name) and os.path.isfile(f"{name}.py"):  # noqa: PTH113
         return f"a module of your own stands in a folder: FOLDER/{name}.py is 'FOLDER.{name}'."
     return "or the dotted name of an importable module."
 

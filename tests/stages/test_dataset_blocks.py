@@ -176,7 +176,6 @@ def test_joining_copies_no_row(bench, config):
 
 
 def test_every_shard_tells_all_bad_rows_where_they_are_errors(bench, rows):
-    config = config_of(rows, on_bad_row="error", tokenizer=None)
     tokenizer = published(bench, preprocess.run(bench.context(), config_of(rows)))
     config = config_of(
         rows, on_bad_row="error", tokenizer={"name_or_path": str(tokenizer.path / "tokenizer")}
