@@ -417,7 +417,7 @@ def test_a_hub_dataset_is_identified_by_its_commit_and_subset():
     from redco_flow.stages.hub_references import hub_identities
 
     def identities(**data):
-        data = {"dataset": "EdinburghNLP/xsum", **data}
+        data = {"dataset": "EdinburghNLP/xsum", "tokenizer": {"train": {"vocab_size": 512}}, **data}
         return hub_identities(preprocess.Config.from_json({"data": data}))
 
     commit = "0123456789abcdef" * 2 + "01234567"
@@ -453,7 +453,8 @@ def test_plans_read_the_stage_without_any_heavy_library():
     heavy = "{'jax', 'datasets', 'transformers', 'tokenizers', 'pyarrow', 'numpy'}"
     code = (
         "import sys; from redco_flow.stages import preprocess, train, predict, evaluate, compare\n"
-        "c = preprocess.Config.from_json({'data': {'dataset': 'some/hub'}})\n"
+        "data = {'dataset': 'some/hub', 'tokenizer': {'train': {'vocab_size': 512}}}\n"
+        "c = preprocess.Config.from_json({'data': data})\n"
         "preprocess.code_modules(c), preprocess.data_files(c), preprocess.data_identity(c)\n"
         "train.code_modules(train.Config(keep={'best': ['rouge2']}))\n"
         f"found = {heavy} & set(sys.modules); assert not found, found"
