@@ -24,6 +24,7 @@ from redco_flow.engine.agreement import decide_first, is_first_process, wait_for
 from redco_flow.engine.checkpoint_arrays import (
     Leaf,
     make_checkpointer,
+    parameter_digests,
     restore_params_only,
     restore_state,
     start_save,
@@ -43,7 +44,7 @@ from redco_flow.engine.errors import CheckpointError
 from redco_flow.engine.retention import Mode, best_step
 from redco_flow.records import canonical_json
 
-__all__ = ["Checkpointer", "Commit", "checkpoint_files", "restore_params"]
+__all__ = ["Checkpointer", "Commit", "checkpoint_files", "parameter_digests", "restore_params"]
 
 _log = logging.getLogger(__name__)
 

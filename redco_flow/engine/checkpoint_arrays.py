@@ -9,7 +9,8 @@ keys, and arrays without elements. Knows no commits and no retention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
+from blake3 import blake3
 
 from redco_flow.engine.checkpoint_commit import PARAMS, TRAINING, TREE_FILE
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import read_json, write_json
+from redco_flow.records import canonical_json, read_json, write_json
 
 _NUM_MISMATCHES_IN_MESSAGE = 20
+_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,21 @@ def restore_params_only(step_directory: Path, like: Any) -> Any:
     found = {PARAMS: _read_tree(step_directory).get(PARAMS, {})}
     _check_same(step_directory, _prefixed(_described(wanted)), _prefixed(found))
     return _rebuild(like, _read_store(step_directory / PARAMS, found[PARAMS], wanted[PARAMS]))
+
+
+def parameter_digests(step_directory: Path) -> dict[str, str]:
+    """Return path -> BLAKE3 of each parameter: its shape, its dtype and its bytes in C order.
+
+    Equal parameters have equal digests, whatever mesh they were saved from and however Orbax laid
+    them into files. Reads one block after the other, on this process alone and without any
+    device; compares no file with its commit.
+
+    Raises:
+        CheckpointError: a parameter cannot be read; the message names it.
+    """
+    leaves = _read_tree(step_directory).get(PARAMS, {})
+    store = (step_directory / PARAMS).absolute()
+    return {path: _digest_stored(store, path, leaf) for path, leaf in sorted(leaves.items())}
 
 
 def describe(path: str, leaf: Any) -> Leaf:
@@ -258,6 +277,33 @@ def _read_store(store: Path, leaves: Mapping[str, Leaf], like: Mapping[str, Any]
                 args=ocp.args.PyTreeRestore(item=dict.fromkeys(stored, 0), restore_args=arguments),
             )
     return {path: _as_like(values.get(path), leaf, like[path]) for path, leaf in leaves.items()}
+
+
+def _digest_stored(store: Path, path: str, leaf: Leaf) -> str:
+    digest = blake3(canonical_json(asdict(leaf)), max_threads=blake3.AUTO)
+    try:
+        for block in _stored_blocks(store, path) if leaf.is_stored else ():
+            # As bytes: NumPy's buffers know no bfloat16.
+            digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{store}: parameter {path} cannot be read: {error}.") from error
+    return digest.hexdigest()
+
+
+def _stored_blocks(store: Path, path: str) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield a stored array in blocks of whole chunks along its first dim."""
+    base = {"driver": "file", "path": f"{store}/"}
+    place = {"driver": "ocdbt", "base": base, "path": f"{path}/"}
+    spec = {"driver": "zarr3", "kvstore": place}
+    array: Any = tensorstore.open(spec, open=True, read=True).result()
+    if not array.shape:
+        yield array.read().result()
+        return
+    num_chunk_rows = array.chunk_layout.read_chunk.shape[0]
+    chunk_bytes = num_chunk_rows * math.prod(array.shape[1:]) * array.dtype.numpy_dtype.itemsize
+    num_rows = num_chunk_rows * max(1, _BLOCK_BYTES // chunk_bytes)
+    for start in range(0, array.shape[0], num_rows):
+        yield array[start : min(start + num_rows, array.shape[0])].read().result()
 
 
 def _restore_args(leaf: Leaf, like: Any) -> Any:

@@ -138,6 +138,23 @@ def write_checkpoint_artifact(
     return digests | {RECIPE_FILE: digest_file(folder / RECIPE_FILE)}
 
 
+def checkpoint_identity(
+    digests: Mapping[str, str], parameters: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a checkpoint artifact's id follows: its parameters, recipe and tokenizer.
+
+    Orbax lays equal parameters into different files each time, so those are left out; with them
+    the optimizer's state, which nobody who reads an artifact uses.
+
+    Args:
+        digests: of the artifact's files, from `write_checkpoint_artifact`.
+        parameters: the `parameter_digests` of its step.
+    """
+    folder = f"{CHECKPOINT_FOLDER}/"
+    others = {path: digest for path, digest in digests.items() if not path.startswith(folder)}
+    return others | {f"{folder}params/{path}": digest for path, digest in parameters.items()}
+
+
 def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -76,12 +76,14 @@ class Output:
         path: a file or a directory; its files are linked or copied, never moved.
         metadata: JSON to stand in the artifact's manifest; not part of its identity.
         digests: BLAKE3 by relative path where they are known already, to spare a second read.
+        identity: name to digest of all that the artifact's id follows; None: its files.
     """
 
     kind: str
     path: Path
     metadata: Mapping[str, Any] = field(default_factory=dict)
     digests: Mapping[str, str] | None = None
+    identity: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

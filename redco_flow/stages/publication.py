@@ -46,6 +46,7 @@ def check_outputs(call: Call, outputs: StageOutputs, names: list[str]) -> None:
         if not output.path.exists():
             raise BadOutputs(f"{where}: output '{name}' is not there: {output.path}.")
         _check_json(f"{where}: metadata of output '{name}'", output.metadata)
+        _check_json(f"{where}: identity of output '{name}'", output.identity or {})
     for metric, value in (outputs.metrics or {}).items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise BadOutputs(f"{where}: metric '{metric}' is {value!r}, not a finite number.")
@@ -85,6 +86,7 @@ def publish(
             parents=parents,
             produced_by=produced_by,
             digests=output.digests,
+            identity=output.identity,
         ).id
         for name, output in outputs.outputs.items()
     }

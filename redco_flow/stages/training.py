@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from redco_flow.engine import errors as engine_errors
-from redco_flow.engine.checkpoint import Checkpointer, Commit
+from redco_flow.engine.agreement import decide_first
+from redco_flow.engine.checkpoint import Checkpointer, Commit, parameter_digests
 from redco_flow.engine.data_order import BatchPlan
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.recipe import Recipe, find_recipe
-from redco_flow.stages.checkpoint_artifact import RecipeRecord, write_checkpoint_artifact
+from redco_flow.stages.checkpoint_artifact import (
+    RecipeRecord,
+    checkpoint_identity,
+    write_checkpoint_artifact,
+)
 from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.data_integrity import DataGuard
 from redco_flow.stages.dataset_artifact import TOKENIZER_FOLDER, DatasetArtifact
@@ -78,10 +81,19 @@ def train(context: StageContext, config: Config) -> StageOutputs:
             if step < result.start_step:  # neither saved nor restored by this attempt
                 context.report(phase="checking checkpoints")
                 checkpointer.verify(step)
-        outputs = {
-            name: _output(context, name, step, checkpointer, training, config, provenance)
-            for name, step in steps.items()
+        # All processes take part in a merge, and so none may wait there for a first one that reads.
+        checkpoints = {
+            step: _checkpoint(context, step, checkpointer, training.setup)
+            for step in sorted(set(steps.values()))
         }
+    context.report(phase="digesting parameters")
+    parameters = _digest_parameters(checkpoints)
+    outputs = {
+        name: _output(
+            context, name, checkpoints[step], training, config, provenance, parameters.get(step)
+        )
+        for name, step in steps.items()
+    }
     metrics = dict(result.metrics)
     if result.loss is not None:
         metrics["loss"] = result.loss
@@ -189,48 +201,79 @@ def _step_of(name: str, checkpointer: Checkpointer, config: Config) -> int:
     return step
 
 
+@dataclass(frozen=True)
+class _Checkpoint:
+    """One to be published: its commit, and where the model's parameters are."""
+
+    commit: Commit
+    directory: Path
+
+
+def _checkpoint(
+    context: StageContext, step: int, checkpointer: Checkpointer, setup: TrainerSetup
+) -> _Checkpoint:
+    commit = checkpointer.commit(step)
+    directory = checkpointer.step_directory(step)
+    if setup.is_merged:
+        directory = _merge_checkpoint(context.work_dir / "merged", checkpointer, commit, setup)
+    return _Checkpoint(commit, directory)
+
+
+def _digest_parameters(checkpoints: dict[int, _Checkpoint]) -> dict[int, dict[str, str]]:
+    """Digest each checkpoint's parameters, on process 0 alone; nothing is returned on the others.
+
+    They wait, for processes that part have little time for each other.
+    """
+    found: dict[int, dict[str, str]] = {}
+
+    def digest() -> int:
+        found.update({step: parameter_digests(one.directory) for step, one in checkpoints.items()})
+        return len(found)
+
+    decide_first(digest)
+    return found
+
+
 def _output(
     context: StageContext,
     name: str,
-    step: int,
-    checkpointer: Checkpointer,
+    checkpoint: _Checkpoint,
     training: _Training,
     config: Config,
     provenance: Provenance,
+    parameters: dict[str, str] | None,
 ) -> Output:
-    """The artifact of a checkpoint."""
-    commit = checkpointer.commit(step)
+    """The artifact of a checkpoint.
+
+    Args:
+        parameters: their digests; None where another process writes the files.
+    """
+    commit = checkpoint.commit
     record = RecipeRecord(
         recipe=config.recipe,
         model=training.recipe.model,
         source_length=_source_length(training.dataset),
         target_length=training.dataset.summary.padded_length("target"),
         tokenizer_digest=training.dataset.tokenizer.digest,
-        step=step,
+        step=commit.step,
         metrics=commit.metrics,
         data=provenance.data,
         config=provenance.config,
     )
     folder = context.work_dir / "outputs" / name.replace("/", "-")
-    step_directory = checkpointer.step_directory(step)
-    if training.setup.is_merged:
-        merged_folder = context.work_dir / "merged"
-        step_directory = _merge_checkpoint(merged_folder, checkpointer, commit, training.setup)
-    digests = {}
-    if jax.process_index() == 0:
-        digests = write_checkpoint_artifact(
-            folder,
-            step_directory,
-            training.dataset.path / TOKENIZER_FOLDER,
-            record,
-        )
     metadata = {
-        "step": step,
+        "step": commit.step,
         "metrics": dict(commit.metrics),
         "recipe": config.recipe,
         "padding": training.data.padding,
     }
-    return Output("checkpoint", folder, metadata, digests)
+    if parameters is None:
+        return Output("checkpoint", folder, metadata, {})
+    digests = write_checkpoint_artifact(
+        folder, checkpoint.directory, training.dataset.path / TOKENIZER_FOLDER, record
+    )
+    identity = checkpoint_identity(digests, parameters)
+    return Output("checkpoint", folder, metadata, digests, identity)
 
 
 def _merge_checkpoint(

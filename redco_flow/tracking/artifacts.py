@@ -1,7 +1,8 @@
 """Artifacts: immutable, digested results, each a directory with its manifest beside its files.
 
-An artifact's id is the digest of its kind and its files, so equal content is one artifact and
-publishing twice changes nothing. Knows no stages: who produced what is only carried along.
+An artifact's id is the digest of its kind and its files, or of the identity that its producer gives
+where equal content has different files. So equal content is one artifact, and publishing it twice
+changes nothing. Knows no stages: who produced what is only carried along.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class ArtifactStore:
         parents: Mapping[str, str] | None = None,
         produced_by: Mapping[str, Any] | None = None,
         digests: Mapping[str, str] | None = None,
+        identity: Mapping[str, str] | None = None,
     ) -> Artifact:
         """Make `source` an artifact: whole, read-only and durable, or not at all.
 
@@ -115,21 +117,25 @@ class ArtifactStore:
             parents: name to id of the artifacts that it was made from.
             produced_by: who made it.
             digests: BLAKE3 of files by path relative to `source` (or by a file's name).
+            identity: name to digest of all that makes the content what it is, if its files do
+                not: equal ones are one artifact, whatever the files of the second are.
 
         Returns:
             The artifact; the one already there, unchanged, if its content is the same.
 
         Raises:
-            ArtifactError: nothing to publish, a file that is not regular, an unwritable or
-                full disk (names the path).
+            ArtifactError: nothing to publish, a file that is not regular, an empty identity, an
+                unwritable or full disk (names the path).
         """
         check_name(kind, "artifact kind")
+        if identity is not None and not identity:
+            raise ArtifactError(f"{kind} {source}: its identity is empty; give None or digests.")
         directory = self._root / kind
         clean_after_dead_publishers(directory)
         temporary = None
         try:
             temporary, entries = stage_files(directory, Path(source), digests or {})
-            artifact_id = content_id(kind, entries)
+            artifact_id = content_id(kind, entries, identity)
             # One that is here is used now, for whoever removes the old ones.
             with contextlib.suppress(OSError):  # it is not here, or may only be read
                 os.utime(directory / artifact_id[:SHORT_DIGITS])
@@ -146,6 +152,8 @@ class ArtifactStore:
                 "parents": dict(parents or {}),
                 "produced_by": dict(produced_by or {}),
             }
+            if identity is not None:
+                manifest["identity"] = dict(identity)
             write_manifest(temporary, manifest)
             return self._register(temporary, artifact_id, directory)
         except OSError as error:
@@ -218,7 +226,7 @@ class ArtifactStore:
 
     def _damage(self, artifact: Artifact) -> list[str]:
         """As `verify`, with the digests that are remembered."""
-        if not _has_own_manifest(artifact):
+        if not is_as_written(artifact.manifest):
             return [_not_its_manifest(artifact)]
         entries = artifact.manifest["files"]
         # A file of another size is told of as such, without being read.
@@ -236,7 +244,7 @@ class ArtifactStore:
             ArtifactError, UsageError: as `get`.
         """
         artifact = self.get(artifact_id)
-        if not _has_own_manifest(artifact):
+        if not is_as_written(artifact.manifest):
             return [_not_its_manifest(artifact)]
         problems = _wrong_files(artifact, digest_file)
         known = {entry["path"] for entry in artifact.manifest["files"]}
@@ -273,7 +281,7 @@ class ArtifactStore:
         with exclusive(self._root / ".lock"):
             present = self._load(final)
             is_another = present is not None and present.id != artifact_id
-            if present and is_another and _has_own_manifest(present):
+            if present and is_another and is_as_written(present.manifest):
                 raise ArtifactError(f"{final} holds another artifact, {present.id}; move it away.")
             if present is None or is_another or self._damage(present):
                 put_in_place(temporary, final)
@@ -334,13 +342,6 @@ def _names(directory: Path) -> list[str]:
 def _is_whole(artifact: Artifact) -> bool:
     entries = artifact.manifest.get("files") or []
     return bool(entries) and all(_has_size(artifact, entry) for entry in entries)
-
-
-def _has_own_manifest(artifact: Artifact) -> bool:
-    """Say whether the manifest is what was written; of a damaged one nothing can be believed."""
-    manifest = artifact.manifest
-    content = content_id(artifact.kind, manifest.get("files", []))
-    return content == artifact.id and is_as_written(manifest)
 
 
 def _not_its_manifest(artifact: Artifact) -> str:

@@ -35,9 +35,10 @@ class FileEntry(TypedDict):
 
 
 class Manifest(TypedDict, total=False):
-    """manifest.json. `id` covers kind and files; the rest tells the first time it was made.
+    """manifest.json. `id` covers kind and files, or kind and `identity` where there is one.
 
-    `digest` covers all of it, so that a damaged record is told from a whole one.
+    The rest tells the first time it was made. `digest` covers all of it, so that a damaged record
+    is told from a whole one.
     """
 
     id: Required[str]
@@ -45,15 +46,23 @@ class Manifest(TypedDict, total=False):
     sequence: int
     created_at: str
     files: Required[list[FileEntry]]
+    identity: dict[str, str]
     metadata: dict[str, Any]
     parents: dict[str, str]
     produced_by: dict[str, Any]
     digest: str
 
 
-def content_id(kind: str, entries: list[FileEntry]) -> str:
-    """Return the id of this content: what it is and every file's path, size and digest."""
-    return digest_json({"kind": kind, "files": entries})
+def content_id(
+    kind: str, entries: list[FileEntry], identity: Mapping[str, str] | None = None
+) -> str:
+    """Return the id of this content: what it is and every file's path, size and digest.
+
+    Args:
+        identity: digests that take the files' place, where equal content has different files.
+    """
+    content = {"files": entries} if identity is None else {"identity": dict(identity)}
+    return digest_json({"kind": kind, **content})
 
 
 def stage_files(
@@ -97,8 +106,14 @@ def write_manifest(temporary: Path, manifest: Manifest) -> None:
 
 
 def is_as_written(manifest: Manifest) -> bool:
-    """Say whether a manifest has its own digest; those of earlier versions hold none."""
-    return "digest" not in manifest or manifest["digest"] == _digest(manifest)
+    """Say whether a manifest has its own id and digest; of another one nothing can be believed."""
+    identity = manifest.get("identity")
+    if manifest["id"] != content_id(manifest["kind"], manifest["files"], identity):
+        return False
+    # Those of earlier versions hold no digest; none of these has an identity.
+    if "digest" not in manifest:
+        return identity is None
+    return manifest["digest"] == _digest(manifest)
 
 
 def put_in_place(temporary: Path, final: Path) -> None:

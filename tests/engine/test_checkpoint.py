@@ -8,11 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from blake3 import blake3
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.engine.checkpoint import Checkpointer, checkpoint_files, restore_params
+from redco_flow.engine.checkpoint import (
+    Checkpointer,
+    checkpoint_files,
+    parameter_digests,
+    restore_params,
+)
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import digest_file
+from redco_flow.records import canonical_json, digest_file
 
 
 def mesh_of(num_data, num_model):
@@ -200,6 +206,70 @@ def test_a_restored_params_tree_needs_only_the_params_files(tmp_path):
 
     assert bits(restored) == bits(state["params"])
     assert not (copy / "training").exists()
+
+
+def digests_of(directory, params):
+    with Checkpointer(directory) as checkpointer:
+        checkpointer.save(1, {"params": params, "step": jnp.int32(1)}, cursor={})
+        checkpointer.wait()
+        return parameter_digests(checkpointer.step_directory(1))
+
+
+def test_a_parameters_digest_is_that_of_its_shape_dtype_and_bytes(tmp_path, monkeypatch):
+    params = params_of()["layer"] | {
+        "scale": jnp.float32(-0.0),
+        "a.b/c ä": jnp.arange(6, dtype=jnp.int8).reshape(2, 3),
+        "none": jnp.zeros((0, 3)),
+    }
+    monkeypatch.chdir(tmp_path)
+
+    found = digests_of("relative", params)
+
+    def expected(leaf):
+        head = {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "key_impl": None}
+        return blake3(canonical_json(head) + np.asarray(leaf).tobytes()).hexdigest()
+
+    assert found == {path: expected(leaf) for path, leaf in params.items()}
+
+
+def test_equal_parameters_have_equal_digests_whatever_mesh_they_were_saved_from(tmp_path):
+    """Split by rows, by columns and by both: other chunks, other files, the same parameters."""
+    # Of more than one block of bytes, which must follow each other in order.
+    table = np.arange(2048 * 2560, dtype=np.float32).reshape(2048, 2560)
+    params = {"table": table, "bias": jnp.arange(16.0)}
+    ways = [
+        (mesh_of(1, 1), PartitionSpec()),
+        (mesh_of(1, 2), PartitionSpec(None, "model")),
+        (mesh_of(4, 1), PartitionSpec("data")),
+        (mesh_of(2, 2), PartitionSpec("data", "model")),
+    ]
+
+    found = [
+        digests_of(
+            tmp_path / str(number),
+            {
+                "table": jax.device_put(table, NamedSharding(mesh, spec)),
+                "bias": jax.device_put(params["bias"], NamedSharding(mesh, PartitionSpec())),
+            },
+        )
+        for number, (mesh, spec) in enumerate(ways)
+    ]
+
+    assert all(digests == found[0] for digests in found)
+    table[-1, -1] += 8
+    changed = digests_of(tmp_path / "changed", params)
+    assert changed["table"] != found[0]["table"]
+    assert changed["bias"] == found[0]["bias"]
+
+
+def test_a_parameter_that_cannot_be_read_is_named(tmp_path):
+    digests_of(tmp_path, params_of())
+    for path in (tmp_path / "1" / "params").rglob("*"):
+        if path.parent.name == "d":
+            path.write_bytes(b"")
+
+    with pytest.raises(CheckpointError, match=r"params: parameter layer/bias cannot be read"):
+        parameter_digests(tmp_path / "1")
 
 
 def test_the_listed_digests_are_those_of_all_files(tmp_path):

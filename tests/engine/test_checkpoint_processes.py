@@ -1,6 +1,11 @@
 """Processes save and restore one sharded state together, on one disk or each host on its own."""
 
+import numpy as np
 import pytest
+from blake3 import blake3
+
+from redco_flow.engine.checkpoint import parameter_digests
+from redco_flow.records import canonical_json
 
 SCRIPT = """
 import sys
@@ -57,3 +62,7 @@ def test_processes_restore_what_they_saved_and_fall_back_to_the_same_step(
     found = run_ranks(SCRIPT, len(disks), 4 // len(disks), int(is_shared), *folders)
 
     assert found == ["exact"] * len(disks)
+    head = canonical_json({"shape": [8, 8], "dtype": "float32", "key_impl": None})
+    values = 3 * np.arange(64, dtype=np.float32)
+    for folder in folders:
+        assert parameter_digests(folder / "3") == {"w": blake3(head + values.tobytes()).hexdigest()}

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint import Checkpointer, parameter_digests
 from redco_flow.engine.compiled_step import lower_train_step
 from redco_flow.engine.fused_parts import FusedParts
 from redco_flow.engine.lora import plan_lora
@@ -254,6 +254,20 @@ def test_training_is_that_of_one_shard_where_parameters_are_split_over_fsdp_too(
 
 
 @pytest.mark.slow
+def test_parameters_sorted_by_shard_are_saved_in_their_own_order(tmp_path):
+    """Engine case 47: their digests are those of one shard's."""
+    found = []
+    for num_model_shards in (1, 2):
+        trainer = trainer_of(num_model_shards, make_loss())
+        assert trainer._storage.is_exact == (num_model_shards == 1)
+        with Checkpointer(tmp_path / str(num_model_shards)) as checkpointer:
+            checkpointer.save(0, trainer.state, cursor={})
+            checkpointer.wait()
+            found.append(parameter_digests(checkpointer.step_directory(0)))
+
+    assert found[0] == found[1]
+
+
 def test_training_low_rank_factors_of_fused_kernels_is_that_of_one_shard(caplog):
     lora = plan_lora(params(), make_loss(), *TRACED, rank=2, alpha=4.0, targets="qkv$|gate_up")
 

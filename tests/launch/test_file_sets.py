@@ -86,6 +86,38 @@ def test_a_copy_that_is_damaged_here_comes_anew(here, there, arrivals, artifact,
     assert wanted(there, arrivals, [one]) == {}
 
 
+def test_an_artifact_with_an_identity_is_here_with_other_files_too(here, there, arrivals, artifact):
+    """Equal content has one id, whichever machine's files it is kept in."""
+    identity = {"params/w": "1" * 64}
+    mine = ArtifactStore(here).publish("checkpoint", artifact.path, identity=identity)
+    one = FileSet.from_json(FileSet.of_artifact(mine.manifest).to_json())
+    wanted(there, arrivals, [one])
+    carry(one, here, arrivals)
+
+    put_in_place(there, arrivals, [one])
+
+    assert ArtifactStore(there).verify(mine.id) == []
+    other_files = ArtifactStore(here).publish("dataset", artifact.path / "below").path
+    elsewhere = ArtifactStore(Workspace.open(here.root.parent / "elsewhere"))
+    theirs = elsewhere.publish("checkpoint", other_files, identity=identity)
+    assert theirs.manifest["files"] != mine.manifest["files"]
+    assert wanted(there, arrivals, [FileSet.of_artifact(theirs.manifest)]) == {}
+
+
+def test_a_manifest_that_is_not_what_was_published_is_refused(here, there, arrivals, artifact):
+    """Fault 41: an identity's id says nothing of the files' names."""
+    mine = ArtifactStore(here).publish("checkpoint", artifact.path, identity={"w": "1" * 64})
+    one = FileSet.of_artifact(mine.manifest)
+    wanted(there, arrivals, [one])
+    carry(one, here, arrivals)
+    one.record["files"] = [entry | {"path": f"{entry['path']}x"} for entry in one.record["files"]]
+
+    with pytest.raises(ArtifactError, match=f"the manifest of checkpoint {mine.id} is not what"):
+        put_in_place(there, arrivals, [one])
+
+    assert ArtifactStore(there).find(mine.id) is None
+
+
 def test_what_has_arrived_in_part_goes_on_where_it_broke(there, arrivals, artifact):
     one = FileSet.of_artifact(artifact.manifest)
     first = next(entry for entry in one.files if entry.path == "a.txt")

@@ -68,6 +68,7 @@ class Bench:
                 parents=parents,
                 produced_by={},
                 digests=output.digests,
+                identity=output.identity,
             )
             published[name] = InputArtifact(
                 artifact.id, artifact.kind, artifact.path, artifact.manifest

@@ -1,14 +1,18 @@
 """A published checkpoint is whole by itself, whatever becomes of the training it came from."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 
-from redco_flow.engine.checkpoint import Checkpointer, restore_params
+from redco_flow.engine.checkpoint import Checkpointer, parameter_digests, restore_params
 from redco_flow.records import digest_file
 from redco_flow.stages.checkpoint_artifact import (
     CHECKPOINT_FOLDER,
     RecipeRecord,
+    checkpoint_identity,
     write_checkpoint_artifact,
 )
+from redco_flow.stages.context import Output, StageOutputs
 
 RECORD = RecipeRecord(
     recipe="text_to_text",
@@ -52,3 +56,42 @@ def test_retention_takes_nothing_from_a_checkpoint_that_an_artifact_is_made_of(t
 
     assert found["w"].tolist() == [[1.0] * 4] * 4
     assert {name: digest_file(tmp_path / "artifact" / name) for name in digests} == digests
+
+
+def publish(bench, name, params, tokenizer="{}", record=RECORD):
+    """Save parameters and publish them, in a directory of this name."""
+    folder = bench.root / name
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "tokenizer" / "tokenizer.json").write_text(tokenizer)
+    with Checkpointer(folder / "checkpoints") as checkpointer:
+        checkpointer.save(1, {"params": params, "moment": jnp.ones(3)}, cursor={"name": name})
+        checkpointer.wait()
+        step_directory = checkpointer.step_directory(1)
+    digests = write_checkpoint_artifact(
+        folder / "artifact", step_directory, folder / "tokenizer", record
+    )
+    identity = checkpoint_identity(digests, parameter_digests(step_directory))
+    outputs = StageOutputs({"checkpoint": Output("checkpoint", folder / "artifact", {}, digests)})
+    return (
+        bench.store.publish("checkpoint", folder / "artifact", digests=digests, identity=identity),
+        bench.publish(outputs)["checkpoint"],
+    )
+
+
+def test_a_checkpoints_id_follows_its_parameters_recipe_and_tokenizer_whatever_its_files(bench):
+    params = {"w": jnp.arange(16.0).reshape(4, 4), "b": jnp.zeros(4)}
+    first, first_by_files = publish(bench, "first", params)
+
+    again, again_by_files = publish(bench, "again", params)
+
+    assert first_by_files.id != again_by_files.id
+    assert again.id == first.id
+    others = [
+        publish(bench, "value", params | {"b": jnp.zeros(4).at[2].set(-0.0)}),
+        publish(bench, "dtype", params | {"b": jnp.zeros(4, jnp.int32)}),
+        publish(bench, "shape", params | {"b": jnp.zeros((2, 2))}),
+        publish(bench, "name", {"w": params["w"], "c": params["b"]}),
+        publish(bench, "tokenizer", params, tokenizer="{ }"),
+        publish(bench, "recipe", params, record=replace(RECORD, step=2)),
+    ]
+    assert len({first.id, *(by_identity.id for by_identity, _ in others)}) == 7

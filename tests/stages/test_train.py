@@ -130,6 +130,7 @@ def test_a_damaged_best_checkpoint_is_trained_again_to_the_same_parameters(bench
         bench.run(train, settings, {"dataset": [dataset]}, work="trained")
     again = bench.run(train, settings, {"dataset": [dataset]}, work="trained")
 
+    assert {name: one.id for name, one in again.items()} == {n: a.id for n, a in before.items()}
     trained = CheckpointArtifact(again["checkpoint/best/eval_loss"].path)
     assert trained.record.step == 3
     expected, found = params_of(before["checkpoint/last"]), params_of(again["checkpoint/last"])
@@ -257,6 +258,9 @@ def test_a_stopped_training_goes_on_and_ends_bitwise_as_the_uninterrupted_one(
         train.run(context, config)
     resumed = bench.publish(train.run(bench.context("train", inputs, work="again"), config), inputs)
 
+    assert {name: one.id for name, one in resumed.items()} == {
+        name: one.id for name, one in checkpoints.items()
+    }
     before, after = (params_of(c["checkpoint/last"]) for c in (checkpoints, resumed))
     assert before.keys() == after.keys()
     for path, values in before.items():

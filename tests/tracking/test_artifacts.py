@@ -277,6 +277,57 @@ def test_a_flipped_bit_anywhere_in_a_manifest_is_noticed_or_says_nothing_else(st
     assert store.is_intact(artifact.id)
 
 
+IDENTITY = {"recipe.json": "1" * 64, "params/w": "2" * 64}
+
+
+def test_an_artifacts_id_follows_the_identity_that_its_producer_gives(store, checkpoint):
+    artifact = store.publish("checkpoint", checkpoint, identity=IDENTITY)
+    (checkpoint / "commit.json").write_text('{"another": "file"}')
+    same = store.publish("checkpoint", checkpoint, identity=IDENTITY)
+    other = store.publish("checkpoint", checkpoint, identity=IDENTITY | {"params/w": "3" * 64})
+
+    assert artifact.id == digest_json({"kind": "checkpoint", "identity": IDENTITY})
+    assert artifact.manifest["identity"] == IDENTITY
+    assert same == artifact
+    assert store.verify(artifact.id) == []
+    assert other.id not in (artifact.id, store.publish("checkpoint", checkpoint).id)
+
+
+def test_a_damaged_artifact_with_an_identity_is_replaced_by_other_files(store, checkpoint):
+    """Fault 41: the second producer's files may be others, and fewer."""
+    artifact = store.publish("checkpoint", checkpoint, identity=IDENTITY)
+    _flip(artifact.path / "state" / "d" / "0", 0)
+    (checkpoint / "state" / "d" / "0").rename(checkpoint / "weights")
+
+    again = store.publish("checkpoint", checkpoint, identity=IDENTITY)
+
+    assert again.id == artifact.id
+    assert [entry["path"] for entry in again.manifest["files"]] == ["commit.json", "weights"]
+    assert store.verify(artifact.id) == []
+    assert store.is_intact(artifact.id)
+
+
+def test_a_flipped_bit_anywhere_in_a_manifest_with_an_identity_is_noticed(store, checkpoint):
+    """Fault 41: its files are held by the manifest's own digest alone."""
+    artifact = store.publish("checkpoint", checkpoint, identity=IDENTITY)
+    path = artifact.directory / "manifest.json"
+    written = path.read_bytes()
+
+    for place in range(len(written)):
+        _flip(path, place)
+        if store.is_intact(artifact.id):  # only a space, or how a letter is written
+            assert json.loads(path.read_bytes()) == artifact.manifest
+        path.chmod(0o644)
+        path.write_bytes(written)
+
+    assert store.is_intact(artifact.id)
+
+
+def test_an_identity_of_nothing_is_refused(store, checkpoint):
+    with pytest.raises(ArtifactError, match="its identity is empty"):
+        store.publish("checkpoint", checkpoint, identity={})
+
+
 @pytest.mark.parametrize("key", ["id", "kind", "files", "digest"])
 def test_an_artifact_whose_manifest_is_damaged_is_mended_by_publishing_again(
     store, checkpoint, key

@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 from redco_flow.errors import ArtifactError, WorkspaceError
 from redco_flow.records import copy_file, read_json, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.file_digests import digest_files
+from redco_flow.tracking.publishing import Manifest, is_as_written
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
 COMMIT = "commit.json"
@@ -203,6 +204,11 @@ def _assemble(one: FileSet, arrivals: Path, temporary: Path) -> None:
 def _install(one: FileSet, workspace: Workspace, temporary: Path) -> None:
     if one.kind == "artifact":
         record = one.record
+        if not is_as_written(cast("Manifest", record)):
+            raise ArtifactError(
+                f"the manifest of {one.name} {record['id']} is not what was published where it "
+                f"comes from; `redco-flow verify` there says more."
+            )
         ArtifactStore(workspace).publish(
             one.name,
             temporary,
@@ -210,6 +216,7 @@ def _install(one: FileSet, workspace: Workspace, temporary: Path) -> None:
             parents=record.get("parents"),
             produced_by=record.get("produced_by"),
             digests={entry.path: entry.blake3 for entry in one.files},
+            identity=record.get("identity"),
         )
         return
     final = one.folder(workspace)
