@@ -34,11 +34,19 @@ def test_a_profile_names_its_executor_and_submitit_knows_it_too(profile, workspa
     assert isinstance(auto._executor, LocalExecutor)
 
 
-@pytest.mark.parametrize("name", ["slrum", "../local", "errors", "redco_flow.errors", "os.path"])
+@pytest.mark.parametrize("name", ["slrum", "../local", "errors"])
 def test_an_unknown_executor_is_refused_with_the_known_ones(profile, name):
     profile.executor = name
 
-    with pytest.raises(UsageError, match="known: local"):
+    with pytest.raises(UsageError, match="Known: local"):
+        make_executor(profile, {})
+
+
+@pytest.mark.parametrize("name", ["redco_flow.errors", "os.path"])
+def test_a_module_that_is_no_executor_is_refused_with_what_it_lacks(profile, name):
+    profile.executor = name
+
+    with pytest.raises(UsageError, match="lacks make and reattach"):
         make_executor(profile, {})
 
 
