@@ -19,7 +19,7 @@ def test_a_good_installation_has_nothing_to_mend(xmanager):
 
 def test_a_package_that_does_not_import_is_told(xmanager, monkeypatch, tmp_path):
     (tmp_path / "docker.py").write_text("raise ImportError('this docker is broken')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
 
     library, _ = examine_xmanager(Profile(executor="xmanager"))
 
