@@ -42,5 +42,10 @@ def test_the_bundled_quickstart_runs_from_any_directory(tmp_path):
     assert "data " in why
     assert status["report"] is not None
     assert status["stages"]["train"]["devices"] == "cpu"
-    for line in ("step 1/", "evaluation: eval_loss", "checkpoint committed", "predicted 12/12 rows"):
+    for line in (
+        "step 1/",
+        "evaluation: eval_loss",
+        "checkpoint committed",
+        "predicted 12/12 rows",
+    ):
         assert line in log
