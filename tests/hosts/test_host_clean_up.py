@@ -135,7 +135,8 @@ def test_what_a_launcher_has_given_up_is_brought_home_and_goes_once_the_stage_ha
     there = lose_launcher(attempt)
     (folder / "go").touch()
     wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [], 30)
-    given_up = {"cause": "node_failure", "message": "the host has not answered for too long"}
+    message = "the host has not answered for too long"
+    given_up = {"exit_code": None, "cause": "node_failure", "message": message}
     write_json(attempt.exit_path, given_up)
     run, work = things_of(host, reattach(attempt.read_job()))
     log, ending = there.log_path(0).read_bytes(), there.rank_exit_path(0).read_bytes()
