@@ -16,6 +16,7 @@ from redco_flow.records import read_json_lines
 from redco_flow.report.metrics_table import direction_of, metrics_artifact
 from redco_flow.report.number_format import score
 from redco_flow.report.stage_facts import StageFacts
+from redco_flow.spec.secrets import hide_secrets
 from redco_flow.stages.metrics_artifact import LINES_FILE as SCORES_FILE
 from redco_flow.stages.predictions_artifact import LINES_FILE as PREDICTIONS_FILE
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
@@ -176,12 +177,15 @@ def _draw(seed: str, index: int) -> str:
 
 def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sample:
     given = row.get("references") or ()
-    references = [str(text) for text in ([given] if isinstance(given, str) else given)]
+    # Pages are sent around: what looks like a secret in the data stays in the data.
+    references = [
+        hide_secrets(str(text)) for text in ([given] if isinstance(given, str) else given)
+    ]
     return Sample(
         why=why,
         row_id=str(row.get("row_id", "")),
-        source=_clipped(str(row.get("source") or "")),
-        pieces=_pieces(str(row.get("prediction") or ""), references),
+        source=_clipped(hide_secrets(str(row.get("source") or ""))),
+        pieces=_pieces(hide_secrets(str(row.get("prediction") or "")), references),
         references=tuple(_clipped(text) for text in references[:_MAX_REFERENCES]),
         num_left_out=max(0, len(references) - _MAX_REFERENCES),
         scores=tuple((name, score(float(value))) for name, value in scores.items()),

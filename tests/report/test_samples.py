@@ -150,3 +150,18 @@ def test_a_long_source_opens_with_its_first_lines(sets, source, opening):
     (shown,) = sets([row(source=source)])
 
     assert shown.samples[0].opening == opening
+
+
+def test_what_looks_like_a_secret_in_the_data_is_not_shown(sets):
+    """The page is sent around; the artifact keeps its bytes."""
+    token = "ghp_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5"[:36]
+    given = row(f"p {token}", [f"r {token}", "plain"], source=f"s {token} t")
+
+    (shown,) = sets([given])
+
+    (one,) = shown.samples
+    texts = (one.source, "".join(text for text, _ in one.pieces), *one.references)
+    assert token not in "\n".join(texts)
+    assert one.source.startswith("s ")
+    assert one.source.endswith(" t")
+    assert one.references[1] == "plain"
