@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from redco_flow.search_path import append_current_directory
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -70,8 +69,6 @@ class Loader:
         self._only_reads = only_reads
         self._profiles: dict[tuple[str, ...], Profile] = {}
         self._notes_said: set[str] = set()
-        # Recipes, stage kinds and corpora of the user's are importable from where the command runs.
-        append_current_directory()
 
     def load(self, point: Point = ()) -> Loaded:
         """Read and plan.

@@ -17,6 +17,7 @@ from redco_flow import __version__
 from redco_flow.cli import drilling, preparing, provenance, running, watching
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import RedcoFlowError, WorkspaceError
+from redco_flow.search_path import append_current_directory
 from redco_flow.terminal_text import VisibleStream
 
 _DESCRIPTION = """\
@@ -101,6 +102,8 @@ def run_command(words: Sequence[str]) -> int:
         parser.error(f"unknown argument {extras[0]!r}")
     if hasattr(options, "overrides"):
         options.overrides = [*options.overrides, *_take_overrides(parser, extras)]
+    # Recipes, stage kinds, executors … of the user's are importable from where the command runs.
+    append_current_directory()
     try:
         code: int = options.verb(options)
     except RedcoFlowError as error:

@@ -122,6 +122,22 @@ def test_a_users_own_kinds_beside_the_pipeline_are_found_by_plan_and_by_workers(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [["profile", "own.yaml"], ["doctor", "-p", "own.yaml"]])
+def test_a_users_own_executor_beside_the_profile_is_found_by_verbs_that_read_only_a_profile(
+    words, tmp_path, prefect_home
+):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/executor.py").write_text(
+        "from redco_flow.launch.local import make, reattach  # noqa: F401\n"
+    )
+    (tmp_path / "own.yaml").write_text("executor: mine.executor\n")
+
+    done = call("console script", words, tmp_path, prefect_home)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_what_takes_the_place_of_a_bundled_file_is_named(tmp_path, prefect_home):
     """Fault 45."""
     flow, profile = Path("flows/pipeline.py"), Path("cluster_profiles/local.yaml")
