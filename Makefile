@@ -1,4 +1,4 @@
-# make quickstart | slurm-demo | test | lint | format | bench | clean
+# make quickstart | slurm-demo | test | test-all | lint | format | docs | bench | dist | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
 PYTHON ?= python3
@@ -18,7 +18,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 endif
 
-.PHONY: quickstart slurm-demo test lint format bench clean constraints
+.PHONY: quickstart slurm-demo test test-all lint format docs bench dist clean constraints
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -27,8 +27,15 @@ quickstart: $(VENV)/.installed
 slurm-demo: $(VENV)/.installed
 	$(BIN)/python tests/cluster/profile_demo.py slurm
 
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+# What every machine can run, in minutes.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not cluster"
+
+# The rest too: it needs Slurm, sshd, Chromium, torch; what is missing is skipped, and named.
+test-all: test
+	$(PYTEST) -m "slow or cluster"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
@@ -40,8 +47,21 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
+# The documentation as a site, build/site/index.html, which nothing from elsewhere is loaded into.
+docs: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(VENV)/.installed-dev
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# What is released: sdist and wheel, whose README the index can show and which work where they are installed.
+dist: $(VENV)/.installed-dev
+	$(INSTALL) --editable '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	.ci/test_wheel dist/*.whl
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("redco-flow needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -60,8 +80,8 @@ clean:
 
 # Choose the newest versions that the bounds allow; a change to commit and test on its own.
 constraints:
-	uv pip compile pyproject.toml --extra dev --python-version 3.11 --no-header --no-annotate \
-	    --no-emit-index-url --quiet --upgrade --output-file constraints.txt
+	uv pip compile pyproject.toml --extra dev --extra docs --extra release --python-version 3.11 \
+	    --no-header --no-annotate --no-emit-index-url --quiet --upgrade --output-file constraints.txt
 	grep -v '^protobuf==' constraints.txt > .constraints-without-protobuf.txt
 	uv pip compile pyproject.toml --extra dev --extra xmanager --python-version 3.11 --no-header \
 	    --no-annotate --no-emit-index-url --quiet --constraint .constraints-without-protobuf.txt \

@@ -189,6 +189,7 @@ def test_an_input_that_is_linked_once_more_while_the_stage_runs_is_no_damage(
     assert result.inputs_verified
 
 
+@pytest.mark.slow
 def test_data_that_changed_between_attempts_is_a_fingerprint_error(run, workspace, tmp_path):
     """Engine case 32: both attempts have the ingredients of one plan."""
     data = tmp_path / "train.jsonl"

@@ -82,6 +82,7 @@ def test_one_flipped_bit_in_any_file_is_noticed_and_the_previous_one_used(direct
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_or_gone_is_noticed_and_the_previous_one_used(directory, caplog):
     """Fault 23."""
     for path in files_of(directory / "2"):

@@ -136,6 +136,7 @@ def assert_same_training(found, expected):
         np.testing.assert_allclose(of_found, of_expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_device_batch_size", [1, 4])
 def test_load_balancing_does_not_depend_on_accumulation(balanced_alone, per_device_batch_size):
     """Engine case 35."""
@@ -155,6 +156,7 @@ def test_load_balancing_does_not_depend_on_the_mesh(balanced_alone, shards):
     assert_same_training(found, balanced_alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_model_shards", [1, 2])
 def test_load_balancing_sends_one_number_more_between_devices(num_model_shards):
     deployer = Deployer(num_model_shards)
@@ -170,6 +172,7 @@ def test_load_balancing_sends_one_number_more_between_devices(num_model_shards):
     assert exchanged(balanced_loss) - exchanged(padded_loss) == 4
 
 
+@pytest.mark.slow
 def test_load_balancing_does_not_depend_on_the_order_of_rows():
     rows, options = unequal_examples(8), {"per_device_batch_size": 2}
 

@@ -268,6 +268,7 @@ def test_parameters_sorted_by_shard_are_saved_in_their_own_order(tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_training_low_rank_factors_of_fused_kernels_is_that_of_one_shard(caplog):
     lora = plan_lora(params(), make_loss(), *TRACED, rank=2, alpha=4.0, targets="qkv$|gate_up")
 

@@ -96,6 +96,7 @@ def steps(request):
     return tuple(lower_step(deployer, num_micro, family) for num_micro in (1, 4))
 
 
+@pytest.mark.slow
 def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_batches(steps):
     """What travels within the other axis alone has smaller groups."""
     _, (step, rules) = steps

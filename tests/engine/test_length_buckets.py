@@ -193,6 +193,7 @@ def trainer_of():
     )
 
 
+@pytest.mark.slow
 def test_a_training_in_buckets_compiles_once_per_bucket_and_resumes_in_mid_epoch_bitwise(tmp_path):
     """Engine cases 30 and 45."""
     bucketing = bucketing_of(LENGTHS)

@@ -132,6 +132,7 @@ def test_micro_batches_over_data_shards_train_like_one_device_without_any(family
     assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_the_same_micro_batches_on_the_same_mesh_train_bitwise_the_same():
     runs = [train_family("gpt2", deployer_of(4), per_device_batch_size=1) for _ in range(2)]
 

@@ -40,6 +40,7 @@ def trainer_on(num_devices):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_the_loop_goes_on_while_a_step_is_being_computed(num_devices):
     examples = [{"x": 1.0, "turns": 100}] * (BATCH * NUM_STEPS)
@@ -57,6 +58,7 @@ def test_the_loop_goes_on_while_a_step_is_being_computed(num_devices):
     assert sum(is_computing) >= 3 * NUM_STEPS // 4
 
 
+@pytest.mark.slow
 def test_a_slow_step_of_a_training_is_told_of_with_its_number(caplog):
     examples = [{"x": 1.0, "turns": 1} for _ in range(BATCH * NUM_STEPS)]
     examples[epoch_order(len(examples), 0, 0)[19 * BATCH]]["turns"] = 3000

@@ -135,6 +135,7 @@ def test_merged_parameters_compute_what_the_factors_did():
     assert jnp.abs(logits(merged, ids) - logits(params(), ids)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_gradients_of_the_factors_are_those_through_the_merged_kernels():
     lora, batch = plan(), collate(examples(2))
     adapted = with_factors(lora)

@@ -78,6 +78,7 @@ def by_hand(rows, skipped):
     return params, state
 
 
+@pytest.mark.slow
 def test_a_skipped_step_leaves_parameters_and_optimizer_state_and_is_counted():
     """Also the schedule's count, and the learning rate that is logged."""
     logs, trainer = Logs(), trainer_of()

@@ -286,6 +286,7 @@ def real(family, remat, mesh, *, dropout=False, frozen=()):
     return jax.jit(jax.grad(of_trained))(trained, params, batch, rngs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "remat", "mesh", "options"),
     [

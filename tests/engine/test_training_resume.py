@@ -112,6 +112,7 @@ def assert_bitwise(found, expected):
         np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 4, 6, 11])
 def test_a_stopped_and_resumed_training_ends_bitwise_as_an_uninterrupted_one(tmp_path, stop_after):
     """Engine cases 30, 42 and 46: 6 steps an epoch, so in mid-epoch and at an epoch's end."""
@@ -142,6 +143,7 @@ def test_a_stopped_and_resumed_training_ends_bitwise_as_an_uninterrupted_one(tmp
     assert result.metrics == expected.metrics
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_its_steps_state_though_training_goes_on(tmp_path):
     """Engine case 46: the step after a save donates the very arrays that are being saved."""
     trainer = trainer_of()
@@ -211,6 +213,7 @@ def test_a_checkpoint_is_told_of_while_it_is_on_the_disk(tmp_path):
     assert found == {step: step for step in range(1, 7)}
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_another_mesh_and_other_micro_batches(tmp_path):
     """Engine cases 31 and 47."""
     whole = trainer_of()

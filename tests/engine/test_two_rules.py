@@ -30,6 +30,7 @@ def rules(params, function, *inputs, **options):
     return derive_rules(params, SIZES, function, inputs, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_gets_the_layout_an_expert_would_give_it(name):
     """Engine cases 11, 16 and 17, the plans."""

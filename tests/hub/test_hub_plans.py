@@ -42,6 +42,7 @@ def repositories(hub, model_files):
     return model, dataset
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_is_told_at_once_with_file_and_line(hub, command, model_files):
     """Gated, gone, without that revision, and parameters in a format that nothing reads."""
     hub.repository("datasets", DATASET).is_gated = True
@@ -65,6 +66,7 @@ def test_what_the_hub_refuses_is_told_at_once_with_file_and_line(hub, command, m
     assert [pin["asked"] for pin in plan["hub"]] == ["v1", "main"]
 
 
+@pytest.mark.slow
 def test_without_a_network_a_hub_id_is_refused_at_once(hub, command):
     """It is asked once, not again and again for every name, and what can be done is said."""
     hub.is_down = True
@@ -88,6 +90,7 @@ def test_a_sweep_asks_the_hub_once(hub, command, repositories):
     assert len(hub.asked) == 2
 
 
+@pytest.mark.slow
 def test_a_directory_of_pickled_parameters_or_none_is_refused(command, hub, repositories):
     folder = command.folder / "model"
     folder.mkdir()

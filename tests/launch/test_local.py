@@ -430,6 +430,7 @@ def test_an_attempt_whose_supervisor_cannot_start_says_why(workspace):
     assert not attempt.job_path.exists()
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(submit, tmp_path):
     """Part of a minute, so that the test needs no whole one."""
     limit = JobResources(walltime_minutes=0.1)

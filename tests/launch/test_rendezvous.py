@@ -53,6 +53,7 @@ def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):
     assert "config.learning_rate is '0.01' on rank 0, '0.1' on rank 2" in told[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_after_the_time_for_it(meet):
     """Engine case 20."""
     told = meet(FACTS, FACTS, num_processes=4, seconds=3)

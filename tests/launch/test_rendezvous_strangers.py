@@ -151,6 +151,7 @@ def test_a_slow_writer_and_silent_connections_do_not_hold_the_group_up(group, me
     assert all(map(is_closed, [*silent, slow]))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_missing_is_missed_in_time_whoever_keeps_rank_zero_busy(
     group, meeting, connect
 ):

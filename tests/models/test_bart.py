@@ -79,6 +79,7 @@ def test_a_mask_over_target_tokens_is_that_of_the_torch_reference(bart, batch, t
     assert_near(found, expected.numpy())
 
 
+@pytest.mark.slow
 def test_gradients_of_every_parameter_equal_the_torch_reference(
     bart, batch, torch_reference, assert_same_gradients
 ):

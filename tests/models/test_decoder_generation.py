@@ -112,6 +112,7 @@ def test_any_of_several_end_tokens_ends_a_row_as_in_the_reference(talkative, tor
         np.testing.assert_array_equal(np.asarray(found.tokens)[:, :width], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["gpt2", "mistral"], indirect=True)
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_a_prompt_padded_behind_is_continued_like_one_padded_in_front(talkative, num_beams):
@@ -121,6 +122,7 @@ def test_a_prompt_padded_behind_is_continued_like_one_padded_in_front(talkative,
     np.testing.assert_array_equal(left.tokens, right.tokens)
 
 
+@pytest.mark.slow
 @one_family
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"sampling": Sampling(top_p=0.9)}])
 def test_a_row_is_continued_alike_whatever_is_beside_it(talkative, how):

@@ -69,6 +69,7 @@ def test_packed_documents_give_the_logits_of_each_alone(decoder):
     assert_near(found[:, :13], expected)
 
 
+@pytest.mark.slow
 @by_positions
 @pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
 def test_decoding_token_by_token_gives_the_logits_of_the_whole(decoder, padded_batch, are_apart):

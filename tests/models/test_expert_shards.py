@@ -65,6 +65,7 @@ def assert_near(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "dims"),
     [
@@ -91,6 +92,7 @@ def test_experts_on_several_devices_are_the_same_with_the_same_gradients(sizes, 
     jax.tree.map(assert_near, found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
 def test_a_mixture_reduces_one_activation_each_way_and_moves_no_kernel(num_shards):
     """Engine case 17: over the model shards; the router's logits have a gradient to add, too."""

@@ -92,6 +92,7 @@ def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty,
     np.testing.assert_allclose(found.scores, expected.sequences_scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 @gated
 @pytest.mark.parametrize("num_beams", [1, 4])
 def test_a_row_is_decoded_alike_whatever_is_beside_it(talkative, num_beams):
@@ -130,6 +131,7 @@ def test_new_batches_of_one_shape_compile_nothing(talkative, num_beams):
     assert run._cache_size() == 1
 
 
+@pytest.mark.slow
 @gated
 def test_the_source_is_read_once_and_not_at_every_step(talkative):
     config, params, batch = talkative

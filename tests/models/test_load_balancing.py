@@ -85,6 +85,7 @@ def assert_near_gradients(decoder: Any, gradients: Any, reference: Any, director
         np.testing.assert_allclose(tensor, expected[name], rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow
 def test_of_experts_that_are_alike_the_loss_counts_those_that_compute():
     logits = jnp.asarray([[1, 1, 1, 0], [0, 2, 0, 2], [0, 0, 0, 0], [0, 3, 1, 1]], jnp.float32)
     experts, _ = choose_experts(logits, 2)
@@ -96,6 +97,7 @@ def test_of_experts_that_are_alike_the_loss_counts_those_that_compute():
     np.testing.assert_allclose(found, 4 * np.sum(share_of_tokens * share_of_routing), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_token_of_a_packed_row_has_the_loss_of_its_text_alone():
     rng = np.random.default_rng(0)
     lengths, num_layers, num_experts = (5, 1, 7, 2), 3, 4
@@ -115,6 +117,7 @@ def test_every_token_of_a_packed_row_has_the_loss_of_its_text_alone():
     assert len({float(text[0, 0]) for text in alone}) == len(lengths)
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_alone_gives_neither_nan_nor_gradient():
     """Engine case 43."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 4, 3)), jnp.float32)

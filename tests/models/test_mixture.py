@@ -84,6 +84,7 @@ def test_a_token_does_not_depend_on_those_beside_it():
     assert_near(together[200:], alone)
 
 
+@pytest.mark.slow
 def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
     rng = np.random.default_rng(0)
     shapes = [(1024, 128), (1024, EXPERTS), (EXPERTS, 128, 2, 256), (EXPERTS, 256, 128)]
@@ -106,6 +107,7 @@ def test_two_of_eight_experts_take_less_than_half_the_time_of_all():
     assert least_few < 0.5 * least_every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_recomputing_layers_changes_no_gradient_and_dots_computes_no_product_twice(decoder, remat):

@@ -7,6 +7,7 @@ import pytest
 from redco_flow.models.relative_position import pairwise_bias, position_buckets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (16, 64)])
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_every_distance_falls_into_the_reference_bucket(num_buckets, max_distance, bidirectional):

@@ -99,6 +99,7 @@ def attention_of(kind: Kind) -> AttendFn:
     return with_gradients(function)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_a_ring_attends_as_one_device_does(kind):
     heads = kind.config.num_kv_heads

@@ -54,6 +54,7 @@ def test_logits_equal_the_torch_reference(config, params, batch, torch_model):
     assert_near(logits_of(config, params, batch), expected.numpy(), 1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_every_parameter_equal_the_torch_reference(config, params, batch, torch_model):
     """Engine cases 53 and 15: torch adds both gradients of a tied embedding, and so do we."""
     import torch
@@ -107,6 +108,7 @@ def test_padding_changes_no_row(config, params, make_batch):
     assert_near(together[:1], np.asarray(logits_of(config, params, alone)), 1e-5)
 
 
+@pytest.mark.slow
 @gated
 def test_padding_and_ignored_labels_never_give_nan(config, params, batch):
     """Engine case 43: not even a row with no source token and no label at all."""
@@ -163,6 +165,7 @@ def test_dropout_needs_one_key_per_example(config, params, batch):
         logits_of(config, params, batch, keys(0, 2))
 
 
+@pytest.mark.slow
 @gated
 def test_recomputing_layers_changes_no_gradient(config, params, batch):
     recomputing = config.updated({"remat": True})
@@ -173,6 +176,7 @@ def test_recomputing_layers_changes_no_gradient(config, params, batch):
     jax.tree.map(lambda one, other: assert_near(one, np.asarray(other), 1e-5), found, expected)
 
 
+@pytest.mark.slow
 @gated
 def test_bfloat16_is_for_products_and_parameters_stay_float32(config, params, batch):
     narrow = config.updated({"dtype": "bfloat16"})
@@ -189,6 +193,7 @@ def test_bfloat16_is_for_products_and_parameters_stay_float32(config, params, ba
     np.testing.assert_allclose(loss, expected, rtol=0.02)
 
 
+@pytest.mark.slow
 @gated
 def test_equal_seeds_give_equal_parameters_with_the_reference_deviations(config):
     wide = config.updated({"d_model": 64, "d_kv": 16, "d_ff": 128, "vocab_size": 500})
@@ -204,6 +209,7 @@ def test_equal_seeds_give_equal_parameters_with_the_reference_deviations(config)
     assert np.abs(attention["qkv"][0] - attention["qkv"][1]).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
 def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(
     config, params, batch, are_apart

@@ -29,6 +29,7 @@ def two_rules(mesh: jax.sharding.Mesh, params: t5.Params) -> Any:
     return jax.tree_util.tree_map_with_path(sharding, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "num_shards"),
     [("v1.1", 1), ("v1.1", 2), ("v1.1", 4), ("v1.1", 8), ("v1.0", 8)],
@@ -55,6 +56,7 @@ def test_a_model_split_over_devices_is_the_same_model(config, make_params, make_
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["v1.1"], indirect=True)
 def test_beam_search_of_a_split_model_gives_the_same_tokens(config, make_params, make_batch):
     config = config.updated({"num_heads": 8, "vocab_size": 64})

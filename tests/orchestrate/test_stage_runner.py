@@ -90,6 +90,7 @@ def test_a_failed_stage_reports_job_log_and_last_lines_and_its_followers_are_ski
     assert stages["compare"]["message"] == "upstream train-small failed"
 
 
+@pytest.mark.slow
 def test_taking_a_run_up_again_gives_a_failed_stage_a_new_attempt(
     planning, counted, executions, tmp_path
 ):
@@ -254,6 +255,7 @@ def test_of_two_runs_with_one_fingerprint_the_second_waits_and_reuses(
     assert count_lines(executions) == 2
 
 
+@pytest.mark.slow
 def test_no_more_stages_run_at_once_than_the_profile_allows(planning, gate):
     planning.profile["max_parallel_stages"] = 1
     run = planning.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
@@ -317,6 +319,7 @@ def damage_dataset(run, workspace):
     return path
 
 
+@pytest.mark.slow
 def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
     planning, counted, executions
 ):
@@ -334,6 +337,7 @@ def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
     assert second.run.read_state()["stages"]["train"]["metrics"]["total"] == 12.0
 
 
+@pytest.mark.slow
 def test_what_was_damaged_between_two_stages_is_made_again_by_resume(
     planning, counted, executions, gate
 ):
@@ -415,6 +419,7 @@ def test_a_retry_that_succeeds_makes_the_stage_complete(planning, tmp_path):
     assert run.read_state()["stages"]["train"]["attempt"] == len(run.attempts("train"))
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_used_up_stays_used_up_for_the_next_launcher(planning, tmp_path):
     never = tmp_path / "never"
     planning.profile = {"retries": {"failed": 1}}

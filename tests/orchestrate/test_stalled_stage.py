@@ -4,9 +4,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from orchestrate_runs import TWO_STAGES, InProcess, count_lines, until, wait_for_stage
 
 
+@pytest.mark.slow
 def test_a_stage_whose_worker_is_frozen_is_tried_again_as_the_profile_allows(planning, tmp_path):
     """Fault 7, to its end."""
     gate, executions = tmp_path / "gate", tmp_path / "executions"

@@ -56,6 +56,7 @@ def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(job
     ]
 
 
+@pytest.mark.slow
 def test_what_is_published_is_not_submitted(jobs, planning, runs):
     runs.complete(TWO_STAGES, ["train.learning_rate=1.0"])
 

@@ -191,6 +191,7 @@ def test_before_training_every_token_is_about_equally_likely_and_padding_changes
     np.testing.assert_allclose(totals / weights, np.log(280), rtol=0.1)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_for_an_example_does_not_depend_on_those_beside_it(tokenizer):
     recipe = built(tokenizer)
     params = jax.jit(recipe.init_params)(jax.random.key(0))
@@ -291,6 +292,7 @@ def mixtral(tokenizer, **config):
 MIXED_ROWS = [example([5, 6], [7, 8, 1]), example([], [3, 4, 5, 1]), example([9, 9, 9], [4, 1])]
 
 
+@pytest.mark.slow
 def test_a_mixture_whose_config_says_so_is_trained_on_the_references_loss(tokenizer, tmp_path):
     """One example at a time, where the reference's loss is that example's."""
     torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
@@ -335,6 +337,7 @@ def test_a_packed_row_is_balanced_as_its_examples_alone(tokenizer):
         np.testing.assert_allclose(packed_measures[name].sum(), values.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_evaluated_on_its_texts_alone(tokenizer):
     recipe, params = mixtral(tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
     plain, _ = mixtral(tokenizer)

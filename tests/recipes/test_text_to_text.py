@@ -93,6 +93,7 @@ def test_more_tokens_than_the_batch_is_wide_are_an_error_and_not_cut_silently():
         collate([example([5] * 5, [1])], **LAYOUT)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_loss_and_gives_no_nan(tokenizer):
     """Engine case 43: the reference is the same example without padding, and log V by hand."""
     rows = [example([5, 6, 1], [7, 1]), example([9, 1], [3, 4, 5, 1])]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax.numpy as jnp
+import pytest
 
 from redco_flow.engine.checkpoint import Checkpointer, parameter_digests, restore_params
 from redco_flow.records import digest_file
@@ -78,6 +79,7 @@ def publish(bench, name, params, tokenizer="{}", record=RECORD):
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoints_id_follows_its_parameters_recipe_and_tokenizer_whatever_its_files(bench):
     params = {"w": jnp.arange(16.0).reshape(4, 4), "b": jnp.zeros(4)}
     first, first_by_files = publish(bench, "first", params)

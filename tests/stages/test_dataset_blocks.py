@@ -65,6 +65,7 @@ def blocks_of(context):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [{}, {"group_by_source": True, "max_examples": BLOCK_ROWS + 500}])
 def test_a_dataset_is_byte_identical_for_one_two_and_three_shards(bench, rows, data):
     """Held-out splits, limits and skipped rows are those of the whole data, not of a shard."""
@@ -83,6 +84,7 @@ def test_a_dataset_is_byte_identical_for_one_two_and_three_shards(bench, rows, d
         assert sum(counts["references"] for counts in summary.splits.values()) == num_read
 
 
+@pytest.mark.slow
 def test_the_rows_of_all_blocks_are_read_in_the_order_of_the_data(bench, config):
     dataset = DatasetArtifact(published(bench, preprocess.run(bench.context(), config)).path)
 
@@ -107,6 +109,7 @@ def test_the_number_of_shards_is_no_part_of_the_fingerprint(rows):
     assert one == seven
 
 
+@pytest.mark.slow
 def test_a_shard_encodes_its_blocks_only_and_leaves_those_that_are_there(bench, config):
     context = bench.context(work="shared")
 
@@ -123,6 +126,7 @@ def test_a_shard_encodes_its_blocks_only_and_leaves_those_that_are_there(bench, 
     assert "train-00002.arrow" in whole
 
 
+@pytest.mark.slow
 def test_what_was_encoded_before_a_stop_is_not_encoded_again(bench, config):
     whole = published(bench, preprocess.run(bench.context(), config))
     context = bench.context(work="stopped")
@@ -146,6 +150,7 @@ def test_what_was_encoded_before_a_stop_is_not_encoded_again(bench, config):
     assert list((resumed.work_dir / "unfinished").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_block_that_was_damaged_meanwhile_is_encoded_anew(bench, config):
     context = bench.context(work="damaged")
     join = preprocess.run_shard(context, config, Shard())
@@ -175,6 +180,7 @@ def test_joining_copies_no_row(bench, config):
         assert (artifact.path / name).stat().st_ino == file_id
 
 
+@pytest.mark.slow
 def test_every_shard_tells_all_bad_rows_where_they_are_errors(bench, rows):
     tokenizer = published(bench, preprocess.run(bench.context(), config_of(rows)))
     config = config_of(

@@ -87,6 +87,7 @@ def test_rows_are_as_wide_as_their_longest_needs(tokenizer, family, expected):
     assert bucket_rows(recipe, examples[:31], BATCH_SIZE) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "gpt2", "mistral"])
 def test_likelihoods_are_those_of_one_width_and_each_width_is_compiled_once(tokenizer, family):
     """Engine case 45, of likelihoods."""

@@ -72,6 +72,7 @@ def params_of(artifact):
     }
 
 
+@pytest.mark.slow
 def test_training_gives_the_last_and_each_best_checkpoint_with_all_that_predicting_needs(trained):
     checkpoints, _ = trained
 
@@ -86,6 +87,7 @@ def test_training_gives_the_last_and_each_best_checkpoint_with_all_that_predicti
         assert names == {"checkpoint", "tokenizer", "recipe.json"}
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_saved_of_a_training_whose_dataset_was_damaged_meanwhile(
     bench, write_rows
 ):
@@ -113,6 +115,7 @@ def test_no_checkpoint_is_saved_of_a_training_whose_dataset_was_damaged_meanwhil
     assert steps == [steps_per_epoch]
 
 
+@pytest.mark.slow
 def test_a_damaged_best_checkpoint_is_trained_again_to_the_same_parameters(bench, dataset):
     """Faults 22 and 41: the artifact's files are those of the work directory, by other names."""
     no_change = {"optimizer": "sgd", "learning_rate": 1e-30}  # so the first is the best
@@ -322,6 +325,7 @@ def test_sequences_split_over_devices_train_and_are_scored_as_ever(bench, datase
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_stage_logs_each_rule_with_its_reason_and_the_users_own_comes_first(
     bench, dataset, caplog
 ):
