@@ -20,7 +20,7 @@ from redco_flow.spec.document import Document, Origin, written_at
 from redco_flow.spec.fields import field_paths, is_open
 from redco_flow.spec.find import find_file
 from redco_flow.spec.hosts_section import HostsSection
-from redco_flow.spec.interpolation import Surroundings, interpolate
+from redco_flow.spec.interpolation import interpolate
 from redco_flow.spec.mistakes import validated
 from redco_flow.spec.model import (
     EnvironmentValue,
@@ -132,7 +132,7 @@ def load_profile(
     problems += more + list(secret_problems(document))
     # The pipeline's own references stand for what the pipeline says, not for what stands here.
     defaults = document.section(("defaults",))
-    document, more = interpolate(document.without(("defaults",)), Surroundings(environ))
+    document, more = interpolate(document.without(("defaults",)), environ)
     document = document.with_part(("name",), _name_of(document, path))
     problems += more + list(secret_problems(document))
     if defaults.values is not None:

@@ -66,26 +66,6 @@ class References:
             raise ValueError(f"'{slot_name}' of stage '{stage}' names the same output twice")
         return found
 
-    def output_reference(self, stage: str, output: str) -> str:
-        """Return the reference that `${stages.STAGE.outputs.OUTPUT}` stands for.
-
-        Raises:
-            ValueError: there is no such stage, or it has no such output.
-        """
-        kind, slash, selector = output.partition("/")
-        if stage in self.stages.broken:
-            return f"{stage}{slash}{selector}"
-        if stage not in self.bodies:
-            raise ValueError(f"there is no stage '{stage}'{nearest(stage, self.bodies)}")
-        outputs = self.bodies[stage].kind.outputs
-        if kind not in outputs.values():
-            known = sorted(set(outputs) | set(outputs.values()))
-            raise ValueError(
-                f"stage '{stage}' has no output '{output}'{nearest(output, known)} "
-                f"Its outputs: {listed(known)}."
-            )
-        return f"{stage}{slash}{selector}"
-
     def _unwritten(self, body: StageBody, slot_name: str, slot: InputSlot) -> tuple[InputRef, ...]:
         if self.stages.broken:
             return ()
