@@ -16,12 +16,11 @@ from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
 from redco_flow.spec.mistakes import validated
-from redco_flow.spec.order import cycles_of, order_of
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.pipeline_overrides import with_overrides
 from redco_flow.spec.problems import raise_if_any
 from redco_flow.spec.profile import Profile, load_profile
-from redco_flow.spec.references import InputRef, References
+from redco_flow.spec.references import InputRef, References, cycles_of, order_of
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.settings import settings_of
 from redco_flow.spec.stage_body import (
