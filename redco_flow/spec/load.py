@@ -14,14 +14,13 @@ from typing import Any
 
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Origin, leaves
-from redco_flow.spec.interpolation import Surroundings, escape, interpolate
+from redco_flow.spec.interpolation import escape, interpolate
 from redco_flow.spec.mistakes import validated
-from redco_flow.spec.order import cycles_of, order_of
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.pipeline_overrides import with_overrides
 from redco_flow.spec.problems import raise_if_any
 from redco_flow.spec.profile import Profile, load_profile
-from redco_flow.spec.references import InputRef, References
+from redco_flow.spec.references import InputRef, References, cycles_of, order_of
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.settings import settings_of
 from redco_flow.spec.stage_body import (
@@ -140,12 +139,7 @@ def load_pipeline(
     overridden = with_overrides(document, overrides)
     document = overridden.document
     problems += overridden.problems
-    surroundings = Surroundings(
-        environ,
-        profile=profile.model_dump(mode="json", exclude={"defaults"}) if profile else None,
-        output_reference=References(read_stages(document), {}).output_reference,
-    )
-    document, bad_references = interpolate(document, surroundings)
+    document, bad_references = interpolate(document, environ)
     refused = bad_references + list(secret_problems(document))
     places = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)

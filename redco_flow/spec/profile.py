@@ -15,12 +15,12 @@ from pydantic import (
     model_validator,
 )
 
-from redco_flow.errors import Problem
+from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.spec.document import Document, Origin, written_at
 from redco_flow.spec.fields import field_paths, is_open
 from redco_flow.spec.find import find_file
 from redco_flow.spec.hosts_section import HostsSection
-from redco_flow.spec.interpolation import Surroundings, interpolate
+from redco_flow.spec.interpolation import interpolate
 from redco_flow.spec.mistakes import validated
 from redco_flow.spec.model import (
     EnvironmentValue,
@@ -34,11 +34,12 @@ from redco_flow.spec.model import (
 from redco_flow.spec.modules import executor_problem
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
 from redco_flow.spec.problems import raise_if_any
-from redco_flow.spec.profile_layers import read_layers
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.slurm_section import RetryBudgets, SlurmSection
+from redco_flow.spec.strict_yaml import parse_file
 from redco_flow.spec.xmanager_section import XManagerSection
 
+_EXTENDS = "extends"
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -127,12 +128,12 @@ def load_profile(
         ConfigError: every mistake in it.
     """
     path = find_file("cluster_profiles", given)
-    document, problems = read_layers(path)
+    document, problems = _read_layers(path)
     document, more = _with_overrides(document, for_profile(overrides))
     problems += more + list(secret_problems(document))
     # The pipeline's own references stand for what the pipeline says, not for what stands here.
     defaults = document.section(("defaults",))
-    document, more = interpolate(document.without(("defaults",)), Surroundings(environ))
+    document, more = interpolate(document.without(("defaults",)), environ)
     document = document.with_part(("name",), _name_of(document, path))
     problems += more + list(secret_problems(document))
     if defaults.values is not None:
@@ -146,6 +147,54 @@ def load_profile(
     if defaults.values is not None:
         profile._written_defaults = defaults
     return profile
+
+
+def _read_layers(path: Path) -> tuple[Document, list[Problem]]:
+    """Return a file with the profiles that it extends, each laid under the one that does.
+
+    Mappings merge, all else is replaced; every value keeps the line that it was written in.
+
+    Raises:
+        ConfigError: a file that is no mapping or no YAML, and mistakes of `extends`.
+    """
+    document, problems = _parse(path)
+    chain = [path]
+    while (extended := document.get((_EXTENDS,))) is not None:
+        base = _base_of(document, extended, chain)
+        lower, more = _parse(base)
+        problems += more
+        chain.append(base)
+        # Each is named after its own file, and extends for itself.
+        document = lower.without(("name",)).merged(document.without((_EXTENDS,)))
+    return document.without((_EXTENDS,)), problems
+
+
+def _parse(path: Path) -> tuple[Document, list[Problem]]:
+    document, problems = parse_file(path)
+    if document.values is None:
+        raise_if_any(problems)
+        return Document({}, document.origins), problems
+    if not isinstance(document.values, dict):
+        raise ConfigError([document.origin(()).problem("a profile must be a mapping of keys")])
+    return document, problems
+
+
+def _base_of(document: Document, extended: object, chain: Sequence[Path]) -> Path:
+    """Find the file that is meant: not one of those that extend it.
+
+    So a profile may have the name of the one that comes with the project, and extend it.
+    """
+    origin = document.origin((_EXTENDS,))
+    if not isinstance(extended, str):
+        message = f"extends must be one profile's name or path, not {type(extended).__name__}"
+        raise ConfigError([origin.problem(message)])
+    try:
+        return find_file("cluster_profiles", extended, beside=chain[-1].parent, left_out=chain)
+    except UsageError as error:
+        extending = ", which extends ".join(str(path) for path in chain)
+        raise ConfigError([origin.problem(f"extends: {error} (It may not be {extending}.)")]) from (
+            error
+        )
 
 
 def _validated(document: Document) -> tuple[Profile | None, list[Problem]]:

@@ -1,12 +1,13 @@
-"""Which stage's output each input takes: from the text a person writes, or from what is unique.
+"""Which stage's output each input takes, and in which order the stages can run.
 
 `STAGE`, `STAGE/SELECTOR`, or `SELECTOR` alone where one stage only produces that kind; where
-nothing is written, that one stage.
+nothing is written, that one stage. The same graph in the same order always gives the same answer.
 """
 
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,26 +66,6 @@ class References:
         if len(set(found)) < len(found):
             raise ValueError(f"'{slot_name}' of stage '{stage}' names the same output twice")
         return found
-
-    def output_reference(self, stage: str, output: str) -> str:
-        """Return the reference that `${stages.STAGE.outputs.OUTPUT}` stands for.
-
-        Raises:
-            ValueError: there is no such stage, or it has no such output.
-        """
-        kind, slash, selector = output.partition("/")
-        if stage in self.stages.broken:
-            return f"{stage}{slash}{selector}"
-        if stage not in self.bodies:
-            raise ValueError(f"there is no stage '{stage}'{nearest(stage, self.bodies)}")
-        outputs = self.bodies[stage].kind.outputs
-        if kind not in outputs.values():
-            known = sorted(set(outputs) | set(outputs.values()))
-            raise ValueError(
-                f"stage '{stage}' has no output '{output}'{nearest(output, known)} "
-                f"Its outputs: {listed(known)}."
-            )
-        return f"{stage}{slash}{selector}"
 
     def _unwritten(self, body: StageBody, slot_name: str, slot: InputSlot) -> tuple[InputRef, ...]:
         if self.stages.broken:
@@ -179,3 +160,48 @@ class References:
             f"{listed(producers)}; choose with `{slot_name}: {producers[0]}` or "
             f"`{slot_name}: {producers[0]}/SELECTOR`"
         )
+
+
+def order_of(names: Sequence[str], upstream: Mapping[str, set[str]]) -> list[str]:
+    """Return the names so that each comes after those it needs; else in the given order.
+
+    Names that stand in a circle, or need one that does, are left out.
+    """
+    place = {name: index for index, name in enumerate(names)}
+    missing = {name: len(upstream[name]) for name in names}
+    downstream: dict[str, list[str]] = {name: [] for name in names}
+    for name in names:
+        for needed in upstream[name]:
+            downstream[needed].append(name)
+    ready = [place[name] for name in names if not missing[name]]
+    ordered = []
+    while ready:
+        name = names[heapq.heappop(ready)]
+        ordered.append(name)
+        for waiting in downstream[name]:
+            missing[waiting] -= 1
+            if not missing[waiting]:
+                heapq.heappush(ready, place[waiting])
+    return ordered
+
+
+def cycles_of(names: Sequence[str], upstream: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return circles of names, each begun by its first; none shares a name with another."""
+    ordered = set(order_of(names, upstream))
+    left = [name for name in names if name not in ordered]
+    cycles = []
+    while left:
+        path = [left[0]]
+        while True:
+            needed = next((name for name in left if name in upstream[path[-1]]), None)
+            if needed is None:
+                left = [name for name in left if name != path[-1]]
+                break
+            if needed in path:
+                cycle = path[path.index(needed) :]
+                start = cycle.index(min(cycle, key=names.index))
+                cycles.append([*cycle[start:], *cycle[:start]])
+                left = [name for name in left if name not in cycle]
+                break
+            path.append(needed)
+    return cycles

@@ -17,7 +17,6 @@ from redco_flow.spec.fields import marked
 from redco_flow.spec.mistakes import validated
 from redco_flow.spec.model import ContentOf, InWorkspace
 from redco_flow.spec.modules import module_problem
-from redco_flow.spec.paths import inside
 from redco_flow.spec.stage_kind import StageConfig, StageKind, find_stage_kind
 from redco_flow.spec.wording import dotted, shown
 
@@ -172,3 +171,23 @@ def _read_stage(document: Document, name: str) -> StageBody:
     for slot in kind.inputs:
         body = body.without((slot,))
     return StageBody(name, kind, own, config.merged(body), references)
+
+
+def inside(root: FilePath, relative: str) -> FilePath:
+    """Return `root/relative`, a path inside of `root`.
+
+    Raises:
+        ValueError: the path is absolute, climbs out by `..`, or passes a symbolic link that
+            leads out of `root`.
+    """
+    path = FilePath(relative)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(
+            f"{relative!r} leads out of the workspace {root}; give a relative path without '..'"
+        )
+    if not (root / path).resolve().is_relative_to(root.resolve()):
+        raise ValueError(
+            f"{relative!r} passes a symbolic link that leads out of the workspace {root}; remove "
+            f"the link or choose another path"
+        )
+    return root / path

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from redco_flow.spec.fields import known_keys, marked
 from redco_flow.spec.model import ContentOf, OutputPath, Placement, PositiveInt, StrictModel
-from redco_flow.spec.paths import inside
 from redco_flow.spec.pipeline import DataSection, TokenizerSection
+from redco_flow.spec.stage_body import inside
 
 
 class Inner(StrictModel):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_flow.spec.load import InputRef
-from redco_flow.spec.order import cycles_of, order_of
+from redco_flow.spec.references import cycles_of, order_of
 
 FORK = """\
 name: fork
