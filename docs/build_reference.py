@@ -39,7 +39,7 @@ def _pipeline_page() -> Iterator[str]:
         "# Pipeline keys",
         "",
         "Made from the models that validate a pipeline; `redco-flow schema` prints the same as a",
-        "JSON Schema for editors. `${env:NAME,default}` or `${key}` may stand wherever a value may.",
+        "JSON Schema for editors. `${env:NAME,default}` or `${key}` may stand where a value may.",
         "",
         "## The file",
         "",
