@@ -1,73 +1,130 @@
-"""What the README says: every command that can run here runs, every link leads somewhere."""
+"""What README and docs say: commands that can run here run as written, links lead somewhere."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 README = PROJECT / "README.md"
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "docs/tutorial.md", "docs/guides/local.md", "docs/guides/slurm.md")
 # What sets up an environment is run by CI as its own step; it needs a package index.
 SET_UP = ("make", "python3", "uv")
-# What the section that a newcomer follows shows: each verb is run as written, the sweep too.
-FIRST_STEPS = ["plan", "run", "status", "logs", "why", "run", "run"]
 
 if not README.is_file():
     pytest.skip("no README beside the tests: not a checkout", allow_module_level=True)
 
 
-def commands(section=""):
-    """Every line of the shell blocks of the README, or of one of its sections, without comments."""
-    text = README.read_text()
-    if section:
-        text = re.split(r"^## ", text.split(f"## {section}\n", 1)[1], flags=re.MULTILINE)[0]
-    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+def commands(page):
+    """Every line of a page's shell blocks, without comments."""
+    for block in re.findall(r"```sh\n(.*?)```", (PROJECT / page).read_text(), re.DOTALL):
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
             if words:
                 yield words
 
 
-def test_the_first_steps_are_commands_that_are_run_as_written():
-    shown = list(commands("Run a pipeline"))
+def call(words, folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "redco_flow.cli.main", *words],
+        cwd=folder,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
-    assert [words[1] for words in shown] == FIRST_STEPS
-    assert all(words[0] == "redco-flow" for words in shown)
-    assert "--sweep" in shown[-1]
+
+def shorten(project):
+    """Let the project that `init` wrote train for seconds: the commands are what is tested."""
+    data = project / "data" / "dates.csv"
+    with data.open() as lines:
+        few = "".join(islice(lines, 300))
+    data.write_text(few)
+    pipeline = project / "pipelines" / "dates.yaml"
+    text, count = re.subn(r"num_epochs: \d+", "num_epochs: 1", pipeline.read_text())
+    assert count == 1
+    pipeline.write_text(text)
+
+
+def test_the_readme_is_short_and_leads_to_every_page():
+    text = README.read_text()
+
+    assert len(text.splitlines()) <= 130
+    for page in [*PROJECT.glob("docs/*.md"), *PROJECT.glob("docs/guides/*.md")]:
+        link = str(page.relative_to(PROJECT))
+        assert link in text or page.name in (PROJECT / "mkdocs.yml").read_text(), page
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_readme_does_what_it_says(tmp_path, prefect_home):
-    pipelines = tmp_path / "pipelines"
-    pipelines.mkdir()
-    text = (PROJECT / "pipelines" / "quickstart.yaml").read_text()
-    small = text.replace("  dataset: python:", "  max_examples: 300\n  dataset: python:")
-    small = small.replace("num_epochs: 3", "num_epochs: 1")
-    assert small.count("max_examples") == 1
-    (pipelines / "quickstart.yaml").write_text(small)
-    ran = 0
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_does_what_it_says(page, tmp_path, prefect_home):
+    folder, ran = tmp_path, 0
 
-    for words in commands():
+    for words in commands(page):
         if words[0] in SET_UP:
             continue
+        if words[0] == "cd":
+            folder = folder / words[1]
+            continue
         assert words[0] == "redco-flow", words
-        done = subprocess.run(
-            [sys.executable, "-m", "redco_flow.cli.main", *words[1:]],
-            cwd=tmp_path,
-            env=os.environ,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        call(words[1:], folder)
+        if words[1] == "init":
+            shorten(folder / words[2])
         ran += 1
 
-    assert ran >= 5
+    assert ran >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_init_writes_is_learnt(tmp_path, prefect_home):
+    """The tutorial's pipeline as it is written, not shortened."""
+    call(["init", "dates"], tmp_path)
+
+    said = call(["run", "pipelines/dates.yaml", "--json"], tmp_path / "dates")
+
+    assert json.loads(said.splitlines()[-1])["metrics"]["exact_match"] > 50
+
+
+def test_init_overwrites_nothing(tmp_path):
+    there = tmp_path / "pipelines" / "dates.yaml"
+    there.parent.mkdir()
+    there.write_text("mine")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "redco_flow.cli.main", "init", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2
+    assert str(there) in done.stderr
+    assert there.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["pipelines"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_chapter_about_ones_own_parts_runs_as_it_stands(tmp_path, prefect_home):
+    """Data, recipe, metric, stage kind and executor of a user's: one module each."""
+    shutil.copytree(PROJECT / "docs" / "examples", tmp_path / "examples")
+    words = ["run", "own.yaml", "-p", "own_profile.yaml", "--json"]
+
+    said = call(words, tmp_path / "examples")
+
+    metrics = json.loads(said.splitlines()[-1])["metrics"]
+    assert {"exact_match", "absolute_error", "share_longer"} <= metrics.keys()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from redco_flow import __version__
-from redco_flow.cli import drilling, preparing, provenance, running, watching
+from redco_flow.cli import drilling, preparing, project_files, provenance, running, watching
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import RedcoFlowError, WorkspaceError
 from redco_flow.search_path import append_current_directory
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"redco-flow {__version__}")
     verbs = Verbs(parser.add_subparsers(title="verbs", metavar="VERB", required=True))
-    for group in (running, watching, provenance, preparing, drilling):
+    for group in (project_files, running, watching, provenance, preparing, drilling):
         group.register(verbs)
     return parser
 

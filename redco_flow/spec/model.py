@@ -6,6 +6,7 @@ and a value never changes after it was read. Knows no files and no positions.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -19,9 +20,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
 )
+from pydantic_core import CoreSchema
 
+# `name, other: what they say`, and lines that are indented further.
+_ARGUMENT = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
@@ -41,6 +46,17 @@ class StrictModel(BaseModel):
     )
 
     @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe each property by the class's docstring: editors and the reference show it."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in described_fields(cls).items():
+            properties[name].setdefault("description", text)
+        return schema
+
+    @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Validate plain JSON values (the inverse of `model_dump(mode="json")`).
 
@@ -48,6 +64,16 @@ class StrictModel(BaseModel):
             pydantic.ValidationError: every mistake, with its place.
         """
         return cls.model_validate_json(json.dumps(values))
+
+
+def described_fields(model: type[BaseModel]) -> dict[str, str]:
+    """Return what the docstrings of a model and of its bases say of each field."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")
+        for names, text in _ARGUMENT.findall(listed):
+            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return {name: text for name, text in found.items() if name in model.model_fields}
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class TokenizerTraining(StrictModel):
 
     Args:
         vocab_size: an upper limit; at least the 256 bytes and three special tokens.
+        type: the algorithm of the `tokenizers` library.
     """
 
     vocab_size: Annotated[int, Field(ge=259)] = 4096
@@ -71,7 +72,13 @@ class TokenizerTraining(StrictModel):
 
 
 class TokenizerSection(StrictModel):
-    """Exactly one of: a tokenizer by name or directory, or one trained on the data."""
+    """Exactly one of: a tokenizer by name or directory, or one trained on the data.
+
+    Args:
+        name_or_path: hub id, or a directory with tokenizer.json.
+        revision: the hub's branch, tag or commit; None means main.
+        train: trained on the training split.
+    """
 
     name_or_path: Text | None = None
     revision: Revision | None = None
@@ -94,12 +101,14 @@ class DataSection(StrictModel):
         subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
         train, validation, test: csv, jsonl, parquet or arrow files.
         text_key: the field of plain texts, which have no source; instead of the next two.
+        source_key, target_key: the fields of the input text and of the text to be produced.
         source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
             with.
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
             source) where no such split is given.
         on_bad_row: stop at a bad row with its file and line, or skip and count it.
+        max_examples: the first ones of each split; None: all.
         tokenizer: None means the model's own.
     """
 
@@ -139,6 +148,8 @@ class Resources(StrictModel):
     """What one stage asks of the machines; never part of a fingerprint.
 
     Args:
+        num_hosts: machines of the job; training and prediction alone run on several.
+        gpus_per_host: devices on each of them; 0 computes on CPUs, or on what JAX finds.
         cpus_per_host, memory_gib: None means what the profile's machine has.
         walltime_minutes: then the stage is asked to save and stop, and goes on in a new attempt;
             on Slurm in time before that. None means what the profile says.
@@ -152,7 +163,17 @@ class Resources(StrictModel):
 
 
 class PipelineSection(StrictModel):
-    """The whole file, with the stages' bodies still untyped."""
+    """The whole file, with the stages' bodies still untyped.
+
+    Args:
+        name: the pipeline's; run ids begin with it.
+        description: for people.
+        recipe: the paradigm: text_to_text, language_modeling, or the dotted name of one's own.
+        model: which model, from where, in which precision.
+        data: which rows, which of their fields, which splits.
+        tags: words for people; `ls` and the Prefect UI show them.
+        stages: by name; a stage that is named like a kind need not say its kind.
+    """
 
     name: Name
     description: str = ""

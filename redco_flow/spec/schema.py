@@ -48,11 +48,13 @@ def _definition_name(reference: dict[str, Any]) -> str:
 
 def _stage_schema(kind: StageKind, config: dict[str, Any]) -> dict[str, Any]:
     """A stage's body: the Config's fields, its kind and what its input slots take."""
-    properties = {"kind": {"const": kind.name}, **config["properties"]}
+    said = f"{kind.name}; needed where the stage is not named so."
+    properties = {"kind": {"const": kind.name, "description": said}, **config["properties"]}
     for name, slot in kind.inputs.items():
-        one = {"type": ["string", "null"], "description": f"STAGE/SELECTOR: takes {slot.kind}"}
+        one = {"type": ["string", "null"]}
         many = {"anyOf": [one, {"type": "array", "items": {"type": "string"}}]}
-        properties[name] = many if slot.many else one
+        taken = f"STAGE or STAGE/SELECTOR: the {slot.kind} that it takes in."
+        properties[name] = {"description": taken, **(many if slot.many else one)}
     required = [name for name in config.get("required", []) if name not in kind.sections]
     stage = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
     return {"title": f"stage kind {kind.name}", **stage, "required": required}
@@ -66,6 +68,7 @@ def _stages_schema(kinds: list[StageKind]) -> dict[str, Any]:
         for kind in kinds
     }
     return {
+        "description": PipelineSection.model_json_schema()["properties"]["stages"]["description"],
         "type": "object",
         "minProperties": 1,
         "propertyNames": {"pattern": NAME_PATTERN},
@@ -87,5 +90,6 @@ def _with_references(schema: Any) -> Any:
         return schema
     inner = {key: _with_references(part) for key, part in schema.items()}
     if schema.get("type") in ("integer", "number", "boolean"):
-        return {"anyOf": [schema, _REFERENCE]}
+        known = {name: schema[name] for name in ("description", "default") if name in schema}
+        return {**known, "anyOf": [schema, _REFERENCE]}
     return inner

@@ -80,7 +80,12 @@ class RetryBudgets(StrictModel):
 
     Args:
         preempted: None is unlimited.
-        failed: also of a process that was killed for want of memory perhaps, but not surely.
+        node_failure: a host of the job died, or could not be reached any more.
+        timeout: the job's time was over.
+        stalled: a process reported no progress for stall_timeout_minutes.
+        out_of_memory: the cluster ended a process for want of memory.
+        failed: any other end; also of a process that was killed for want of memory perhaps, but
+            not surely.
     """
 
     preempted: NonNegativeInt | None = None

@@ -39,7 +39,11 @@ STAGES_PACKAGE = "redco_flow.stages"
 
 
 class StageConfig(StrictModel):
-    """Base of every stage kind's Config; fields that only place the work carry `Placement`."""
+    """Base of every stage kind's Config; fields that only place the work carry `Placement`.
+
+    Args:
+        resources: what the stage asks of the machines.
+    """
 
     resources: Resources = Resources()
 

@@ -51,6 +51,7 @@ class Config(StageConfig):
     Args:
         num_resamples: draws of the bootstrap; p-values are no finer than one over this.
         confidence: of the intervals.
+        seed: of the draws.
     """
 
     num_resamples: Annotated[int, Field(ge=100)] = 10_000

@@ -22,7 +22,11 @@ DIGESTS_FILE = "parameters.json"
 
 
 class Config(StageConfig):
-    """Nothing to be set but which checkpoint, and the recipe that made it."""
+    """Nothing to be set but which checkpoint, and the recipe that made it.
+
+    Args:
+        recipe: the checkpoint's; the pipeline's own where the stage does not say it.
+    """
 
     recipe: Text = "text_to_text"
 

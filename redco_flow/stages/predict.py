@@ -28,6 +28,7 @@ class Config(StageConfig):
     """Prediction.
 
     Args:
+        recipe: the checkpoint's; the pipeline's own where the stage does not say it.
         split: None means test, or validation where the dataset has no test split.
         num_beams: 1 is greedy search.
         length_penalty: a beam's score is divided by its length to this power.
@@ -36,12 +37,14 @@ class Config(StageConfig):
         temperature: what logits are divided by; towards 0 the likeliest token wins.
         top_k: only so many of the likeliest tokens may be drawn.
         top_p: of those, only the fewest likeliest whose probabilities reach this sum.
+        seed: of the draws.
         prompt_length: tokens of a plain text that are given; the rest is generated.
         score_targets: also measure how likely the model finds each first reference, which
             perplexity needs; None: where the recipe measures perplexity.
         max_target_length: tokens to generate at most; None: what the dataset's targets need.
         num_examples: the first ones of the split; None: all.
         batch_size: examples at once over all devices.
+        num_model_shards: devices that split every product among them.
     """
 
     recipe: Text = "text_to_text"

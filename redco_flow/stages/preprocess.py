@@ -41,6 +41,8 @@ class Config(StageConfig):
     """Preprocessing.
 
     Args:
+        recipe: the pipeline's own where the stage does not say it.
+        model, data: the pipeline's sections of these names, with changes for this stage.
         max_source_length, max_target_length: in tokens, the end token included; more is cut off.
             Plain texts are cut into pieces of max_target_length, of which each is an example.
         num_workers: processes that encode.

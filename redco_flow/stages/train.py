@@ -54,10 +54,20 @@ class Config(StageConfig):
     """Training.
 
     Args:
+        recipe: the pipeline's own where the stage does not say it.
+        model: the pipeline's section of this name, with changes for this stage.
+        num_epochs: passes over the training split.
         global_batch_size: examples per optimizer step, whatever the number of devices; where
             examples are packed, rows of them.
         batching: how examples of different lengths become batches.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
+        optimizer: of optax, by this name.
+        learning_rate: at the end of the warmup.
+        schedule: the learning rate over the steps.
+        weight_decay: decoupled, times the learning rate (of sgd: added to the gradient); norms,
+            biases and relative position biases have none.
+        max_grad_norm: gradients are scaled down to this global norm; None: never.
+        lora: train low-rank factors beside kernels.
         dropout_rate: None leaves the model's own.
         num_model_shards: devices that split every product among them.
         num_context_shards: devices that split every sequence among them.
@@ -67,7 +77,12 @@ class Config(StageConfig):
             each dim, instead of what the rules would choose.
         freeze: a regex searched in the parameters' paths: those stay as they are.
         on_nonfinite: whether a step whose loss or gradient is not finite ends the training or is
-            skipped, at most max_skipped - 1 in a row.
+            skipped.
+        max_skipped: so many skipped steps in a row end the training.
+        seed: of initialisation, data order and dropout.
+        eval: when the validation split is scored, and how.
+        keep: which checkpoints stay.
+        log_every_steps: steps between two lines of the log and of the metrics.
         save_every_steps: checkpoints besides those at evaluations and ends of epochs.
         log_to: where losses and scores go besides the run's own records. W&B takes its project,
             its mode and its key from the environment.

@@ -29,7 +29,9 @@ class Schedule(StrictModel):
     """The learning rate over the optimizer steps.
 
     Args:
-        warmup_ratio: share of all steps; give this or warmup_steps.
+        type: what follows the linear warmup: a linear or cosine decay to 0, none, the inverse
+            square root of the step, or `wsd`: constant, then a linear decay over the last fifth.
+        warmup_ratio, warmup_steps: of the linear warmup, as a share of all steps or as a number.
     """
 
     type: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd"] = "linear"
@@ -101,6 +103,7 @@ class Batching(StrictModel):
     row, and none sees another.
 
     Args:
+        type: one of the three.
         num_buckets: widths at most, where bucketed.
         packed_length: tokens of a packed row; None: of the longest example.
     """
