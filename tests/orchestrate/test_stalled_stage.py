@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from orchestrate_runs import TWO_STAGES, InProcess, count_lines, until, wait_for_stage
 
 
