@@ -13,7 +13,7 @@ from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import UsageError
 
 _TEXTS = Path(__file__).parent / "project"
-_FORMATS = ("%d %B %Y", "%B %d, %Y", "%d/%m/%Y", "%d.%m.%y", "%b %d %Y")
+_FORMATS = ("%d %B %Y", "%B %d, %Y", "%d/%m/%Y", "%b %d %Y")
 _NUM_DATES = 4000
 _FIRST_DAY = date(1970, 1, 1)
 _NUM_DAYS = 365 * 60
