@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from redco_flow.errors import RunCancelled, StageFailed
-from redco_flow.orchestrate.ahead import AheadChain
+from redco_flow.orchestrate.ahead import AheadChain, SweepTurn
 from redco_flow.orchestrate.ahead_runner import AheadRunner
 from redco_flow.orchestrate.attempt_following import Finished
 from redco_flow.orchestrate.planning import upstream_of
@@ -81,20 +81,15 @@ class RunSession:
             AheadChain(context, self.upstream, judges_ended=judges_ended) if context.ahead else None
         )
 
-    @property
-    def chain(self) -> AheadChain:
-        """The jobs of a run ahead."""
-        assert self._chain is not None
-        return self._chain
-
-    def submit_ahead(self, say: Say) -> None:
+    def submit_ahead(self, say: Say, turn: SweepTurn | None = None) -> None:
         """Where the run is one ahead, see to it that every stage has its job; call it first.
 
         Args:
             say: takes lines on what was submitted, and what could not be.
+            turn: of a run that is submitted with others of its sweep.
         """
         if self._chain is not None:
-            self._chain.submit(say)
+            self._chain.submit(say, turn)
 
     def run_stage(self, name: str, say: Say) -> Finished:
         """Bring one stage to its end, or tell again how it ended.
