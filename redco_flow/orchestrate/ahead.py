@@ -3,7 +3,7 @@
 The cluster starts them in order, with or without a launcher. Here they are submitted, found
 again by a later launcher, and submitted anew behind a stage that is tried again. A stage whose
 result another run of the same sweep makes waits for that run's job and has none of its own.
-Following them is `ahead_runner`'s.
+Following them is `stage_runner`'s.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import read_call
 from redco_flow.launch.ending import unstarted_record
-from redco_flow.orchestrate.ahead_attempts import AheadAttempts
 from redco_flow.orchestrate.calls import write_attempt, write_attempt_ahead
 from redco_flow.orchestrate.run_context import RunContext, Say
+from redco_flow.orchestrate.stage_attempts import StageAttempts
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
@@ -57,24 +57,21 @@ class AheadChain:
 
     Args:
         context: the run.
+        attempts: what it has.
         upstream: of each stage of this session, in topological order, what it takes from.
-        judges_ended: a job that ended while nobody looked is followed to its end, and tried again
-            only as the profile allows; otherwise it is submitted again for the asking.
     """
 
     def __init__(
         self,
         context: RunContext,
+        attempts: StageAttempts,
         upstream: Mapping[str, Sequence[str]],
-        *,
-        judges_ended: bool = False,
     ) -> None:
         self._context = context
-        self._known = AheadAttempts(context, upstream, judges_ended=judges_ended)
+        self._known = attempts
         self._upstream = upstream
         self._mutex = threading.Lock()
         self._problems: dict[str, Exception] = {}
-        self._own: set[AttemptDirectory] = set()
 
     def submit(self, say: Say, turn: SweepTurn | None = None) -> None:
         """Submit every stage that has no result and no job yet; never raises for one of them.
@@ -89,6 +86,46 @@ class AheadChain:
             for stage in self._upstream:
                 with self._problem_kept(stage, say):
                     self._find_or_submit(stage, say, turn)
+
+    def attempt_of(self, stage: str) -> AttemptDirectory | None:
+        """Return the stage's attempt; None where it has a result instead.
+
+        Raises:
+            StageFailed: it could not be submitted; says why.
+        """
+        with self._mutex:
+            problem = self._problems.get(stage)
+        if problem is not None:
+            raise StageFailed(f"stage '{stage}' could not be submitted: {problem}") from problem
+        return self._known.current.get(stage)
+
+    def submit_again(self, stage: str, say: Say) -> AttemptDirectory | None:
+        """Give a stage whose attempt failed a new one, and have all behind it wait for that.
+
+        Raises:
+            StageFailed: it could not be submitted; says why.
+        """
+        with self._mutex:
+            failed = self._known.current.pop(stage)
+            self._end_behind(stage, f"upstream {stage} failed (attempt {failed.number})")
+            for one in (stage, *self._behind(stage)):
+                with self._problem_kept(one, say):
+                    self._submit(one, say)
+        return self.attempt_of(stage)
+
+    def end_behind(self, stage: str, why: str) -> None:
+        """Take the jobs that wait for `stage` out of the queue; their records say why."""
+        with self._mutex:
+            self._end_behind(stage, why)
+
+    def end_all(self, why: str) -> None:
+        """Take every job of a stage that has not completed out of the queue, whoever sent it."""
+        states = self._context.book.stages()
+        with self._mutex:
+            for stage in self._upstream:
+                attempt = self._context.run.latest_attempt(stage)
+                if attempt is not None and states[stage]["state"] != "completed":
+                    self._try_to_end(attempt, why)
 
     def _find_or_submit(self, stage: str, say: Say, turn: SweepTurn | None) -> None:
         if not self._take_up(stage) and not self._context.stop.is_set:
@@ -113,53 +150,6 @@ class AheadChain:
         self._known.current[stage] = attempt
         text = f"made by run {read_call(attempt.call_path).run}"
         self._context.book.set_stage(stage, "waiting", event="job_shared", message=text)
-
-    def is_shared(self, attempt: AttemptDirectory) -> bool:
-        """Whether the attempt is another run's."""
-        return self._known.is_of_another_run(attempt)
-
-    def has_job(self, stage: str) -> bool:
-        """Whether the stage has a job here, or an error instead of one; it is reused if not."""
-        return stage in self._known.current or stage in self._problems
-
-    def has_submitted(self, attempt: AttemptDirectory) -> bool:
-        """Whether the attempt is of this session, not found again."""
-        return attempt in self._own
-
-    def attempt_of(self, stage: str) -> AttemptDirectory:
-        """Return the stage's attempt.
-
-        Raises:
-            StageFailed: it could not be submitted; says why.
-        """
-        with self._mutex:
-            problem = self._problems.get(stage)
-        if problem is not None:
-            raise StageFailed(f"stage '{stage}' could not be submitted: {problem}") from problem
-        return self._known.current[stage]
-
-    def submit_again(self, stage: str, say: Say) -> None:
-        """Give a stage whose attempt failed a new one, and have all behind it wait for that."""
-        with self._mutex:
-            failed = self._known.current.pop(stage)
-            self._end_behind(stage, f"upstream {stage} failed (attempt {failed.number})")
-            for one in (stage, *self._behind(stage)):
-                with self._problem_kept(one, say):
-                    self._submit(one, say)
-
-    def end_behind(self, stage: str, why: str) -> None:
-        """Take the jobs that wait for `stage` out of the queue; their records say why."""
-        with self._mutex:
-            self._end_behind(stage, why)
-
-    def end_all(self, why: str) -> None:
-        """Take every job of a stage that has not completed out of the queue, whoever sent it."""
-        states = self._context.book.stages()
-        with self._mutex:
-            for stage in self._upstream:
-                attempt = self._context.run.latest_attempt(stage)
-                if attempt is not None and states[stage]["state"] != "completed":
-                    self._try_to_end(attempt, why)
 
     @contextmanager
     def _problem_kept(self, stage: str, say: Say) -> Iterator[None]:
@@ -190,12 +180,11 @@ class AheadChain:
         self._context.book.note("job_submitting", stage=stage, attempt=attempt.number)
         executor = make_chaining_executor(self._context.profile, self._context.environment)
         upstream = [reattach(one.read_job() or {}) for one in waits_for.values()]
-        is_first = all(map(self.is_shared, waits_for.values()))
+        is_first = all(map(self._known.is_of_another_run, waits_for.values()))
         job = executor.submit_call_after(attempt, upstream, after_end if is_first else ())
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
         self._known.current[stage] = attempt
-        self._own.add(attempt)
         names = ", ".join(waits_for)
         text = f"job {job.job_id} is in the queue{f' and waits for {names}' if names else ''}"
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
@@ -224,7 +213,11 @@ class AheadChain:
     def _end(self, attempt: AttemptDirectory, why: str) -> None:
         """End an attempt's job, if it has one; of one that never began, write the record here."""
         record = attempt.read_job()
-        if record is None or attempt.read_exit() is not None or self.is_shared(attempt):
+        if (
+            record is None
+            or attempt.read_exit() is not None
+            or self._known.is_of_another_run(attempt)
+        ):
             return
         from redco_flow.launch.executor import reattach
 
