@@ -132,7 +132,7 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
     try:
         for one in planned:
             given = (one.pipeline, one.profile, workspace, one.plan, os.environ)
-            dict(rendered_submissions(*given, ahead=True))
+            dict(rendered_submissions(*given, ahead=True, behind_others=True))
     except UsageError:
         if asked:
             raise

@@ -3,7 +3,10 @@
 import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
+from redco_flow.errors import UsageError
 from redco_flow.orchestrate.sweep_work import planned_jobs, work_keys
+from redco_flow.orchestrate.sweeping import PlannedPoint, goes_ahead
+from redco_flow.spec.profile import Profile
 
 
 @pytest.fixture
@@ -59,3 +62,19 @@ def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from
     same = {name for name in plain if plain[name] == other_small[name]}
     assert same == {"preprocess", "train-large"}
     assert set(plain.values()).isdisjoint(other_root.values())
+
+
+def test_points_do_not_wait_in_the_queue_where_the_operator_has_a_dependency_of_his_own(planning):
+    text = "{name: one, stages: {preprocess: {kind: orchestrate_kinds.numbers}}}"
+    given = {"executor": "slurm", "workspace": str(planning.workspace.root)}
+    plain = Profile(**given)
+    own = Profile(**given, slurm={"options": ["--dependency=singleton"]})
+    points = {
+        profile: [PlannedPoint((), planning.load(text), settings, planning.plan(text))]
+        for profile, settings in (("plain", plain), ("own", own))
+    }
+
+    assert goes_ahead(points["plain"], planning.workspace, asked=False)
+    assert not goes_ahead(points["own"], planning.workspace, asked=False)
+    with pytest.raises(UsageError, match=r"slurm.options has '--dep"):
+        goes_ahead(points["own"], planning.workspace, asked=True)
