@@ -84,7 +84,7 @@ def start_sweep(
 
     Args:
         planned: at least one.
-        max_parallel: so many runs at once.
+        max_parallel: how many runs at once.
         overrides: of all points.
         ahead: the user asked for jobs that all stand in the queue.
 
