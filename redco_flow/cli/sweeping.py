@@ -108,15 +108,15 @@ def _print_jobs(
     from redco_flow.orchestrate.sweeping import goes_ahead
 
     is_ahead = goes_ahead(planned, workspace, asked=options.ahead)
-    points = [(one.pipeline, one.profile, one.plan) for one in planned] if is_ahead else []
+    points = [(one.pipeline, one.plan) for one in planned] if is_ahead else []
     jobs = list(planned_jobs(points, workspace))
     if options.json:
-        print(json.dumps({"jobs": [one.to_json(max_parallel) for one in jobs]}))
-    elif jobs:
-        print("\n--- would be submitted at once")
-        print("\n".join(one.describe(max_parallel) for one in jobs))
-    else:
-        print(f"\n--- at most {max_parallel} of {len(planned)} points at a time")
+        print(json.dumps({"jobs": [one.to_json() for one in jobs], "at_once": max_parallel}))
+        return
+    print(f"\n--- at most {max_parallel} of {len(planned)} points at a time")
+    if jobs:
+        print("--- would be submitted at once")
+        print("\n".join(one.describe() for one in jobs))
 
 
 def attend_sweep(sweep: SweepDirectory, workspace: Workspace, options: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ from submitit.core.utils import DelayedSubmission
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.call_groups import CallGroup
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
 from redco_flow.spec.modules import EXECUTORS, executor_problem, import_named
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -117,10 +116,18 @@ class ChainingExecutor(CallExecutor):
     """An executor whose cluster itself starts a job once others have completed."""
 
     @abstractmethod
-    def submit_call_after(self, attempt: AttemptDirectory, upstream: Sequence[CallJob]) -> CallJob:
+    def submit_call_after(
+        self,
+        attempt: AttemptDirectory,
+        upstream: Sequence[CallJob],
+        after_end: Sequence[CallJob] = (),
+    ) -> CallJob:
         """Submit a call that begins when all of `upstream` have completed, launcher or not.
 
         Once one of them fails, the cluster cancels the job.
+
+        Args:
+            after_end: jobs that must have ended before it begins, however they end.
 
         Raises:
             UsageError: there is no call.json, or the attempt was submitted before.
@@ -142,48 +149,6 @@ class ChainingExecutor(CallExecutor):
 
         Raises:
             UsageError: it cannot be submitted.
-        """
-
-    @abstractmethod
-    def wait_for_ids(self, jobs: Sequence[CallJob]) -> tuple[str, ...]:
-        """Return the jobs' ids; of one whose submission got no answer, once it is known.
-
-        Raises:
-            StageFailed: the cluster never got one of them.
-        """
-
-    @abstractmethod
-    def max_array_size(self) -> int:
-        """Ask the cluster below which number an array's tasks must be; at most 1: no arrays.
-
-        Raises:
-            StageFailed, ClusterUnreachable: it does not say.
-        """
-
-    @abstractmethod
-    def submit_group(
-        self,
-        group: CallGroup,
-        attempts: Sequence[AttemptDirectory],
-        folder: Path,
-        title: str,
-        *,
-        at_once: int,
-    ) -> list[CallJob]:
-        """Submit several calls as one array; return the job of each.
-
-        Each begins as by `submit_call_after`, has its own attempt's records, and is a job like any
-        other from here on.
-
-        Args:
-            attempts: those of the group's calls, in its order.
-            folder: a new directory for what the array consists of.
-            title: for people.
-            at_once: so many of them run at a time.
-
-        Raises:
-            UsageError: an attempt has no call.json, or was submitted before.
-            StageFailed, ClusterUnreachable: none of them was submitted; says why.
         """
 
 

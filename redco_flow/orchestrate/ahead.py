@@ -3,7 +3,7 @@
 The cluster starts them in order, with or without a launcher. Here they are submitted, found
 again by a later launcher, and submitted anew behind a stage that is tried again. A stage whose
 result another run of the same sweep makes waits for that run's job and has none of its own.
-Following them is `ahead_runner`'s.
+Following them is `stage_runner`'s.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import read_call
 from redco_flow.launch.ending import unstarted_record
-from redco_flow.orchestrate.ahead_attempts import AheadAttempts
 from redco_flow.orchestrate.calls import write_attempt, write_attempt_ahead
 from redco_flow.orchestrate.run_context import RunContext, Say
+from redco_flow.orchestrate.stage_attempts import StageAttempts
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
@@ -30,15 +30,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An attempt with its call, ready to be submitted.
+class SweepTurn:
+    """What a point of a sweep finds in the queue when it is submitted.
 
     Args:
-        waits_for: the attempts that make its inputs, by stage.
+        keys: of the run's stages; what has one key makes one result.
+        makers: by key, the attempts that make what earlier points need; this run's are added.
+        after_end: jobs that must have ended before the run's first job begins.
     """
 
-    attempt: AttemptDirectory
-    waits_for: Mapping[str, AttemptDirectory]
+    keys: Mapping[str, str]
+    makers: dict[str, AttemptDirectory]
+    after_end: Sequence[CallJob] = ()
+
+    def maker_of(self, stage: str) -> AttemptDirectory | None:
+        """Return the attempt that makes the stage's result, if one in the queue does."""
+        return self.makers.get(self.keys[stage])
+
+    def note(self, stage: str, attempt: AttemptDirectory) -> None:
+        """Have points that come later wait for this attempt."""
+        self.makers.setdefault(self.keys[stage], attempt)
 
 
 class AheadChain:
@@ -46,93 +57,38 @@ class AheadChain:
 
     Args:
         context: the run.
+        attempts: what it has.
         upstream: of each stage of this session, in topological order, what it takes from.
-        judges_ended: a job that ended while nobody looked is followed to its end, and tried again
-            only as the profile allows; otherwise it is submitted again for the asking.
     """
 
     def __init__(
         self,
         context: RunContext,
+        attempts: StageAttempts,
         upstream: Mapping[str, Sequence[str]],
-        *,
-        judges_ended: bool = False,
     ) -> None:
         self._context = context
-        self._known = AheadAttempts(context, upstream, judges_ended=judges_ended)
+        self._known = attempts
         self._upstream = upstream
         self._mutex = threading.Lock()
         self._problems: dict[str, Exception] = {}
-        self._own: set[AttemptDirectory] = set()
 
-    def submit(self, say: Say) -> None:
+    def submit(self, say: Say, turn: SweepTurn | None = None) -> None:
         """Submit every stage that has no result and no job yet; never raises for one of them.
 
         A stage that cannot be submitted keeps its error for `attempt_of`; those behind it stay
         out of the queue.
+
+        Args:
+            turn: of a run that is submitted with others of its sweep.
         """
         with self._mutex:
             for stage in self._upstream:
-                with self.problem_kept(stage, say):
-                    if not self.take_up(stage) and not self._context.stop.is_set:
-                        self._submit(stage, say)
+                with self._problem_kept(stage, say):
+                    self._find_or_submit(stage, say, turn)
 
-    def take_up(self, stage: str) -> bool:
-        """Find the stage's job again, or its result; whether nothing is to be submitted for it.
-
-        To be called in topological order.
-        """
-        outdated = self._known.find_again(stage)
-        if outdated is not None:
-            self._end(outdated, "what it takes from is made anew")
-        return stage in self._known.current or self._known.reuse(stage)
-
-    def prepare(self, stage: str) -> Prepared | None:
-        """Make the stage's next attempt; None where what it takes from is not in the queue.
-
-        Raises:
-            UsageError, ArtifactError: it cannot be one.
-        """
-        waits_for = self._known.open_upstream(stage)
-        return None if waits_for is None else Prepared(self._write(stage, waits_for), waits_for)
-
-    def note_submitted(self, prepared: Prepared, job: CallJob, say: Say) -> None:
-        """Write down that the attempt has its job."""
-        attempt, stage = prepared.attempt, prepared.attempt.stage
-        self._known.current[stage] = attempt
-        self._own.add(attempt)
-        names = ", ".join(prepared.waits_for)
-        text = f"job {job.job_id} is in the queue{f' and waits for {names}' if names else ''}"
-        fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
-        self._context.book.set_stage(stage, "waiting", event="job_submitted", **fields)
-        say(f"{stage} | {text}")
-
-    def share(self, stage: str, attempt: AttemptDirectory) -> None:
-        """Have the stage wait for another run's attempt, which makes the same."""
-        note_shared_attempt(self._context.run, stage, attempt)
-        self._known.current[stage] = attempt
-        text = f"made by run {read_call(attempt.call_path).run}"
-        self._context.book.set_stage(stage, "waiting", event="job_shared", message=text)
-
-    def open_attempt_of(self, stage: str) -> AttemptDirectory | None:
-        """Return the attempt that makes the stage's result, as long as it has not made it."""
-        attempt = self._known.current.get(stage)
-        return None if attempt is None or self._known.is_published(attempt) else attempt
-
-    def is_shared(self, attempt: AttemptDirectory) -> bool:
-        """Whether the attempt is another run's."""
-        return self._known.is_of_another_run(attempt)
-
-    def has_job(self, stage: str) -> bool:
-        """Whether the stage has a job here, or an error instead of one; it is reused if not."""
-        return stage in self._known.current or stage in self._problems
-
-    def has_submitted(self, attempt: AttemptDirectory) -> bool:
-        """Whether the attempt is of this session, not found again."""
-        return attempt in self._own
-
-    def attempt_of(self, stage: str) -> AttemptDirectory:
-        """Return the stage's attempt.
+    def attempt_of(self, stage: str) -> AttemptDirectory | None:
+        """Return the stage's attempt; None where it has a result instead.
 
         Raises:
             StageFailed: it could not be submitted; says why.
@@ -141,16 +97,21 @@ class AheadChain:
             problem = self._problems.get(stage)
         if problem is not None:
             raise StageFailed(f"stage '{stage}' could not be submitted: {problem}") from problem
-        return self._known.current[stage]
+        return self._known.current.get(stage)
 
-    def submit_again(self, stage: str, say: Say) -> None:
-        """Give a stage whose attempt failed a new one, and have all behind it wait for that."""
+    def submit_again(self, stage: str, say: Say) -> AttemptDirectory | None:
+        """Give a stage whose attempt failed a new one, and have all behind it wait for that.
+
+        Raises:
+            StageFailed: it could not be submitted; says why.
+        """
         with self._mutex:
             failed = self._known.current.pop(stage)
             self._end_behind(stage, f"upstream {stage} failed (attempt {failed.number})")
             for one in (stage, *self._behind(stage)):
-                with self.problem_kept(one, say):
+                with self._problem_kept(one, say):
                     self._submit(one, say)
+        return self.attempt_of(stage)
 
     def end_behind(self, stage: str, why: str) -> None:
         """Take the jobs that wait for `stage` out of the queue; their records say why."""
@@ -166,19 +127,39 @@ class AheadChain:
                 if attempt is not None and states[stage]["state"] != "completed":
                     self._try_to_end(attempt, why)
 
+    def _find_or_submit(self, stage: str, say: Say, turn: SweepTurn | None) -> None:
+        if not self._take_up(stage) and not self._context.stop.is_set:
+            if turn is not None and (maker := turn.maker_of(stage)) is not None:
+                self._share(stage, maker)
+            else:
+                self._submit(stage, say, turn.after_end if turn is not None else ())
+        attempt = self._known.current.get(stage)
+        if turn is not None and attempt is not None and not self._known.is_published(attempt):
+            turn.note(stage, attempt)
+
+    def _take_up(self, stage: str) -> bool:
+        """Find the stage's job again, or its result; whether nothing is to be submitted for it."""
+        outdated = self._known.find_again(stage)
+        if outdated is not None:
+            self._end(outdated, "what it takes from is made anew")
+        return stage in self._known.current or self._known.reuse(stage)
+
+    def _share(self, stage: str, attempt: AttemptDirectory) -> None:
+        """Have the stage wait for another run's attempt, which makes the same."""
+        note_shared_attempt(self._context.run, stage, attempt)
+        self._known.current[stage] = attempt
+        text = f"made by run {read_call(attempt.call_path).run}"
+        self._context.book.set_stage(stage, "waiting", event="job_shared", message=text)
+
     @contextmanager
-    def problem_kept(self, stage: str, say: Say) -> Iterator[None]:
+    def _problem_kept(self, stage: str, say: Say) -> Iterator[None]:
         """Keep a stage's error for whoever asks for its attempt."""
         self._problems.pop(stage, None)
         try:
             yield
         except (RedcoFlowError, OSError) as error:
-            self.keep_problem(stage, error, say)
-
-    def keep_problem(self, stage: str, error: Exception, say: Say) -> None:
-        """Keep an error of a stage for whoever asks for its attempt."""
-        self._problems[stage] = error
-        say(f"{stage} | could not be submitted: {error}")
+            self._problems[stage] = error
+            say(f"{stage} | could not be submitted: {error}")
 
     def _behind(self, stage: str) -> Iterator[str]:
         """The stages of this session that need `stage`, in topological order."""
@@ -188,21 +169,27 @@ class AheadChain:
                 found.add(name)
                 yield name
 
-    def _submit(self, stage: str, say: Say) -> None:
+    def _submit(self, stage: str, say: Say, after_end: Sequence[CallJob] = ()) -> None:
         # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_chaining_executor, reattach
 
-        prepared = self.prepare(stage)
-        if prepared is None:
+        waits_for = self._known.open_upstream(stage)
+        if waits_for is None:
             return
-        attempt = prepared.attempt
+        attempt = self._write(stage, waits_for)
         self._context.book.note("job_submitting", stage=stage, attempt=attempt.number)
         executor = make_chaining_executor(self._context.profile, self._context.environment)
-        jobs = [reattach(one.read_job() or {}) for one in prepared.waits_for.values()]
-        job = executor.submit_call_after(attempt, jobs)
+        upstream = [reattach(one.read_job() or {}) for one in waits_for.values()]
+        is_first = all(map(self._known.is_of_another_run, waits_for.values()))
+        job = executor.submit_call_after(attempt, upstream, after_end if is_first else ())
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
-        self.note_submitted(prepared, job, say)
+        self._known.current[stage] = attempt
+        names = ", ".join(waits_for)
+        text = f"job {job.job_id} is in the queue{f' and waits for {names}' if names else ''}"
+        fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
+        self._context.book.set_stage(stage, "waiting", event="job_submitted", **fields)
+        say(f"{stage} | {text}")
 
     def _write(self, stage: str, waits_for: Mapping[str, AttemptDirectory]) -> AttemptDirectory:
         resolved = self._context.pipeline.stages[stage]
@@ -226,7 +213,11 @@ class AheadChain:
     def _end(self, attempt: AttemptDirectory, why: str) -> None:
         """End an attempt's job, if it has one; of one that never began, write the record here."""
         record = attempt.read_job()
-        if record is None or attempt.read_exit() is not None or self.is_shared(attempt):
+        if (
+            record is None
+            or attempt.read_exit() is not None
+            or self._known.is_of_another_run(attempt)
+        ):
             return
         from redco_flow.launch.executor import reattach
 

@@ -22,6 +22,7 @@ def rendered_submissions(
     environment: Mapping[str, str],
     *,
     ahead: bool = False,
+    behind_others: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield each stage that would run and what would be submitted for it.
 
@@ -30,6 +31,7 @@ def rendered_submissions(
 
     Args:
         ahead: as jobs that wait for each other.
+        behind_others: with `ahead`: as a sweep's, whose jobs wait for those of other points too.
 
     Raises:
         UsageError: something in it cannot be submitted, or not ahead.
@@ -46,7 +48,8 @@ def rendered_submissions(
         if chaining is None:
             yield name, executor.render(attempt, title, resources)
             continue
-        behind = [
+        behind = ["JOB_OF_ANOTHER_POINT"] if behind_others else []
+        behind += [
             f"JOB_OF_{one}"
             for one in upstream_of(resolved.stages[name])
             if plan.stages[one].action != "reuse"

@@ -15,11 +15,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from redco_flow.errors import RunCancelled, StageFailed
-from redco_flow.orchestrate.ahead import AheadChain
-from redco_flow.orchestrate.ahead_runner import AheadRunner
+from redco_flow.orchestrate.ahead import AheadChain, SweepTurn
 from redco_flow.orchestrate.attempt_following import Finished
 from redco_flow.orchestrate.planning import upstream_of
 from redco_flow.orchestrate.run_context import RunContext, Say
+from redco_flow.orchestrate.stage_attempts import StageAttempts
 from redco_flow.orchestrate.stage_runner import StageRunner
 from redco_flow.orchestrate.state_book import ENDED_STAGE_STATES
 from redco_flow.orchestrate.stopping import Detached
@@ -65,8 +65,8 @@ class RunSession:
         Args:
             context: the run.
             leave_cancelled: cancelled stages, and what needs them, stay as they are.
-            judges_ended: of a run ahead, a job that failed while nobody looked is tried again only
-                as the profile allows.
+            judges_ended: a job that failed while nobody looked is followed to its end, and tried
+                again only as the profile allows; otherwise it is submitted again for the asking.
         """
         self.context = context
         self.stages_ended = threading.Event()
@@ -77,24 +77,18 @@ class RunSession:
         self._turns = {node.name: threading.Lock() for node in self.stages}
         context.book.open_run(context.plan.stages, begin=[node.name for node in self.stages])
         self.upstream = {node.name: node.upstream for node in self.stages}
-        self._chain = (
-            AheadChain(context, self.upstream, judges_ended=judges_ended) if context.ahead else None
-        )
+        self._attempts = StageAttempts(context, self.upstream, judges_ended=judges_ended)
+        self._chain = AheadChain(context, self._attempts, self.upstream) if context.ahead else None
 
-    @property
-    def chain(self) -> AheadChain:
-        """The jobs of a run ahead."""
-        assert self._chain is not None
-        return self._chain
-
-    def submit_ahead(self, say: Say) -> None:
+    def submit_ahead(self, say: Say, turn: SweepTurn | None = None) -> None:
         """Where the run is one ahead, see to it that every stage has its job; call it first.
 
         Args:
             say: takes lines on what was submitted, and what could not be.
+            turn: of a run that is submitted with others of its sweep.
         """
         if self._chain is not None:
-            self._chain.submit(say)
+            self._chain.submit(say, turn)
 
     def run_stage(self, name: str, say: Say) -> Finished:
         """Bring one stage to its end, or tell again how it ended.
@@ -119,17 +113,15 @@ class RunSession:
 
     def _try_stage(self, name: str, say: Say) -> Finished | StageFailed | RunCancelled:
         stage = self.context.pipeline.stages[name]
-        made = {
-            one: ended.result.outputs
-            for one in upstream_of(stage)
-            if isinstance(ended := self._ended[one], Finished)
-        }
         try:
-            if self._chain is not None and self._chain.has_job(name):
-                return AheadRunner(self.context, name, self._chain, say).run()
-            return StageRunner(self.context, stage, say).run(made)
+            finished = StageRunner(self.context, stage, self._attempts, say, self._chain).run()
         except (StageFailed, RunCancelled) as error:
+            if self._chain is not None:
+                verb = "was cancelled" if isinstance(error, RunCancelled) else "failed"
+                self._chain.end_behind(name, f"upstream {name} {verb}")
             return error
+        self._attempts.made[name] = finished.result.outputs
+        return finished
 
     def run_without_flow(self, say: Say) -> None:
         """Bring every stage that has not ended to its end, with threads instead of a flow."""

@@ -1,16 +1,21 @@
 """Bring one stage of a run to its end: reuse a result, find its job again, or submit one.
 
 Nothing runs twice: a result that is published is taken, a job of an earlier process of this run
-that still lives is followed, and a fingerprint that another run computes is waited for. Knows
-no Prefect; lines for people go to `say`.
+that still lives is followed, and a fingerprint that another run computes is waited for. A stage
+of a run ahead has been submitted by its chain and is followed here in the same way. Knows no
+Prefect; lines for people go to `say`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from redco_flow.errors import StageFailed
+from redco_flow.launch.call import read_call, write_call
+from redco_flow.launch.upstream import with_inputs
+from redco_flow.orchestrate.ahead import AheadChain
 from redco_flow.orchestrate.attempt_following import (
     AttemptFollower,
     Finished,
@@ -20,40 +25,47 @@ from redco_flow.orchestrate.attempt_following import (
 )
 from redco_flow.orchestrate.calls import write_attempt
 from redco_flow.orchestrate.claims import claimed, result_set_aside
-from redco_flow.orchestrate.ingredients import stage_ingredients
-from redco_flow.orchestrate.planning import input_ids
 from redco_flow.orchestrate.run_context import RunContext, Say
+from redco_flow.orchestrate.stage_attempts import StageAttempts
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.fingerprint import fingerprint
 from redco_flow.tracking.results import find_result, is_doubtful
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob
 
 _POLL_SECONDS = 0.25
 
-Made = Mapping[str, Mapping[str, str]]
-"""Outputs (artifact id by output name) of stages by name."""
-
-
-InputIds = dict[str, list[str]]
-"""Artifact ids by input slot."""
-
 
 class StageRunner:
-    """One stage of one run, in one thread."""
+    """One stage of one run, in one thread.
 
-    def __init__(self, context: RunContext, stage: ResolvedStage, say: Say) -> None:
+    Args:
+        attempts: the run's; has the outputs of every upstream stage.
+        chain: of a run ahead: the jobs that its stages have.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        stage: ResolvedStage,
+        attempts: StageAttempts,
+        say: Say,
+        chain: AheadChain | None = None,
+    ) -> None:
         self._context = context
         self._stage = stage
+        self._attempts = attempts
         self._say = say
+        self._chain = chain
         self._book = context.book
         self._follower = AttemptFollower(context, stage.name, say)
 
-    def run(self, made: Made) -> Finished:
+    def run(self) -> Finished:
         """Bring the stage to its end and write every step of it to the state book.
 
-        Args:
-            made: of every upstream stage.
+        Every stage it takes from must have come to its own end.
 
         Raises:
             StageFailed: its job ended without a result; names job, log and last lines.
@@ -61,47 +73,75 @@ class StageRunner:
             Detached: this process is to end; the stage's job runs on.
         """
         with failures_recorded(self._book, self._stage.name):
-            ids = input_ids(self._stage, made)
-            try:
-                finished = self._take_up_earlier_attempt(ids) or self._reuse_or_submit(made, ids)
-            except RetryableFailure:
-                finished = self._reuse_or_submit(made, ids)
+            finished = self._follow_what_is_submitted() or self._reuse_or_submit()
         record_completed(self._book, self._stage.name, finished)
         return finished
 
-    def _take_up_earlier_attempt(self, ids: InputIds) -> Finished | None:
-        """Take what an earlier process of this run left: a result, or a job that still lives."""
-        attempt = self._context.run.latest_attempt(self._stage.name)
-        call = attempt.read_call() if attempt is not None else None
-        if attempt is None or call is None:
-            return None
-        taken = {slot: [one["id"] for one in given] for slot, given in call["inputs"].items()}
-        if taken == ids and (finished := self._follower.result_of(attempt)) is not None:
-            return finished
-        record = attempt.read_job()
-        if record is None or attempt.read_exit() is not None:
-            return None
+    def _follow_what_is_submitted(self) -> Finished | None:
+        """Follow the stage's job, and those that its chain submits after it.
+
+        Returns:
+            None where the stage has no job, or needs another one.
+        """
+        attempt = self._submitted_attempt()
+        while attempt is not None:
+            if (finished := self._follow_submitted(attempt)) is not None:
+                return finished
+            self._context.stop.raise_if_set(self._stage.name)
+            attempt = self._chain.submit_again(self._stage.name, self._say) if self._chain else None
+        return None
+
+    def _submitted_attempt(self) -> AttemptDirectory | None:
+        """Return what the chain has submitted, or what an earlier process of this run has."""
+        if self._chain is not None:
+            return self._chain.attempt_of(self._stage.name)
+        outdated = self._attempts.find_again(self._stage.name)
+        if outdated is not None and outdated.read_exit() is None:
+            from redco_flow.launch.executor import reattach
+
+            reattach(outdated.read_job() or {}).cancel()
+        return self._attempts.current.get(self._stage.name)
+
+    def _follow_submitted(self, attempt: AttemptDirectory) -> Finished | None:
+        """Follow one attempt; None where there is to be another one."""
         from redco_flow.launch.executor import reattach
         from redco_flow.launch.job import UNSEEN
 
-        job = reattach(record)
-        if job.done() or taken != ids:
-            job.cancel()  # of a lost job, this ends what it left behind
-            return self._follower.result_of(attempt) if taken == ids else None
-        self._say(f"found job {job.job_id} again (attempt {attempt.number})")
+        job = reattach(attempt.read_job() or {})
+        if self._attempts.is_of_another_run(attempt):
+            return self._wait_for_other_run(attempt, job)
+        _write_known_inputs(attempt)
+        is_found_again = self._attempts.is_found_again(attempt)
+        if is_found_again and (finished := self._follower.result_of(attempt)) is not None:
+            return finished
+        if is_found_again:
+            self._say(f"found job {job.job_id} again (attempt {attempt.number})")
         try:
-            return self._follower.follow("job_reattached", attempt, job)
+            event = "job_reattached" if is_found_again else "job_followed"
+            return self._follower.follow(event, attempt, job)
+        except RetryableFailure:
+            return None
         except StageFailed:
             status = job.status()
-            if status.cause not in UNSEEN:
+            if status.cause not in UNSEEN or not is_found_again:
                 raise
         self._say(f"attempt {attempt.number} is gone: {status.message}")
         return None
 
-    def _reuse_or_submit(self, made: Made, ids: InputIds) -> Finished:
+    def _wait_for_other_run(self, attempt: AttemptDirectory, job: CallJob) -> Finished | None:
+        """Wait for the end of another run's job; None where it made no result."""
+        text = f"waits for job {job.job_id} of run {read_call(attempt.call_path).run}"
+        self._say(text)
+        self._book.set_stage(self._stage.name, "waiting", message=text)
+        while not job.done():
+            self._context.stop.wait(_POLL_SECONDS)
+            self._context.stop.raise_if_set(self._stage.name)
+        finished = self._follower.result_of(attempt)
+        return None if finished is None else Finished(finished.result, attempt=None)
+
+    def _reuse_or_submit(self) -> Finished:
         self._context.stop.raise_if_set(self._stage.name)
-        ingredients = stage_ingredients(self._stage, ids, self._context.workspace)
-        digest = fingerprint(ingredients)
+        ingredients, digest = self._attempts.ingredients(self._stage.name)
         # Most second runs end here, without a lock or a slot.
         if (finished := self._reuse(digest)) is not None:
             return finished
@@ -111,6 +151,7 @@ class StageRunner:
                 return finished
             with self._slot(), self._old_result_set_aside(digest):
                 while True:
+                    made = self._attempts.made
                     attempt = write_attempt(self._context, self._stage, made, ingredients, digest)
                     with suppress(RetryableFailure):
                         return self._submit(attempt)
@@ -164,3 +205,10 @@ class StageRunner:
         if self._is_forced() or is_doubtful(self._context.workspace, digest):
             return result_set_aside(self._context.workspace, digest)
         return nullcontext()
+
+
+def _write_known_inputs(attempt: AttemptDirectory) -> None:
+    """Complete a call that was submitted ahead: who reads it later finds what the job found."""
+    call = read_call(attempt.call_path)
+    if call.upstream:
+        write_call(attempt, with_inputs(call))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,53 +45,36 @@ def main(arguments: list[str]) -> int:
 
 def _drive(sweep: SweepDirectory) -> None:
     waiting = [run for run in sweep.runs if not has_ended(run) and find_holder(run) is None]
-    turns = _submit(sweep, waiting) if sweep.is_ahead else _Turns()
+    jobs = _submit(sweep, waiting) if sweep.is_ahead else {}
     while not sweep.cancel_path.exists():
         at_work = [run for run in sweep.runs if find_holder(run) is not None]
         if not waiting and not at_work:
             return
         has_room = len(at_work) < sweep.record["max_parallel"]
-        ready = next(filter(turns.is_ready, waiting), None) if has_room else None
+        ready = next((run for run in waiting if _is_ready(run, jobs)), None) if has_room else None
         if ready is None:
-            time.sleep(turns.seconds_between_looks)
+            # Each look at jobs reads the records of all of them.
+            time.sleep(_QUEUE_POLL_SECONDS if jobs else _POLL_SECONDS)
             continue
         waiting.remove(ready)
         if not has_ended(ready):  # it may have been cancelled before its turn
-            _start(ready, turns.options)
+            # What ended before the driver came is the driver's to judge.
+            _start(ready, ["--judge-ended"] if jobs else [])
 
 
-@dataclass(frozen=True)
-class _Turns:
-    """When runs may start: at any time, or when the jobs that they have want it.
-
-    Args:
-        jobs: by run id; none where runs submit their own.
-    """
-
-    jobs: Mapping[str, PointJobs] = field(default_factory=dict)
-
-    def is_ready(self, run: RunDirectory) -> bool:
-        return run.id not in self.jobs or self.jobs[run.id].want_driver()
-
-    @property
-    def seconds_between_looks(self) -> float:
-        """Each look reads the records of every job."""
-        return _QUEUE_POLL_SECONDS if self.jobs else _POLL_SECONDS
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Of the driver's process: what ended before it came is its to judge."""
-        return ("--judge-ended",) if self.jobs else ()
+def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:
+    """Whether a run may start: at any time, or when the jobs that it has want a driver."""
+    return run.id not in jobs or jobs[run.id].want_driver()
 
 
-def _submit(sweep: SweepDirectory, runs: Sequence[RunDirectory]) -> _Turns:
-    """Have the jobs of all points stand in the queue."""
+def _submit(sweep: SweepDirectory, runs: Sequence[RunDirectory]) -> dict[str, PointJobs]:
+    """Have the jobs of all points stand in the queue; return them by run."""
     # Imported here: where runs submit their own jobs, this process knows no executor.
     from redco_flow.orchestrate.point_jobs import PointJobs
     from redco_flow.orchestrate.sweep_submission import submit_points
 
     submit_points(sweep, runs, _say)
-    return _Turns({run.id: PointJobs(run) for run in runs})
+    return {run.id: PointJobs(run) for run in runs}
 
 
 def _start(run: RunDirectory, options: Sequence[str]) -> None:

@@ -84,8 +84,7 @@ def start_sweep(
 
     Args:
         planned: at least one.
-        max_parallel: so many runs at once; of points whose jobs all stand in a cluster's queue, so
-            many tasks of each array.
+        max_parallel: how many runs at once.
         overrides: of all points.
         ahead: the user asked for jobs that all stand in the queue.
 
@@ -133,7 +132,7 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
     try:
         for one in planned:
             given = (one.pipeline, one.profile, workspace, one.plan, os.environ)
-            dict(rendered_submissions(*given, ahead=True))
+            dict(rendered_submissions(*given, ahead=True, behind_others=True))
     except UsageError:
         if asked:
             raise
@@ -171,7 +170,8 @@ def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
     write_json(sweep.cancel_path, {"time": utc_now(), "reason": reason})
     while find_holder(sweep) is not None:
         time.sleep(_POLL_SECONDS)
-    cancel_runs(left, reason)
+    # The last first: of points that wait for others, none begins meanwhile.
+    cancel_runs(reversed(left), reason)
 
 
 def _refuse_if_driven(sweep: SweepDirectory) -> None:

@@ -1,8 +1,7 @@
 """One sweep as a directory: which runs are its points. How they do stands in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
-of the process that starts the runs; arrays/, what that process has a cluster run as job arrays;
-cancel.json by whoever asks for the end.
+of the process that starts the runs; cancel.json by whoever asks for the end.
 """
 
 from __future__ import annotations

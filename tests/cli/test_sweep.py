@@ -160,7 +160,7 @@ def test_a_dry_run_of_a_sweep_prints_the_plan_of_each_point(command):
     assert "--- at most 2 of 2 points at a time" in said
 
 
-def test_a_dry_run_on_a_cluster_tells_which_arrays_would_be_submitted_and_writes_nothing(command):
+def test_a_dry_run_on_a_cluster_tells_which_jobs_would_be_submitted_and_writes_nothing(command):
     words = ["run", "sums.yaml", "-p", "slurm", "-n", "--max-parallel", "3"]
     words += ["--sweep", "learning_rate=1.0,2.0,3.0,4.0"]
     resources = ["--sweep", "total.resources.cpus_per_host=1,2"]
@@ -170,11 +170,14 @@ def test_a_dry_run_on_a_cluster_tells_which_arrays_would_be_submitted_and_writes
     record = json.loads(command(*words, "--json").splitlines()[-1])
 
     assert plain.endswith(
+        "--- at most 3 of 4 points at a time\n"
         "--- would be submitted at once\n"
         "numbers: 1 job, for 4 points\n"
-        "total: an array of 4 jobs, 3 at a time, behind numbers\n"
+        "total: 4 jobs, behind numbers\n"
     )
-    assert "total: an array of 4 jobs, 3 at a time, for 8 points, behind numbers\n" in grouped
-    assert record["jobs"][1] == {"stage": "total", "points": 4, "jobs": [4], "at_once": 3}
+    assert "total: 4 jobs, for 8 points, behind numbers\n" in grouped
+    waits = {"upstream": ["numbers"]}
+    assert record["jobs"][1] == {"stage": "total", "points": 4, "jobs": 4} | waits
+    assert record["at_once"] == 3
     for folder in ("runs", "sweeps"):
         assert not list((command.folder / "redco-workspace").glob(f"{folder}/*"))

@@ -183,6 +183,18 @@ def test_cancelling_an_array_ends_running_and_waiting_tasks_and_leaves_nothing(
         job.result()
 
 
+def test_a_waiting_task_that_scancel_takes_out_of_the_queue_is_cancelled(slurm, submit_array):
+    job = submit_array(options=["--begin=now+1hour"])
+    wait_until(lambda: job.status().message == "0 of 3 tasks done, 3 waiting (BeginTime)")
+
+    slurm.run("scancel", f"{job.job_id}_1")  # of which Slurm then knows nothing
+    wait_until(lambda: "1 failed" in job.status().message, 40)
+
+    said = job.attempt.task(1).read_exit()
+    assert said["cause"] == "cancelled"
+    assert said["message"].startswith("it never began: Slurm took it out of the queue")
+
+
 def test_an_array_whose_id_was_lost_is_found_by_its_name(slurm, submit_array):
     job = submit_array(options=["--begin=now+1hour"])
 

@@ -13,7 +13,6 @@ from tiny_stages.calls import wait_until
 
 from redco_flow.cli.run_view import read_run_view
 from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
-from redco_flow.launch.executor import reattach
 from redco_flow.orchestrate.cancelling import cancel_run
 from redco_flow.orchestrate.planning import make_plan
 from redco_flow.orchestrate.sweep_submission import submit_points
@@ -110,26 +109,21 @@ def kill_launchers(sweep):
         kill_launcher(one)
 
 
-def submissions(sweep):
-    """Every sbatch file that the sweep's process or a driver has submitted."""
-    runs = [path for run in sweep.runs for path in run.path.glob("stages/*/attempts/*/job.sh")]
-    return [*sorted((sweep.path / "arrays").glob("*/job.sh")), *runs]
-
-
 def jobs_in_slurm(slurm):
-    """The ids of all jobs that Slurm has had since its start; an array counts once."""
-    said = slurm.run("squeue", "--noheader", "--states=all", "--format=%F")
-    return set(said.split())
+    """The ids of all jobs that Slurm has had since its start."""
+    return set(slurm.run("squeue", "--noheader", "--states=all", "--format=%i").split())
 
 
-def tasks_in_queue(slurm):
-    """The ids of all jobs that have not ended, an array's tasks one by one."""
-    return set(slurm.run("squeue", "--array", "--noheader", "--format=%i").split())
+def script_of(run, stage):
+    return (run.latest_attempt(stage).path / "job.sh").read_text()
+
+
+def job_id(run, stage):
+    return run.latest_attempt(stage).read_job()["job_id"]
 
 
 def job_ids(sweep, stage):
-    records = [run.latest_attempt(stage).read_job() for run in sweep.runs]
-    return [record["job_id"] for record in records]
+    return [job_id(run, stage) for run in sweep.runs]
 
 
 def causes(sweep, stage):
@@ -137,12 +131,10 @@ def causes(sweep, stage):
     return [record and record["cause"] for record in ended]
 
 
-def most_at_once(slurm, array):
-    """How many tasks of an array have run at one time, by Slurm's own records."""
-    said = slurm.run(
-        "squeue", "--array", "--noheader", "--states=all", f"--job={array}", "--format=%S %e"
-    )
-    times = [line.split() for line in said.splitlines()]
+def most_at_once(slurm, ids):
+    """How many of these jobs have run at one time, by Slurm's own records."""
+    options = ["--noheader", "--states=all", f"--job={','.join(ids)}", "--format=%S %e"]
+    times = [line.split() for line in slurm.run("squeue", *options).splitlines()]
     return max(sum(start <= moment < end for start, end in times) for moment, _ in times)
 
 
@@ -158,33 +150,36 @@ def sweeps(slurm, tmp_path):
         kill_launchers(sweep)
 
 
-def test_a_sweep_is_one_array_for_each_stage_and_what_its_points_share_is_one_job(
+def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_one_job(
     sweeps, slurm, tmp_path, prefect_server
 ):
     before = jobs_in_slurm(slurm)
     sweep = sweeps.start()
+    sweeps.wait_until_queued(sweep)
+    queued = jobs_in_slurm(slurm) - before
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
-    queued = slurm.run("squeue", "--array", "--noheader", "--states=pending", "--format=%T %r")
     wait_until(lambda: sweeps.states(sweep) == ["running", "running", "waiting", "waiting"], 60)
     text = sweep_text(sweeps.view(sweep))
     sweeps.open_gate()
     view = sweeps.wait_for_end(sweep)
 
     assert view["state"] == "completed", sweep.log_path.read_text()
-    assert len(jobs_in_slurm(slurm) - before) == 3  # one for each stage
-    assert queued.count("JobArrayTaskLimit") == 2
-    assert "train: waits in the queue: JobArrayTaskLimit" in text
-    train, compare = (
-        (sweep.path / "arrays" / f"{stage}.1" / "job.sh").read_text()
-        for stage in ("train", "compare")
-    )
-    shared = sweep.runs[0].latest_attempt("preprocess").read_job()["job_id"]
-    array = job_ids(sweep, "train")[0].partition("_")[0]
-    assert "#SBATCH --array=0-3%2\n" in train
-    assert f"--dependency=afterok:{shared}\n" in train
-    assert f"--dependency=aftercorr:{array}\n" in compare
-    assert job_ids(sweep, "train") == [f"{array}_{number}" for number in range(4)]
-    assert most_at_once(slurm, array) == 2
+    assert len(queued) == 9  # one preprocessing, and a training and a comparison for each point
+    assert jobs_in_slurm(slurm) - before == queued
+    assert "train: waits in the queue: Dependency" in text
+    shared = job_id(sweep.runs[0], "preprocess")
+    train, compare = job_ids(sweep, "train"), job_ids(sweep, "compare")
+    behind = [
+        "",
+        "",
+        f",afterany:{shared}:{train[0]}:{compare[0]}",
+        f",afterany:{train[1]}:{compare[1]}",
+    ]
+    for number, run in enumerate(sweep.runs):
+        first, last = script_of(run, "train"), script_of(run, "compare")
+        assert f"--dependency=afterok:{shared}{behind[number]}\n" in first
+        assert f"--dependency=afterok:{train[number]}\n" in last
+    assert most_at_once(slurm, train) == 2
     assert all((run.latest_attempt("train").logs / "slurm.log").is_file() for run in sweep.runs)
     assert count_lines(tmp_path / "preprocessed") == 1
     assert count_lines(tmp_path / "trained") == 4
@@ -209,7 +204,7 @@ def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_colle
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
     kill_launchers(sweep)
     during = wait_until(
-        lambda: (v := sweeps.view(sweep))["points"][3]["message"].endswith("TaskLimit") and v, 30
+        lambda: (v := sweeps.view(sweep))["points"][3]["message"].endswith("Dependency") and v, 30
     )
     stages = read_run_view(sweep.runs[3])["stages"]
     sweeps.open_gate()
@@ -259,9 +254,28 @@ def test_a_failed_point_is_tried_again_alone_a_preempted_one_goes_on_a_cancelled
     assert causes(sweep, "train")[3] == "cancelled"
     assert slurm.jobs() == {}
     assert sweep.runs[1].latest_attempt("train").read_exit()["restart"] == 1
-    again = sweep.runs[2].latest_attempt("train").read_job()["job_id"]
-    assert "_" not in again  # an ordinary job
     assert count_lines(tmp_path / "preprocessed") == 1
+
+
+def test_a_point_begins_when_the_one_before_it_has_ended_however_but_not_when_it_is_preempted(
+    sweeps, slurm, tmp_path
+):
+    never = (*RATES[0], f"train.fails_until={tmp_path / 'never'}")
+    sweep = sweeps.start([never, *RATES[1:3]], max_parallel=1)
+    sweeps.wait_until_queued(sweep)
+    wait_until(lambda: count_lines(tmp_path / "trained") == 1)
+    kill_launchers(sweep)
+    first, second, _ = job_ids(sweep, "train")
+
+    slurm.run("scancel", "--signal=TERM", first)
+    wait_until(lambda: count_lines(tmp_path / "trained") == 2, 60)
+    while_restarted = slurm.jobs()
+    sweeps.open_gate()
+    wait_until_empty(slurm)
+
+    assert (while_restarted[first], while_restarted[second]) == ("RUNNING", "PENDING")
+    assert causes(sweep, "train") == ["failed", "completed", "completed"]
+    assert count_lines(tmp_path / "trained") == 4
 
 
 def test_a_point_whose_shared_job_is_cancelled_with_another_point_makes_it_by_itself(
@@ -271,7 +285,7 @@ def test_a_point_whose_shared_job_is_cancelled_with_another_point_makes_it_by_it
     sweeps.wait_until_queued(sweep)
     kill_launchers(sweep)
     first, second = sweep.runs
-    shared = first.latest_attempt("preprocess").read_job()["job_id"]
+    shared = job_id(first, "preprocess")
     wait_until(lambda: count_lines(tmp_path / "preprocessed") == 1)
 
     driven = InProcess(second, judges_ended=True)
@@ -327,12 +341,12 @@ def test_all_points_of_a_cancelled_sweep_are_asked_before_the_end_of_any_is_awai
     wait_until_empty(slurm)
 
 
-def test_an_array_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_got_is_submitted(
+def test_a_job_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_got_is_submitted(
     sweeps, slurm
 ):
     """Fault 12."""
     sweep = held(sweeps)
-    ids, queued = job_ids(sweep, "train"), tasks_in_queue(slurm)
+    ids, queued = job_ids(sweep, "train"), set(slurm.jobs())
     for run in sweep.runs:
         attempt = run.latest_attempt("train")
         write_json(attempt.job_path, attempt.read_job() | {"job_id": ""})
@@ -344,38 +358,62 @@ def test_an_array_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_go
 
     assert job_ids(sweep, "train") == ids, said
     assert set(job_ids(sweep, "compare")).isdisjoint(queued)
-    assert len({one.partition("_")[0] for one in job_ids(sweep, "compare")}) == 1
-    again = tasks_in_queue(slurm)
+    again = set(slurm.jobs())
     assert len(again) == len(queued) + 4
     submit_points(sweep, sweep.runs, said.append)
-    assert tasks_in_queue(slurm) == again
-    job = reattach(sweep.runs[2].latest_attempt("train").read_job())
-    wait_until(lambda: job.status().message == "waits in the queue: Dependency", 30)
-    slurm.run("scancel", ids[2])  # of which Slurm then knows nothing
-    wait_until(job.done, 40)
-    assert job.status().message.startswith("it never began: Slurm took it out of the queue")
+    assert set(slurm.jobs()) == again
 
 
-def test_points_of_other_resources_are_an_array_of_their_own_and_an_alike_point_has_no_job(
+def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(sweeps, slurm):
+    cpus = "train.resources.cpus_per_host="
+    points = [(*RATES[0], f"{cpus}1"), (*RATES[1], f"{cpus}2"), (*RATES[1], f"{cpus}1"), RATES[2]]
+    sweep = held(sweeps, points)
+
+    first, second, same, last = sweep.runs
+    shared = [read_shared_attempt(same, stage) for stage in ("train", "compare")]
+    ids = [job_id(first, stage) for stage in ("preprocess", "train", "compare")]
+    assert "--cpus-per-task=2\n" in script_of(second, "train")
+    assert shared == [second.latest_attempt(stage) for stage in ("train", "compare")]
+    assert same.latest_attempt("train") is None
+    assert len(slurm.jobs()) == 7
+    # A point without jobs takes no place: the last one is the second after the first.
+    assert f",afterany:{':'.join(ids)}\n" in script_of(last, "train")
+
+
+def test_a_point_that_is_tried_again_waits_for_those_that_are_in_the_queue(sweeps, slurm):
+    sweep = held(sweeps)
+    again, before = sweep.runs[1:3]
+    cancel_run(again, "a mistake")
+
+    submit_points(sweep, sweep.runs, print)
+
+    assert [len(run.attempts("train")) for run in sweep.runs] == [1, 2, 1, 1]
+    ids = [job_id(before, stage) for stage in ("train", "compare")]
+    assert f",afterany:{':'.join(ids)}\n" in script_of(again, "train")
+
+
+def test_points_that_an_earlier_version_made_tasks_of_an_array_are_shown_and_cancelled(
     sweeps, slurm
 ):
-    cpus = "train.resources.cpus_per_host="
-    points = [
-        *[(*RATES[index], f"{cpus}1") for index in (0, 1)],
-        *[(*RATES[index], f"{cpus}2") for index in (2, 3)],
-        (*RATES[3], f"{cpus}1"),  # makes what the one before it makes
-    ]
-    sweeps.profile["slurm"] = {"options": ["--begin=now+1hour"]}
-    sweep = sweeps.start(points)
-    sweeps.wait_until_queued(sweep)
-    kill_launchers(sweep)
+    sweep = held(sweeps)
+    options = ["--array=0-3", "--begin=now+1hour", "--job-name=sums-train", "--output=/dev/null"]
+    array = slurm.run("sbatch", "--parsable", *options, "--wrap=true").strip()
+    for task, run in enumerate(sweep.runs):
+        attempt = run.latest_attempt("train")
+        slurm.run("scancel", attempt.read_job()["job_id"])
+        known = f"{array}_{task}" if task else ""  # its launcher died before it learnt the id
+        own = {"job_id": known, "job_name": "sums-train", "task": task}
+        record = {key: value for key, value in attempt.read_job().items() if key != "shards"}
+        write_json(attempt.job_path, record | own | {"array": f"{sweep.path}/arrays/train.1"})
 
-    arrays = {path.parent.name: path.read_text() for path in submissions(sweep)}
-    singles = [path for path in submissions(sweep) if path.parent.name == "1"]
-    alike = [read_shared_attempt(sweep.runs[4], stage) for stage in ("train", "compare")]
-    assert "--array=0,1%2\n" in arrays["train.1"]
-    assert "--array=2,3%2\n" in arrays["train.2"]
-    assert "--cpus-per-task=2\n" in arrays["train.2"]
-    assert alike == [sweep.runs[3].latest_attempt(stage) for stage in ("train", "compare")]
-    assert sweep.runs[4].latest_attempt("train") is None
-    assert len(singles) == 1  # the preprocessing that all of them share
+    def are_shown():
+        trained = [read_run_view(run)["stages"]["train"] for run in sweep.runs]
+        return {stage["message"] for stage in trained} == {"waits in the queue: BeginTime"}
+
+    wait_until(are_shown, 30)
+    cancel_sweep(sweep, "enough")
+
+    assert job_ids(sweep, "train") == [f"{array}_{task}" for task in range(4)]
+    assert sweeps.states(sweep) == ["cancelled"] * 4
+    wait_until_empty(slurm)
+    assert causes(sweep, "train") == ["cancelled"] * 4

@@ -164,8 +164,10 @@ def test_settings_that_would_be_a_second_command_are_refused(settings):
 
 def test_a_job_behind_others_names_them_and_ends_when_one_of_them_fails():
     text = render(replace(SUBMISSION, upstream=("17", "4_2")))
+    after_end = render(replace(SUBMISSION, upstream=("17",), after_end=("18", "19")))
 
     assert "#SBATCH --dependency=afterok:17:4_2\n#SBATCH --kill-on-invalid-dep=yes\n" in text
+    assert "#SBATCH --dependency=afterok:17,afterany:18:19\n" in after_end
 
 
 @pytest.mark.parametrize("option", ["--dependency=singleton", "--depend=after:3"])

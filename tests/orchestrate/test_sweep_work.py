@@ -3,7 +3,9 @@
 import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
+from redco_flow.errors import UsageError
 from redco_flow.orchestrate.sweep_work import planned_jobs, work_keys
+from redco_flow.orchestrate.sweeping import PlannedPoint, goes_ahead
 from redco_flow.spec.profile import Profile
 
 
@@ -11,10 +13,9 @@ from redco_flow.spec.profile import Profile
 def jobs(planning):
     """What would be submitted for points of a pipeline, as one line a stage."""
 
-    def jobs(text, *points, at_once=2):
-        profile = Profile(executor="slurm", workspace=str(planning.workspace.root))
-        planned = [(planning.load(text, one), profile, planning.plan(text, one)) for one in points]
-        return [one.describe(at_once) for one in planned_jobs(planned, planning.workspace)]
+    def jobs(text, *points):
+        planned = [(planning.load(text, one), planning.plan(text, one)) for one in points]
+        return [one.describe() for one in planned_jobs(planned, planning.workspace)]
 
     return jobs
 
@@ -23,28 +24,18 @@ def rates(*values):
     return [[f"train.learning_rate={value}"] for value in values]
 
 
-def test_what_points_share_is_one_job_and_the_rest_an_array_behind_it(jobs):
+def test_what_points_share_is_one_job_and_the_rest_wait_for_it(jobs):
     assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == [
         "preprocess: 1 job, for 3 points",
-        "train: an array of 3 jobs, 2 at a time, behind preprocess",
+        "train: 3 jobs, behind preprocess",
     ]
 
 
-def test_points_that_share_nothing_have_an_array_of_each_stage(jobs):
+def test_points_that_share_nothing_have_a_job_for_each_stage(jobs):
     assert jobs(TWO_STAGES, ["preprocess.count=4"], ["preprocess.count=5"]) == [
-        "preprocess: an array of 2 jobs, 2 at a time",
-        "train: an array of 2 jobs, 2 at a time, behind preprocess",
+        "preprocess: 2 jobs",
+        "train: 2 jobs, behind preprocess",
     ]
-
-
-def test_points_of_other_resources_or_alone_in_what_they_wait_for_have_jobs_of_their_own(jobs):
-    cpus = "train.resources.cpus_per_host="
-    rate, other, third = rates(1.0, 2.0, 3.0)
-    points = [[*rate, f"{cpus}1"], [*other, f"{cpus}1"], [*third, f"{cpus}2"]]
-
-    assert jobs(TWO_STAGES, *points, at_once=5)[1] == (
-        "train: an array of 2 jobs, 5 at a time and 1 job, behind preprocess"
-    )
 
 
 def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(jobs):
@@ -60,7 +51,7 @@ def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(job
 def test_what_is_published_is_not_submitted(jobs, planning, runs):
     runs.complete(TWO_STAGES, ["train.learning_rate=1.0"])
 
-    assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == ["train: an array of 2 jobs, 2 at a time"]
+    assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == ["train: 2 jobs"]
 
 
 def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from_has(planning):
@@ -72,3 +63,19 @@ def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from
     same = {name for name in plain if plain[name] == other_small[name]}
     assert same == {"preprocess", "train-large"}
     assert set(plain.values()).isdisjoint(other_root.values())
+
+
+def test_points_do_not_wait_in_the_queue_where_the_operator_has_a_dependency_of_his_own(planning):
+    text = "{name: one, stages: {preprocess: {kind: orchestrate_kinds.numbers}}}"
+    given = {"executor": "slurm", "workspace": str(planning.workspace.root)}
+    plain = Profile(**given)
+    own = Profile(**given, slurm={"options": ["--dependency=singleton"]})
+    points = {
+        profile: [PlannedPoint((), planning.load(text), settings, planning.plan(text))]
+        for profile, settings in (("plain", plain), ("own", own))
+    }
+
+    assert goes_ahead(points["plain"], planning.workspace, asked=False)
+    assert not goes_ahead(points["own"], planning.workspace, asked=False)
+    with pytest.raises(UsageError, match=r"slurm.options has '--dep"):
+        goes_ahead(points["own"], planning.workspace, asked=True)

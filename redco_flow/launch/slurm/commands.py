@@ -117,19 +117,6 @@ def release(job_id: str, environment: Mapping[str, str]) -> None:
     _run(["scontrol", "release", job_id], environment)
 
 
-def max_array_size(environment: Mapping[str, str]) -> int:
-    """Return the number below which those of an array's tasks must be; 0 where there are none.
-
-    Raises:
-        ClusterUnreachable, StageFailed: Slurm does not answer, or does not say it.
-    """
-    said = _run(["scontrol", "show", "config"], environment)
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", said, re.MULTILINE)
-    if found is None:
-        raise StageFailed("`scontrol show config` names no MaxArraySize.")
-    return int(found[1])
-
-
 def list_partitions(environment: Mapping[str, str]) -> dict[str, int]:
     """Return the number of nodes of each partition.
 

@@ -8,13 +8,13 @@ other ending is final, and trying again is the orchestrator's.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.call import Call, JobResources, read_call, write_call
-from redco_flow.launch.call_groups import CallGroup
 from redco_flow.launch.executor import (
     CallJob,
     ChainingExecutor,
@@ -25,14 +25,14 @@ from redco_flow.launch.executor import (
 from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.slurm import commands as slurm_commands
 from redco_flow.launch.slurm.array import SlurmArray
-from redco_flow.launch.slurm.call_array import SCRIPT, write_call_array
-from redco_flow.launch.slurm.job import SlurmJob, own_id
+from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.slurm_section import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 
+SCRIPT = "job.sh"
 _OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")
 
 
@@ -83,8 +83,13 @@ class SlurmExecutor(ChainingExecutor):
         """
         return render(self._submission(attempt, title, resources, upstream))
 
-    def submit_call_after(self, attempt: AttemptDirectory, upstream: Sequence[CallJob]) -> CallJob:
-        """Submit a call with `--dependency=afterok` on the upstream jobs.
+    def submit_call_after(
+        self,
+        attempt: AttemptDirectory,
+        upstream: Sequence[CallJob],
+        after_end: Sequence[CallJob] = (),
+    ) -> CallJob:
+        """Submit a call with `--dependency=afterok` on the upstream jobs, `afterany` on others.
 
         Raises:
             UsageError: there is no call.json, or the attempt was submitted before.
@@ -92,103 +97,42 @@ class SlurmExecutor(ChainingExecutor):
             ClusterUnreachable: Slurm cannot be reached.
         """
         check_submittable(attempt)
-        return self._submit(attempt, self.wait_for_ids(upstream))
+        return self._submit(attempt, _wait_for_ids(upstream), tuple(_known_ids(after_end)))
 
-    def wait_for_ids(self, jobs: Sequence[CallJob]) -> tuple[str, ...]:
-        """Return the jobs' ids; of one whose submission got no answer, once it is known.
-
-        Raises:
-            StageFailed: Slurm never got one of them.
-        """
-        return tuple(SlurmJob(job.attempt.path, job.job_id).wait_for_id() for job in jobs)
-
-    def max_array_size(self) -> int:
-        """Return Slurm's MaxArraySize.
-
-        Raises:
-            StageFailed, ClusterUnreachable: Slurm does not answer.
-        """
-        return slurm_commands.max_array_size(self._environment)
-
-    def submit_group(
+    def _submit(
         self,
-        group: CallGroup,
-        attempts: Sequence[AttemptDirectory],
-        folder: Path,
-        title: str,
-        *,
-        at_once: int,
-    ) -> list[CallJob]:
-        """Submit several calls as one array; its tasks are jobs like any other from here on.
-
-        Raises:
-            UsageError: an attempt has no call.json, or was submitted before.
-            StageFailed: Slurm refuses the array; has Slurm's words.
-            ClusterUnreachable: Slurm cannot be reached.
-        """
-        for attempt in attempts:
-            check_submittable(attempt)
-        array = AttemptDirectory(folder.absolute())
-        submission = replace(
-            self._submission(array, title, group.resources, group.upstream),
-            aligned=group.aligned,
-            tasks=group.tasks,
-            at_once=at_once,
-        )
-        write_call_array(submission, attempts)
-        members = [
-            (AttemptDirectory(attempt.path.absolute()), {"task": task, "array": str(array.path)})
-            for attempt, task in zip(attempts, group.tasks, strict=True)
-        ]
-        return self._send(submission, members)
-
-    def _submit(self, attempt: AttemptDirectory, upstream: Sequence[str] = ()) -> CallJob:
+        attempt: AttemptDirectory,
+        upstream: Sequence[str] = (),
+        after_end: Sequence[str] = (),
+    ) -> CallJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         call = read_call(attempt.call_path)
         title = f"{call.run} {call.stage} {call.attempt}"
-        submission = self._submission(attempt, title, call.resources, upstream)
+        submission = self._submission(attempt, title, call.resources, upstream, after_end)
         write_text(attempt.path / SCRIPT, render(submission))
         (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
         _write_tasks(attempt, call)
-        return self._send(submission, [(attempt, {"shards": list(call.resources.shards)})])[0]
-
-    def _send(
-        self, submission: Submission, members: Sequence[tuple[AttemptDirectory, dict[str, Any]]]
-    ) -> list[CallJob]:
-        """Submit the sbatch file that stands in the submission's directory; return the jobs.
-
-        Args:
-            members: each attempt, and what only its own job.json has.
-        """
-        records = [
-            {
-                "executor": "slurm",
-                "job_id": "",
-                "job_name": submission.job_name,
-                "attempt": str(attempt.path),
-                "cluster": self._cluster,
-                "submitted_at": utc_now(),
-                **own,
-            }
-            for attempt, own in members
-        ]
+        record = {
+            "executor": "slurm",
+            "job_id": "",
+            "job_name": submission.job_name,
+            "attempt": str(attempt.path),
+            "cluster": self._cluster,
+            "submitted_at": utc_now(),
+            "shards": list(call.resources.shards),
+        }
         # Before sbatch: whoever finds a record without an id looks for the name.
-        for (attempt, _), record in zip(members, records, strict=True):
-            write_json(attempt.job_path, record)
-        environment = self._job_environment(AttemptDirectory(submission.attempt))
+        write_json(attempt.job_path, record)
         try:
-            job_id = slurm_commands.submit(submission.attempt / SCRIPT, environment)
+            job_id = slurm_commands.submit(attempt.path / SCRIPT, self._job_environment(attempt))
         except slurm_commands.NoAnswer:
-            # It may have been accepted all the same; the records stay, and with them the name.
-            return [reattach(record) for record in records]
+            # It may have been accepted all the same; the record stays, and with it the name.
+            return reattach(record)
         except (StageFailed, ClusterUnreachable):
-            for attempt, _ in members:
-                attempt.job_path.unlink()
+            attempt.job_path.unlink()
             raise
-        for (attempt, _), record in zip(members, records, strict=True):
-            record["job_id"] = own_id(record, job_id)
-            write_json(attempt.job_path, record)
-        return [reattach(record) for record in records]
+        write_json(attempt.job_path, record | {"job_id": job_id})
+        return reattach(record | {"job_id": job_id})
 
     def _submission(
         self,
@@ -196,6 +140,7 @@ class SlurmExecutor(ChainingExecutor):
         title: str,
         resources: JobResources,
         upstream: Sequence[str] = (),
+        after_end: Sequence[str] = (),
     ) -> Submission:
         return Submission(
             attempt=attempt.path.absolute(),
@@ -206,6 +151,7 @@ class SlurmExecutor(ChainingExecutor):
             stall_seconds=self.parameters["stall_seconds"],
             grace_seconds=self.parameters["grace_seconds"],
             upstream=tuple(upstream),
+            after_end=tuple(after_end),
         )
 
     @property
@@ -231,6 +177,22 @@ def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:
     if shards := record.get("shards"):
         return SlurmArray(record["attempt"], record["job_id"], shards, record)
     return SlurmJob(record["attempt"], record["job_id"], record=record)
+
+
+def _wait_for_ids(jobs: Sequence[CallJob]) -> tuple[str, ...]:
+    """Return the jobs' ids; of one whose submission got no answer, once it is known.
+
+    Raises:
+        StageFailed: Slurm never got one of them.
+    """
+    return tuple(SlurmJob(job.attempt.path, job.job_id).wait_for_id() for job in jobs)
+
+
+def _known_ids(jobs: Sequence[CallJob]) -> Iterator[str]:
+    """Return the ids of those jobs that Slurm got."""
+    for job in jobs:
+        with suppress(StageFailed):
+            yield from _wait_for_ids([job])
 
 
 def _write_tasks(attempt: AttemptDirectory, call: Call) -> None:

@@ -214,12 +214,17 @@ class SlurmJob(CallJob):
         entries = (view or self._queue.look(urgent=True)).entries.values()
         for entry in entries:
             if not self._knows_id() and entry.name == self._record.get("job_name"):
-                self._job_id = own_id(self._record, entry.job_id.partition("_")[0])
+                self._job_id = self._own_id(entry.job_id.partition("_")[0])
         if self._knows_id():
             self._record["job_id"] = self.job_id
             self._vanishing = None
             write_json(self.attempt.job_path, self._record)
         return self._knows_id()
+
+    def _own_id(self, job_or_array: str) -> str:
+        """Return the job's id; in sweeps of earlier versions it is a task of an array of points."""
+        task = self._record.get("task")
+        return job_or_array if task is None else f"{job_or_array}_{task}"
 
     def _endings(self) -> list[RankEnding]:
         return read_endings(self.attempt, last_restart(self.attempt))
@@ -266,12 +271,6 @@ class SlurmJob(CallJob):
             text = read_log_end(self.attempt.path / JOB_LOG, _LOG_END_BYTES)
             return redact_text(text, secret_values(os.environ)).strip()
         return ""
-
-
-def own_id(record: Mapping[str, Any], job_or_array: str) -> str:
-    """Return the id of a record's job, which may be one call of an array of them."""
-    task = record.get("task")
-    return job_or_array if task is None else f"{job_or_array}_{task}"
 
 
 def _modified_at(path: Path) -> float | None:

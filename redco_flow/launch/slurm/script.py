@@ -17,7 +17,6 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.process_tree import ATTEMPT_VARIABLE
 from redco_flow.launch.rank import WARNING_SIGNAL
 from redco_flow.records import digest_json
 from redco_flow.spec.slurm_section import SlurmSection
@@ -31,17 +30,14 @@ _MAX_NAME_CHARACTERS = 120
 
 @dataclass(frozen=True)
 class Submission:
-    """What one job consists of, or an array of calls.
+    """What one job consists of, or an array of jobs, one for each shard.
 
     Args:
-        attempt: its directory, absolute; of an array of calls, the array's own.
+        attempt: its directory, absolute.
         title: run, stage and attempt, for people.
         directory: where the stage's process starts.
         upstream: ids of jobs that must have completed before it may start.
-        aligned: ids of arrays; a task waits for the one of its own number there.
-        tasks: of an array of calls, its tasks' numbers; `tasks/<number>` there is a link to the
-            attempt of each.
-        at_once: so many of those tasks run at a time; None: all that find room.
+        after_end: ids of jobs that must have ended before, however they end.
     """
 
     attempt: Path
@@ -52,9 +48,7 @@ class Submission:
     stall_seconds: float
     grace_seconds: float
     upstream: tuple[str, ...] = ()
-    aligned: tuple[str, ...] = ()
-    tasks: tuple[int, ...] = ()
-    at_once: int | None = None
+    after_end: tuple[str, ...] = ()
 
     @property
     def job_name(self) -> str:
@@ -122,8 +116,7 @@ def _options(submission: Submission) -> Iterator[str]:
     yield _option("job-name", submission.job_name)
     yield _option("chdir", submission.attempt)
     yield from _array(submission)
-    is_array = resources.shards or submission.tasks
-    log = f"tasks/%a/{JOB_LOG}" if is_array else JOB_LOG
+    log = f"tasks/%a/{JOB_LOG}" if resources.shards else JOB_LOG
     yield _option("output", log)  # relative: Slurm would expand patterns in a path
     yield "--open-mode=append"
     yield "--requeue"
@@ -146,23 +139,15 @@ def _options(submission: Submission) -> Iterator[str]:
 
 def _own_id(submission: Submission) -> Iterator[str]:
     """Note the job's id where whoever lost it looks first."""
-    if submission.tasks:
-        yield f'{ATTEMPT_VARIABLE}="$(readlink tasks/"$SLURM_ARRAY_TASK_ID")" || exit'
-        yield f"export {ATTEMPT_VARIABLE}"
-        own_id, folder = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}", f'"${ATTEMPT_VARIABLE}"/'
-    else:
-        own_id = "$SLURM_ARRAY_JOB_ID" if submission.resources.shards else "$SLURM_JOB_ID"
-        folder = ""
-    yield f"printf '%s\\n' \"{own_id}\" > {folder}{JOB_ID_FILE}"
+    own_id = "$SLURM_ARRAY_JOB_ID" if submission.resources.shards else "$SLURM_JOB_ID"
+    yield f"printf '%s\\n' \"{own_id}\" > {JOB_ID_FILE}"
 
 
 def _array(submission: Submission) -> Iterator[str]:
-    """One task for each shard or each call, some of them at a time."""
-    shards = submission.resources.shards
-    most = submission.settings.max_array_tasks if shards else submission.at_once
-    throttle = f"%{most}" if most else ""
-    if numbers := shards or submission.tasks:
-        yield _option("array", _ranges(numbers) + throttle)
+    """One task for each shard, some of them at a time."""
+    most = submission.settings.max_array_tasks
+    if shards := submission.resources.shards:
+        yield _option("array", _ranges(shards) + (f"%{most}" if most else ""))
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -178,10 +163,10 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _dependency(submission: Submission) -> Iterator[str]:
-    """Wait for other jobs; where one of them fails, end instead of waiting for ever."""
+    """Wait for other jobs; where one that must complete fails, end instead of waiting for ever."""
     waits = [
         ":".join([kind, *ids])
-        for kind, ids in (("afterok", submission.upstream), ("aftercorr", submission.aligned))
+        for kind, ids in (("afterok", submission.upstream), ("afterany", submission.after_end))
         if ids
     ]
     if not waits:
@@ -247,8 +232,6 @@ def _finish(submission: Submission) -> str:
 
 def _task(submission: Submission) -> str:
     """The directory of the job's records, as an argument; of an array each task has its own."""
-    if submission.tasks:
-        return f'"${ATTEMPT_VARIABLE}"'
     attempt = shlex.quote(str(submission.attempt))
     is_array = submission.resources.shards
     return f'{attempt}/tasks/"$SLURM_ARRAY_TASK_ID"' if is_array else attempt

@@ -1,4 +1,4 @@
-"""What a run ahead has of each stage: its result, or the attempt that is to make it.
+"""What a run has of each stage: its result, or the attempt that is to make it.
 
 Reads attempts that earlier launchers left and judges which of them still hold. Submits nothing,
 ends nothing.
@@ -20,8 +20,8 @@ from redco_flow.tracking.results import find_result
 from redco_flow.tracking.shared_attempt import current_attempt
 
 
-class AheadAttempts:
-    """Results and attempts by stage; to be filled in topological order.
+class StageAttempts:
+    """Results and attempts by stage; a stage is looked for after those that it takes from.
 
     Args:
         context: the run.
@@ -38,6 +38,7 @@ class AheadAttempts:
     ) -> None:
         self.made: dict[str, Mapping[str, str]] = {}
         self.current: dict[str, AttemptDirectory] = {}
+        self._found_again: set[AttemptDirectory] = set()
         self._context = context
         self._upstream = upstream
         self._judges_ended = judges_ended
@@ -46,10 +47,14 @@ class AheadAttempts:
         """Take over what an earlier launcher submitted for the stage, if it still holds.
 
         Returns:
-            Its job, where it waits for what is made anew: it is to be ended.
+            An attempt that does not hold and whose job is to be ended, if it has not.
         """
+        # Imported here: what only plans or reads never pays for it.
+        from redco_flow.launch.executor import reattach
+
         attempt = current_attempt(self._context.run, stage)
-        if attempt is None or attempt.read_job() is None:
+        record = attempt.read_job() if attempt is not None else None
+        if attempt is None or record is None:
             return None
         if self.is_of_another_run(attempt):
             # Once it has ended, its result is reused like any other, or this run makes its own.
@@ -58,10 +63,15 @@ class AheadAttempts:
             return None
         if not self._takes_from_current(read_call(attempt.call_path)):
             return attempt
-        has_failed = not self.is_published(attempt) and attempt.read_exit() is not None
-        if self._judges_ended or not has_failed:
-            self.current[stage] = attempt
+        if not self.is_published(attempt) and reattach(record).done() and not self._judges_ended:
+            return attempt  # of a lost job, ending it ends what it left behind
+        self.current[stage] = attempt
+        self._found_again.add(attempt)
         return None
+
+    def is_found_again(self, attempt: AttemptDirectory) -> bool:
+        """Whether an earlier launcher submitted it."""
+        return attempt in self._found_again
 
     def reuse(self, stage: str) -> bool:
         """Take a published result, where all inputs are known and it has one."""
