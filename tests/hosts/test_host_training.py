@@ -1,13 +1,18 @@
 """Real training on hosts that share no disk with the launcher: the same result as at home."""
 
+import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
+from job_processes import worker_of
 from tiny_stages.calls import wait_until
 
 from pipelines import Driven, losses, make_run, same_parameters
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -76,11 +81,10 @@ def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
         folder, workspace="dead-host", num_epochs=10, retries={"node_failure": 1}, **on_hosts
     )
     driven = Driven(run)
-    checkpoints = folder / "dead-host" / "work"
-    wait_until(lambda: any(checkpoints.glob("*/checkpoints/*/commit.json")), 90)
+    host = hold_once_saved(ssh_hosts, run)
+    at_home = folder / "dead-host" / "work"
+    wait_until(lambda: any(at_home.glob("*/checkpoints/*/commit.json")), 30)
 
-    (label,) = run.latest_attempt("train").read_job()["hosts"]
-    host = next(host for host in ssh_hosts.hosts if host.address == label)
     ssh_hosts.kill_host(host)
     shutil.rmtree(host.directory)
     ssh_hosts.start_host(host)
@@ -91,3 +95,22 @@ def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
     assert first.read_exit()["cause"] == "node_failure"
     assert min(one["step"] for one in second.read_metrics() if one["kind"] == "training") > 1
     assert same_parameters(driven, undisturbed)
+
+
+def hold_once_saved(ssh_hosts, run):
+    """Stop a training's process on its host at its first checkpoint; return the host.
+
+    With warm compile caches its other steps would be over before the checkpoint is copied.
+    """
+    wait_until(lambda: run.attempts("train"), 90)
+    attempt = run.latest_attempt("train")
+    wait_until(lambda: attempt.job_path.exists() and attempt.read_job()["hosts"], 30)
+    job, call = attempt.read_job(), attempt.read_call()
+    host = next(host for host in ssh_hosts.hosts if host.address in job["hosts"])
+    there = Workspace(host.directory / "workspace")
+    folder = f"{call['run']}-{job['job_id']}/stages/train/attempts/1"
+    worker = wait_until(lambda: worker_of(AttemptDirectory(there.runs / folder)), 30)
+    saved = there.work_directory(call["fingerprint"])
+    wait_until(lambda: any(saved.glob("checkpoints/*/commit.json")), 90)
+    os.kill(worker, signal.SIGSTOP)
+    return host
