@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.launch.call import Call, InputReference, read_call
-from redco_flow.launch.ending import STOPPED_EXIT_CODE
 from redco_flow.launch.jax_environment import jax_variables
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.launch.upstream import with_inputs
 from redco_flow.launch.work_lock import acquire
+from redco_flow.launch.worker_exit import STOPPED_EXIT_CODE
 from redco_flow.launch.worker_process import (
     ReservedFiles,
     end,

@@ -15,6 +15,7 @@ from redco_flow.cli.text import duration, number, short_id
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,12 +25,17 @@ INTERRUPTED_EXIT_CODE = 1
 _POLL_SECONDS = 0.1
 _SECONDS_TO_WRITE_REPORT = 20.0
 _SECONDS_BETWEEN_PROGRESS_LINES = 10.0
-_CHANGING = ("running", "waiting")
+_CHANGING = (State.RUNNING, State.WAITING)
 _MARKS = {
-    "completed": "✓", "failed": "✗", "cancelled": "■", "running": "●",
-    "waiting": "…", "pending": " ", "skipped": "-",
+    State.COMPLETED: "✓", State.FAILED: "✗", State.CANCELLED: "■", State.RUNNING: "●",
+    State.WAITING: "…", State.PENDING: " ", State.SKIPPED: "-",
 }  # fmt: skip
-_COLOURS = {"completed": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+_COLOURS = {
+    State.COMPLETED: "green",
+    State.FAILED: "red",
+    State.CANCELLED: "yellow",
+    State.RUNNING: "cyan",
+}
 
 
 def follow_run(run: RunDirectory, *, stream: TextIO | None = None) -> int:
@@ -60,7 +66,7 @@ def _wait_for_report(run: RunDirectory) -> None:
 
 def exit_code_of(view: dict[str, Any]) -> int:
     """The exit code of an ended or interrupted run."""
-    if view["state"] == "interrupted":
+    if view["state"] == State.INTERRUPTED:
         return INTERRUPTED_EXIT_CODE
     return int(view["exit_code"] or 0)
 
@@ -109,7 +115,9 @@ def phase_text(view: dict[str, Any]) -> str:
     """What the launcher is at while no stage has begun; empty once one has."""
     if view["state"] not in LIVE_STATES:
         return ""
-    return str(view["message"]) or ("starting the launcher" if view["state"] == "pending" else "")
+    return str(view["message"]) or (
+        "starting the launcher" if view["state"] == State.PENDING else ""
+    )
 
 
 def stage_line(name: str, stage: dict[str, Any]) -> str:
@@ -122,9 +130,9 @@ def stage_line(name: str, stage: dict[str, Any]) -> str:
 
 
 def _stage_detail(stage: dict[str, Any]) -> str:
-    if stage["state"] == "running":
+    if stage["state"] == State.RUNNING:
         return stage["message"] or progress_text(stage["progress"])
-    if stage["state"] == "completed":
+    if stage["state"] == State.COMPLETED:
         made = [f"{key} {short_id(id)}" for key, id in stage["artifacts"].items()]
         return "  ".join([*made, *([stage["message"]] if stage["message"] else [])])
     return str(stage["message"]).partition("\n")[0]
@@ -157,13 +165,15 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
         view = read_run_view(run)
         is_due = time.monotonic() >= next_progress
         # A run that is taken up again is pending until its launcher has read how it ended before.
-        is_taken_up = view["state"] != "pending"
+        is_taken_up = view["state"] != State.PENDING
         if phase_text(view) != phase:
             phase = phase_text(view)
             out.write(f"{view['run']}: {phase}\n" if phase else "")
         for name, stage in view["stages"].items() if is_taken_up else ():
             key = (stage["state"], stage["attempt"])
-            is_news = said.get(name, ("pending", None)) != key and stage["state"] != "pending"
+            is_news = (
+                said.get(name, (State.PENDING, None)) != key and stage["state"] != State.PENDING
+            )
             line = stage_line(name, stage)
             if is_news or (is_due and stage["state"] in _CHANGING and line != last_line.get(name)):
                 out.write(f"{line}\n")

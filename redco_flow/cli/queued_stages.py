@@ -14,17 +14,18 @@ from redco_flow.orchestrate.launch_record import LaunchRecord
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.shared_attempt import current_attempt
+from redco_flow.tracking.states import State
 from redco_flow.tracking.typed_records import unless_damaged
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob, JobStatus
 
-_LEFT_STATES = ("pending", "waiting", "running")
-_WORDS = {
-    "pending": "waiting",
-    "running": "running",
-    "completed": "completed",
-    "cancelled": "cancelled",
+_LEFT_STATES = (State.PENDING, State.WAITING, State.RUNNING)
+_WORDS: dict[str, State] = {
+    State.PENDING: State.WAITING,
+    State.RUNNING: State.RUNNING,
+    State.COMPLETED: State.COMPLETED,
+    State.CANCELLED: State.CANCELLED,
 }
 
 
@@ -37,8 +38,8 @@ def has_queued_jobs(run: RunDirectory) -> bool:
 def queued_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the stages' entries of state.json as their jobs are now.
 
-    Of a stage that had not ended there, `job_state` says what its job is at: "pending" and
-    "running" are those that go on.
+    Of a stage that had not ended there, `job_state` says what its job is at: PENDING and
+    RUNNING are those that go on.
     """
     left = {name: entry for name, entry in stages.items() if entry["state"] in _LEFT_STATES}
     attempts = {name: current_attempt(run, name) for name in left}
@@ -67,14 +68,14 @@ def _entry(run: RunDirectory, job: CallJob) -> dict[str, Any]:
     if not attempt.path.is_relative_to(run.path):
         return _shared_entry(attempt, status)
     entry: dict[str, Any] = {
-        "state": _WORDS.get(status.state, "failed"),
+        "state": _WORDS.get(status.state, State.FAILED),
         "job_state": status.state,
         "attempt": attempt.number,
         "message": status.message,
         "told_at": "",
     }
     result = attempt.read_result()
-    if status.state == "completed" and result is not None:
+    if status.state == State.COMPLETED and result is not None:
         made = {"artifacts": result["outputs"], "metrics": result["metrics"]}
         entry |= {**made, "seconds": result["seconds"], "message": ""}
     return entry
@@ -86,9 +87,9 @@ def _shared_entry(attempt: AttemptDirectory, status: JobStatus) -> dict[str, Any
     result = attempt.read_result()
     if result is not None:
         made = {"artifacts": result["outputs"], "metrics": result["metrics"], "seconds": 0.0}
-        return {"state": "completed", "reused": True, "message": f"made by {maker}", **made}
+        return {"state": State.COMPLETED, "reused": True, "message": f"made by {maker}", **made}
     return {
-        "state": "waiting",
-        "job_state": status.state if status.is_finished else "pending",
+        "state": State.WAITING,
+        "job_state": status.state if status.is_finished else State.PENDING,
         "message": f"made by run {maker}, whose job {status.message}",
     }

@@ -13,9 +13,10 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.lease import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.typed_records import unless_damaged
 
-LIVE_STATES = ("pending", "running")
+LIVE_STATES = (State.PENDING, State.RUNNING)
 _START_GRACE_SECONDS = 60.0
 
 
@@ -23,8 +24,8 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
     """Return the run's state with each stage's progress and, of a finished one, its metrics.
 
     A run whose state says that it runs, but whose orchestrating process is gone, is
-    "interrupted": its jobs may live, and `resume` takes it up. One whose jobs need no such process
-    is "pending" while they wait in the cluster's queue and "running" while one of them runs. One
+    INTERRUPTED: its jobs may live, and `resume` takes it up. One whose jobs need no such process
+    is PENDING while they wait in the cluster's queue and RUNNING while one of them runs. One
     whose own records are damaged is "damaged".
     """
     try:
@@ -67,13 +68,13 @@ def _view_of_state(run: RunDirectory) -> dict[str, Any]:
     names = list(stages) or list(run.read_plan().get("stages", {}))
     shown, message = state["state"], state.get("message") or ""
     is_queued = False
-    if shown == "running" and find_holder(run) is None and has_queued_jobs(run):
+    if shown == State.RUNNING and find_holder(run) is None and has_queued_jobs(run):
         stages = queued_stages(run, stages)
         going_on = {n: s for n, s in stages.items() if s.get("job_state") in LIVE_STATES}
         is_queued = bool(going_on)
         shown, message = _summarize(going_on)
     elif shown in LIVE_STATES and not _has_launcher(run):
-        shown = "interrupted"
+        shown = State.INTERRUPTED
     return {
         "run": run.id,
         "state": shown,
@@ -93,10 +94,10 @@ def _view_of_state(run: RunDirectory) -> dict[str, Any]:
 def _summarize(going_on: dict[str, Any]) -> tuple[str, str]:
     """The state and message of a run that nobody drives, by its stages whose jobs go on."""
     if not going_on:
-        return "interrupted", ""
-    is_at_work = any(stage["job_state"] == "running" for stage in going_on.values())
+        return State.INTERRUPTED, ""
+    is_at_work = any(stage["job_state"] == State.RUNNING for stage in going_on.values())
     name, first = next(iter(going_on.items()))
-    return "running" if is_at_work else "pending", f"{name}: {first['message']}"
+    return State.RUNNING if is_at_work else State.PENDING, f"{name}: {first['message']}"
 
 
 def read_metrics(stages: dict[str, Any]) -> dict[str, float]:
@@ -118,7 +119,7 @@ def read_metrics(stages: dict[str, Any]) -> dict[str, float]:
 
 def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str, Any]:
     view = {
-        "state": state.get("state", "pending"),
+        "state": state.get("state", State.PENDING),
         "reused": bool(state.get("reused")),
         "attempt": state.get("attempt"),
         "seconds": state.get("seconds"),
@@ -130,13 +131,13 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
     attempt = run.attempt(name, view["attempt"]) if view["attempt"] else None
     progress = unless_damaged(attempt.read_progress) if attempt else None
     view["devices"] = (progress or {}).get("devices")
-    if view["state"] == "running":
+    if view["state"] == State.RUNNING:
         view["progress"] = progress
         # The cluster is asked seldom: a heartbeat since then knows better than its answer.
         if progress and progress.get("time", "") > state.get("told_at", ""):
             view["message"] = ""
         if view["message"]:  # of a running stage: why its job is not at work
-            view["state"] = "waiting"
+            view["state"] = State.WAITING
     return view
 
 

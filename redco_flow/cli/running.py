@@ -25,6 +25,7 @@ from redco_flow.cli.text import columns
 from redco_flow.cli.watching import status_text
 from redco_flow.errors import UsageError
 from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.states import State
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
@@ -132,13 +133,13 @@ def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -
 def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
     """Follow the run unless told not to, then say how it ended."""
     if options.detach:
-        print(json.dumps({"run": run.id, "state": "running"}) if options.json else run.id)
+        print(json.dumps({"run": run.id, "state": State.RUNNING}) if options.json else run.id)
         return 0
     code = follow_run(run)
     view = read_run_view(run)
     if options.json:
         print(json.dumps(summary(view, code)))
-    elif view["state"] not in ("pending", "running"):
+    elif view["state"] not in (State.PENDING, State.RUNNING):
         print(status_text(view))
         print(_next_steps(view))
     return code
@@ -161,9 +162,9 @@ def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
 
 def _next_steps(view: dict[str, Any]) -> str:
     """What to type after the run has ended."""
-    if view["state"] == "completed":
+    if view["state"] == State.COMPLETED:
         return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
-    failed = [name for name, stage in view["stages"].items() if stage["state"] == "failed"]
+    failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]
     logs = "/".join([view["run"], *failed[:1]])
     return f"next: redco-flow logs {logs} · redco-flow retry {view['run']}"
 

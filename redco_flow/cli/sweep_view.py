@@ -13,6 +13,7 @@ from redco_flow.cli.text import columns, duration, number
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.lease import Lease, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -23,7 +24,7 @@ _MARKS = {"min": "lowest", "max": "highest"}
 def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
-    A point whose turn has not come is "waiting" while somebody starts the sweep's runs, or while
+    A point whose turn has not come is WAITING while somebody starts the sweep's runs, or while
     its jobs are in a cluster's queue.
     """
     starter = find_holder(sweep)
@@ -57,7 +58,7 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
 def sweep_text(view: dict[str, Any]) -> str:
     """One sweep for people: a line for each point, then the best ones."""
     points = view["points"]
-    done = sum(point["state"] == "completed" for point in points)
+    done = sum(point["state"] == State.COMPLETED for point in points)
     lines = [f"{view['sweep']}: {view['state']}  {done} of {len(points)} points completed"]
     shown = _shown_metrics(view)
     rows = [
@@ -67,13 +68,13 @@ def sweep_text(view: dict[str, Any]) -> str:
             point["state"],
             duration(point["seconds"]),
             *(number(point["metrics"].get(name)) for name in shown),
-            point["message"] if point["state"] == "waiting" else "",
+            point["message"] if point["state"] == State.WAITING else "",
         ]
         for point in points
     ]
     lines.append(columns(rows, ["POINT", "RUN", "STATE", "TIME", *shown, ""]))
     for point in points:
-        if point["state"] == "failed":
+        if point["state"] == State.FAILED:
             lines.append(f"{point['run']}: {point['message'].partition(chr(10))[0]}")
     for name, best in view["best"].items():
         where = "  ".join(best["point"])
@@ -82,7 +83,7 @@ def sweep_text(view: dict[str, Any]) -> str:
         lines.append(
             f"its jobs go on without a launcher; `redco-flow resume {view['sweep']}` collects them."
         )
-    if view["state"] == "interrupted":
+    if view["state"] == State.INTERRUPTED:
         lines.append(f"nobody starts its runs; `redco-flow resume {view['sweep']}` goes on.")
     return "\n".join(lines)
 
@@ -111,7 +112,7 @@ def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str,
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.metrics_table import direction_of
 
-    completed = [point for point in points if point["state"] == "completed"]
+    completed = [point for point in points if point["state"] == State.COMPLETED]
     found = {}
     for name in dict.fromkeys(name for point in completed for name in point["metrics"]):
         direction = direction_of(name, directions)
@@ -138,25 +139,27 @@ def _point_state(
         is_ahead: their jobs all stand in a cluster's queue.
     """
     state = str(view["state"])
-    if state == "pending":
-        return "waiting"
+    if state == State.PENDING:
+        return State.WAITING
     if starter is None:
         return state
     holder = find_holder(run)
     if holder is not None and holder.holder == starter.holder:
-        return "waiting"  # its jobs are just being submitted
+        return State.WAITING  # its jobs are just being submitted
     # A lease that is left shows that its process was killed; who ends well takes it along.
-    if state == "interrupted" and not run.lease_path.exists():
+    if state == State.INTERRUPTED and not run.lease_path.exists():
         if view["seconds"] is None:
-            return "waiting"
-        return "running" if is_ahead else state  # its jobs have ended: it gets a driver now
+            return State.WAITING
+        return State.RUNNING if is_ahead else state  # its jobs have ended: it gets a driver now
     return state
 
 
 def _state(states: list[str], *, goes_on: bool) -> str:
     if goes_on or any(state in LIVE_STATES for state in states):
-        return "running"
-    for state in ("interrupted", "waiting"):
+        return State.RUNNING
+    for state in (State.INTERRUPTED, State.WAITING):
         if state in states:
-            return "interrupted"
-    return next((state for state in ("failed", "cancelled") if state in states), "completed")
+            return State.INTERRUPTED
+    return next(
+        (state for state in (State.FAILED, State.CANCELLED) if state in states), State.COMPLETED
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
 from redco_flow.errors import UsageError
+from redco_flow.tracking.states import State
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from redco_flow.spec.sweep import Point
 
 DETACHED_EXIT_CODE = 130
-_EXIT_CODES = {"completed": 0, "cancelled": 5}
+_EXIT_CODES = {State.COMPLETED: 0, State.CANCELLED: 5}
 _POLL_SECONDS = 0.5
 
 
@@ -123,7 +124,7 @@ def attend_sweep(sweep: SweepDirectory, workspace: Workspace, options: argparse.
     """Follow the sweep unless told not to, then compare its points."""
     as_json = getattr(options, "json", False)
     if getattr(options, "detach", False):
-        print(json.dumps({"sweep": sweep.id, "state": "running"}) if as_json else sweep.id)
+        print(json.dumps({"sweep": sweep.id, "state": State.RUNNING}) if as_json else sweep.id)
         return 0
     try:
         view = _follow(sweep, workspace)
@@ -143,11 +144,11 @@ def _follow(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
     while True:
         view = read_sweep_view(sweep, workspace)
         for point in view["points"]:
-            if said.get(point["run"], "waiting") != point["state"]:
+            if said.get(point["run"], State.WAITING) != point["state"]:
                 said[point["run"]] = point["state"]
                 sys.stderr.write(f"{_named(point['point'])}: {point['state']}  {point['run']}\n")
         sys.stderr.flush()
-        if view["state"] != "running":
+        if view["state"] != State.RUNNING:
             return view
         time.sleep(_POLL_SECONDS)
 

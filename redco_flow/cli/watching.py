@@ -15,6 +15,7 @@ from redco_flow.cli.sweeping import attend_sweep
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.errors import UsageError
 from redco_flow.tracking.run_directory import RunDirectory, find_run, is_damaged, list_runs
+from redco_flow.tracking.states import State
 from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
 
@@ -99,7 +100,7 @@ def status_text(view: dict[str, Any]) -> str:
     # A failed run's message is its first failed stage's, which stands in that stage's line, and a
     # completed one's counts those lines.
     is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())
-    if view["state"] != "completed" and not is_said:
+    if view["state"] != State.COMPLETED and not is_said:
         lines.append(view["message"])
     if view["metrics"]:
         lines.append(
@@ -115,7 +116,7 @@ def status_text(view: dict[str, Any]) -> str:
             f"its jobs go on without a launcher; `redco-flow resume {view['run']}` follows them."
         )
     lines += [damage for damage in view.get("damaged", ()) if damage != view["message"]]
-    if view["state"] == "interrupted":
+    if view["state"] == State.INTERRUPTED:
         lines.append(f"its launcher is gone; `redco-flow resume {view['run']}` takes it up again.")
     return "\n".join(lines)
 

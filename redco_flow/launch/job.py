@@ -24,16 +24,11 @@ from submitit.core.utils import (
 )
 
 from redco_flow.errors import RunCancelled, StageFailed, UsageError
-from redco_flow.launch.ending import explain
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.launch.endings import ClusterWord, judge
+from redco_flow.launch.worker_exit import explain_error
+from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
+from redco_flow.tracking.states import Cause, State
 
-NEVER_SUBMITTED = "never_submitted"
-"""The cause of a lost job that no cluster ever got: submitting it again repeats nothing."""
-
-UNSEEN = (NEVER_SUBMITTED, "lost")
-"""Causes of an end that nobody saw: whoever takes the run up tries again, at no budget's cost."""
-
-_UNFINISHED = ("pending", "running")
 _SECONDS_BETWEEN_LOOKS = 0.05
 _STDOUT_BYTES = 1 << 20
 _NUM_LINES_SHOWN = 20
@@ -44,26 +39,33 @@ class JobStatus:
     """What is known of a job.
 
     Args:
-        state: pending, running, completed, failed, cancelled, stalled, out_of_memory, lost,
-            and of clusters: preempted, timeout, node_failure.
-        exit_code: the worker's, where it exited by itself.
-        cause: why it ended: one of the states after running; None while it has not.
+        state: PENDING or RUNNING; of a job that has ended, why.
         message: for people.
         source: what says so: a file's name, or the process table.
         news: what followers should be told when it changes: why it waits, where it runs.
+        exit_code: the worker's, where it exited by itself.
     """
 
-    state: str
-    exit_code: int | None = None
-    cause: str | None = None
+    state: State | Cause
     message: str = ""
     source: str = ""
     news: str = ""
+    exit_code: int | None = None
+
+    @classmethod
+    def ended(cls, record: ExitRecord, source: str) -> JobStatus:
+        """Return the status of a job that ended as its record says."""
+        return cls(record.cause, record.message, source, exit_code=record.exit_code)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the job ended; None while it has not."""
+        return self.state if isinstance(self.state, Cause) else None
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing will change any more."""
-        return self.state not in _UNFINISHED
+        return self.cause is not None
 
 
 class StageJobFailed(FailedJobError, StageFailed):
@@ -180,16 +182,16 @@ class CallJob(Job[dict[str, Any]]):
         """Wait, then return what `result` would raise: job id, log path, last lines."""
         self.wait()
         status = self.status()
-        if status.state == "completed":
+        if status.cause is Cause.COMPLETED:
             return None
-        if status.state == "cancelled":
+        if status.cause is Cause.CANCELLED:
             return StageJobCancelled(self._describe(status))
-        if status.state == "lost":
+        if status.cause is not None and status.cause.is_unobserved:
             return StageJobLost(self._describe(status))
         return StageJobFailed(self._describe(status))
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
-        if self.status().state != "completed":
+        if self.status().cause is not Cause.COMPLETED:
             return "error", None
         return "success", self.attempt.read_result()
 
@@ -214,7 +216,8 @@ class CallJob(Job[dict[str, Any]]):
 
     def _culprits_log(self) -> Path:
         """The log of the rank that ended the job, as far as exit.json says which."""
-        return self.attempt.log_path((self.attempt.read_exit() or {}).get("rank", 0))
+        record = self.attempt.read_exit()
+        return self.attempt.log_path(record.rank or 0 if record is not None else 0)
 
     def _doze(self, seconds: float) -> None:
         """Pass some of `seconds`, less if the job ends; subclasses know better ways."""
@@ -231,27 +234,22 @@ class CallJob(Job[dict[str, Any]]):
 def status_from_files(attempt: AttemptDirectory) -> JobStatus | None:
     """Return how the job ended, by its own records; None while they say nothing."""
     record = attempt.read_exit()
-    if record is not None:
-        return JobStatus(
-            state=record["cause"],
-            exit_code=record["exit_code"],
-            cause=record["cause"],
-            message=record["message"],
-            source="exit.json",
-        )
-    return None
+    return None if record is None else JobStatus.ended(record, "exit.json")
 
 
 def status_without_supervisor(attempt: AttemptDirectory, why: str) -> JobStatus:
-    """Return how a job ended whose supervisor is gone without exit.json."""
-    if attempt.result_path.exists():  # the worker's last act
-        return JobStatus("completed", 0, "completed", "the result is published.", "result.json")
+    """Return how a job of one process ended whose supervisor is gone without exit.json."""
     error = attempt.read_error()
-    if error is not None:
-        message = f"{error.get('type')}: {error.get('message')}"
-        cause, advice = explain(str(error.get("type")), str(error.get("message")))
-        return JobStatus(cause, None, cause, f"{message} {advice}".strip(), "error.json")
-    return JobStatus("lost", None, "lost", why, "process table")
+    word = (Cause.LOST, why) if error is None else explain_error(error)
+    source = "process table" if error is None else "error.json"
+    record = judge(
+        [],
+        1,
+        ClusterWord(unstarted=word),
+        has_result=attempt.result_path.exists(),  # the worker's last act
+        was_cancelled=attempt.cancel_path.exists(),
+    )
+    return JobStatus.ended(record, "result.json" if attempt.result_path.exists() else source)
 
 
 def read_log_end(path: Path, max_bytes: int = _STDOUT_BYTES) -> str:

@@ -29,6 +29,7 @@ from redco_flow.launch.job_environment import job_environment
 from redco_flow.launch.process_tree import kill_processes_of
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.states import State
 from redco_flow.writing import open_no_link
 
 _READY = b"ready"
@@ -54,7 +55,7 @@ class LocalJob(CallJob):
             return status
         if self._supervisor.is_alive():
             return JobStatus(
-                "running", message=f"supervised by {self._supervisor}.", source="process table"
+                State.RUNNING, message=f"supervised by {self._supervisor}.", source="process table"
             )
         # It may have written its record and left between the two looks.
         return status_from_files(self.attempt) or status_without_supervisor(

@@ -15,20 +15,19 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from redco_flow.launch import disk_reserve
-from redco_flow.launch.log_writer import LogWriter
-from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.process_tree import adopt_orphans
-from redco_flow.launch.rank_endings import (
-    FAILURES,
-    TERMINATED,
+from redco_flow.launch.endings import (
+    RankEnding,
     find_culprit,
     read_endings,
     says_that_a_rank_was_lost,
 )
+from redco_flow.launch.log_writer import LogWriter
+from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.process_tree import adopt_orphans
 from redco_flow.launch.supervisor import (
     TIME_OVER,
     Limits,
@@ -39,6 +38,7 @@ from redco_flow.launch.supervisor import (
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.states import Cause
 
 WARNING_SIGNAL = "URG"
 """What Slurm sends some time before the end. It reaches every process of the job, the worker's
@@ -60,7 +60,7 @@ class RankWatch:
     def on_terminate(self) -> None:
         """SIGTERM: cancelled, preempted, out of time or given up for another rank's failure."""
         if not self._follow_a_failed_rank():
-            self.supervisor.stop(TERMINATED, "the cluster asked it to stop.")
+            self.supervisor.stop(Cause.TERMINATED, "the cluster asked it to stop.")
 
     def on_warning(self) -> None:
         """Slurm's warning: the time is nearly over, or the nodes are wanted for another job."""
@@ -69,13 +69,13 @@ class RankWatch:
             self.seconds_to_warning is not None
             and elapsed >= self.seconds_to_warning - _SECONDS_EARLY
         ):
-            self.supervisor.stop("timeout", "its time (walltime_minutes) is nearly over.")
+            self.supervisor.stop(Cause.TIMEOUT, "its time (walltime_minutes) is nearly over.")
         else:
-            self.supervisor.stop("preempted", "its nodes are wanted for another job.")
+            self.supervisor.stop(Cause.PREEMPTED, "its nodes are wanted for another job.")
 
     def on_time_over(self) -> None:
         """The time is over where no cluster warns before; the grace is for saving."""
-        self.supervisor.stop("timeout", TIME_OVER)
+        self.supervisor.stop(Cause.TIMEOUT, TIME_OVER)
 
     def look_at_others(self) -> None:
         """End with the first rank that fails; look again soon."""
@@ -86,7 +86,7 @@ class RankWatch:
         culprit = find_culprit(read_endings(self.supervisor.attempt, self.place.restart))
         if culprit is not None:
             why = f"rank {culprit.rank} {culprit.cause}."
-            self.supervisor.stop_with_stacks(TERMINATED, why)
+            self.supervisor.stop_with_stacks(Cause.TERMINATED, why)
         return culprit is not None
 
 
@@ -138,15 +138,16 @@ def supervise(
     if place.rank == 0:
         disk_reserve.take(attempt.path)
     record = run_worker(supervisor)
-    if record["cause"] == "cancelled":  # the worker was faster than its supervisor
-        record["cause"] = TERMINATED
-    record |= {"rank": place.rank, "restart": place.restart, "host": os.uname().nodename}
-    if place.num_processes > 1 and record["cause"] in FAILURES:
-        record["lost_another_rank"] = says_that_a_rank_was_lost(log.path, log_start)
+    known = asdict(record)
+    if record.cause is Cause.CANCELLED:  # the worker was faster than its supervisor
+        known["cause"] = Cause.TERMINATED
+    if place.num_processes > 1 and record.cause.is_failure:
+        known["lost_another_rank"] = says_that_a_rank_was_lost(log.path, log_start)
+    known |= {"rank": place.rank, "restart": place.restart, "host": os.uname().nodename}
     if place.rank == 0:
         remove_temporary_files(attempt.path)
-    write_json(attempt.rank_exit_path(place.rank), record)
-    return 1 if record["cause"] in FAILURES else 0
+    write_json(attempt.rank_exit_path(place.rank), RankEnding(**known).to_json())
+    return 1 if record.cause.is_failure else 0
 
 
 def _remove_earlier_endings(attempt: AttemptDirectory) -> None:

@@ -17,20 +17,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from redco_flow.launch import disk_reserve
-from redco_flow.launch.ending import Ending, exit_record, failure_record
 from redco_flow.launch.log_writer import LogWriter
 from redco_flow.launch.memory_pressure import OomCounters, host_memory_bytes
 from redco_flow.launch.process_tree import adopt_orphans, die_with_parent, kill_descendants
+from redco_flow.launch.worker_exit import WorkerExit, exit_record
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.states import Cause
 
 _CHUNK_BYTES = 1 << 16
 _SECONDS_FOR_STACKS = 1.0
@@ -57,7 +57,7 @@ class Supervisor:
     log: LogWriter
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _actions: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    _stop_cause: str | None = None
+    _stop_cause: Cause | None = None
     _stop_reason: str = ""
     _worker: int = 0
     _wait_status: int | None = None
@@ -76,7 +76,7 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._drain(wake_read))
 
-    def run(self, command: list[str]) -> Ending:
+    def run(self, command: list[str]) -> WorkerExit:
         """Run the worker to its end and leave no process behind."""
         output = self._start(command)
         counters = OomCounters.of_process(self._worker)
@@ -89,7 +89,7 @@ class Supervisor:
         if left:
             self.log.note(f"processes {left} do not die; they are stuck in the kernel.")
         self._read_rest(output)
-        return Ending(
+        return WorkerExit(
             wait_status=self._wait_status,
             stop_cause=self._stop_cause,
             stop_reason=self._stop_reason,
@@ -186,7 +186,7 @@ class Supervisor:
             self.later(min(5.0, self.limits.stall_seconds / 10), self._check_progress)
 
     def _stop_stalled(self) -> None:
-        self._stop_cause = "stalled"
+        self._stop_cause = Cause.STALLED
         self._stop_reason = (
             f"no progress for {self.limits.stall_seconds / 60:.3g} minutes "
             f"(stall_timeout_minutes in the profile); the stacks of all threads stand in "
@@ -200,13 +200,13 @@ class Supervisor:
         self._signal(signal.SIGUSR1)
         self._signal(signal.SIGCONT)  # a stopped process takes no other signal
 
-    def stop(self, cause: str, reason: str) -> None:
+    def stop(self, cause: Cause, reason: str) -> None:
         """Ask the worker to stop, and kill it when its grace is over; the first cause counts."""
         if self._stop_cause is None:
             self._stop_cause, self._stop_reason = cause, reason
             self._terminate()
 
-    def stop_with_stacks(self, cause: str, reason: str) -> None:
+    def stop_with_stacks(self, cause: Cause, reason: str) -> None:
         """Kill the worker once its threads' stacks are in the log; the first cause counts."""
         if self._stop_cause is None:
             self._stop_cause, self._stop_reason = cause, reason
@@ -250,7 +250,9 @@ def main(arguments: list[str]) -> int:
     supervisor = Supervisor(attempt, limits, log)
     supervisor.listen({signal.SIGTERM: lambda: _cancel(supervisor)})
     if options.walltime_seconds is not None:
-        supervisor.later(options.walltime_seconds, lambda: supervisor.stop("timeout", TIME_OVER))
+        supervisor.later(
+            options.walltime_seconds, lambda: supervisor.stop(Cause.TIMEOUT, TIME_OVER)
+        )
     adopt_orphans()
     disk_reserve.take(attempt.path)
     write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
@@ -258,25 +260,26 @@ def main(arguments: list[str]) -> int:
     os.close(options.ready_fd)
     record = run_worker(supervisor)
     remove_temporary_files(attempt.path)
-    write_json(attempt.exit_path, record)
+    write_json(attempt.exit_path, record.to_json())
     return 0
 
 
-def run_worker(supervisor: Supervisor) -> dict[str, Any]:
+def run_worker(supervisor: Supervisor) -> ExitRecord:
     """Run the attempt's worker to its end; return what exit.json shall hold, whatever happens."""
     attempt, log = supervisor.attempt, supervisor.log
     try:
-        ending = supervisor.run(
+        seen = supervisor.run(
             [sys.executable, "-P", "-m", "redco_flow.worker", str(attempt.call_path)]
         )
-        record = exit_record(ending, attempt, utc_now())
+        record = exit_record(seen, attempt, utc_now())
     except Exception as error:  # noqa: BLE001 (whatever it is, the job must not be left unknown)
         traceback.print_exc()
         kill_descendants()
-        record = failure_record(error, utc_now())
+        message = f"the supervisor failed: {type(error).__name__}: {error}"
+        record = ExitRecord(exit_code=None, cause=Cause.LOST, message=message, ended_at=utc_now())
     log.close()
     if log.problem:
-        record["message"] = f"{record['message']} {log.problem}"
+        record = replace(record, message=f"{record.message} {log.problem}")
     return record
 
 
@@ -285,7 +288,7 @@ def _cancel(supervisor: Supervisor) -> None:
     if supervisor.is_stopping:
         supervisor.kill_late()
     else:
-        supervisor.stop("cancelled", "it was cancelled.")
+        supervisor.stop(Cause.CANCELLED, "it was cancelled.")
 
 
 def job_record(attempt: AttemptDirectory, supervisor: ProcessIdentity) -> dict[str, object]:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import read_call
-from redco_flow.launch.ending import unstarted_record
+from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.orchestrate.calls import write_attempt, write_attempt_ahead
 from redco_flow.orchestrate.run_context import RunContext, Say
 from redco_flow.orchestrate.stage_attempts import StageAttempts
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.shared_attempt import note_shared_attempt
+from redco_flow.tracking.states import State
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -124,7 +124,7 @@ class AheadChain:
         with self._mutex:
             for stage in self._upstream:
                 attempt = self._context.run.latest_attempt(stage)
-                if attempt is not None and states[stage]["state"] != "completed":
+                if attempt is not None and states[stage]["state"] != State.COMPLETED:
                     self._try_to_end(attempt, why)
 
     def _find_or_submit(self, stage: str, say: Say, turn: SweepTurn | None) -> None:
@@ -149,7 +149,7 @@ class AheadChain:
         note_shared_attempt(self._context.run, stage, attempt)
         self._known.current[stage] = attempt
         text = f"made by run {read_call(attempt.call_path).run}"
-        self._context.book.set_stage(stage, "waiting", event="job_shared", message=text)
+        self._context.book.set_stage(stage, State.WAITING, event="job_shared", message=text)
 
     @contextmanager
     def _problem_kept(self, stage: str, say: Say) -> Iterator[None]:
@@ -188,7 +188,7 @@ class AheadChain:
         names = ", ".join(waits_for)
         text = f"job {job.job_id} is in the queue{f' and waits for {names}' if names else ''}"
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
-        self._context.book.set_stage(stage, "waiting", event="job_submitted", **fields)
+        self._context.book.set_stage(stage, State.WAITING, event="job_submitted", **fields)
         say(f"{stage} | {text}")
 
     def _write(self, stage: str, waits_for: Mapping[str, AttemptDirectory]) -> AttemptDirectory:
@@ -226,4 +226,4 @@ class AheadChain:
         if attempt.ranks_with_logs():
             job.wait()
         else:
-            write_json(attempt.exit_path, unstarted_record(why, utc_now()))
+            write_exit(attempt, never_began(why))

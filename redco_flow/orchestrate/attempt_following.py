@@ -17,6 +17,7 @@ from redco_flow.orchestrate.state_book import StateBook
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.results import StageResult, find_new_result, find_result
+from redco_flow.tracking.states import Cause, State
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -65,7 +66,7 @@ class AttemptFollower:
             Detached: this process is to end; the job runs on.
         """
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": ""}
-        self.context.book.set_stage(self.stage, "running", event=event, **fields)
+        self.context.book.set_stage(self.stage, State.RUNNING, event=event, **fields)
         try:
             follow_job(
                 job,
@@ -100,19 +101,18 @@ class AttemptFollower:
 
     def _set_news(self, job: CallJob, status: JobStatus) -> None:
         """What a person sees who asks for the run's status: a job in a queue is not at work."""
-        is_waiting = status.state == "pending"
+        is_waiting = status.state is State.PENDING
         message = f"job {job.job_id} {status.message}" if is_waiting else ""
         fields = {"message": message, "told_at": utc_now()}
-        self.context.book.set_stage(self.stage, "running", event="job_news", **fields)
+        self.context.book.set_stage(self.stage, State.RUNNING, event="job_news", **fields)
 
     def _raise_if_worth_a_retry(self, attempt: AttemptDirectory, failure: StageFailed) -> None:
         """Raise RetryableFailure if the profile's budget for this ending is not used up.
 
         The budget is counted from the attempts' own records, so that it outlives this process.
         """
-        cause = (attempt.read_exit() or {}).get("cause", "lost")
-        attempts = self.context.run.attempts(self.stage)
-        num_ended = sum((one.read_exit() or {}).get("cause") == cause for one in attempts)
+        cause = attempt.cause or Cause.LOST
+        num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
         if not self.context.profile.retries.allows(cause, num_ended):
             return
         self.context.book.note("job_retried", stage=self.stage, attempt=attempt.number, cause=cause)
@@ -131,11 +131,11 @@ def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
     try:
         yield
     except RunCancelled as error:
-        book.set_stage(stage, "cancelled", message=str(error))
+        book.set_stage(stage, State.CANCELLED, message=str(error))
         raise
     except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
         failure = _as_failure(stage, error)
-        book.set_stage(stage, "failed", message=str(failure))
+        book.set_stage(stage, State.FAILED, message=str(failure))
         raise failure from error
 
 
@@ -145,7 +145,7 @@ def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
     made_by = {"run": result.run, "stage": result.stage, "attempt": result.attempt}
     book.set_stage(
         stage,
-        "completed",
+        State.COMPLETED,
         reused=finished.reused,
         attempt=finished.attempt,
         seconds=0.0 if finished.reused else result.seconds,

@@ -9,17 +9,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import RunCancelled, UsageError
-from redco_flow.launch.ending import unstarted_record
+from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.orchestrate.state_book import (
     ENDED_RUN_STATES,
     ENDED_STAGE_STATES,
     StateBook,
     note_takeover,
 )
-from redco_flow.records import write_json
-from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import Cause, State
 from redco_flow.tracking.typed_records import unless_damaged
 
 if TYPE_CHECKING:
@@ -132,12 +131,12 @@ class _EndWithoutLauncher:
             if stage in self._jobs:
                 _note_end(self._jobs[stage], self._message)
             if known["state"] not in ENDED_STAGE_STATES:
-                self._book.set_stage(stage, "cancelled", message=self._message)
-        self._book.close_run("cancelled", RunCancelled.exit_code, self._message)
+                self._book.set_stage(stage, State.CANCELLED, message=self._message)
+        self._book.close_run(State.CANCELLED, RunCancelled.exit_code, self._message)
         self._run.clear_cancel()
 
 
 def _note_end(job: CallJob, why: str) -> None:
     """Of a job that left the queue without a word, say so where whoever resumes the run looks."""
-    if job.attempt.read_exit() is None and job.status().state == "cancelled":
-        write_json(job.attempt.exit_path, unstarted_record(why, utc_now()))
+    if job.attempt.read_exit() is None and job.status().cause is Cause.CANCELLED:
+        write_exit(job.attempt, never_began(why))

@@ -22,6 +22,7 @@ from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.slurm_section import RetryBudgets
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace
 
 _PEACE = "peace"
@@ -100,7 +101,7 @@ class _Drills:
         run = self.run(fault)
         how = _how_it_went_on(run)
         state = run.read_state()["state"]
-        if state in ("failed", "cancelled"):
+        if state in (State.FAILED, State.CANCELLED):
             why = _last_message(run)
             retry_run(run)
             self.follow(run)
@@ -158,19 +159,22 @@ def _digests(run: RunDirectory) -> str | None:
     """The id of the artifact with the digests: equal where all parameters are bitwise equal."""
     stage = run.read_state()["stages"][_DIGESTS]
     artifact: str | None = stage["artifacts"].get("metrics")
-    return artifact if stage["state"] == "completed" else None
+    return artifact if stage["state"] == State.COMPLETED else None
 
 
 def _how_it_went_on(run: RunDirectory) -> str:
     attempts = run.attempts(_TRAIN)
-    causes = [(attempt.read_exit() or {}).get("cause", "unknown") for attempt in attempts[:-1]]
+    causes = [attempt.cause or "unknown" for attempt in attempts[:-1]]
     if causes:
         return f"a new attempt after: {', '.join(causes)}"
-    restart = (attempts[-1].read_exit() or {}).get("restart", 0) if attempts else 0
+    last = attempts[-1].read_exit() if attempts else None
+    restart = last.restart or 0 if last is not None else 0
     return f"the cluster started it anew ({restart} times)" if restart else "it was not disturbed"
 
 
 def _last_message(run: RunDirectory) -> str:
     stages = run.read_state()["stages"].values()
-    messages = [stage["message"] for stage in stages if stage["state"] in ("failed", "cancelled")]
+    messages = [
+        stage["message"] for stage in stages if stage["state"] in (State.FAILED, State.CANCELLED)
+    ]
     return str(messages[0]).partition("\n")[0] if messages else str(run.read_state()["state"])

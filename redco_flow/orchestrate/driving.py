@@ -25,6 +25,7 @@ from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace
 
 _POLL_SECONDS = 0.2
@@ -117,7 +118,7 @@ def open_session(
 def _close(session: RunSession, outcome: Outcome, say: Say) -> None:
     """Write the run's end, then its report; who waits for the report waits for the lease's end."""
     context = session.context
-    if outcome.state == "detached":
+    if outcome.state is State.DETACHED:
         context.book.note("detached", reason=outcome.message)
         say(f"{outcome.message}: jobs run on; `redco-flow resume {context.run.id}`.")
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from redco_flow.launch.executor import CallJob, reattach
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.shared_attempt import current_attempt
+from redco_flow.tracking.states import State
 
 
 class PointJobs:
@@ -34,5 +35,5 @@ class PointJobs:
         none.
         """
         if self._own:
-            return any(job.status().state != "pending" for job in self._own)
+            return any(job.status().state is not State.PENDING for job in self._own)
         return all(job.done() for job in self._shared)

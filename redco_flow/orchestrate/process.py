@@ -26,6 +26,7 @@ from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import Lease, acquire
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.flow_thread import FlowThread
@@ -90,7 +91,7 @@ def _drive(
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the run's files must say it)
         say(traceback.format_exc())
         code = error.exit_code if isinstance(error, RedcoFlowError) else 1
-        book.close_run("failed", code, _told(error))
+        book.close_run(State.FAILED, code, _told(error))
         return code, None
 
 

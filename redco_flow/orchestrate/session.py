@@ -23,6 +23,7 @@ from redco_flow.orchestrate.stage_attempts import StageAttempts
 from redco_flow.orchestrate.stage_runner import StageRunner
 from redco_flow.orchestrate.state_book import ENDED_STAGE_STATES
 from redco_flow.orchestrate.stopping import Detached
+from redco_flow.tracking.states import State
 
 DETACHED_EXIT_CODE = 130
 
@@ -42,10 +43,10 @@ class Outcome:
     """How a run ended, or that this process left it while its jobs run on.
 
     Args:
-        state: completed, failed, cancelled; or detached.
+        state: COMPLETED, FAILED, CANCELLED; or DETACHED.
     """
 
-    state: str
+    state: State
     exit_code: int
     message: str
 
@@ -155,7 +156,7 @@ class RunSession:
             node.name
             for node in self.stages
             if states[node.name] not in ENDED_STAGE_STATES
-            and all(states[name] == "completed" for name in node.upstream)
+            and all(states[name] == State.COMPLETED for name in node.upstream)
         ]
 
     def outcome(self) -> Outcome:
@@ -170,24 +171,24 @@ class RunSession:
 
     def _judge(self) -> Outcome:
         if self.context.stop.kind == "detach" and not self._all_ended():
-            return Outcome("detached", DETACHED_EXIT_CODE, self.context.stop.reason)
+            return Outcome(State.DETACHED, DETACHED_EXIT_CODE, self.context.stop.reason)
         if self._chain is not None:
             self._chain.end_all(self.context.stop.reason or "the run has ended without it")
         self._close_stages()
         states = self.context.book.stages()
-        failed = [name for name, stage in states.items() if stage["state"] == "failed"]
-        cancelled = [name for name, stage in states.items() if stage["state"] == "cancelled"]
+        failed = [name for name, stage in states.items() if stage["state"] == State.FAILED]
+        cancelled = [name for name, stage in states.items() if stage["state"] == State.CANCELLED]
         if failed:
             first_lines = [str(states[name]["message"]).partition("\n")[0] for name in failed]
-            return Outcome("failed", StageFailed.exit_code, "; ".join(first_lines))
+            return Outcome(State.FAILED, StageFailed.exit_code, "; ".join(first_lines))
         if cancelled:
             why = self.context.stop.reason or f"{', '.join(cancelled)} was cancelled"
-            return Outcome("cancelled", RunCancelled.exit_code, why)
-        unfinished = [n.name for n in self.stages if states[n.name]["state"] != "completed"]
+            return Outcome(State.CANCELLED, RunCancelled.exit_code, why)
+        unfinished = [n.name for n in self.stages if states[n.name]["state"] != State.COMPLETED]
         if unfinished:  # whoever was to run them failed itself; orchestrator.log says how
             why = f"{', '.join(unfinished)} not started: {self.context.run.log_path} says why"
-            return Outcome("failed", StageFailed.exit_code, why)
-        return Outcome("completed", 0, _tally(states))
+            return Outcome(State.FAILED, StageFailed.exit_code, why)
+        return Outcome(State.COMPLETED, 0, _tally(states))
 
     def _all_ended(self) -> bool:
         states = self.context.book.stages().values()
@@ -200,13 +201,13 @@ class RunSession:
             if stage["state"] in ENDED_STAGE_STATES:
                 continue
             if stop.kind == "cancel":
-                book.set_stage(name, "cancelled", message=f"cancelled: {stop.reason}")
+                book.set_stage(name, State.CANCELLED, message=f"cancelled: {stop.reason}")
                 continue
             states = book.stages()
             upstream = upstream_of(self.context.pipeline.stages[name])
-            blame = [one for one in upstream if states[one]["state"] != "completed"]
+            blame = [one for one in upstream if states[one]["state"] != State.COMPLETED]
             why = ", ".join(f"{one} {states[one]['state']}" for one in blame)
-            book.set_stage(name, "skipped", message=f"upstream {why}" if why else "not started")
+            book.set_stage(name, State.SKIPPED, message=f"upstream {why}" if why else "not started")
 
 
 def current_session() -> RunSession:
@@ -239,7 +240,7 @@ def _stages_to_run(context: RunContext, *, leave_cancelled: bool) -> Iterator[St
     left_out: set[str] = set()
     for name, stage in context.pipeline.stages.items():
         upstream = upstream_of(stage)
-        is_cancelled = known.get(name, {}).get("state") == "cancelled"
+        is_cancelled = known.get(name, {}).get("state") == State.CANCELLED
         if (
             context.plan.stages[name].action == "skip"
             or (leave_cancelled and is_cancelled)
@@ -251,7 +252,7 @@ def _stages_to_run(context: RunContext, *, leave_cancelled: bool) -> Iterator[St
 
 
 def _tally(states: Mapping[str, Mapping[str, object]]) -> str:
-    completed = [stage for stage in states.values() if stage["state"] == "completed"]
+    completed = [stage for stage in states.values() if stage["state"] == State.COMPLETED]
     reused = sum(bool(stage["reused"]) for stage in completed)
     text = f"{len(completed)} stages completed" if len(completed) != 1 else "1 stage completed"
     return f"{text}, {reused} of them reused" if reused else text

@@ -31,6 +31,7 @@ from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import find_result, is_doubtful
+from redco_flow.tracking.states import State
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
@@ -105,7 +106,6 @@ class StageRunner:
     def _follow_submitted(self, attempt: AttemptDirectory) -> Finished | None:
         """Follow one attempt; None where there is to be another one."""
         from redco_flow.launch.executor import reattach
-        from redco_flow.launch.job import UNSEEN
 
         job = reattach(attempt.read_job() or {})
         if self._attempts.is_of_another_run(attempt):
@@ -123,7 +123,8 @@ class StageRunner:
             return None
         except StageFailed:
             status = job.status()
-            if status.cause not in UNSEEN or not is_found_again:
+            is_unobserved = status.cause is not None and status.cause.is_unobserved
+            if not is_unobserved or not is_found_again:
                 raise
         self._say(f"attempt {attempt.number} is gone: {status.message}")
         return None
@@ -132,7 +133,7 @@ class StageRunner:
         """Wait for the end of another run's job; None where it made no result."""
         text = f"waits for job {job.job_id} of run {read_call(attempt.call_path).run}"
         self._say(text)
-        self._book.set_stage(self._stage.name, "waiting", message=text)
+        self._book.set_stage(self._stage.name, State.WAITING, message=text)
         while not job.done():
             self._context.stop.wait(_POLL_SECONDS)
             self._context.stop.raise_if_set(self._stage.name)
@@ -145,7 +146,7 @@ class StageRunner:
         # Most second runs end here, without a lock or a slot.
         if (finished := self._reuse(digest)) is not None:
             return finished
-        self._book.set_stage(self._stage.name, "waiting", fingerprint=digest, message="")
+        self._book.set_stage(self._stage.name, State.WAITING, fingerprint=digest, message="")
         with claimed(self._context.workspace, digest, self._wait):
             if (finished := self._reuse(digest)) is not None:
                 return finished
@@ -187,7 +188,7 @@ class StageRunner:
         """Sleep a moment in a queue."""
         if self._book.stage(self._stage.name).get("message") != f"waits for {for_what}":
             self._say(f"waits for {for_what}")
-            self._book.set_stage(self._stage.name, "waiting", message=f"waits for {for_what}")
+            self._book.set_stage(self._stage.name, State.WAITING, message=f"waits for {for_what}")
         self._context.stop.wait(_POLL_SECONDS)
         self._context.stop.raise_if_set(self._stage.name)
 

@@ -27,6 +27,7 @@ from redco_flow.spec.profile import Profile
 from redco_flow.spec.write_yaml import write_yaml
 from redco_flow.tracking.lease import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace
 from redco_flow.writing import open_no_link
 
@@ -157,7 +158,7 @@ def reopen_run(run: RunDirectory) -> None:
         UsageError: somebody drives it, or all of it is done.
     """
     with _take_over(run):
-        if run.read_state()["state"] == "completed":
+        if run.read_state()["state"] == State.COMPLETED:
             raise UsageError(
                 f"run {run.id} is completed: there is nothing to resume. `redco-flow run` again "
                 f"reuses its results; `--force STAGE` computes one anew."
@@ -181,7 +182,7 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
                 f"run {run.id} has not ended: its launcher is gone while its jobs may live. "
                 f"`redco-flow resume {run.id}` takes it up."
             )
-        wanted = ("failed",) if only_failed else ("failed", "cancelled")
+        wanted = (State.FAILED,) if only_failed else (State.FAILED, State.CANCELLED)
         if not any(stage["state"] in wanted for stage in state["stages"].values()):
             raise UsageError(
                 f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
@@ -248,7 +249,7 @@ def _take_over(run: RunDirectory) -> Lease:
 def _reopen(run: RunDirectory) -> None:
     """Forget the run's end now, so that whoever follows it from here on sees it run."""
     run.clear_cancel()
-    forgotten = {"state": "pending", "exit_code": None, "message": "", "ended_at": None}
+    forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}
     run.write_state(run.read_state() | forgotten)
 
 

@@ -17,10 +17,11 @@ from redco_flow.tracking.clock import Clock, utc_now
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.lease import Lease
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 
-ENDED_RUN_STATES = ("completed", "failed", "cancelled")
-_BEGUN_STATES = ("waiting", "running")
-ENDED_STAGE_STATES = ("completed", "failed", "cancelled", "skipped")
+ENDED_RUN_STATES = (State.COMPLETED, State.FAILED, State.CANCELLED)
+_BEGUN_STATES = (State.WAITING, State.RUNNING)
+ENDED_STAGE_STATES = (*ENDED_RUN_STATES, State.SKIPPED)
 
 
 class StateBook:
@@ -44,7 +45,7 @@ class StateBook:
             known = self._state.get("stages", {})
             entries = {name: _at_start(known.get(name), begins=name in begin) for name in stages}
             self._state |= {
-                "state": "running",
+                "state": State.RUNNING,
                 "exit_code": None,
                 "message": "",
                 "started_at": self._state.get("started_at") or self._clock(),
@@ -53,7 +54,7 @@ class StateBook:
             }
             self._write("run_started", {"stages": list(begin)})
 
-    def close_run(self, state: str, exit_code: int, message: str) -> None:
+    def close_run(self, state: State, exit_code: int, message: str) -> None:
         """Say how the run ended."""
         message = _without_secrets(message)
         with self._mutex:
@@ -61,12 +62,14 @@ class StateBook:
             self._state["ended_at"] = self._clock()
             self._write("run_ended", {"state": state, "exit_code": exit_code, "message": message})
 
-    def set_stage(self, stage: str, state: str, *, event: str | None = None, **fields: Any) -> None:
+    def set_stage(
+        self, stage: str, state: State, *, event: str | None = None, **fields: Any
+    ) -> None:
         """Say what became of a stage; `fields` are its further keys in state.json."""
         fields = _told(fields)
         with self._mutex:
             self._state["stages"][stage] |= {"state": state, **fields}
-            if self._state["state"] == "running":
+            if self._state["state"] == State.RUNNING:
                 self._state["message"] = ""  # what the launcher was at before
             self._write(event or f"stage_{state}", {"stage": stage, **fields})
 
@@ -74,7 +77,7 @@ class StateBook:
         """Say what the launcher is at while no stage has begun: what people wait for."""
         with self._mutex:
             begun = [s for s in self._state["stages"].values() if s["state"] in _BEGUN_STATES]
-            if not begun and self._state["state"] == "running":
+            if not begun and self._state["state"] == State.RUNNING:
                 self._state["message"] = message
                 self._write("launcher_phase", {"message": message})
 
@@ -133,7 +136,7 @@ def note_takeover(run: RunDirectory, lease: Lease) -> None:
 def _at_start(known: dict[str, Any] | None, *, begins: bool) -> dict[str, Any]:
     """A stage's entry when a process takes the run up."""
     entry = known or {
-        "state": "pending" if begins else "skipped",
+        "state": State.PENDING if begins else State.SKIPPED,
         "reused": False,
         "attempt": None,
         "seconds": None,
@@ -141,6 +144,6 @@ def _at_start(known: dict[str, Any] | None, *, begins: bool) -> dict[str, Any]:
         "metrics": None,
         "message": "" if begins else "left out by --from or --until",
     }
-    if begins and entry["state"] != "completed":
-        return entry | {"state": "pending", "message": ""}
+    if begins and entry["state"] != State.COMPLETED:
+        return entry | {"state": State.PENDING, "message": ""}
     return entry

@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.launch.ending import unstarted_record
+from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
-from redco_flow.launch.job import NEVER_SUBMITTED
 from redco_flow.orchestrate.ahead import SweepTurn
 from redco_flow.orchestrate.driving import open_session
 from redco_flow.orchestrate.ingredients import Sources
@@ -25,11 +24,10 @@ from redco_flow.orchestrate.session import RunSession
 from redco_flow.orchestrate.state_book import StateBook, note_takeover
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.orchestrate.sweep_work import work_keys
-from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import acquire
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import Cause
 from redco_flow.tracking.sweep_directory import SweepDirectory
 
 _POLL_SECONDS = 0.2
@@ -60,8 +58,8 @@ class _Point:
 
     def stands_in_queue(self) -> bool:
         """Whether it has jobs, none of which has failed."""
-        ends = [attempt.read_exit() for attempt in self._attempts()]
-        return None in ends and all(end is None or end["cause"] == "completed" for end in ends)
+        causes = {attempt.cause for attempt in self._attempts()}
+        return None in causes and causes <= {None, Cause.COMPLETED}
 
     def _attempts(self) -> list[AttemptDirectory]:
         found = map(self.run.latest_attempt, self.session.upstream)
@@ -124,8 +122,8 @@ def _settle_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
     """
     lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
     while lost and not sweep.cancel_path.exists():
-        for job in [one for one in lost if one.status().cause == NEVER_SUBMITTED]:
+        for job in [one for one in lost if one.status().cause is Cause.NEVER_SUBMITTED]:
             why = "the cluster never got it"
-            write_json(job.attempt.exit_path, unstarted_record(why, utc_now()))
+            write_exit(job.attempt, never_began(why))
         lost = [one for one in lost if not one.record()["job_id"] and not one.done()]
         time.sleep(_POLL_SECONDS)

@@ -28,6 +28,7 @@ from redco_flow.spec.profile import Profile
 from redco_flow.spec.sweep import Point
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.states import State
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -148,7 +149,7 @@ def resume_sweep(sweep: SweepDirectory) -> None:
     """
     _refuse_if_driven(sweep)
     states = {run: unless_damaged(run.read_state) for run in sweep.runs}
-    left = [run for run, state in states.items() if state and state["state"] != "completed"]
+    left = [run for run, state in states.items() if state and state["state"] != State.COMPLETED]
     if not left:
         raise UsageError(f"sweep {sweep.id}: every run of it is completed; nothing to resume.")
     sweep.cancel_path.unlink(missing_ok=True)

@@ -9,14 +9,15 @@ from redco_flow.report.log_tail import last_lines
 from redco_flow.report.stage_facts import DAMAGED, StageFacts
 from redco_flow.report.stage_logs import to_blame
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import Cause, State
 
 _NUM_LINES = 20
-_TITLES = {
-    "failed": "failed",
-    "cancelled": "was cancelled",
-    "stalled": "made no progress and was stopped",
-    "out_of_memory": "ran out of memory",
-    "lost": "was lost",
+_TITLES: dict[str, str] = {
+    Cause.FAILED: "failed",
+    Cause.CANCELLED: "was cancelled",
+    Cause.STALLED: "made no progress and was stopped",
+    Cause.OUT_OF_MEMORY: "ran out of memory",
+    Cause.LOST: "was lost",
 }
 
 
@@ -45,7 +46,9 @@ class Failure:
 
 def find_failures(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Failure]:
     """Return the stages that failed or were cancelled, in order."""
-    return [_failure(run, stage) for stage in stages if stage.state in ("failed", "cancelled")]
+    return [
+        _failure(run, stage) for stage in stages if stage.state in (State.FAILED, State.CANCELLED)
+    ]
 
 
 def _failure(run: RunDirectory, stage: StageFacts) -> Failure:
@@ -60,19 +63,24 @@ def _failure(run: RunDirectory, stage: StageFacts) -> Failure:
     log_path = culprit.log_path(culprit.rank)
     try:
         error = dict(culprit.read_error() or {})
-        ended = dict(attempt.read_exit() or {})
+        ended = attempt.read_exit()
     except DAMAGED as problem:
-        error, ended = {}, {}
+        error, ended = {}, None
         unreadable.append(f"Its records cannot be read: {problem}")
     try:
         lines = last_lines(log_path, _NUM_LINES)
     except OSError as problem:
         lines = []
         unreadable.append(f"Its log cannot be read: {problem}")
-    cause = str(ended.get("cause") or stage.state)
+    cause = stage.state if ended is None else ended.cause
     raised = f"{error['type']}: {error.get('message', '')}" if error.get("type") else ""
     # The supervisor's message has the error and adds advice; without it the worker's must do.
-    message = str(ended.get("message") or "") or raised or said or "There is no record of why."
+    message = (
+        (ended.message if ended is not None else "")
+        or raised
+        or said
+        or "There is no record of why."
+    )
     return Failure(
         stage=stage.name,
         title=_TITLES.get(cause, _TITLES[stage.state]),

@@ -11,6 +11,7 @@ from typing import Any
 from redco_flow.report.number_format import duration, moment, seconds_between
 from redco_flow.report.stage_facts import StageFacts, judged_state
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 
 _SHORT = 12
 
@@ -52,7 +53,7 @@ def read_headline(run: RunDirectory, stages: Mapping[str, StageFacts], now: str)
         run=run.id,
         name=str(record.get("name") or run.id),
         state=judged,
-        message="" if judged == "completed" else str(state.get("message") or ""),
+        message="" if judged == State.COMPLETED else str(state.get("message") or ""),
         facts=tuple(_facts(record, state, now)),
         command=typed_command(record),
         # Anything but a web address would be a way to smuggle a script into a link.

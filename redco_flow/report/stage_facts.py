@@ -15,12 +15,13 @@ from redco_flow.tracking.lineage_target import run_results
 from redco_flow.tracking.maker import Maker, find_maker
 from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace
 
 # What reading a record raises that somebody else, or half a disk, has written.
 DAMAGED = (ValueError, OSError, TypeError, AttributeError, KeyError)
 
-_ENDED = ("completed", "failed", "cancelled", "skipped")
+_ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED, State.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class StageFacts:
     @property
     def state(self) -> str:
         """One of the words of state.json."""
-        return str(self.entry.get("state") or "pending")
+        return str(self.entry.get("state") or State.PENDING)
 
     @property
     def is_reused(self) -> bool:
@@ -133,11 +134,11 @@ def judged_state(state: dict[str, Any], stages: dict[str, StageFacts]) -> str:
 
     The page is made while the run is being closed.
     """
-    said = str(state.get("state") or "pending")
+    said = str(state.get("state") or State.PENDING)
     ends = {stage.state for stage in stages.values()}
-    if said != "running" or not ends or not ends.issubset(_ENDED):
+    if said != State.RUNNING or not ends or not ends.issubset(_ENDED):
         return said
-    return next((end for end in ("failed", "cancelled") if end in ends), "completed")
+    return next((end for end in (State.FAILED, State.CANCELLED) if end in ends), State.COMPLETED)
 
 
 def _attempts(run: RunDirectory, stage: str) -> tuple[AttemptDirectory, ...]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from redco_flow.report.stage_facts import DAMAGED
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import Cause, State
 
-_NOT_TO_BLAME = ("completed", "cancelled")
+_NOT_TO_BLAME = (None, Cause.COMPLETED, Cause.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def log_links(run: RunDirectory, attempt: AttemptDirectory | None) -> tuple[LogL
 
 def to_blame(attempt: AttemptDirectory) -> AttemptDirectory:
     """Return whose files say why an attempt failed: the first task's or rank's that did."""
-    failed = [task for task in attempt.tasks if _cause(task) not in ("", *_NOT_TO_BLAME)]
+    failed = [task for task in attempt.tasks if _cause(task) not in _NOT_TO_BLAME]
     if attempt.tasks:
         return (failed or attempt.tasks)[0]
     return AttemptDirectory(attempt.path, _rank_of_end(attempt))
@@ -58,7 +59,7 @@ def _of_task(run: RunDirectory, task: AttemptDirectory) -> LogLink:
     log = task.log_path()
     path = _link(run, log) if log.is_file() else ""
     return LogLink(
-        f"task {task.path.name}", path, _cause(task) or ("running" if path else "waiting")
+        f"task {task.path.name}", path, _cause(task) or (State.RUNNING if path else State.WAITING)
     )
 
 
@@ -66,16 +67,17 @@ def _link(run: RunDirectory, log: Path) -> str:
     return Path(os.path.relpath(log, run.path)).as_posix()
 
 
-def _cause(task: AttemptDirectory) -> str:
-    """How a task ended; empty while nobody knows."""
+def _cause(task: AttemptDirectory) -> Cause | None:
+    """Why a task ended; None while nothing says so."""
     try:
-        return str((task.read_exit() or {}).get("cause") or "")
+        return task.cause
     except DAMAGED:
-        return ""
+        return None
 
 
 def _rank_of_end(attempt: AttemptDirectory) -> int:
     try:
-        return int((attempt.read_exit() or {}).get("rank") or 0)
+        record = attempt.read_exit()
+        return record.rank or 0 if record is not None else 0
     except DAMAGED:
         return 0

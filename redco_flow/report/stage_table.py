@@ -10,6 +10,7 @@ from redco_flow.report.stage_facts import StageFacts
 from redco_flow.report.stage_logs import LogLink, log_links
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.states import State
 
 _SHORT_ID = 12
 
@@ -71,7 +72,7 @@ def stage_rows(
 def _row(run: RunDirectory, stage: StageFacts, store: ArtifactStore, total: float) -> StageRow:
     seconds = _seconds(stage)
     attempt = stage.last_attempt
-    ended_well = stage.state == "completed"
+    ended_well = stage.state == State.COMPLETED
     return StageRow(
         name=stage.name,
         kind=stage.kind,

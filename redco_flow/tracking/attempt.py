@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
 from redco_flow.tracking.process_identity import ProcessRecord
+from redco_flow.tracking.states import Cause
 from redco_flow.tracking.typed_records import find_record, read_record_lines
 
 
@@ -64,20 +65,38 @@ class ErrorRecord(TypedDict, total=False):
     traceback: str
 
 
-class ExitRecord(TypedDict, total=False):
-    """exit.json, by the supervisor, last; cause: completed, failed, cancelled, stalled, ….
+@dataclass(frozen=True, kw_only=True)
+class ExitRecord:
+    """exit.json: how a job ended; by its supervisor, or by who learns that it left no word.
 
-    Of one rank of several: `ranks/<rank>/exit.json`, with rank, restart and host.
+    Args:
+        exit_code: the worker's, where it exited by itself.
+        signal: what killed it.
+        cause: why it ended.
+        message: for people.
+        peak_memory_bytes: the worker's largest resident size.
+        rank: which of several processes it speaks of, on which host.
+        restart: how often the cluster had started the job anew.
+        lost_another_rank: whether it failed because it lost another rank.
     """
 
     exit_code: int | None
-    signal: int | None
-    cause: str
+    signal: int | None = None
+    cause: Cause
     message: str
-    ended_at: str | None
-    rank: int
-    restart: int
-    host: str
+    peak_memory_bytes: int = 0
+    ended_at: str | None = None
+    rank: int | None = None
+    restart: int | None = None
+    host: str | None = None
+    lost_another_rank: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record's content; what only ranks have is left out where it is not known."""
+        values = asdict(self)
+        own = {key: values.pop(key) for key in ("rank", "restart", "host", "lost_another_rank")}
+        known = {key: value for key, value in own.items() if value is not None}
+        return values | {key: value for key, value in known.items() if value is not False}
 
 
 class ResultRecord(TypedDict, total=False):
@@ -225,7 +244,13 @@ class AttemptDirectory:
 
     def read_exit(self) -> ExitRecord | None:
         """Return exit.json."""
-        return find_record(self.exit_path, ExitRecord, needs=("exit_code", "cause", "message"))
+        return find_record(self.exit_path, ExitRecord)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the job ended, by exit.json; None while it has none."""
+        record = self.read_exit()
+        return None if record is None else record.cause
 
     def read_result(self) -> ResultRecord | None:
         """Return result.json."""
@@ -242,7 +267,7 @@ def _progress_of(tasks: list[AttemptDirectory]) -> Progress | None:
     told = [progress for task in tasks if (progress := task.read_progress()) is not None]
     if not told:
         return None
-    num_open = sum((task.read_exit() or {}).get("cause") != "completed" for task in tasks)
+    num_open = sum(task.cause is not Cause.COMPLETED for task in tasks)
     num_shards = int((tasks[0].read_call() or {}).get("num_shards", len(tasks)))
     return {
         "phase": f"{num_shards - num_open}/{num_shards} shards done",

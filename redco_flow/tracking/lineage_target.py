@@ -13,6 +13,7 @@ from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.states import State
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -69,7 +70,7 @@ def stage_result(
     Args:
         entry: the stage's, in the run's state.json.
     """
-    if entry.get("state") == "completed" and entry.get("fingerprint"):
+    if entry.get("state") == State.COMPLETED and entry.get("fingerprint"):
         return read_result(workspace, entry["fingerprint"])
     attempt = run.latest_attempt(stage)
     record = unless_damaged(attempt.read_result) if attempt else None

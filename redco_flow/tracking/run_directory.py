@@ -20,10 +20,13 @@ from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.tracking.states import State
 from redco_flow.tracking.typed_records import find_record, read_record
 from redco_flow.tracking.workspace import Workspace, check_name, user_name
 
-RUN_STATES = ("pending", "running", "completed", "failed", "cancelled")
+RUN_STATES = tuple(
+    State(name) for name in ("pending", "running", "completed", "failed", "cancelled")
+)
 _LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # without those that are easily misread
 _MAX_CANDIDATES = 10
 _REMEDIES = {
@@ -261,7 +264,7 @@ class RunDirectory:
             OSError: the disk is full or read-only; the old state is untouched.
         """
         if state.get("state") not in RUN_STATES:
-            raise ValueError(f"run state {state.get('state')!r} is none of {RUN_STATES}")
+            raise ValueError(f"run state {state.get('state')!r} is none of {', '.join(RUN_STATES)}")
         write_json(self.state_path, state)
 
     def read_plan(self) -> dict[str, Any]:
@@ -407,7 +410,7 @@ def _appear(path: Path, record: dict[str, Any]) -> Path | None:
 
 
 def _pending_state() -> dict[str, Any]:
-    return {"state": "pending", "exit_code": None, "message": "", "stages": {}}
+    return {"state": State.PENDING, "exit_code": None, "message": "", "stages": {}}
 
 
 def _some(names: Sequence[str]) -> str:

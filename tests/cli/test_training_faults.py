@@ -78,7 +78,7 @@ def test_a_training_whose_disk_fills_up_says_which_and_goes_on_once_there_is_roo
     outcome = driven.end()
 
     attempt = run.attempt("train", 1)
-    message = attempt.read_exit()["message"]
+    message = attempt.read_exit().message
     assert outcome.state == "failed"
     assert str(small_workspace) in message
     assert "No space left on device" in message

@@ -58,7 +58,7 @@ def causes(run):
     """How the last attempt of each stage ended."""
     stages = run.read_state()["stages"]
     ended = {name: run.latest_attempt(name).read_exit() for name in stages}
-    return {name: record and record["cause"] for name, record in ended.items()}
+    return {name: record and record.cause for name, record in ended.items()}
 
 
 def wait_until_empty(slurm, seconds=90):
@@ -120,7 +120,7 @@ def test_a_stage_that_fails_leaves_nothing_in_the_queue_and_clear_records(runs, 
         "compare": "skipped",
     }
     ended = driven.run.latest_attempt("compare").read_exit()
-    assert ended["message"] == "it never began: upstream train-small failed."
+    assert ended.message == "it never began: upstream train-small failed."
     assert driven.run.read_state()["stages"]["compare"]["message"] == "upstream train-small failed"
     wait_until_empty(slurm)  # a job's record of its end comes before Slurm's
 
@@ -145,7 +145,7 @@ def test_without_a_launcher_slurm_drops_what_waits_for_a_failed_stage_and_resume
     assert outcome.state == "completed", second.said
     assert executions.read_text().split()[::3] == ["preprocess", "train", "train"]
     assert run.read_state()["stages"]["compare"]["attempt"] == 2
-    message = run.attempt("compare", 1).read_exit()["message"]
+    message = run.attempt("compare", 1).read_exit().message
     assert message == "it never began: what it takes from is made anew."
 
 
@@ -164,7 +164,7 @@ def test_a_stage_that_may_be_tried_again_has_its_followers_submitted_again_behin
     assert outcome.state == "completed", driven.said
     numbers = {name: len(driven.run.attempts(name)) for name in driven.states()}
     assert numbers == {"preprocess": 1, "train-small": 2, "train-large": 1, "compare": 2}
-    message = driven.run.attempt("compare", 1).read_exit()["message"]
+    message = driven.run.attempt("compare", 1).read_exit().message
     assert message == "it never began: upstream train-small failed (attempt 1)."
 
 
@@ -188,7 +188,7 @@ def test_a_preempted_stage_keeps_its_followers_waiting_and_needs_no_launcher(
 
     assert list(waiting.values()) == ["PENDING"] * 3
     assert set(causes(run).values()) == {"completed"}
-    assert run.latest_attempt("preprocess").read_exit()["restart"] == 1
+    assert run.latest_attempt("preprocess").read_exit().restart == 1
 
 
 def test_a_stage_whose_node_dies_keeps_its_followers_waiting(runs, slurm, held, gate, executions):

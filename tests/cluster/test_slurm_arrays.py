@@ -91,7 +91,7 @@ def test_three_shards_on_three_nodes_give_the_same_dataset_as_one_local_job(slur
     ids = [driven.stage("preprocess")["artifacts"] for driven in (local, away)]
     assert ids[0] == ids[1]
     attempt = away.run.latest_attempt("preprocess")
-    assert [task.read_exit()["cause"] for task in attempt.tasks] == ["completed"] * 3
+    assert [task.read_exit().cause for task in attempt.tasks] == ["completed"] * 3
     said = slurm.run("squeue", "--array", "--states=all", "--noheader", "--format=%F %N")
     array = attempt.read_job()["job_id"]
     nodes = {line.split()[1] for line in said.splitlines() if line.split()[0] == array}
@@ -117,7 +117,7 @@ def test_an_array_tells_how_many_tasks_are_done_and_keeps_to_its_throttle(
     assert at_first.state == "running"
     assert "1 waiting (JobArrayTaskLimit)" in at_first.message
     assert job.attempt.ranks_with_logs() == [0, 1, 2]
-    assert job.attempt.read_exit()["message"] == "every task is done."
+    assert job.attempt.read_exit().message == "every task is done."
     assert job.status().source == "exit.json"
 
 
@@ -134,8 +134,8 @@ def test_of_an_array_the_killed_task_alone_is_run_again(slurm, tmp_path):
     outcome = driven.end()
 
     assert outcome.state == "completed", driven.said
-    assert attempt.read_exit()["cause"] == "failed"
-    assert "task 1: the worker was killed by SIGKILL" in attempt.read_exit()["message"]
+    assert attempt.read_exit().cause == "failed"
+    assert "task 1: the worker was killed by SIGKILL" in attempt.read_exit().message
     again = driven.run.latest_attempt("act")
     assert [task.path.name for task in again.tasks] == ["1"]
     assert has_started(tmp_path, 0, 2)
@@ -163,7 +163,7 @@ def test_preempted_tasks_are_queued_again_by_themselves(slurm, submit_array, tmp
     assert job.wait_seconds(60)
 
     assert job.state == "COMPLETED", job.status()
-    restarts = [task.read_exit()["restart"] for task in job.attempt.tasks]
+    restarts = [task.read_exit().restart for task in job.attempt.tasks]
     assert restarts == [int(shard in requeued) for shard in range(3)]
 
 
@@ -191,8 +191,8 @@ def test_a_waiting_task_that_scancel_takes_out_of_the_queue_is_cancelled(slurm, 
     wait_until(lambda: "1 failed" in job.status().message, 40)
 
     said = job.attempt.task(1).read_exit()
-    assert said["cause"] == "cancelled"
-    assert said["message"].startswith("it never began: Slurm took it out of the queue")
+    assert said.cause == "cancelled"
+    assert said.message.startswith("it never began: Slurm took it out of the queue")
 
 
 def test_an_array_whose_id_was_lost_is_found_by_its_name(slurm, submit_array):

@@ -42,7 +42,7 @@ def test_a_job_whose_disk_fills_up_says_which_and_goes_on_once_there_is_room(ful
     wait_until(lambda: committed_steps(workspace), 200)
     fill(ballast)
     outcome = driven.end()
-    message = run.attempt("train", 1).read_exit()["message"]
+    message = run.attempt("train", 1).read_exit().message
     intact = committed_steps(workspace)
     ballast.unlink()
     resumed = Driven(run)

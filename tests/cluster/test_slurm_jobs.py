@@ -30,8 +30,8 @@ def test_a_job_ends_with_its_result_and_its_record_names_host_and_rank(submit):
     assert job.result()["outputs"].keys() == {"dataset"}
     assert job.status().source == "exit.json"
     record = job.attempt.read_exit()
-    assert (record["rank"], record["restart"], record["exit_code"]) == (0, 0, 0)
-    assert record["host"] == os.uname().nodename
+    assert (record.rank, record.restart, record.exit_code) == (0, 0, 0)
+    assert record.host == os.uname().nodename
 
 
 def test_a_worker_that_raises_is_reported_with_its_error_and_log(submit):
@@ -98,7 +98,7 @@ def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_pa
     assert job.wait_seconds(60)
 
     assert job.state == "COMPLETED", job.status()
-    assert job.attempt.read_exit()["restart"] == 1
+    assert job.attempt.read_exit().restart == 1
     assert not job.attempt.error_path.exists()
 
 
@@ -115,7 +115,7 @@ def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, t
     assert job.wait_seconds(60)
 
     assert job.state == "COMPLETED", job.status()
-    assert job.attempt.read_exit()["restart"] == 1
+    assert job.attempt.read_exit().restart == 1
     assert left == {"1", "2"}  # it had begun to write
     assert not (tmp_path / "saved").exists()
     assert json.loads((tmp_path / "restored.json").read_text()) == {"step": 1, "w": [1.0] * 4}
@@ -136,7 +136,7 @@ def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, su
         slurm.start_node(node)
 
     assert job.state == "COMPLETED", job.status()
-    assert job.attempt.read_exit()["restart"] == 1
+    assert job.attempt.read_exit().restart == 1
 
 
 def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):
@@ -149,7 +149,7 @@ def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):
         slurm.mend_node(slurm.nodes[0])
 
     assert job.state == "COMPLETED", job.status()
-    assert job.attempt.read_exit()["restart"] == 1
+    assert job.attempt.read_exit().restart == 1
 
 
 def test_scancel_by_somebody_is_reported_as_cancelled_and_leaves_nothing(submit, slurm, tmp_path):

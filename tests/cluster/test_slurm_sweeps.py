@@ -128,7 +128,7 @@ def job_ids(sweep, stage):
 
 def causes(sweep, stage):
     ended = [run.latest_attempt(stage).read_exit() for run in sweep.runs]
-    return [record and record["cause"] for record in ended]
+    return [record and record.cause for record in ended]
 
 
 def most_at_once(slurm, ids):
@@ -253,7 +253,7 @@ def test_a_failed_point_is_tried_again_alone_a_preempted_one_goes_on_a_cancelled
     assert [len(run.attempts("compare")) for run in sweep.runs] == [1, 1, 2, 1]
     assert causes(sweep, "train")[3] == "cancelled"
     assert slurm.jobs() == {}
-    assert sweep.runs[1].latest_attempt("train").read_exit()["restart"] == 1
+    assert sweep.runs[1].latest_attempt("train").read_exit().restart == 1
     assert count_lines(tmp_path / "preprocessed") == 1
 
 

@@ -101,7 +101,7 @@ def test_a_group_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_it_stop
     outcome = driven.end()
 
     assert outcome.state == "completed", "\n".join(driven.said)
-    assert attempt.read_exit()["restart"] == 1
+    assert attempt.read_exit().restart == 1
     assert driven.stage("train")["attempt"] == 1
     assert [record["step"] for record in attempt.read_metrics() if is_training(record)] == list(
         range(1, 9)
@@ -201,7 +201,7 @@ def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
 
     assert outcome.state == "completed", "\n".join(driven.said)
     first, second = run.attempts("train")
-    assert (first.read_exit()["cause"], first.read_exit()["rank"]) == ("failed", 2)
+    assert (first.read_exit().cause, first.read_exit().rank) == ("failed", 2)
     went_on_at = min(record["step"] for record in second.read_metrics() if is_training(record))
     assert went_on_at in range(5, 24, 4)  # after an epoch's end
     wait_until(lambda: processes_of(first) == [], 10)

@@ -154,7 +154,7 @@ def test_what_a_launcher_has_given_up_is_brought_home_and_goes_once_the_stage_ha
     assert [run.exists(), work.exists()] == [False, False]
     assert attempt.log_path().read_bytes() == log
     assert attempt.rank_exit_path(0).read_bytes() == ending
-    assert attempt.read_exit()["cause"] == "node_failure"
+    assert attempt.read_exit().cause == "node_failure"
 
 
 def test_what_a_running_job_reads_stays_however_old_it_is(

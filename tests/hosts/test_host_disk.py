@@ -44,7 +44,7 @@ def test_a_host_whose_disk_fills_up_is_told_and_goes_on_once_there_is_room(
     wait_until(lambda: committed_steps(host.directory / "workspace"), 200)
     fill(ballast)
     outcome = driven.end()
-    message = run.attempt("train", 1).read_exit()["message"]
+    message = run.attempt("train", 1).read_exit().message
     fetched = committed_steps(folder / "workspace")
     ballast.unlink()
     resumed = Driven(run)

@@ -40,7 +40,7 @@ def test_a_job_ends_with_its_result_in_the_launchers_workspace(submit, hosts, wo
     assert job.state == "COMPLETED", job.status()
     (artifact,) = job.result()["outputs"].values()
     assert ArtifactStore(Workspace(workspace)).verify(artifact) == []
-    assert job.attempt.read_exit()["host"] == hosts.hosts[0].name
+    assert job.attempt.read_exit().host == hosts.hosts[0].name
     assert [record["loss"] for record in job.attempt.read_metrics()] == [0.5]
     assert "stage 'act' of run tiny-abcd" in job.stdout()
 

@@ -279,7 +279,7 @@ def test_a_host_behind_another_is_reached_through_it(submit, hosts):
 
     assert job.wait_seconds(60), job.status()
     assert job.state == "COMPLETED", job.status()
-    assert job.attempt.read_exit()["host"] == hosts.hosts[1].name
+    assert job.attempt.read_exit().host == hosts.hosts[1].name
 
 
 def test_an_interpreter_that_is_not_there_is_told_in_the_hosts_words(submit):

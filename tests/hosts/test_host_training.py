@@ -92,7 +92,7 @@ def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
 
     assert outcome.state == "completed", "\n".join(driven.said)
     first, second = run.attempts("train")
-    assert first.read_exit()["cause"] == "node_failure"
+    assert first.read_exit().cause == "node_failure"
     assert min(one["step"] for one in second.read_metrics() if one["kind"] == "training") > 1
     assert same_parameters(driven, undisturbed)
 

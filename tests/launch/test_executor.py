@@ -140,4 +140,4 @@ def test_a_job_may_be_cancelled_when_its_last_handle_goes(submit):
     del job
 
     wait_until(attempt.exit_path.exists)
-    assert attempt.read_exit()["cause"] == "cancelled"
+    assert attempt.read_exit().cause == "cancelled"

@@ -63,9 +63,9 @@ def test_a_killed_worker_is_reported_by_signal_and_cause_within_two_seconds(subm
 
     assert time.monotonic() - killed_at < 2
     record = job.attempt.read_exit()
-    assert (record["signal"], record["exit_code"], record["cause"]) == (9, None, "failed")
-    assert "SIGKILL (signal 9)" in record["message"]
-    assert "num_model_shards" in record["message"]
+    assert (record.signal, record.exit_code, record.cause) == (9, None, "failed")
+    assert "SIGKILL (signal 9)" in record.message
+    assert "num_model_shards" in record.message
     with pytest.raises(StageFailed, match=r"rank0\.log"):
         job.result()
 
@@ -124,7 +124,7 @@ def test_a_cancelled_worker_may_save_first(submit, tmp_path):
 
     assert (tmp_path / "saved").exists()
     record = job.attempt.read_exit()
-    assert (record["cause"], record["exit_code"]) == ("cancelled", 75)
+    assert (record.cause, record.exit_code) == ("cancelled", 75)
     assert job.attempt.read_error()["type"] == "Stopped"
 
 
@@ -378,7 +378,7 @@ def test_the_kernels_out_of_memory_killer_is_named_as_the_cause(submit_and_die, 
 
     assert job.state == "OUT_OF_MEMORY", job.stdout()
     assert "out-of-memory killer" in job.status().message
-    assert job.attempt.read_exit()["signal"] == 9
+    assert job.attempt.read_exit().signal == 9
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from redco_flow.launch.job import JobStatus
 from redco_flow.launch.slurm.array_state import array_ending, array_status
 from redco_flow.launch.slurm.script import Submission, render
 from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.tracking.states import Cause, State
 
 SUBMISSION = Submission(
     attempt=Path("/data/my ws/1"),
@@ -20,13 +21,13 @@ SUBMISSION = Submission(
     stall_seconds=1800,
     grace_seconds=30,
 )
-RUNNING = JobStatus("running", source="squeue: RUNNING")
-WAITING = JobStatus("pending", message="waits in the queue: Priority", source="squeue: PENDING")
-DONE = JobStatus("completed", 0, "completed")
+RUNNING = JobStatus(State.RUNNING, source="squeue: RUNNING")
+WAITING = JobStatus(State.PENDING, message="waits in the queue: Priority", source="squeue: PENDING")
+DONE = JobStatus(Cause.COMPLETED)
 
 
 def ended(cause):
-    return JobStatus(cause, None, cause, f"it was {cause}.")
+    return JobStatus(Cause(cause), f"it was {cause}.")
 
 
 def test_an_array_has_a_task_for_each_shard_with_records_of_its_own():
@@ -73,9 +74,9 @@ def test_an_array_ends_as_the_gravest_of_its_tasks(causes, cause):
 
     record = array_ending(tasks, was_cancelled=False, has_result=False)
 
-    assert record["cause"] == cause
+    assert record.cause == cause
     if cause != "completed":
-        assert record["message"].startswith(f"task {causes.index(cause)}: it was {cause}.")
+        assert record.message.startswith(f"task {causes.index(cause)}: it was {cause}.")
 
 
 def test_a_cancelled_array_is_cancelled_unless_it_has_its_result():
@@ -83,4 +84,4 @@ def test_a_cancelled_array_is_cancelled_unless_it_has_its_result():
 
     for has_result, cause in ((False, "cancelled"), (True, "completed")):
         record = array_ending(tasks, was_cancelled=True, has_result=has_result)
-        assert record["cause"] == cause
+        assert record.cause == cause

@@ -20,12 +20,12 @@ def end(attempt, srun_exit_code=1):
 def test_ranks_that_could_not_be_started_are_a_failure_that_names_the_log(attempt):
     record = end(attempt)
 
-    assert record["cause"] == "failed"
-    assert record["message"] == "no rank started, srun ended with 1; see logs/slurm.log."
+    assert record.cause == "failed"
+    assert record.message == "no rank started, srun ended with 1; see logs/slurm.log."
 
 
 def test_a_job_that_is_cancelled_before_its_ranks_start_is_cancelled(attempt):
     """Between the script's first line and srun's: srun then finds the job gone."""
     attempt.cancel_path.write_text("{}")
 
-    assert end(attempt)["cause"] == "cancelled"
+    assert end(attempt).cause == "cancelled"

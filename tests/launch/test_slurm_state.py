@@ -2,30 +2,26 @@
 
 import pytest
 
-from redco_flow.launch.rank_endings import RankEnding
+from redco_flow.launch.endings import RankEnding, judge
 from redco_flow.launch.slurm.commands import JobEntry
-from redco_flow.launch.slurm.state import ended_record, is_terminal, live_status
+from redco_flow.launch.slurm.state import is_terminal, live_status, word_of
+from redco_flow.tracking.states import Cause
 
 FAILED_RANK = RankEnding(
-    {
-        "rank": 3,
-        "cause": "out_of_memory",
-        "message": "killed by the kernel",
-        "host": "n2",
-        "ended_at": "2030-01-01T00:00:00.000+00:00",
-    }
+    rank=3,
+    cause=Cause.OUT_OF_MEMORY,
+    message="killed by the kernel",
+    host="n2",
+    restart=0,
+    exit_code=None,
+    ended_at="2030-01-01T00:00:00.000+00:00",
 )
 
 
 def ended(state, endings=(), *, was_cancelled=False, has_result=False, log_end=""):
-    record = ended_record(
-        JobEntry("1", state),
-        endings,
-        was_cancelled=was_cancelled,
-        has_result=has_result,
-        log_end=log_end,
-    )
-    return record["cause"], record["message"]
+    word = word_of(JobEntry("1", state), log_end)
+    record = judge(endings, 4, word, was_cancelled=was_cancelled, has_result=has_result)
+    return record.cause, record.message
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_a_cancel_by_redco_flow_counts_whatever_slurm_calls_it():
 def test_a_rank_that_failed_explains_the_job_that_slurm_only_calls_failed():
     assert ended("FAILED", [FAILED_RANK]) == (
         "out_of_memory",
-        "rank 3 on n2: killed by the kernel",
+        "rank 3 of 4 on n2: killed by the kernel",
     )
 
 

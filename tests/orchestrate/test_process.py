@@ -113,7 +113,7 @@ def test_cancelling_on_the_page_ends_the_jobs(runs, api, held):
 
     assert (state["state"], state["exit_code"]) == ("cancelled", 5)
     assert state["message"] == "cancelled on its Prefect page"
-    assert run.attempt("train", 1).read_exit()["cause"] == "cancelled"
+    assert run.attempt("train", 1).read_exit().cause == "cancelled"
     assert api.ended_flow_run_of(run)["state"]["type"] == "CANCELLED"
 
 
@@ -237,7 +237,7 @@ def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
     state = run.read_state()
     assert (state["state"], state["exit_code"]) == ("cancelled", 5)
     assert state["stages"]["train"]["message"] == "cancelled: nobody drives it"
-    assert run.attempt("train", 1).read_exit()["cause"] == "cancelled"
+    assert run.attempt("train", 1).read_exit().cause == "cancelled"
 
 
 def test_a_completed_run_is_not_resumed(runs):

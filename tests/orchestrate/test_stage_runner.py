@@ -115,7 +115,7 @@ def test_cancelling_ends_the_job_and_what_had_not_begun(planning, gate):
 
     assert (outcome.state, outcome.exit_code, outcome.message) == ("cancelled", 5, "enough")
     assert driven.states() == {"preprocess": "cancelled", "train": "cancelled"}
-    assert driven.run.attempt("preprocess", 1).read_exit()["cause"] == "cancelled"
+    assert driven.run.attempt("preprocess", 1).read_exit().cause == "cancelled"
 
 
 def test_cancelled_stages_can_be_left_as_they_are(planning, gate, executions):
@@ -402,7 +402,7 @@ def test_a_crash_is_retried_in_new_attempts_as_often_as_the_profile_allows(
     assert outcome.state == "failed"
     assert len(driven.run.attempts("train")) == 3
     assert events(driven.run).count("job_retried") == 2
-    assert all(one.read_exit()["cause"] == "failed" for one in driven.run.attempts("train"))
+    assert all(one.read_exit().cause == "failed" for one in driven.run.attempts("train"))
 
 
 def test_a_retry_that_succeeds_makes_the_stage_complete(planning, tmp_path):

@@ -25,8 +25,8 @@ def test_a_stage_whose_worker_is_frozen_is_tried_again_as_the_profile_allows(pla
 
     assert outcome.state == "completed"
     first, second = run.attempts("train")
-    assert first.read_exit()["cause"] == "stalled"
-    assert second.read_exit()["cause"] == "completed"
+    assert first.read_exit().cause == "stalled"
+    assert second.read_exit().cause == "completed"
     assert "in pass_gate" in first.log_path(0).read_text()
 
 

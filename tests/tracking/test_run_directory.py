@@ -5,7 +5,9 @@ import pytest
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import append_json_line, write_json
+from redco_flow.tracking.attempt import ExitRecord
 from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
+from redco_flow.tracking.states import Cause
 from redco_flow.tracking.workspace import Workspace
 
 
@@ -139,7 +141,10 @@ def test_an_attempts_readers_answer_none_until_the_file_is_there(workspace):
         write_json(path, record)
     append_json_line(attempt.metrics_path, {"step": 1})
 
-    assert [read() for read in readers.values()] == list(written.values())
+    ending = ExitRecord(exit_code=1, cause=Cause.FAILED, message="no")
+    expected = [*written.values()]
+    expected[list(written).index(attempt.exit_path)] = ending
+    assert [read() for read in readers.values()] == expected
     assert list(attempt.read_metrics()) == [{"step": 1}]
 
 

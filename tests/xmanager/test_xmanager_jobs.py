@@ -117,7 +117,7 @@ def test_a_job_outlives_its_launcher_and_is_found_again(launch, workspace, tmp_p
     assert job.wait_seconds(60), job.status()
     assert job.state == "COMPLETED", job.status()
     assert (tmp_path / "starts").read_text() == "x"
-    assert attempt.read_exit()["cause"] == "completed"
+    assert attempt.read_exit().cause == "completed"
     wait_until(lambda: processes_of(attempt) == [], 20)
 
 

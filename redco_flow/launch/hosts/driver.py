@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import read_call
+from redco_flow.launch.endings import write_exit
 from redco_flow.launch.hosts.ending import LOST, ending_of
 from redco_flow.launch.hosts.group_following import GroupFollowing
 from redco_flow.launch.hosts.record import HostsRecord
@@ -21,9 +21,8 @@ from redco_flow.launch.hosts.result_collection import collect_result
 from redco_flow.launch.hosts.ssh_connection import HostUnreachable
 from redco_flow.launch.hosts.start import JobStart, StartedJob
 from redco_flow.launch.job import JobStatus
-from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
+from redco_flow.tracking.states import Cause, State
 
 _SECONDS_BETWEEN_TRIES = 3.0
 
@@ -38,7 +37,7 @@ class HostsDriver:
     def __init__(
         self, attempt: AttemptDirectory, record: HostsRecord, inherited: Mapping[str, str]
     ) -> None:
-        self.status = JobStatus("pending", message="is being submitted.", source="job.json")
+        self.status = JobStatus(State.PENDING, message="is being submitted.", source="job.json")
         self._attempt = attempt
         self._record = record
         self._inherited = inherited
@@ -53,8 +52,9 @@ class HostsDriver:
             start = JobStart(self._attempt, call, self._record, self._inherited, self._tell)
             job = await start.start()
         except (RedcoFlowError, OSError) as error:
-            cause = "cancelled" if isinstance(error, RunCancelled) else "failed"
-            self._write_end({"cause": cause, "message": str(error)})
+            cause = Cause.CANCELLED if isinstance(error, RunCancelled) else Cause.FAILED
+            record = ExitRecord(exit_code=None, cause=cause, message=str(error))
+            write_exit(self._attempt, record)
             return
         following = GroupFollowing(job, self._tell_running)
         fates = await following.until_ended()
@@ -62,7 +62,7 @@ class HostsDriver:
             following.keep_result()
         if has_collected or (following.has_all_checkpoints and LOST not in fates.values()):
             await self._settle(job)
-        self._write_end(ending_of(job, fates))
+        write_exit(self._attempt, ending_of(job, fates))
         job.close()
 
     async def _has_collected(self, job: StartedJob) -> bool:
@@ -98,13 +98,8 @@ class HostsDriver:
                     attempt=str(job.attempt_on(session)),
                 )
 
-    def _write_end(self, record: Mapping[str, Any]) -> None:
-        empty = {"exit_code": None, "signal": None, "peak_memory_bytes": 0, "ended_at": None}
-        whole = {**empty, **record}
-        write_json(self._attempt.exit_path, whole | {"ended_at": whole["ended_at"] or utc_now()})
-
     def _tell(self, status: JobStatus) -> None:
         self.status = status
 
     def _tell_running(self, message: str) -> None:
-        self.status = JobStatus("running", message=message, source="ssh", news=message)
+        self.status = JobStatus(State.RUNNING, message=message, source="ssh", news=message)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from redco_flow.launch.endings import ClusterWord, judge, read_endings
 from redco_flow.launch.hosts.start import StartedJob
-from redco_flow.launch.rank_endings import TAKEN_BACK, TERMINATED, judge_group, read_endings
+from redco_flow.tracking.attempt import ExitRecord
+from redco_flow.tracking.states import Cause
 
 LOST = "lost"
 
@@ -18,27 +19,24 @@ _FATES = {
 }
 
 
-def ending_of(job: StartedJob, fates: Mapping[int, str]) -> dict[str, Any]:
+def ending_of(job: StartedJob, fates: Mapping[int, str]) -> ExitRecord:
     """Return what exit.json says.
 
     Args:
         fates: of every rank: ended, or why there is no word of it.
     """
-    record = judge_group(read_endings(job.attempt, 0), job.call.resources.num_processes)
     silent = [
         f"rank {rank} on {job.host_of(rank)}: {_FATES[fate]}"
         for rank, fate in sorted(fates.items())
         if fate in _FATES
     ]
-    if silent and record["cause"] == "node_failure":
-        record |= {"message": f"{'; '.join(silent)}."}
-    if job.attempt.result_path.exists():  # rank 0's last act
-        record |= {"cause": "completed", "message": "the result is published.", "exit_code": 0}
-    elif record["cause"] == "completed":
-        message = f"{job.host_of(0)} lost the result before it was copied here."
-        record |= {"cause": "node_failure", "message": message, "exit_code": None}
-    if record["cause"] in TAKEN_BACK and job.attempt.cancel_path.exists():
-        record |= {"cause": "cancelled", "message": "it was cancelled."}
-    if record["cause"] == TERMINATED:
-        record |= {"cause": "preempted", "message": "the host is being shut down."}
-    return record
+    return judge(
+        read_endings(job.attempt, 0),
+        job.call.resources.num_processes,
+        ClusterWord(
+            stopped=(Cause.PREEMPTED, "the host is being shut down."),
+            silent=(Cause.NODE_FAILURE, f"{'; '.join(silent)}.") if silent else None,
+        ),
+        has_result=job.attempt.result_path.exists(),
+        was_cancelled=job.attempt.cancel_path.exists(),
+    )

@@ -34,6 +34,7 @@ from redco_flow.launch.job import JobStatus
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace, user_name
 
 _SECONDS_BETWEEN_TRIES = 2.0
@@ -285,4 +286,4 @@ class JobStart:
             raise RunCancelled("it was cancelled before it ran.")
 
     def _wait(self, message: str) -> None:
-        self._tell(JobStatus("pending", message=message, source="ssh", news=message))
+        self._tell(JobStatus(State.PENDING, message=message, source="ssh", news=message))

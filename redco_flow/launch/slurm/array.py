@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from redco_flow.launch.endings import write_exit
 from redco_flow.launch.job import CallJob, JobStatus, status_from_files
 from redco_flow.launch.slurm.array_state import array_ending, array_status
 from redco_flow.launch.slurm.job import SlurmJob
@@ -81,7 +82,7 @@ class SlurmArray(CallJob):
             was_cancelled=self.attempt.cancel_path.exists(),
             has_result=self.attempt.result_path.exists(),
         )
-        write_json(self.attempt.exit_path, ending | {"ended_at": utc_now()})
+        write_exit(self.attempt, ending)
         status = status_from_files(self.attempt)
         assert status is not None
         return status

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from redco_flow.launch.job import JobStatus
+from redco_flow.tracking.attempt import ExitRecord
+from redco_flow.tracking.states import Cause, State
 
 _GRAVEST_FIRST = (
-    "failed", "out_of_memory", "stalled", "lost", "node_failure", "timeout", "preempted",
-    "cancelled",
+    Cause.NEVER_SUBMITTED, Cause.FAILED, Cause.OUT_OF_MEMORY, Cause.STALLED, Cause.LOST,
+    Cause.NODE_FAILURE, Cause.TIMEOUT, Cause.PREEMPTED, Cause.CANCELLED,
 )  # fmt: skip
 
 
@@ -19,9 +20,9 @@ def array_status(tasks: Mapping[int, JobStatus]) -> JobStatus:
     Args:
         tasks: by shard.
     """
-    done = sum(status.state == "completed" for status in tasks.values())
-    waiting = [status for status in tasks.values() if status.state == "pending"]
-    running = [status for status in tasks.values() if status.state == "running"]
+    done = sum(status.cause is Cause.COMPLETED for status in tasks.values())
+    waiting = [status for status in tasks.values() if status.state is State.PENDING]
+    running = [status for status in tasks.values() if status.state is State.RUNNING]
     parts = [f"{done} of {len(tasks)} tasks done"]
     if running:
         parts.append(f"{len(running)} at work")
@@ -33,14 +34,14 @@ def array_status(tasks: Mapping[int, JobStatus]) -> JobStatus:
     if ended := len(tasks) - done - len(waiting) - len(running):
         parts.append(f"{ended} failed")
     text = ", ".join(parts)
-    state = "pending" if len(waiting) == len(tasks) else "running"
+    state = State.PENDING if len(waiting) == len(tasks) else State.RUNNING
     source = (running or waiting)[0].source
     return JobStatus(state, message=text, source=source, news=text)
 
 
 def array_ending(
     tasks: Mapping[int, JobStatus], *, was_cancelled: bool, has_result: bool
-) -> dict[str, Any]:
+) -> ExitRecord:
     """Return the exit.json of an array of which every task has ended.
 
     Its cause is the gravest of its tasks'.
@@ -50,18 +51,13 @@ def array_ending(
         was_cancelled: somebody asked redco-flow to cancel it.
         has_result: the stage's result is published.
     """
-    causes = {shard: status.cause or status.state for shard, status in tasks.items()}
-    bad = {shard: cause for shard, cause in causes.items() if cause != "completed"}
-    record: dict[str, Any] = {"exit_code": None, "signal": None, "peak_memory_bytes": 0}
+    causes = {shard: status.cause for shard, status in tasks.items() if status.cause is not None}
+    bad = {shard: cause for shard, cause in causes.items() if cause is not Cause.COMPLETED}
     if has_result or not bad:
-        return record | {"exit_code": 0, "cause": "completed", "message": "every task is done."}
-    shard = min(bad, key=lambda one: (_gravity(bad[one]), one))
+        return ExitRecord(exit_code=0, cause=Cause.COMPLETED, message="every task is done.")
+    if was_cancelled:
+        return ExitRecord(exit_code=None, cause=Cause.CANCELLED, message="it was cancelled.")
+    shard = min(bad, key=lambda one: (_GRAVEST_FIRST.index(bad[one]), one))
     others = f" ({len(bad)} of {len(tasks)} tasks did not complete)" if len(bad) > 1 else ""
     message = f"task {shard}: {tasks[shard].message}{others}"
-    if was_cancelled:
-        return record | {"cause": "cancelled", "message": "it was cancelled."}
-    return record | {"cause": bad[shard], "message": message, "rank": shard}
-
-
-def _gravity(cause: str) -> int:
-    return _GRAVEST_FIRST.index(cause) if cause in _GRAVEST_FIRST else -1
+    return ExitRecord(exit_code=None, cause=bad[shard], message=message, rank=shard)

@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.ending import unstarted_record
+from redco_flow.launch.call import read_call
+from redco_flow.launch.endings import (
+    ClusterWord,
+    RankEnding,
+    judge,
+    last_restart,
+    never_began,
+    read_endings,
+    write_exit,
+)
 from redco_flow.launch.job import (
-    NEVER_SUBMITTED,
     CallJob,
     JobStatus,
     read_log_end,
     status_from_files,
-)
-from redco_flow.launch.rank_endings import (
-    TAKEN_BACK,
-    RankEnding,
-    last_restart,
-    read_endings,
 )
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.slurm import commands as slurm_commands
@@ -34,13 +36,15 @@ from redco_flow.launch.slurm.queue import QueueView, SlurmQueue, shared_queue
 from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
 from redco_flow.launch.slurm.state import (
     deserves_release,
-    ended_record,
     is_terminal,
     live_status,
+    word_of,
 )
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import ExitRecord
 from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.states import Cause, State
 
 _UNKNOWN = "unknown"
 _SECONDS_TO_CONFIRM = 12.0  # a job that is being queued again passes for FAILED meanwhile
@@ -87,28 +91,20 @@ class SlurmJob(CallJob):
             self._vanishing = None
             self._release_if_held(entry)
             status = live_status(entry, view.problem)
-            self._was_pending = status.state == "pending"
+            self._was_pending = status.state is State.PENDING
             return status
         if entry is None and view.asked_at < self._followed_since:
             return self._unasked(view.problem or "Slurm has not been asked yet")
         state = entry.state if entry is not None else "unknown to Slurm"
         if not self._is_confirmed(state, view, self._seconds_to_confirm(state)):
             text = f"is {state}, without a word of its own; it may be queued again."
-            return JobStatus("running", message=text, source=f"squeue: {state}")
+            return JobStatus(State.RUNNING, message=text, source=f"squeue: {state}")
         entry = entry or self._queue.accounted(self.job_id)
         if entry is None:
             return self._forgotten()
         if not is_terminal(entry):
             return live_status(entry, view.problem)
-        return self._write_ending(
-            ended_record(
-                entry,
-                self._endings(),
-                was_cancelled=self.attempt.cancel_path.exists(),
-                has_result=self.attempt.result_path.exists(),
-                log_end=self._job_log_end(),
-            )
-        )
+        return self._write_ending(self._judge(word_of(entry, self._job_log_end())))
 
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)
         """Have Slurm end the job: SIGTERM to its ranks and, after its KillWait, SIGKILL.
@@ -178,7 +174,7 @@ class SlurmJob(CallJob):
         """How long Slurm must say that the job has ended before it is believed."""
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
-        is_taken_back = any(ending.cause in TAKEN_BACK for ending in self._endings())
+        is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
         if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
             return _SECONDS_TO_QUEUE_AGAIN
         return _SECONDS_TO_CONFIRM
@@ -204,8 +200,8 @@ class SlurmJob(CallJob):
             "unknown", view, _SECONDS_TO_APPEAR
         ):
             why = f"Slurm has no job named {self._record.get('job_name')}: it never got this one."
-            return JobStatus("lost", None, NEVER_SUBMITTED, why, "squeue")
-        return JobStatus("pending", message="is looked for in the queue.", source="job.json")
+            return JobStatus(Cause.NEVER_SUBMITTED, why, "squeue")
+        return JobStatus(State.PENDING, message="is looked for in the queue.", source="job.json")
 
     def _find(self, view: QueueView | None = None) -> bool:
         """Learn the job's id from the job itself, or from Slurm by its name."""
@@ -233,35 +229,43 @@ class SlurmJob(CallJob):
         """While Slurm says nothing, the job's own heartbeat does."""
         progress = self.attempt.read_progress()
         if progress is None:
-            return JobStatus("pending", message=f"submitted; {why}.", source="job.json")
+            return JobStatus(State.PENDING, message=f"submitted; {why}.", source="job.json")
         text = f"{progress.get('phase')} at {progress.get('time')}; {why}"
-        return JobStatus("running", message=text, source="progress.json")
+        return JobStatus(State.RUNNING, message=text, source="progress.json")
 
     def _forgotten(self) -> JobStatus:
         """Neither queue nor accounting know the job any more, and it left no exit.json."""
-        if self.attempt.result_path.exists():
-            return JobStatus("completed", 0, "completed", "the result is published.", "result.json")
-        if self.attempt.cancel_path.exists():
-            return JobStatus("cancelled", None, "cancelled", "it was cancelled.", "cancel.json")
-        if self._was_pending and not self._has_begun():
+        is_told = self.attempt.result_path.exists() or self.attempt.cancel_path.exists()
+        if self._was_pending and not self._has_begun() and not is_told:
             # Slurm keeps no record of an array's task that is cancelled while it waits.
             why = "Slurm took it out of the queue (scancel, or what it waited for failed)"
-            return self._write_ending(unstarted_record(why, utc_now()))
+            return self._write_ending(never_began(why))
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
             f"wrote no exit.json: it was cancelled, or its nodes went down, while nobody followed "
             f"it. `redco-flow resume` goes on from the last checkpoint."
         )
-        return JobStatus("lost", None, "lost", why, "squeue")
+        lost = (Cause.LOST, why)
+        return JobStatus.ended(
+            self._judge(ClusterWord(stopped=lost, silent=lost, unstarted=lost)), "squeue"
+        )
+
+    def _judge(self, word: ClusterWord) -> ExitRecord:
+        return judge(
+            self._endings(),
+            read_call(self.attempt.call_path).resources.num_processes,
+            word,
+            has_result=self.attempt.result_path.exists(),
+            was_cancelled=self.attempt.cancel_path.exists(),
+        )
 
     def _has_begun(self) -> bool:
         is_noted = (self.attempt.path / JOB_ID_FILE).exists()
         return is_noted or bool(self.attempt.ranks_with_logs())
 
-    def _write_ending(self, record: dict[str, Any]) -> JobStatus:
-        record = record | {"ended_at": utc_now()}
+    def _write_ending(self, record: ExitRecord) -> JobStatus:
         if not self.attempt.exit_path.exists():
-            write_json(self.attempt.exit_path, record)
+            write_exit(self.attempt, record)
         status = status_from_files(self.attempt)
         assert status is not None
         return status

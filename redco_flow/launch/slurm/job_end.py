@@ -11,11 +11,12 @@ import os
 import sys
 from pathlib import Path
 
-from redco_flow.launch.rank_endings import TAKEN_BACK, TERMINATED, judge_group, read_endings
+from redco_flow.launch.endings import ClusterWord, judge, read_endings, write_exit
 from redco_flow.launch.slurm.script import REQUEUE_EXIT_CODE, REQUEUE_FILE
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.states import Cause
 
 _MAX_NODE_FAILURES = 3  # more in one job are no accident
 
@@ -25,23 +26,20 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     attempt = AttemptDirectory(options.attempt)
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    endings = read_endings(attempt, restart)
-    record = judge_group(endings, options.num_processes)
-    if not endings:
-        said = f"no rank started, srun ended with {options.srun_exit_code}; see logs/slurm.log."
-        record |= {"cause": "failed", "message": said}
-    if attempt.cancel_path.exists() and (not endings or record["cause"] in TAKEN_BACK):
-        record |= {"cause": "cancelled", "message": "it was cancelled."}
-    if attempt.result_path.exists():  # rank 0's last act
-        record |= {"cause": "completed", "message": "the result is published.", "exit_code": 0}
-    is_accident = record["cause"] != "node_failure" or restart < _MAX_NODE_FAILURES
-    if record["cause"] in TAKEN_BACK and is_accident and not options.for_good:
+    said = f"no rank started, srun ended with {options.srun_exit_code}; see logs/slurm.log."
+    record = judge(
+        read_endings(attempt, restart),
+        options.num_processes,
+        ClusterWord(unstarted=(Cause.FAILED, said)),
+        has_result=attempt.result_path.exists(),
+        was_cancelled=attempt.cancel_path.exists(),
+    )
+    is_accident = record.cause is not Cause.NODE_FAILURE or restart < _MAX_NODE_FAILURES
+    if record.cause.is_taken_back and is_accident and not options.for_good:
         write_json(attempt.path / REQUEUE_FILE, {"restart": restart, "asked_at": utc_now()})
         return REQUEUE_EXIT_CODE
-    if record["cause"] == TERMINATED:
-        record |= {"cause": "preempted"}
-    write_json(attempt.exit_path, record | {"ended_at": record["ended_at"] or utc_now()})
-    return 0 if record["cause"] == "completed" else 1
+    write_exit(attempt, record)
+    return 0 if record.cause is Cause.COMPLETED else 1
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

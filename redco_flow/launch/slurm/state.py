@@ -1,41 +1,36 @@
-"""What a Slurm job's state is, from all that says something: its own records first, then Slurm.
-
-Pure: takes an answer of Slurm's and the ranks' endings. Slurm's word for an ending counts only
-where the job itself had no time to write one.
-"""
+"""What Slurm's answers mean: the state of a job that has not ended, and why one has."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
+from redco_flow.launch.endings import ClusterWord
 from redco_flow.launch.job import JobStatus
-from redco_flow.launch.rank_endings import RankEnding, find_culprit
 from redco_flow.launch.slurm.commands import JobEntry
+from redco_flow.tracking.states import Cause, State
 
 _CAUSES = {
-    "COMPLETED": "failed",  # without a result, that is
-    "FAILED": "failed",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "NODE_FAIL": "node_failure",
-    "BOOT_FAIL": "node_failure",
-    "PREEMPTED": "preempted",
-    "OUT_OF_MEMORY": "out_of_memory",
+    "COMPLETED": Cause.FAILED,  # without a result, that is
+    "FAILED": Cause.FAILED,
+    "CANCELLED": Cause.CANCELLED,
+    "REVOKED": Cause.CANCELLED,
+    "TIMEOUT": Cause.TIMEOUT,
+    "DEADLINE": Cause.TIMEOUT,
+    "NODE_FAIL": Cause.NODE_FAILURE,
+    "BOOT_FAIL": Cause.NODE_FAILURE,
+    "PREEMPTED": Cause.PREEMPTED,
+    "OUT_OF_MEMORY": Cause.OUT_OF_MEMORY,
 }
 _WAITING = {
     "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
     "RESV_DEL_HOLD",
 }  # fmt: skip
 _ENDING_WORDS = {
-    "timeout": "its time was over (resources.walltime_minutes)",
-    "node_failure": "a node failed and the job was not queued again",
-    "preempted": "its nodes were given to another job and it was not queued again",
-    "out_of_memory": "it used more memory than it had asked for (resources.memory_gib)",
-    "cancelled": "it was cancelled by scancel",
+    Cause.TIMEOUT: "its time was over (resources.walltime_minutes)",
+    Cause.NODE_FAILURE: "a node failed and the job was not queued again",
+    Cause.PREEMPTED: "its nodes were given to another job and it was not queued again",
+    Cause.OUT_OF_MEMORY: "it used more memory than it had asked for (resources.memory_gib)",
+    Cause.CANCELLED: "it was cancelled by scancel",
 }
 _FAILED_START = re.compile(r"launch.failed.requeued.held", re.IGNORECASE)
 _MAX_FAILED_STARTS = 3
@@ -69,45 +64,20 @@ def live_status(entry: JobEntry, problem: str) -> JobStatus:
         reason = entry.reason or entry.state.lower()
         mend = f"; `scontrol release {entry.job_id}` lets it start again" if is_held(entry) else ""
         text = f"waits in the queue: {reason}{restarts}{mend}{stale}"
-        return JobStatus("pending", message=text, source=source, news=text)
+        return JobStatus(State.PENDING, message=text, source=source, news=text)
     word = "runs" if entry.state in ("RUNNING", "COMPLETING") else entry.state.lower()
     text = f"{word} on {entry.hosts or 'unnamed nodes'}{restarts}{stale}"
-    return JobStatus("running", message=text, source=source, news=text)
+    return JobStatus(State.RUNNING, message=text, source=source, news=text)
 
 
-def ended_record(
-    entry: JobEntry,
-    endings: Sequence[RankEnding],
-    *,
-    was_cancelled: bool,
-    has_result: bool,
-    log_end: str,
-) -> dict[str, Any]:
-    """Return the exit.json of a job that ended without writing one itself.
+def word_of(entry: JobEntry, log_end: str) -> ClusterWord:
+    """Return what Slurm says of a job's end.
 
     Args:
-        was_cancelled: somebody asked redco-flow to cancel it.
-        has_result: its result is published.
         log_end: the end of the job's own log, for what went wrong before its ranks began.
     """
     cause = _CAUSES[entry.state]
-    culprit = find_culprit(endings)
-    message = f"Slurm says {entry.state}: {_ENDING_WORDS.get(cause, 'see the logs')}."
-    if has_result:
-        cause, message = "completed", "the result is published."
-    elif was_cancelled:
-        cause, message = "cancelled", "it was cancelled."
-    elif cause == "failed" and culprit is not None:
-        cause = culprit.cause
-        host = culprit.record["host"]
-        message = f"rank {culprit.rank} on {host}: {culprit.record['message']}"
-    elif cause == "failed":
-        message = f"Slurm says {entry.state} and no rank said why; logs/slurm.log ends: {log_end}"
-    return {
-        "exit_code": 0 if cause == "completed" else None,
-        "signal": None,
-        "cause": cause,
-        "message": message,
-        "peak_memory_bytes": 0,
-        "ended_at": None,
-    }
+    if cause is not Cause.FAILED:
+        return ClusterWord(decided=(cause, f"Slurm says {entry.state}: {_ENDING_WORDS[cause]}."))
+    text = f"Slurm says {entry.state} and no rank said why; logs/slurm.log ends: {log_end}"
+    return ClusterWord(stopped=(cause, text), unstarted=(cause, text))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from redco_flow.launch.endings import ClusterWord, judge, read_endings, write_exit
 from redco_flow.launch.hosts.ranks import runners_of
 from redco_flow.launch.job import read_log_end
 from redco_flow.launch.process_tree import processes_of
-from redco_flow.launch.rank_endings import TAKEN_BACK, TERMINATED, judge_group, read_endings
-from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.states import Cause
 
 EXPERIMENT_LOG = "logs/xmanager.log"
 """What XManager itself says, within the attempt's directory."""
@@ -29,24 +26,23 @@ def is_over(attempt: AttemptDirectory, num_processes: int) -> bool:
 
 def write_ending(attempt: AttemptDirectory, num_processes: int) -> None:
     """Write exit.json of a job that is over, once."""
-    if attempt.read_exit() is None:
-        record = _ending_of(attempt, num_processes)
-        write_json(attempt.exit_path, record | {"ended_at": record["ended_at"] or utc_now()})
-
-
-def _ending_of(attempt: AttemptDirectory, num_processes: int) -> dict[str, Any]:
-    record = judge_group(read_endings(attempt, 0), num_processes)
-    if attempt.result_path.exists():  # rank 0's last act
-        record |= {"cause": "completed", "message": "the result is published.", "exit_code": 0}
-    elif attempt.cancel_path.exists() and record["cause"] in (*TAKEN_BACK, "lost"):
-        record |= {"cause": "cancelled", "message": "it was cancelled."}
-    elif record["cause"] == TERMINATED:
-        record |= {"cause": "cancelled", "message": "somebody else than redco-flow stopped it."}
-    elif not any(runners_of(attempt)):
-        record |= {"cause": "failed", "message": f"no process was started; {_log_end(attempt)}"}
-    return record
+    if attempt.read_exit() is not None:
+        return
+    stranger = (Cause.CANCELLED, "somebody else than redco-flow stopped it.")
+    has_begun = any(runners_of(attempt))
+    not_begun = (Cause.FAILED, f"no process was started; {_log_end(attempt)}")
+    record = judge(
+        read_endings(attempt, 0),
+        num_processes,
+        ClusterWord(stopped=stranger, unstarted=None if has_begun else not_begun),
+        has_result=attempt.result_path.exists(),
+        was_cancelled=attempt.cancel_path.exists(),
+    )
+    write_exit(attempt, record)
 
 
 def _log_end(attempt: AttemptDirectory) -> str:
     path = attempt.path / EXPERIMENT_LOG
+    if not path.exists():
+        return "XManager wrote no log."
     return f"{path} says:\n{read_log_end(path, _LOG_END_BYTES)}"

@@ -14,12 +14,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from redco_flow.launch.endings import RankEnding
 from redco_flow.launch.hosts.ranks import RanksOrder, start
 from redco_flow.launch.process_place import ProcessPlace
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.states import Cause
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -51,21 +53,19 @@ def follow(attempt: AttemptDirectory, place: ProcessPlace, runner: ProcessIdenti
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     path = attempt.rank_exit_path(place.rank)
     if not path.exists():
-        write_json(path, _lost(place))
+        write_json(path, _lost(place).to_json())
 
 
-def _lost(place: ProcessPlace) -> dict[str, object]:
-    return {
-        "exit_code": None,
-        "signal": None,
-        "cause": "lost",
-        "message": "its supervisor was killed (kill -9 or the out-of-memory killer).",
-        "peak_memory_bytes": 0,
-        "ended_at": utc_now(),
-        "rank": place.rank,
-        "restart": place.restart,
-        "host": os.uname().nodename,
-    }
+def _lost(place: ProcessPlace) -> RankEnding:
+    return RankEnding(
+        exit_code=None,
+        cause=Cause.LOST,
+        message="its supervisor was killed (kill -9 or the out-of-memory killer).",
+        ended_at=utc_now(),
+        rank=place.rank,
+        restart=place.restart,
+        host=os.uname().nodename,
+    )
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -17,6 +17,7 @@ from redco_flow.launch.job import CallJob, JobStatus, status_from_files
 from redco_flow.launch.process_tree import kill_processes_of
 from redco_flow.launch.xmanager.ending import is_over, write_ending
 from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.states import State
 
 _SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system
 _SECONDS_BETWEEN_KILLS = 0.02
@@ -50,7 +51,7 @@ class XManagerJob(CallJob):
         started = len(list(runners_of(self.attempt)))
         message = f"{started} of {self._num_processes} processes were started."
         return JobStatus(
-            "running" if started else "pending", message=message, source="process table"
+            State.RUNNING if started else State.PENDING, message=message, source="process table"
         )
 
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 (submitit's signature)

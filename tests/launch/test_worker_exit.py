@@ -2,9 +2,10 @@ import signal
 
 import pytest
 
-from redco_flow.launch.ending import Ending, explain, judge
+from redco_flow.launch.worker_exit import WorkerExit, explain_error, explain_exit
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.states import Cause
 
 EXIT_1 = 1 << 8
 
@@ -15,7 +16,7 @@ def attempt(tmp_path):
 
 
 def test_code_zero_without_a_result_is_a_failure(attempt):
-    cause, message = judge(Ending(0), attempt)
+    cause, message = explain_exit(WorkerExit(0), attempt)
 
     assert (cause, message[:40]) == ("failed", "the worker ended with code 0 but wrote n")
 
@@ -23,11 +24,11 @@ def test_code_zero_without_a_result_is_a_failure(attempt):
 def test_a_result_written_in_the_grace_counts_although_a_stop_was_asked(attempt):
     write_json(attempt.result_path, {})
 
-    assert judge(Ending(0, stop_cause="cancelled"), attempt)[0] == "completed"
+    assert explain_exit(WorkerExit(0, stop_cause=Cause.CANCELLED), attempt)[0] == "completed"
 
 
 def test_a_failure_without_an_error_record_points_at_the_log(attempt):
-    cause, message = judge(Ending(EXIT_1), attempt)
+    cause, message = explain_exit(WorkerExit(EXIT_1), attempt)
 
     assert cause == "failed"
     assert "code 1" in message
@@ -45,9 +46,9 @@ def test_a_failure_without_an_error_record_points_at_the_log(attempt):
     ],
 )
 def test_a_signal_is_named_with_its_likely_cause(attempt, number, oom, tail, cause, said):
-    ending = Ending(int(number), oom_kill=oom, last_output=tail)
+    ending = WorkerExit(int(number), oom_kill=oom, last_output=tail)
 
-    found, message = judge(ending, attempt)
+    found, message = explain_exit(ending, attempt)
 
     assert found == cause
     assert said in message
@@ -66,7 +67,7 @@ def test_a_kill_that_the_host_alone_has_counted_is_ours_only_if_no_process_can_b
 ):
     sizes = {"peak_memory_bytes": peak_gib << 30, "host_memory_bytes": 64 << 30}
 
-    found, message = judge(Ending(signal.SIGKILL, oom_kill="host", **sizes), attempt)
+    found, message = explain_exit(WorkerExit(signal.SIGKILL, oom_kill="host", **sizes), attempt)
 
     assert found == cause
     assert said in message
@@ -74,9 +75,9 @@ def test_a_kill_that_the_host_alone_has_counted_is_ours_only_if_no_process_can_b
 
 
 def test_a_kill_on_the_host_says_nothing_of_a_worker_that_crashed_by_itself(attempt):
-    ending = Ending(signal.SIGSEGV, oom_kill="host", peak_memory_bytes=2, host_memory_bytes=3)
+    ending = WorkerExit(signal.SIGSEGV, oom_kill="host", peak_memory_bytes=2, host_memory_bytes=3)
 
-    assert judge(ending, attempt)[0] == "failed"
+    assert explain_exit(ending, attempt)[0] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_kill_on_the_host_says_nothing_of_a_worker_that_crashed_by_itself(atte
     ],
 )
 def test_an_error_comes_with_advice_where_there_is_some(error_type, message, cause, advice):
-    found, given = explain(error_type, message)
+    found, given = explain_error({"type": error_type, "message": message})
 
     assert found == cause
     assert advice in given
