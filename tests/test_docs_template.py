@@ -28,6 +28,6 @@ def test_the_template_learns_and_predicts_over_two_model_shards():
     )
 
     assert done.returncode == 0, done.stderr
-    assert "split by its 8 heads" in done.stdout
+    assert "column-parallel over 8 heads" in done.stdout
     # Spelling at random gets none of the 200 words right.
     assert float(re.findall(r"exact match ([\d.]+)", done.stdout)[0]) > 0.9

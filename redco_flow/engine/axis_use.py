@@ -1,4 +1,4 @@
-"""What a traced function says of mesh axes. Knows jaxprs; refuses to know models."""
+"""What a traced function says of mesh axes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cut a global batch into micro-batches over data shards and processes.
 
 The global batch is the user's and never changes with the devices; this decides only how it is
-worked off. Knows numbers and NumPy arrays; refuses to know devices and models.
+worked off.
 Dims in this file: M micro-batches, B rows.
 """
 

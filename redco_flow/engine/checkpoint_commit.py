@@ -1,8 +1,8 @@
 """What makes a directory of arrays a checkpoint: one commit record with a digest of every file.
 
 A step's directory without a whole `commit.json` does not count. The record is written last, after
-every file and directory is on the disk, and carries a digest of itself, so a flipped bit is
-noticed anywhere. Knows files and digests; refuses to know arrays.
+every file and directory is on the disk, and carries a digest of itself, so a flipped bit is noticed
+anywhere.
 """
 
 from __future__ import annotations

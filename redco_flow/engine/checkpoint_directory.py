@@ -1,7 +1,6 @@
 """The committed steps in one directory: listing, pinning, verifying, deleting.
 
-Knows names and commits on disk; refuses to know arrays, devices and processes. Reading changes
-nothing, so a directory can be looked at while a training writes into it.
+Reading changes nothing, so a directory can be looked at while a training writes into it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Put the train step on a mesh: how its state is stored, and its program.
 
 The Trainer runs this program, and what estimates its memory or counts its traffic lowers the same
-one from shapes alone. Knows shapes and shardings; refuses to know data, files and when to train.
+one from shapes alone.
 Dims in this file: M micro-batches, B rows of one micro-batch over all data shards.
 """
 

@@ -1,7 +1,7 @@
 """Whether a function makes anything of the mesh axis `context`.
 
-A model that was not written for it computes the right numbers there, each of them once per
-context shard: that must not go unnoticed. Refuses to know models.
+A model that was not written for it computes the right numbers there, each of them once per context
+shard: that must not go unnoticed.
 """
 
 from __future__ import annotations

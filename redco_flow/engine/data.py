@@ -1,4 +1,4 @@
-"""Batches from examples: read, collated and handed over by a thread that runs ahead.
+"""Batches from examples: read, collated and prefetched by a thread of their own.
 
 `TrainBatches` and `EvalBatches` turn the row numbers of a `BatchPlan` into arrays. grain runs the
 reading ahead; an error in it reaches the consumer with the rows it happened on. Knows nothing of

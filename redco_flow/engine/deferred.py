@@ -2,7 +2,7 @@
 
 The function is traced, and each deferred parameter stays as it is until an operation needs it:
 inside a scan over layers that is one layer's part, and inside what is rematerialised it is made
-again for the backward pass. Knows jaxprs; refuses to know what making ready means.
+again for the backward pass.
 """
 
 from __future__ import annotations

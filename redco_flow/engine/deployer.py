@@ -1,6 +1,6 @@
 """Place a model on devices: the mesh, the rules, and arrays laid out by them.
 
-Knows devices and parameter shapes. Refuses to know what is trained, on which data, and who asked.
+Knows devices and parameter shapes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Split parameters further, over the axis `fsdp` that also splits the batch (ZeRO-3).
 
-Each device then keeps a share of parameters, gradients and optimizer state, and gathers a
-parameter where it is used. Knows rules, shapes and a device's memory; refuses to know models.
+Each device then keeps a share of parameters, gradients and optimizer state, and gathers a parameter
+where it is used.
 Source: Rajbhandari et al. 2020, ZeRO, stage 3.
 """
 

@@ -1,8 +1,7 @@
 """Find kernels that fuse several parts in one dim, each of which is to be split by itself.
 
 Such a kernel is stored with its columns sorted by shard if the function takes the parts apart again
-before anything else looks along them, which a second trace tells. Knows choices and traces;
-refuses to know specs.
+before anything else looks along them, which a second trace tells.
 """
 
 from __future__ import annotations

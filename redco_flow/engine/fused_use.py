@@ -2,8 +2,7 @@
 
 The product, its bias and whatever else does not look along the columns run on them as they are;
 where the function takes the parts apart, each is cut from every shard's own columns, and nothing
-moves. Anything else gets the columns in the user's order, which does move them. Knows primitives;
-refuses to know meshes and rules.
+moves. Anything else gets the columns in the user's order, which does move them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Gather parameters that lie split over `fsdp` where a function uses them, and not before.
+"""All-gather parameters that are sharded over `fsdp` where a function uses them, not before.
 
 Left to itself the compiler may split the products instead, and move activations. Gathered copies
-are not kept for the backward pass, which gathers again. Knows shardings; refuses to know models.
+are not kept for the backward pass, which gathers again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Gradients of a mean over a whole global batch, accumulated over micro-batches.
 
 Gradients of totals are summed and divided once by the sum of weights: never a mean of means.
-Refuses to know optimizers, losses' insides and devices.
 Dims in this file: M micro-batches, B rows of one micro-batch.
 """
 

@@ -1,7 +1,7 @@
-"""Let each data shard keep the gradients of its own rows until all micro-batches are done.
+"""Defer the data-parallel gradient all-reduce to the last micro-batch (DDP's `no_sync`).
 
-Left to itself the compiler adds them up over the shards in every micro-batch. The number of shards
-is that of the mesh that is being traced for. Refuses to know losses and models.
+Left to itself the compiler adds gradients up over the data shards in every micro-batch. The number
+of shards is that of the mesh that is being traced for.
 Dims in this file: M micro-batches, B rows of one micro-batch, N data shards.
 """
 

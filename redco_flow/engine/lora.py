@@ -2,7 +2,7 @@
 
 Which dims of a kernel are inputs and which outputs comes from what the function computes, so it
 holds for any model. A kernel and its factors meet where the kernel is used: in a scan over layers
-one layer at a time. Refuses to know names and devices.
+one layer at a time.
 Dims in this file: R rank.
 Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A.
 """

@@ -1,8 +1,7 @@
 """The device mesh: `model` shards products, `context` sequences, `data` and `fsdp` the batch.
 
 Over `fsdp` parameters and optimizer state are split as well, over `data` and `context` they are
-copied. Knows devices and which process holds which. Refuses to know parameters, batches and
-models.
+copied. Knows devices and which process holds which.
 """
 
 from __future__ import annotations

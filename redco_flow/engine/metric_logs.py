@@ -1,8 +1,7 @@
 """Numbers of a training for the tools that people watch: TensorBoard, Weights & Biases.
 
 Callbacks for `Trainer.fit`. Each tool is imported when its log is opened, and needs its extra:
-`redco-flow[tensorboard]` or `redco-flow[wandb]`. Refuses to know keys and accounts: W&B reads its
-own environment (WANDB_API_KEY, WANDB_PROJECT, WANDB_MODE).
+`redco-flow[tensorboard]` or `redco-flow[wandb]`.
 """
 
 from __future__ import annotations

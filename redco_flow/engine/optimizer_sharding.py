@@ -1,7 +1,7 @@
 """Shard optimizer state as the parameters it belongs to.
 
 Any optax state keeps per-parameter arrays in trees shaped like the parameters, so the end of a
-leaf's path names its parameter. Knows shapes and paths; refuses to know which optimizer it is.
+leaf's path names its parameter.
 """
 
 from __future__ import annotations

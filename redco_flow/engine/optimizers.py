@@ -1,8 +1,7 @@
 """Optimizers by name, as the published recipes for finetuning set them.
 
 Anything that is an optax.GradientTransformation works with the Trainer; these are for those who
-write a name in a file. Refuses to know schedules' shapes, clipping and accumulation: the Trainer
-does the last two.
+write a name in a file.
 """
 
 from __future__ import annotations

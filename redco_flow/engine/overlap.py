@@ -1,4 +1,4 @@
-"""Keep the devices busy: put batches early, fetch results late.
+"""Keep the devices busy: prefetch batches to the devices, fetch results late.
 
 A step is dispatched while the one before it still computes. Knows nothing about what travels.
 """

@@ -1,8 +1,7 @@
 """Pack several examples into one row of tokens, so that little of a batch is padding.
 
 Which examples share a row depends on their lengths alone: a packed row has an index like any
-example, so shuffling, sharing out among processes and resuming work as ever. Refuses to know
-what the tokens mean; labels are shifted before, within each example.
+example, so shuffling, sharing out among processes and resuming work as ever.
 Dims in this file: B rows, T tokens of a row.
 """
 

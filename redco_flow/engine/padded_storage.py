@@ -1,10 +1,9 @@
 """Store arrays padded where the shards do not divide them, and fused parts sorted by shard.
 
 A table of 50257 rows over 4 shards lies on the devices as 50260, which is how XLA splits 50257 rows
-by itself, so cutting the padding off inside a compiled function moves nothing. The padding
-never meets a loss, a gradient or an optimizer. Fused parts keep their order by shard there
-(`fused_use.py`), for sorting moves them. Knows shapes and specs; refuses to know what the arrays
-are.
+by itself, so cutting the padding off inside a compiled function moves nothing. The padding never
+meets a loss, a gradient or an optimizer. Fused parts keep their order by shard there
+(`fused_use.py`), for sorting moves them.
 """
 
 from __future__ import annotations

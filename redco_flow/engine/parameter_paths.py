@@ -1,6 +1,6 @@
 """Name the leaves of a pytree: `encoder/layers/qkv`.
 
-Knows how JAX spells keys. Refuses to know what a leaf means.
+Knows how JAX spells keys.
 """
 
 from __future__ import annotations

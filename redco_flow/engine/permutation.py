@@ -1,7 +1,6 @@
 """Shuffles that are computed place by place: no table, no state, the same on every machine.
 
-A permutation is named by (seed, epoch, stream). Pure arithmetic; refuses to know what is
-permuted.
+A permutation is named by (seed, epoch, stream).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Predict with a model on a mesh: every example once, in input order.
 
-Knows how examples become batches and batches become predictions again. Refuses to know what a
-prediction is, where parameters come from and where predictions go.
+Knows how examples become batches and batches become predictions again.
 """
 
 from __future__ import annotations

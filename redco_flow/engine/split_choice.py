@@ -2,12 +2,13 @@
 
 Products are visited in the order in which the function computes them:
 
-1. One whose input is whole is split on its output side: heads before all else, then hidden
-   units, then outputs that nothing takes back (the vocabulary).
-2. One whose input arrives split is split on its input side; one reduction makes its result whole.
+1. Column-parallel: one whose input is replicated is sharded on its output side: heads before all
+   else, then hidden units, then final outputs, which no later product reads (the vocabulary).
+2. Row-parallel: one whose input arrives sharded is sharded on its input side; one all-reduce
+   follows.
 
-Tables that are looked up by the inputs' integers are split by rows. Nothing is split that
-`Roles.blocked` names, nothing inside a head. Knows the number of shards; refuses to know specs.
+Embedding tables, looked up by the inputs' integers, are vocab-parallel. Nothing is split that
+`Roles.blocked` names, nothing inside a head.
 Source: Redco (arXiv 2310.16355), section 3.2; differs: by dataflow instead of by name and order.
 """
 
@@ -88,9 +89,9 @@ def _choose_rows(choice: Choice, lookup: Lookup) -> None:
     if size <= roles.size(columns):
         choice.whole[rows[0]] = f"the {size} rows of a small table"
     elif roles.size(rows[:1]) % choice.num_shards == 0:
-        _add(choice, Split(rows[:1], "rows (vocabulary)"))
+        _add(choice, Split(rows[:1], "rows"))
     else:
-        _pad(choice, rows, "rows (vocabulary)")
+        _pad(choice, rows, "rows")
 
 
 def _choose_units(choice: Choice, product: Product) -> None:
@@ -99,7 +100,7 @@ def _choose_units(choice: Choice, product: Product) -> None:
     if any(atom in choice.splits for atom in inputs):
         for atom in outputs:
             if atom not in choice.splits:
-                choice.whole.setdefault(atom, "a dim that is whole after a reduction")
+                choice.whole.setdefault(atom, "a dim that an all-reduce has made whole")
         return
     if any(atom in choice.splits for atom in outputs):
         return
@@ -112,7 +113,7 @@ def _choose_units(choice: Choice, product: Product) -> None:
     for dim in dims:
         is_last = not any(atom in roles.consumers for atom in dim)
         if is_last and roles.size(dim) > max(roles.size(inputs), choice.num_shards):
-            _pad(choice, dim, "outputs that nothing takes back")
+            _pad(choice, dim, "final outputs")
 
 
 def _output_dims(choice: Choice, product: Product) -> list[Dim]:
@@ -170,7 +171,7 @@ def _would_conflict(choice: Choice, product: Product, atoms: Dim) -> bool:
         )
         is_taken = any(atom in choice.splits for atom in (*outputs, *others))
         if is_taken or not takes_split or _is_bottleneck(choice, product, consumer, atoms):
-            choice.whole.setdefault(atoms[0], "a dim that is taken in by what is split otherwise")
+            choice.whole.setdefault(atoms[0], "a dim that a product sharded otherwise reads")
             return True
     return False
 
@@ -197,7 +198,7 @@ def _noun(choice: Choice, atoms: Dim) -> str:
     roles = choice.roles
     if any(atom in roles.heads for atom in atoms):
         return "heads"
-    return "units" if atoms[0] in roles.consumers else "outputs that nothing takes back"
+    return "units" if atoms[0] in roles.consumers else "final outputs"
 
 
 def _counted(choice: Choice, atoms: Dim) -> str:

@@ -1,6 +1,6 @@
 """The training state before the first step, and how it is split: from shapes alone.
 
-The optimizer's arrays lie as the parameters they belong to. Refuses to know devices and steps.
+The optimizer's arrays lie as the parameters they belong to.
 """
 
 from __future__ import annotations

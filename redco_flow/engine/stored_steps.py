@@ -1,8 +1,4 @@
-"""Steps on a state as it is stored, made of steps that know exact shapes alone.
-
-Knows that storage may be padded, sorted by shard and split over fsdp; refuses to know what a step
-computes.
-"""
+"""Steps on a state as it is stored, made of steps that know exact shapes alone."""
 
 from __future__ import annotations
 

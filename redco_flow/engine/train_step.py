@@ -1,7 +1,6 @@
 """One optimizer step, and one evaluation step, as pure functions of arrays.
 
-The state is a plain dict: params, opt_state, step, seed. Knows how loss, gradients, clipping and
-the optimizer come together; refuses to know data, devices and when to stop.
+The state is a plain dict: params, opt_state, step, seed.
 Dims in this file: M micro-batches, B rows of one micro-batch.
 """
 

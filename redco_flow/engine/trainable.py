@@ -1,7 +1,6 @@
 """Train some parameters and leave the others as they are.
 
-Frozen parameters have neither gradients nor optimizer state, and keep their dtype. Knows paths and
-trees; refuses to know losses and devices.
+Frozen parameters have neither gradients nor optimizer state, and keep their dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train a model given as three functions.
 
 The Trainer owns the state and the compiled steps; `training_loop.py` says in which order things
-happen. Refuses to know YAML, run directories and clusters.
+happen.
 """
 
 from __future__ import annotations

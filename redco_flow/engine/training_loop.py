@@ -1,8 +1,7 @@
 """In which order training, logging, evaluating, saving and stopping happen.
 
 Everything that depends on *when* is here: no step is waited for right after its dispatch, and no
-checkpoint is written before every earlier step's loss was seen to be finite. Refuses to know what
-a step computes and where arrays lie.
+checkpoint is written before every earlier step's loss was seen to be finite.
 """
 
 from __future__ import annotations

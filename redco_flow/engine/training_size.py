@@ -1,7 +1,4 @@
-"""How many bytes a training keeps on each device from step to step: from shapes alone.
-
-Refuses to know activations, temporaries and how much memory there is.
-"""
+"""How many bytes a training keeps on each device from step to step: from shapes alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Derive sharding rules from what a function computes: Redco's two rules, along its dataflow.
+"""Derive tensor-parallel sharding rules from what a function computes: Redco's two rules.
 
-Every parameter gets a spec with a reason that names what the data did. Brings together the trace
-(`dataflow`), the roles of dims and the choice of splits. Refuses to know names and devices.
+Every parameter gets a PartitionSpec and a reason in Megatron's words: column-parallel,
+row-parallel, vocab-parallel or replicated. Names of parameters play no part.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from redco_flow.engine.split_choice import Choice, Split, head_dim
 from redco_flow.engine.split_roles import Roles, on_one_device
 
 logger = logging.getLogger(__name__)
+
+_RESIDUAL = "the residual stream"
 
 # (params, *inputs) -> anything
 TracedFn = Callable[..., Any]
@@ -64,7 +66,7 @@ def derive_rules(
     names = [join(path) for path, _leaf in named_leaves(params)]
     asked = {n: name for n, name in enumerate(names) if not any(r.matches(name) for r in given)}
     if num_shards == 1:
-        why = "there is one model shard: whole"
+        why = "replicated: one model shard"
         whole = [ShardingRule(name, PartitionSpec(), why, exact=True) for name in asked.values()]
         return check_rules((*given, *whole), params, axis_sizes)
     if function is None:
@@ -131,7 +133,7 @@ def _fused_rule(found: FusedChoice, number: int, name: str) -> ShardingRule:
     choice, fused, part = found.choice, found.fused[number], found.parted.first_part(number)
     dim = choice.roles.parameters[part][fused.place]
     split = next(choice.splits[atom] for atom in dim if atom in choice.splits)
-    reason = f"{_reason_split(choice, part, split)}, in each of the {len(fused.parts)} parts fused"
+    reason = f"{_reason_split(choice, part, split)}, in each of its {len(fused.parts)} fused parts"
     spec = PartitionSpec(*[None] * fused.place, MODEL_AXIS)
     return ShardingRule(name, spec, reason, exact=True, fused=fused)
 
@@ -144,12 +146,12 @@ def _reason_split(choice: Choice, number: int, split: Split) -> str:
     for event in _events(roles, number):
         if isinstance(event, Lookup):
             if split.atoms[0] in roles.atoms(event.rows):
-                return f"looked up by the inputs' integers: split by its {counted}"
+                return f"embedding lookup: vocab-parallel ({counted})"
         elif split.atoms[0] in roles.flat(event.contracted):
-            return f"takes in what is split by {counted}: split with it, one reduction follows"
+            return f"row-parallel (input sharded over {counted}); one all-reduce follows"
         elif split.atoms[0] in roles.flat(event.outputs):
-            return f"reads {_read(choice, event)}: split by its {counted}"
-    return f"meets what is split by {counted}: split with it"
+            return f"column-parallel over {counted}{_beside_residual(choice, event)}"
+    return f"sharded like the {counted} that it is combined with elementwise"
 
 
 def _noun(roles: Roles, number: int, split: Split) -> str:
@@ -159,15 +161,21 @@ def _noun(roles: Roles, number: int, split: Split) -> str:
     inside = {head_dim(roles, product) for product in roles.producers[split.atoms[0]]}
     made = roles.producers.keys() - {*split.atoms, *inside, *roles.blocked}
     is_grouped = any(atom in made for dim in roles.parameters[number] for atom in dim)
-    return "groups of heads" if is_grouped else split.noun
+    return "KV-head groups" if is_grouped else split.noun
+
+
+def _beside_residual(choice: Choice, product: Product) -> str:
+    """Say what a product reads that is not the residual stream."""
+    read = _read(choice, product)
+    return "" if read == _RESIDUAL else f" (reads {read})"
 
 
 def _read(choice: Choice, product: Product) -> str:
     roles = choice.roles
     inputs = roles.flat(product.contracted)
     if any(atom in roles.residual for atom in inputs):
-        return "the whole residual stream"
-    return f"{roles.size(inputs)} values, all of them on every shard"
+        return _RESIDUAL
+    return f"{roles.size(inputs)} replicated inputs"
 
 
 def _packed(choice: Choice, dims: Dims) -> tuple[PartitionSpec, str, bool] | None:
@@ -181,9 +189,10 @@ def _packed(choice: Choice, dims: Dims) -> tuple[PartitionSpec, str, bool] | Non
         if not splits or dim[0] in splits[0].atoms or roles.size(dim) % choice.num_shards:
             continue
         reason = (
-            f"packs parts that are each split by {roles.size(splits[0].atoms)} {splits[0].noun}: "
-            f"its {roles.size(dim)} are split in {choice.num_shards} pieces, and activations move "
-            "between shards; give the parts a dim of their own, as in (width, 3, heads, head dim)"
+            f"packs parts that are each sharded over {roles.size(splits[0].atoms)} "
+            f"{splits[0].noun}: its {roles.size(dim)} are cut in {choice.num_shards} equal pieces, "
+            "and activations are exchanged between shards; give the parts a dim of their own, as "
+            "in (width, 3, heads, head dim)"
         )
         return PartitionSpec(*[None] * place, MODEL_AXIS), reason, False
     return None
@@ -194,12 +203,12 @@ def _whole(choice: Choice, number: int) -> tuple[PartitionSpec, str, bool]:
 
 
 def _reason_whole(choice: Choice, number: int) -> tuple[str, bool]:
-    """Return why a parameter is whole, and whether that is how it should be."""
+    """Return why a parameter is replicated, and whether that is how it should be."""
     roles, dims = choice.roles, choice.roles.parameters[number]
     events = _events(roles, number)
     products = [event for event in events if isinstance(event, Product)]
     if number not in roles.record.used:
-        return "not used by the traced function: whole", False
+        return "replicated: not used by the traced function", False
     part = next((dim for dim in dims if any(atom in choice.splits for atom in dim)), None)
     if part is not None:
         return _reason_part(choice, part), False
@@ -212,13 +221,13 @@ def _reason_whole(choice: Choice, number: int) -> tuple[str, bool]:
 
 
 def _reason_part(choice: Choice, dim: Dim) -> str:
-    """Say why a dim is whole of which a part is split elsewhere."""
+    """Say why a dim is replicated of which a part is sharded elsewhere."""
     roles, num_shards = choice.roles, choice.num_shards
     split = next(choice.splits[atom] for atom in dim if atom in choice.splits)
     if dim[0] in split.atoms:
         heads = f"{roles.size(split.atoms)} {split.noun}"
-        return f"{roles.size(dim[:1])} of them serve {heads} over {num_shards} shards: whole"
-    return f"{num_shards} model shards do not divide the {roles.size(dim)} it packs: whole"
+        return f"replicated: its {roles.size(dim[:1])} serve {heads} over {num_shards} shards"
+    return f"replicated: {num_shards} model shards do not divide the {roles.size(dim)} it packs"
 
 
 def _reason_product(choice: Choice, number: int, product: Product) -> tuple[str, bool]:
@@ -227,26 +236,26 @@ def _reason_product(choice: Choice, number: int, product: Product) -> tuple[str,
     outputs = [atom for atom in roles.flat(product.outputs) if atom in own]
     whys = [why for atom in outputs if (why := choice.why_whole(atom))]
     if not whys:
-        return f"reads {_read(choice, product)} into nothing that could be split: whole", True
+        return f"replicated: reads {_read(choice, product)}, has no output to shard", True
     # Experts' routers, and what writes a residual stream from whole inputs, come out whole.
     is_small = roles.size(outputs) <= roles.size(roles.flat(product.contracted)) // 8
-    return f"reads {_read(choice, product)}, puts out {'; '.join(whys)}: whole", is_small
+    return f"replicated: reads {_read(choice, product)}, its output is {'; '.join(whys)}", is_small
 
 
 def _reason_table(choice: Choice, lookup: Lookup) -> tuple[str, bool]:
     if not lookup.by_tokens:
-        return "rows selected by computed positions: whole", True
+        return "replicated: its rows are selected by computed positions", True
     rows = choice.roles.atoms(lookup.rows)
     whys = [why for atom in rows if (why := choice.why_whole(atom))]
-    reason = f"looked up by the inputs' integers, {'; '.join(whys) or 'rows as they are'}: whole"
+    reason = f"embedding lookup, replicated: {'; '.join(whys) or 'its rows cannot be sharded'}"
     return reason, "small" in reason
 
 
 def _reason_beside(choice: Choice, dims: Dims) -> str:
     whys = [why for dim in dims for atom in dim if (why := choice.why_whole(atom))]
     if not whys:
-        return "meets nothing that is split: whole"
-    return f"lies along {whys[-1]}: whole"
+        return "replicated: combined with nothing that is sharded"
+    return f"replicated: lies along {whys[-1]}"
 
 
 def _events(roles: Roles, number: int) -> list[Product | Lookup]:

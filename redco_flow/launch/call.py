@@ -1,7 +1,7 @@
 """call.json: what a worker is told to do.
 
-Knows the record's shape. Refuses to know stage kinds and configs: they are JSON here. Written
-by the orchestrator before anything is submitted, read by the worker on whatever host.
+Knows the record's shape. Written by the orchestrator before anything is submitted, read by the
+worker on whatever host.
 """
 
 from __future__ import annotations

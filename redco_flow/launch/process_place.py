@@ -1,6 +1,6 @@
 """Which of a job's processes this one is, carried from supervisor to worker in the environment.
 
-Knows the variables of Slurm and our own. Refuses to know JAX.
+Knows the variables of Slurm and our own.
 """
 
 from __future__ import annotations

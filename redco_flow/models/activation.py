@@ -1,7 +1,7 @@
 """The nonlinearities of feed-forward layers, gated or not.
 
 Their backward passes compute the nonlinearity again: gelu alone would keep five arrays of this
-size. Refuses to know parameters and models.
+size.
 Dims in this file: G gates, F feed-forward.
 """
 

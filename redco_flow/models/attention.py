@@ -1,7 +1,7 @@
 """The parts every transformer here is made of: norms, attention, wide products.
 
 Pure functions of arrays. Scores, softmax and norms are float32 whatever the inputs are; results
-come back in the inputs' dtype. Refuses to know parameters, layers or models.
+come back in the inputs' dtype.
 Dims in this file: B batch, Q queries, M keys, H heads, K head dim.
 """
 

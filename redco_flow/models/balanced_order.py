@@ -1,9 +1,8 @@
 """The order in which a causal model's tokens lie on the context shards, so that all work alike.
 
-Under a causal mask the last tokens see the most. Where tokens lie in balanced order each shard
-has one part from the front of the sequence and one from its end, and only what goes into the
-layers and comes out of them is reordered: positions, masks, labels and logits stay as they are.
-Refuses to know what the layers compute.
+Under a causal mask the last tokens see the most. Where tokens lie in balanced order each shard has
+one part from the front of the sequence and one from its end, and only what goes into the layers and
+comes out of them is reordered: positions, masks, labels and logits stay as they are.
 Dims in this file: B batch, T sequence.
 """
 

@@ -1,8 +1,7 @@
 """BART: an encoder-decoder with learned positions and norms after each sublayer.
 
-The config under Hugging Face's names and the tensors of transformers'
-BartForConditionalGeneration, or of the bare BartModel. What it computes is
-`encoder_decoder_model.py`'s. Refuses to know files and devices.
+The config under Hugging Face's names and the tensors of transformers' BartForConditionalGeneration,
+or of the bare BartModel. What it computes is `encoder_decoder_model.py`'s.
 
 Of the habits of generation that published `config.json` files name, the forced first and last
 tokens are kept, which `generation.generate` sees to; numbers of beams, length limits and

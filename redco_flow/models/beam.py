@@ -1,9 +1,8 @@
 """Beam search: the N likeliest hypotheses of each row run on, the best that ended is returned.
 
-One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has.
-The semantics are those of transformers' `generate` (`num_beams`, `length_penalty`,
-`early_stopping`), token for token. Refuses to know models: it calls `decode_step` and reorders
-`cache.beams`.
+One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has. The
+semantics are those of transformers' `generate` (`num_beams`, `length_penalty`, `early_stopping`),
+token for token. Calls the model's `decode_step` and reorders `cache.beams`.
 Dims in this file: B batch, N beams, C candidates, T new tokens, V vocabulary.
 """
 

@@ -1,8 +1,8 @@
 """BERT: an encoder that predicts masked tokens, or turns texts into vectors.
 
-The config under Hugging Face's names and the tensors of transformers' BertForMaskedLM, or of
-the bare BertModel, with its pooler where there is one; the head for next sentences is not read.
-What it computes is `encoder_model.py`'s. Refuses to know files and devices.
+The config under Hugging Face's names and the tensors of transformers' BertForMaskedLM, or of the
+bare BertModel, with its pooler where there is one; the head for next sentences is not read. What it
+computes is `encoder_model.py`'s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What BERT and the encoders made after it have in common: fields, layers, tensor names.
 
-Norms after each sublayer, learned positions, token types. Refuses to know how each of them
-names its outer parts and counts its positions.
+Norms after each sublayer, learned positions, token types.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One block of queries over one block of keys: what it adds to attention, forward and backward.
 
-Softmax is built up block by block from its running maximum and sum (float32), so that the scores
-of no more than one block exist at a time. Refuses to know where blocks lie and come from.
+Softmax is built up block by block from its running maximum and sum (float32), so that the scores of
+no more than one block exist at a time.
 Dims in this file: B batch, Q queries, M keys, G key-value groups, R heads per group, K head dim.
 Source: Dao et al. 2022, FlashAttention, algorithms 1 and 4.
 """

@@ -1,7 +1,6 @@
 """What the common blocks are made of: norm, attention, rotary positions, feed-forward, experts.
 
-Frozen and hashable, so that a compiled function can depend on them. Imports nothing heavy and
-refuses to know families: those compose these and give the numbers.
+Frozen and hashable, so that a compiled function can depend on them.
 """
 
 from __future__ import annotations

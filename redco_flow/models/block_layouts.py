@@ -1,8 +1,8 @@
 """How the common blocks' parameters are made of torch's linear layers and norms.
 
 Patterns for `TensorLayout`: kernels as (out, in), one tensor per layer, one per q, k, v or gate.
-Names are templates in which `{layer}` stands for the layer's number, `{part}` for one of q, k
-and v, `{gate}` for one of a gated layer's two. Refuses to know families and files.
+Names are templates in which `{layer}` stands for the layer's number, `{part}` for one of q, k and
+v, `{gate}` for one of a gated layer's two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is added to attention's scores, told so that any block of it can be made where it is used.
 
-Whole, it would be as large as the scores, which are never whole where sequences are split.
-Pure functions of arrays. Refuses to know scores and who attends.
+Whole, it would be as large as the scores, which are never whole where sequences are split. Pure
+functions of arrays.
 Dims in this file: B batch, Q queries, M keys, H heads.
 """
 

@@ -1,7 +1,6 @@
 """Attention of one new token of each beam over what is kept of a sequence.
 
 Several beams read the same keys and values, and a bias says which of them are a beam's own.
-Refuses to know parameters, layers and how the cache grows.
 Dims in this file: B batch, N beams, M places, H heads, G key-value groups, R heads per group,
 K head dim.
 """

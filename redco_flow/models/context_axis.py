@@ -1,7 +1,6 @@
 """The mesh axis `context`, over which sequences are split: how many shards, and what lies there.
 
 The number of shards is that of the mesh that is being traced for; without one nothing is split.
-Refuses to know what is computed on the sequences.
 Dims in this file: B batch, T sequence.
 """
 

@@ -1,7 +1,7 @@
 """What a decoder-only model computes, whatever its family calls it.
 
-Each family turns its `config.json` into this; the one model of `decoder_model.py` is driven by
-it. Imports nothing heavy. Refuses to know names in files.
+Each family turns its `config.json` into this; the one model of `decoder_model.py` is driven by it.
+Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every decoder-only family computes, as functions of a config and a plain dict of parameters.
 
 The parameters and what they compute are `decoder_module.py`'s; here stand rows with padding and
-several texts, prompts and caches. Refuses to know families, files, tokenizers and losses.
+several texts, prompts and caches.
 Dims in this file: L layers, B batch, T sequence or new tokens, S prompt, V vocabulary, E experts,
 N beams.
 """

@@ -1,8 +1,8 @@
 """The one decoder-only transformer as a Flax module: whole sequences, and token by token.
 
-Driven by a `DecoderConfig`; layers are scanned, so every layer parameter has a leading layer
-dim; parameters are float32, products are in `config.dtype`. Knows no devices but the number of
-model shards that it is traced for. Refuses to know families, files, tokenizers and losses.
+Driven by a `DecoderConfig`; layers are scanned, so every layer parameter has a leading layer dim;
+parameters are float32, products are in `config.dtype`. Knows no devices but the number of model
+shards that it is traced for.
 
 Parameters (L layers, D model, H heads, G key-value groups, K head dim, F feed-forward, V
 vocabulary, E experts; norms have `scale`, and `bias` for layer norms):

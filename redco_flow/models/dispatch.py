@@ -1,7 +1,7 @@
 """Bring tokens to their experts, sorted by expert, and what experts make of them back.
 
 Each token stands once for each of its experts; nothing is dropped, and both ways are gathers, as
-are their gradients. Refuses to know what experts compute.
+are their gradients.
 Dims in this file: T tokens, K experts per token, E experts, R = T K rows.
 """
 

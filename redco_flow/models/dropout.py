@@ -1,7 +1,7 @@
 """Dropout whose mask belongs to an example, not to a place in the batch.
 
-Each example carries its own key, so that the same example meets the same masks in any
-micro-batch, on any device and after a resume. Refuses to know where the keys come from.
+Each example carries its own key, so that the same example meets the same masks in any micro-batch,
+on any device and after a resume.
 Dims in this file: B batch.
 """
 

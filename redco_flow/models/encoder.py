@@ -1,7 +1,7 @@
 """The face of every encoder family: what its module offers besides `Config`.
 
-A family's file declares its config and hands these on. Imports nothing heavy until a function
-is called. Refuses to know how anything is computed: that is `encoder_model.py`.
+A family's file declares its config and hands these on. Imports nothing heavy until a function is
+called.
 Dims in this file: B batch, T sequence, D model, V vocabulary.
 """
 

@@ -1,7 +1,6 @@
 """What an encoder with a head for masked tokens computes, whatever its family calls it.
 
-The one model of `encoder_model.py` is driven by it. Imports nothing heavy. Refuses to know
-names in files.
+The one model of `encoder_model.py` is driven by it. Imports nothing heavy.
 """
 
 from __future__ import annotations

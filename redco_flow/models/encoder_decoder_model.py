@@ -1,8 +1,7 @@
 """The one encoder-decoder of two stacks, one embedding and a tied head; with cached decoding.
 
 Driven by an `EncoderDecoderConfig`; layers are scanned; parameters are a plain nested dict of
-float32 arrays, products are in the stacks' dtype. Knows no devices. Refuses to know families,
-files, tokenizers and losses.
+float32 arrays, products are in the stacks' dtype. Knows no devices.
 
 Parameters (L layers, D model, H heads, K head dim, F feed-forward, V vocabulary, P positions;
 norms have `scale` and `bias`):

@@ -1,8 +1,7 @@
 """The one encoder with a head for masked tokens: hidden states, or logits of every token.
 
 Driven by an `EncoderConfig`; layers are scanned; parameters are a plain nested dict of float32
-arrays, products are in the stack's dtype. Knows no devices. Refuses to know families, files,
-tokenizers and losses.
+arrays, products are in the stack's dtype. Knows no devices.
 
 Parameters (L layers, D model, H heads, K head dim, F feed-forward, V vocabulary, Y token types,
 P positions; norms have `scale` and `bias`):

@@ -3,7 +3,7 @@
 Left to itself the compiler would sort the tokens of all data shards together, and reduce each
 expert's output over the model shards before a token's are added up: here nothing of tokens or
 kernels moves, and one reduction follows. The axes are those of the mesh that is being traced for,
-apart from those that are mapped over already. Refuses to know what is computed.
+apart from those that are mapped over already.
 Dims in this file: B batch, T sequence, D model, E experts, F feed-forward.
 """
 

@@ -2,7 +2,7 @@
 
 A family declares its fields under the names that Hugging Face's `config.json` has; their
 annotations say what values they take. Imports nothing heavy, so that a login node can check a
-pipeline's model section. Refuses to know any one family.
+pipeline's model section.
 """
 
 from __future__ import annotations

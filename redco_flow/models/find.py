@@ -1,11 +1,10 @@
 """Find a model family's module by its name, a Hugging Face `model_type`, or a dotted module.
 
-A family is one module with this face (see `t5.py`): `Config` (with `from_hugging_face`,
-`updated`, `to_hugging_face`), `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
+A family is one module with this face (see `t5.py`): `Config` (with `from_hugging_face`, `updated`,
+`to_hugging_face`), `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
 `config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`; those that
 generate `decode_step` and, for the cache it takes, `prefill` (decoder-only) or `init_cache`, and
-`decoding_params` where parameters laid out otherwise decode faster. Refuses to know what any of
-them does.
+`decoding_params` where parameters laid out otherwise decode faster.
 """
 
 from __future__ import annotations

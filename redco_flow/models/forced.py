@@ -1,7 +1,6 @@
 """Tokens that a text has to begin or to end with, whatever the model would rather say.
 
-A forced token is certain, so it adds nothing to a text's score, as in transformers' beam
-search. Refuses to know models and searches: it stands between the two.
+A forced token is certain, so it adds nothing to a text's score, as in transformers' beam search.
 Dims in this file: B batch, N beams, V vocabulary.
 """
 

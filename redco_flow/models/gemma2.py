@@ -1,8 +1,7 @@
 """Gemma 2: capped scores and logits, norms before and after each sublayer, windows in every
 second layer.
 
-The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Generate texts: greedily, by beam search or by sampling, for any model with a cache.
 
 Pure functions, to be jitted as a whole. A row's result does not depend on the rows beside it.
-Encoder-decoders read a source and begin with their start token; decoder-only models read a
-prompt, padded on either side, and begin with its last token. Refuses to know models beyond
-their face, and how tokens are chosen: that is `greedy.py`, `beam.py` and `sampling.py`.
+Encoder-decoders read a source and begin with their start token; decoder-only models read a prompt,
+padded on either side, and begin with its last token.
 Dims in this file: B batch, S source or prompt, N beams.
 """
 

@@ -1,8 +1,7 @@
 """GPT-2: learned positions, layer norms, one fused kernel of queries, keys and values.
 
 The config under Hugging Face's names and the tensors of transformers' GPT2LMHeadModel, whose
-kernels are stored as (in, out). What it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+kernels are stored as (in, out). What it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPT-J: attention and feed-forward side by side, rotary positions on part of each head.
 
 The config under Hugging Face's names and the tensors of transformers' GPTJForCausalLM. What it
-computes is `decoder_model.py`'s. Refuses to know files and devices.
+computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One hypothesis per row, a token at a time: the likeliest, or whichever a rule chooses.
 
-One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has.
-A row's result does not depend on the rows beside it. Refuses to know models: it calls
-`decode_step`.
+One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has. A
+row's result does not depend on the rows beside it.
 Dims in this file: B batch, T new tokens, V vocabulary.
 """
 

@@ -1,7 +1,7 @@
 """Scaled attention in which several query heads may share one key-value head.
 
 On NVIDIA GPUs in half precision it is cuDNN's flash attention; otherwise, and where scores are
-capped or weights dropped, scores are formed and softmax is float32. Refuses to know parameters.
+capped or weights dropped, scores are formed and softmax is float32.
 Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, R heads per group,
 K head dim.
 """
@@ -65,7 +65,7 @@ def split_groups(heads: jax.Array, num_groups: int) -> jax.Array:
 
 
 def cap(scores: jax.Array, limit: float | None) -> jax.Array:
-    """Squeeze into (-limit, limit) by tanh, where there is a limit."""
+    """Soft cap: squeeze scores into (-limit, limit) by tanh, where there is a limit."""
     return scores if limit is None else limit * jnp.tanh(scores / limit)
 
 

@@ -2,8 +2,8 @@
 
 What `jax.lax.ragged_dot` computes: where a compiler has no product for that, as on CPUs, that
 multiplies every row by every kernel. Here one loop runs over the groups and one inside it over a
-group's blocks of rows, as many as there are: shapes are static, sizes are not. A group's last
-block reaches into rows of others, which are masked. Refuses to know what the groups are.
+group's blocks of rows, as many as there are: shapes are static, sizes are not. A group's last block
+reaches into rows of others, which are masked.
 Dims in this file: R rows, E groups, X what is contracted, Y what a kernel gives, b rows of a
 block.
 Source: Gale et al. 2023, MegaBlocks; differs: in loops, without padding.

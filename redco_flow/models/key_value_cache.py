@@ -2,7 +2,7 @@
 
 All beams of a row write into one cache, where token t of beam n stands at place S + t N + n and
 stays: which beam wrote each token of a hypothesis is kept apart, and reordering beams reorders
-nothing else. Refuses to know layers and searches.
+nothing else.
 Dims in this file: L layers, B batch, S prompt or source, N beams, T new tokens,
 M all places (S + T N), G key-value groups, K head dim.
 """

@@ -1,8 +1,7 @@
 """One scanned layer of a transformer: over whole sequences, or one token with a cache.
 
-Knows where norms and residuals stand and which products are brought together; whether it
-attends to the future and to another sequence is its config's to say. Refuses to know how many
-layers there are.
+Knows where norms and residuals stand and which products are brought together; whether it attends to
+the future and to another sequence is its config's to say.
 Dims in this file: B batch, T sequence, N beams, D model, H heads, G key-value groups, K head
 dim, E experts; S source or prompt.
 """

@@ -1,6 +1,5 @@
 """What a layer is given besides its input: over whole sequences, or for one token.
 
-Refuses to know what it does with it.
 Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
 G key-value groups, K head dim.
 """

@@ -1,9 +1,9 @@
 """Run layers one after the other, stacked or each apart, as their parameters are laid out.
 
 Stacked layers, arrays (L, …), are one scan. Reading one layer's part out of a stack is a copy on
-CPUs, which every decoded token would pay for again: there a tuple of layers is faster, and what
-is kept of each layer is then a tuple too. Elsewhere compilers read a stack in place, and a scan
-compiles faster. Refuses to know what a layer computes.
+CPUs, which every decoded token would pay for again: there a tuple of layers is faster, and what is
+kept of each layer is then a tuple too. Elsewhere compilers read a stack in place, and a scan
+compiles faster.
 Dims in this file: L layers, B batch, N beams, M places in the cache, D model, G key-value groups,
 K head dim.
 """

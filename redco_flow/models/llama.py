@@ -1,7 +1,6 @@
 """LLaMA 1 to 3: the plain kind of its family.
 
-The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

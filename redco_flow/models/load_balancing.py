@@ -1,8 +1,7 @@
 """The loss that keeps a mixture's router from sending all tokens to a few experts.
 
 Of each text by itself: over all layers and its own tokens, so that a text costs the same whatever
-stands beside it in a row, a batch or a micro-batch. Refuses to know what else a model is trained
-on, and how much this loss weighs.
+stands beside it in a row, a batch or a micro-batch.
 Dims in this file: L layers, B batch, T sequence, E experts, K experts per token, F numbers that
 are added up for each token.
 Source: Fedus et al. 2021, equations 4 to 6, as transformers computes it for Mixtral; differs: per

@@ -1,7 +1,7 @@
 """Mesh axes over whose shards a function is mapped already, by name, as by `jax.vmap`.
 
 There an array is one shard's part, so specs must leave the axis out: the map puts it in, for which
-a `shard_map` must take it. Refuses to know what the axes are for.
+a `shard_map` must take it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Mistral: LLaMA whose layers look a window of tokens back.
 
-The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

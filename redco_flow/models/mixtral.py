@@ -2,8 +2,7 @@
 
 The second result of `apply_with_router` is what `load_balancing.py` reads.
 
-The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

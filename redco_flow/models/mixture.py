@@ -3,7 +3,7 @@
 Only the chosen experts compute a token; none is dropped and none waits for another, whatever the
 others' choice. Tokens are sorted by expert and multiplied group by group; a few tokens, as in
 decoding, are multiplied by every expert, since reading the kernels is then what takes time, and
-weigh zero where they were not sent. Refuses to know layers.
+weigh zero where they were not sent.
 Dims in this file: L layers, B batch, T sequence, N tokens, D model, E experts, K experts per
 token, F feed-forward.
 Source: Jiang et al. 2024, Mixtral.

@@ -1,7 +1,7 @@
 """OPT: learned positions from row 2 on, layer norms before each sublayer or (350m) after it.
 
 The config under Hugging Face's names and the tensors of transformers' OPTForCausalLM. What it
-computes is `decoder_model.py`'s. Refuses to know files and devices.
+computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """One vector per text from the hidden states of its tokens.
 
-Refuses to know models.
 Dims in this file: B batch, T sequence, D model.
 """
 

@@ -1,8 +1,8 @@
 """Activations times kernels, with a backward pass that turns as few numbers as it can.
 
-Pure functions of arrays. A kernel's gradient contracts two arrays of one row per token, and on
-CPUs a matrix product reads its first factor turned: differentiation as it comes often turns the
-wider one, which costs as much as the product itself. Refuses to know what is multiplied.
+Pure functions of arrays. A kernel's gradient contracts two arrays of one row per token, and on CPUs
+a matrix product reads its first factor turned: differentiation as it comes often turns the wider
+one, which costs as much as the product itself.
 Dims in this file: X what is contracted, Y what a kernel gives, D model, V vocabulary.
 """
 

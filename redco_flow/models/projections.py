@@ -1,10 +1,9 @@
 """Products of activations with kernels that are split over the mesh axis `model`.
 
-Two kernels that read the same activation are one product, and two products that are added are
-one contraction: then each is followed, backward or forward, by one reduction instead of two.
-Compilers for accelerators would merge those; the one for CPUs does not. The number of shards
-is that of the mesh that is being traced for; without one each kernel is a product of its own.
-Refuses to know what the kernels are for.
+Two kernels that read the same activation are one product, and two products that are added are one
+contraction: then each is followed, backward or forward, by one reduction instead of two. Compilers
+for accelerators would merge those; the one for CPUs does not. The number of shards is that of the
+mesh that is being traced for; without one each kernel is a product of its own.
 Dims in this file: D model, S the split dim, X what a kernel gives, N shards.
 """
 

@@ -1,7 +1,6 @@
 """Qwen2 and 2.5: LLaMA with biases on queries, keys and values.
 
-The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

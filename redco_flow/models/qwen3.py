@@ -1,7 +1,6 @@
 """Qwen3: Qwen2 with norms on each head's queries and keys instead of biases.
 
-The config under Hugging Face's names; what it computes is `decoder_model.py`'s. Refuses to know
-files and devices.
+The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """
 
 from __future__ import annotations

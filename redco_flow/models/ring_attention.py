@@ -1,8 +1,7 @@
 """Attention over sequences that are split over the context shards, by a ring.
 
-The whole as other code sees it: arrays of any length, with gradients. The backward pass is
-written out, since differentiating the loop would keep the scores of every turn. Refuses to know
-layers, and what a shard does in its turn: that is `ring_turns.py`.
+The whole as other code sees it: arrays of any length, with gradients. The backward pass is written
+out, since differentiating the loop would keep the scores of every turn.
 Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, R heads per group, K
 head dim.
 Source: Liu et al. 2023, Ring Attention with Blockwise Transformers.

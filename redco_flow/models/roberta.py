@@ -1,8 +1,7 @@
 """RoBERTa: BERT whose positions count what is not padding, from the row after padding's on.
 
-The config under Hugging Face's names and the tensors of transformers' RobertaForMaskedLM, or of
-the bare RobertaModel, with its pooler where there is one. What it computes is
-`encoder_model.py`'s. Refuses to know files and devices.
+The config under Hugging Face's names and the tensors of transformers' RobertaForMaskedLM, or of the
+bare RobertaModel, with its pooler where there is one. What it computes is `encoder_model.py`'s.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary positions: each pair of a head's dims is turned by an angle that grows with position.
 
-Pure functions of arrays; angles are float32 whatever the heads are. Refuses to know models.
+Pure functions of arrays; angles are float32 whatever the heads are.
 Dims in this file: B batch, T sequence, H heads, K head dim, R rotated pairs.
 Source: Su et al. 2021; scaling as published with LLaMA 3.1 and checked against transformers.
 """

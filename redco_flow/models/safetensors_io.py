@@ -1,7 +1,7 @@
 """Read safetensors straight into sharded arrays, and write them.
 
-Each device's shard is read from just the bytes that it covers, so that a host never holds a
-whole model. Refuses to know models: what belongs where is a tree of `TensorLayout`s.
+Each device's shard is read from just the bytes that it covers, so that a host never holds a whole
+model.
 """
 
 from __future__ import annotations

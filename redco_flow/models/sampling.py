@@ -1,7 +1,7 @@
 """Draw next tokens at random: temperature, the k likeliest, the likeliest that make up p.
 
-Each row carries its own key, folded with the position: what it draws depends on nothing beside
-it, not on the batch, its order or its size. Refuses to know models and loops.
+Each row carries its own key, folded with the position: what it draws depends on nothing beside it,
+not on the batch, its order or its size.
 Dims in this file: B batch, V vocabulary, C candidates.
 Source: Holtzman et al. 2020 for top-p; the order of the three as in transformers.
 """

@@ -1,6 +1,5 @@
 """What every search over next tokens shares: the model's step, its cache, the result.
 
-Refuses to know how tokens are chosen.
 Dims in this file: B batch, N beams, T new tokens, V vocabulary.
 """
 

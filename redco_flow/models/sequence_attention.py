@@ -1,6 +1,5 @@
 """Attention over whole sequences, wherever they lie: on one device, or split over several.
 
-Refuses to know how either is done.
 Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, K head dim.
 """
 

@@ -1,8 +1,8 @@
 """How a sequence is cut: into one part per context shard, and each part into chunks.
 
-Chunks are what attention works on at a time. A shard's chunks are neighbours; or, where the cut
-is balanced, half of them come from the front of the sequence and as many from its end, so that
-under a causal mask every shard has the same to do. Pure arithmetic; refuses to know devices.
+Chunks are what attention works on at a time. A shard's chunks are neighbours; or, where the cut is
+balanced, half of them come from the front of the sequence and as many from its end, so that under a
+causal mask every shard has the same to do.
 Dims in this file: B batch, T tokens of one shard, N its chunks.
 """
 

@@ -1,6 +1,6 @@
 """Layers with learned positions and a norm before the first: an encoder, or a decoder of two.
 
-Over whole sequences, or token by token with a cache. Refuses to know vocabularies and heads.
+Over whole sequences, or token by token with a cache.
 Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
 P positions, G key-value groups, K head dim.
 """

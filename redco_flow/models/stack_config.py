@@ -1,6 +1,6 @@
 """What a stack of equal transformer layers computes, in an encoder as in a decoder.
 
-Frozen and hashable. Imports nothing heavy. Refuses to know vocabularies and names in files.
+Frozen and hashable. Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """T5 in Flax: encoder, decoder, cached decoding; the public face of the family.
 
-v1.0 (relu, tied and scaled head) and v1.1/Flan (gated gelu, a head of its own). Layers are
-scanned, so every layer parameter has a leading layer dim; parameters are a plain nested dict of
-float32 arrays, products are in `config.dtype`. Knows no devices: shard the parameters and the
-compiler spreads the rest. Refuses to know files, tokenizers and losses.
+v1.0 (relu, tied and scaled head) and v1.1/Flan (gated gelu, a head of its own). Layers are scanned,
+so every layer parameter has a leading layer dim; parameters are a plain nested dict of float32
+arrays, products are in `config.dtype`. Knows no devices: shard the parameters and the compiler
+spreads the rest.
 
 Parameters (L layers, D model, H heads, K head dim, F feed-forward, G 1 or 2 gates, V vocabulary):
   embedding (V, D) · lm_head (D, V), untied models only

@@ -1,8 +1,8 @@
 """What a T5 is made of: sizes, activation, tied head, special tokens.
 
-Knows the keys of a Hugging Face `config.json` and both ways T5 has been published (v1.0: relu
-and a tied, scaled head; v1.1 and Flan: gated gelu and a head of its own). Imports nothing
-heavy, so that a login node can check a pipeline's model section. Refuses to know weights.
+Knows the keys of a Hugging Face `config.json` and both ways T5 has been published (v1.0: relu and a
+tied, scaled head; v1.1 and Flan: gated gelu and a head of its own). Imports nothing heavy, so that
+a login node can check a pipeline's model section.
 """
 
 from __future__ import annotations

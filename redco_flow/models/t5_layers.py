@@ -1,7 +1,6 @@
 """T5's layers as Flax modules: the parameters of one layer and what it computes.
 
-Every module brings its own norm and returns what is to be added to its input. Refuses to know
-how many layers there are and how they are scanned: that is `t5_stack.py`.
+Every module brings its own norm and returns what is to be added to its input.
 Dims in this file: B batch, S source, T target, N beams, M places in the cache, D model, H heads,
 K head dim, F feed-forward, G gates.
 Source: Raffel et al. 2020; Shazeer 2020 for the gates; checked against transformers.

@@ -1,6 +1,5 @@
 """T5 as one Flax module: embedding, encoder, decoder and head; over whole texts, or token by token.
 
-Refuses to know layers beyond their stacks, files, tokenizers and losses.
 Dims in this file: L layers, D model, H heads, K head dim, V vocabulary, B batch, S source,
 T target or new tokens, N beams.
 """

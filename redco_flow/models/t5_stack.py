@@ -1,7 +1,5 @@
 """T5's encoder or decoder: scanned layers, a relative bias for all of them and a last norm.
 
-Refuses to know vocabularies and heads, and how tokens are decoded one by one: that is
-`t5_model.py`.
 Dims in this file: B batch, T sequence, D model, H heads.
 """
 

@@ -1,7 +1,6 @@
 """Which Hugging Face tensors T5's parameters are made of.
 
 Names as transformers' T5ForConditionalGeneration has them; torch keeps kernels as (out, in).
-Refuses to know files and devices.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The safetensors files of a checkpoint directory as named tensors, read by blocks.
 
-Knows single files and Hugging Face's sharded index. Refuses to know what the tensors are for.
+Knows single files and Hugging Face's sharded index.
 """
 
 from __future__ import annotations

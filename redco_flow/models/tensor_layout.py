@@ -4,9 +4,9 @@
                  "encoder.block.{layer}.layer.0.SelfAttention.{part}.weight",
                  {"part": ("q", "k", "v")})
 
-says that a parameter with those five dims is a stack, over layers and over q, k, v, of tensors
-with two dims, the first of which is heads times head dim. Any block of the parameter can be
-read from just the tensors, and the parts of them, that it covers. Refuses to know files.
+says that a parameter with those five dims is a stack, over layers and over q, k, v, of tensors with
+two dims, the first of which is heads times head dim. Any block of the parameter can be read from
+just the tensors, and the parts of them, that it covers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who may attend to whom, and at which position each token stands.
 
-Causality, sliding windows, padding on either side and several documents packed into one row.
-Pure functions of arrays. Refuses to know scores and models.
+Causality, sliding windows, padding on either side and several documents packed into one row. Pure
+functions of arrays.
 Dims in this file: B batch, T sequence, Q queries, M keys.
 """
 

@@ -1,8 +1,8 @@
 """Serve Prefect's API at a socket that listens already.
 
-`python -P prefect_serving.py DESCRIPTOR [--until-input-ends]`. Whoever starts this has opened the
-socket, so that nobody else can have its port, however long Prefect takes to start. The end of
-standard input comes with the end of the process that holds its other side, whatever ends that.
+`python -P prefect_serving.py DESCRIPTOR [--until-input-ends]`. The launcher binds the port
+and passes the open socket to this process, so that the address cannot be taken while Prefect starts.
+Standard input ends when the process that holds its other side ends, for whatever reason.
 """
 
 from __future__ import annotations

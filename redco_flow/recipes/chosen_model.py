@@ -1,6 +1,6 @@
 """The model that a pipeline's `model` section means: its family, its config, where it lies.
 
-What every recipe does with a model, whatever its kind. Refuses to know batches and losses.
+What every recipe does with a model, whatever its kind.
 """
 
 from __future__ import annotations

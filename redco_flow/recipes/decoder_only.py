@@ -1,8 +1,7 @@
 """The functions of a decoder-only model trained on targets after prompts, or on plain texts.
 
 A row is a prompt that goes over into its target; its loss is that of the target's tokens. Brings
-together a model family, a tokenizer and the engine's three functions. Refuses to know devices,
-files of data and training schedules.
+together a model family, a tokenizer and the engine's three functions.
 Dims in this file: B batch, T tokens of a row, P of a prompt, N examples.
 """
 

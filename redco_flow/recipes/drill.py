@@ -1,9 +1,8 @@
 """drill: text_to_text whose training harms itself once, to see whether its run survives it.
 
-Which harm is said by the variable of `FAULT_VARIABLE`; without it this is text_to_text. One
-process does it while it makes a batch in the middle of the job's first start, so that neither a
-requeued job nor a new attempt meets it again. Knows processes and batches; refuses to know
-clusters, and what becomes of the run.
+Which harm is said by the variable of `FAULT_VARIABLE`; without it this is text_to_text. One process
+does it while it makes a batch in the middle of the job's first start, so that neither a requeued
+job nor a new attempt meets it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Token ids of several examples, and how texts become them: cut to a length, with an ending.
 
-Runs in preprocessing, long before a model is there, so it imports nothing heavy and a change in
-a model's code does not make data stale. Refuses to know padding and shifting, which belong to a
-batch.
+Runs in preprocessing, long before a model is there, so it imports nothing heavy and a change in a
+model's code does not make data stale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The functions of an encoder-decoder trained on pairs of texts.
 
-Brings together a model family, a tokenizer and the engine's three functions. Refuses to know
-devices, files of data and training schedules.
+Brings together a model family, a tokenizer and the engine's three functions.
 Dims in this file: B batch, S source, T target, V vocabulary, N examples.
 """
 

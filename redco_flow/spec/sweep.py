@@ -1,7 +1,6 @@
 """Which points a sweep has: every combination of the values that its settings take.
 
 `KEY=V1,V2` names a setting and its values; each of them is what an override `KEY=V` may have.
-Refuses to know what a setting means: each point's overrides are read with its pipeline.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rows that cannot be used: remembered with their file and line, counted, reported together.
 
-Knows the policy (stop, or skip and count). Refuses to know file formats.
+Knows the policy (stop, or skip and count).
 """
 
 from __future__ import annotations

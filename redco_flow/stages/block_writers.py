@@ -1,7 +1,6 @@
 """Write blocks as their encoded batches come, and count what is in them.
 
-Knows what the summary says of a split. Refuses to know where batches come from, and where files
-stand. Batches come in the order of their blocks.
+Knows what the summary says of a split. Batches come in the order of their blocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a stage is given, and what it gives back.
 
 Knows the attempt's two live files (progress.json, metrics.jsonl) and the request to stop.
-Refuses to know where the stage runs, who started it, and how its outputs are published.
 """
 
 from __future__ import annotations

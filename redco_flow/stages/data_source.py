@@ -1,7 +1,7 @@
 """Find the raw data that a pipeline's `data` section means, split by split.
 
-Knows files, directories, hub ids and `python:module` sources. Refuses to know which fields
-matter. Light at the top: `data_files` is asked on login nodes, to digest what will be read.
+Knows files, directories, hub ids and `python:module` sources. Light at the top: `data_files` is
+asked on login nodes, to digest what will be read.
 """
 
 from __future__ import annotations

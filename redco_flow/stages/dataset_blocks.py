@@ -5,8 +5,7 @@
     blocks/00003.json               written last: the block's files with their digests, its counts
     unfinished/                     files that are being written
 
-Several processes, on several hosts, may write different blocks at once. Refuses to know what is in
-a block.
+Several processes, on several hosts, may write different blocks at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Read a pipeline's raw data as checked pairs in batches, saying how far it is.
 
 Ends with an error where the data cannot be used: bad rows, changed files, splits without rows.
-Refuses to know what becomes of the pairs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a stage returned becomes artifacts and a result: checked whole, then published in order.
 
 Artifacts first, the result last: killed in between, the next attempt publishes the same content
-under the same ids. Refuses to know who ran the stage.
+under the same ids.
 """
 
 from __future__ import annotations

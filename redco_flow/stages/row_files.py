@@ -1,7 +1,6 @@
 """Read rows from data files: csv, tsv, jsonl, parquet, arrow. Streaming, in bounded memory.
 
-One function per format: path in; rows as mappings with their line, or `BadRow`s, out. Knows
-formats; refuses to know which fields matter and what becomes of bad rows.
+One function per format: path in; rows as mappings with their line, or `BadRow`s, out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Lines of a text file in bounded memory, each with its number, the broken ones told apart.
-
-Knows bytes, encodings and line ends; refuses to know what a line means.
-"""
+"""Lines of a text file in bounded memory, each with its number, the broken ones told apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Turn raw rows into pairs of source and target text, spread over the splits.
 
-Knows which fields matter, what a usable text is, how sources are held out, and where one block
-of rows ends and the next begins. Refuses to know files and tokenizers.
+Knows which fields matter, what a usable text is, how sources are held out, and where one block of
+rows ends and the next begins.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a training is evaluated by while it runs: the validation loss, and scores of texts.
 
-Brings together recipe, predictor and metrics. Refuses to know when an evaluation is due.
+Brings together recipe, predictor and metrics.
 """
 
 from __future__ import annotations

@@ -325,15 +325,16 @@ def test_rules_name_the_heads_and_the_parts():
 
     assert reasons["layers/qkv"] == (
         P(None, None, "model"),
-        "reads the whole residual stream: split by its 4 heads, in each of the 3 parts fused",
+        "column-parallel over 4 heads, in each of its 3 fused parts",
     )
     assert reasons["layers/qkv_bias"] == (
         P(None, "model"),
-        "meets what is split by 4 heads: split with it, in each of the 3 parts fused",
+        "sharded like the 4 heads that it is combined with elementwise, "
+        "in each of its 3 fused parts",
     )
     assert reasons["layers/gate_up"] == (
         P(None, None, "model"),
-        "reads the whole residual stream: split by its 48 units, in each of the 2 parts fused",
+        "column-parallel over 48 units, in each of its 2 fused parts",
     )
 
 

@@ -42,7 +42,7 @@ def test_each_model_gets_the_layout_an_expert_would_give_it(name):
     assert all(p.reason for p in found.parameters)
 
 
-def test_reasons_name_what_the_data_did():
+def test_a_reason_names_the_kind_of_parallelism_and_what_it_is_over():
     """Engine case 11."""
     model = MODELS["grouped queries"]()
 
@@ -50,17 +50,13 @@ def test_reasons_name_what_the_data_did():
 
     reasons = {p.path: p.reason for p in found.parameters}
     stream = "the residual stream (32 wide)"
-    assert reasons["attention/q"] == (
-        "reads the whole residual stream: split by its 4 groups of heads"
-    )
-    assert reasons["attention/k"] == "reads the whole residual stream: split by its 4 heads"
-    assert reasons["attention/ln"] == f"lies along {stream}: whole"
+    assert reasons["attention/q"] == "column-parallel over 4 KV-head groups"
+    assert reasons["attention/k"] == "column-parallel over 4 heads"
+    assert reasons["attention/ln"] == f"replicated: lies along {stream}"
     assert reasons["mlp/down"] == (
-        "takes in what is split by 64 units: split with it, one reduction follows"
+        "row-parallel (input sharded over 64 units); one all-reduce follows"
     )
-    assert reasons["embedding"] == (
-        "looked up by the inputs' integers: split by its 96 rows (vocabulary)"
-    )
+    assert reasons["embedding"] == "embedding lookup: vocab-parallel (96 rows)"
 
 
 def renamed(tree, words, seen):

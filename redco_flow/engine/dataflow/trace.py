@@ -1,7 +1,7 @@
 """Walk the jaxpr of a function and record what it does with its parameters' dims.
 
-Each primitive has a small handler in `handlers.py`'s table; one that is not known keeps its
-dims whole. Knows jaxprs; refuses to know meshes and rules.
+Each primitive has a small handler in `handlers.py`'s table; one that is not known keeps its dims
+whole.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is known of an array inside a trace, and what a trace finds out.
 
-Knows atoms and records. Refuses to know primitives and what follows from the records.
+Knows atoms and records.
 """
 
 from __future__ import annotations

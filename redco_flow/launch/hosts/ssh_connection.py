@@ -1,7 +1,7 @@
 """One host over SSH: run a program there, stream its lines, move files.
 
 Knows asyncssh, which is imported when the first connection is made. Keys of hosts are never
-accepted unasked, and nobody is asked for a password. Refuses to know what the programs do.
+accepted unasked, and nobody is asked for a password.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What Slurm says of all our jobs, asked for seldom: one request for all of them.
 
 A look never waits for a younger answer than there is, except for the one thread that asks.
-Knows when to ask; refuses to know what the answers mean.
 """
 
 from __future__ import annotations
