@@ -1,7 +1,7 @@
 """Serve Prefect's API at a socket that listens already.
 
 `python -P prefect_serving.py DESCRIPTOR [--until-input-ends]`. The launcher binds the port
-and passes the open socket to this process, so that the address cannot be taken while Prefect starts.
+and passes the open socket to this process, so that the address cannot be taken meanwhile.
 Standard input ends when the process that holds its other side ends, for whatever reason.
 """
 
