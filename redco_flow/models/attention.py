@@ -1,8 +1,7 @@
-"""The parts every transformer here is made of: norms, attention, wide products.
+"""The parts every transformer here is made of: norms, softmax, wide products.
 
 Pure functions of arrays. Scores, softmax and norms are float32 whatever the inputs are; results
 come back in the inputs' dtype.
-Dims in this file: B batch, Q queries, M keys, H heads, K head dim.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-
-from redco_flow.models.dropout import dropout
 
 # Far below any score, far above float32's lowest: sums of a few of these stay finite.
 MASKED = -1e9
@@ -91,35 +88,3 @@ wide_einsum.defvjp(_wide_einsum_forward, _wide_einsum_backward)
 def attention_mask_bias(mask: jax.Array) -> jax.Array:
     """Turn a mask (nonzero: may be attended to) into what is added to the scores, float32."""
     return jnp.where(mask != 0, 0.0, MASKED).astype(jnp.float32)
-
-
-def causal_bias(length: int) -> jax.Array:
-    """Return (1, 1, Q, M) that hides each position's future from it."""
-    position = jnp.arange(length)
-    return attention_mask_bias(position[:, None] >= position[None, :])[None, None]
-
-
-def attend(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    biases: tuple[jax.Array, ...],
-    *,
-    dropout_rate: float = 0.0,
-    dropout_keys: jax.Array | None = None,
-    dropout_site: int = 0,
-) -> jax.Array:
-    """Softmax attention without scaling: (B, Q, H, K) over (B, M, H, K) gives (B, Q, H, K).
-
-    Args:
-        biases: float32, added to the scores; each broadcasts to (B, H, Q, M). They come apart
-            because a sum of one per head and one per row would be as large as the scores, and
-            so would its gradient. A row in which every key is MASKED attends to all of them
-            about evenly: finite, never NaN.
-    """
-    scores = wide_einsum("bqhk,bmhk->bhqm", query, key)
-    for bias in biases:
-        scores = scores + bias
-    weights = softmax(scores).astype(value.dtype)
-    weights = dropout(weights, dropout_rate, dropout_keys, dropout_site)
-    return jnp.einsum("bhqm,bmhk->bqhk", weights, value)

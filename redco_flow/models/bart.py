@@ -93,7 +93,9 @@ class BartConfig(FamilyConfig):
             vocab_size=self.vocab_size,
             encoder=self._stack("encoder"),
             decoder=self._stack("decoder"),
+            embedding_deviation=self.init_std,
             embedding_scale=self.d_model**0.5 if self.scale_embedding else 1.0,
+            has_logits_bias=True,
         )
 
     def _stack(self, side: str) -> StackConfig:
@@ -129,6 +131,7 @@ class BartConfig(FamilyConfig):
             norm_placement="post",
             num_positions=self.max_position_embeddings + _POSITION_OFFSET,
             position_offset=_POSITION_OFFSET,
+            has_embedding_norm=True,
             embedding_dropout=self.dropout,
             residual_dropout=self.dropout,
             init_deviation=self.init_std,

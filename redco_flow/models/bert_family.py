@@ -90,6 +90,7 @@ class BertFamilyConfig(FamilyConfig):
             norm_placement="post",
             num_positions=self.max_position_embeddings,
             position_offset=position_offset,
+            has_embedding_norm=True,
             embedding_dropout=self.hidden_dropout_prob,
             residual_dropout=self.hidden_dropout_prob,
             init_deviation=self.initializer_range,

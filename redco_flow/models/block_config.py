@@ -44,11 +44,13 @@ class NormConfig:
     """A norm over the last dim.
 
     `layer`: mean and variance, scale and bias. `rms`: root mean square, scale.
-    `rms_offset`: the same, but the stored scale is what is added to 1.
+    `rms_offset`: the same, but the stored scale is what is added to 1. Scales begin at
+    `initial_scale`, those of `rms_offset` at 0.
     """
 
     kind: NormKind
     epsilon: float
+    initial_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class AttentionConfig:
         is_cross: keys and values are those of another sequence, so their kernel is apart.
         norm_epsilon: of root-mean-square norms on each head's queries and keys; None: no norms.
         dropout: of the attention weights.
+        query_init: factor of the initial deviation of queries.
     """
 
     num_heads: int
@@ -74,6 +77,7 @@ class AttentionConfig:
     norm_epsilon: float | None = None
     cap: float | None = None
     dropout: float = 0.0
+    query_init: float = 1.0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -153,6 +157,14 @@ class RopeScaling:
                 f"rope_scaling has rope_type {self.rope_type!r}; it must be one of {allowed}, "
                 "or rope_scaling none for unscaled positions."
             )
+
+
+@dataclass(frozen=True)
+class RelativeConfig:
+    """A learned bias of the scores for each head and bucket of distances, shared by all layers."""
+
+    num_buckets: int
+    max_distance: int
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ Initializer = Callable[..., jax.Array]
 Heads = tuple[jax.Array, jax.Array, jax.Array]
 
 zeros: Initializer = nn.initializers.zeros
-ones: Initializer = nn.initializers.ones
 
 
 def normal(deviation: float) -> Initializer:
@@ -50,7 +49,8 @@ class Norm(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         is_offset = self.config.kind == "rms_offset"
-        self.scale = self.param("scale", zeros if is_offset else ones, (self.width,))
+        initial = 0.0 if is_offset else self.config.initial_scale
+        self.scale = self.param("scale", nn.initializers.constant(initial), (self.width,))
         if self.config.kind == "layer":
             self.bias = self.param("bias", zeros, (self.width,))
 
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         if not c.is_fused:
             shapes = {"q": (c.num_heads, c.head_dim), "kv": (2, c.num_kv_heads, c.head_dim)}
         for name, shape in shapes.items():
-            setattr(self, name, self.param(name, init, (self.width, *shape)))
+            setattr(self, name, self.param(name, self._initial(init, name), (self.width, *shape)))
             if c.has_input_bias:
                 setattr(self, f"{name}_bias", self.param(f"{name}_bias", zeros, shape))
         shape = (c.num_heads, c.head_dim, self.width)
@@ -143,6 +143,18 @@ class Attention(nn.Module):
             return heads
         normed: jax.Array = getattr(self, norm)(heads)
         return normed
+
+    def _initial(self, init: Initializer, kernel: str) -> Initializer:
+        """Return an initializer that multiplies what makes queries by the config's factor."""
+        factor = self.config.query_init
+        if factor == 1.0 or kernel == "kv":
+            return init
+        queries = (slice(None), 0) if kernel == "qkv" else ()
+
+        def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+            return init(key, shape).at[queries].multiply(factor)
+
+        return initialize
 
     def _repeated(self, kv: jax.Array) -> jax.Array:
         """Repeat the groups (…, G, K) until the model's shards can split them."""

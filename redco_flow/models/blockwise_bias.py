@@ -82,28 +82,26 @@ class SameDocument(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["values"],
-    meta_fields=["num_queries", "is_causal"],
+    meta_fields=["num_queries"],
 )
 @dataclass(frozen=True)
 class ByDistance:
-    """A learned bias of each head and distance, and whether the future is hidden besides.
+    """A learned bias of each head and distance.
 
     Attributes:
         values: (H, Q + M - 1), of distances (key minus query) from 1 - Q to M - 1.
         num_queries: Q.
-        is_causal: whoever attends hides the future; `block` does not.
     """
 
     values: jax.Array
     num_queries: int
-    is_causal: bool
 
     def padded(self, num_queries: int, num_keys: int) -> ByDistance:
         """Return it for longer sequences."""
         before = num_queries - self.num_queries
         after = num_queries + num_keys - 1 - before - self.values.shape[1]
         values = jnp.pad(self.values, ((0, 0), (before, after)))
-        return ByDistance(values, num_queries, self.is_causal)
+        return ByDistance(values, num_queries)
 
     def block(self, block: Block) -> jax.Array:
         """Return (1, H, Q, M) of a block."""

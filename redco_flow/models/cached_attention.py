@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention import softmax, wide_einsum
 from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.grouped_attention import cap, split_groups
+from redco_flow.models.grouped_attention import cap, split_bias, split_groups
 from redco_flow.models.layer_inputs import KeysValues
 
 
@@ -22,7 +22,7 @@ def attend_cached(
     """Attend with (B, N, H, K) over keys and values (B, G, M, K), softmax in float32.
 
     Args:
-        biases: float32, added to the scores; each broadcasts to (B, G, N, M).
+        biases: float32, added to the scores; each broadcasts to (B, H, N, M).
 
     Returns:
         (B, N, H, K).
@@ -35,7 +35,7 @@ def attend_cached(
     scores = wide_einsum("bgqk,bgmk->bgqm", _rows(rows), keys)
     scores = cap(scores, config.cap).reshape(*lead, keys.shape[2])
     for bias in biases:
-        scores = scores + bias[:, :, :, None]
+        scores = scores + jnp.swapaxes(split_bias(bias, num_groups), 2, 3)
     weights = softmax(scores).astype(query.dtype)
     heads = jax.lax.dot_general(_rows(weights), values, (((3,), (2,)), ((0, 1), (0, 1))))
     return jnp.swapaxes(heads.reshape(*lead, -1), 1, 2).reshape(query.shape)

@@ -1,7 +1,7 @@
 """The face of every encoder-decoder family over `encoder_decoder_model.py`, besides `Config`.
 
-A family's file declares its config and hands these on; T5, whose positions are another kind, brings
-its own. Imports nothing heavy until a function is called.
+A family's file declares its config and hands these on. Imports nothing heavy until a function is
+called.
 Dims in this file: B batch, S source, T target, N beams, D model, V vocabulary.
 """
 

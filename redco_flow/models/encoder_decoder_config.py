@@ -13,13 +13,21 @@ from redco_flow.models.stack_config import StackConfig
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig:
-    """Shape and constants of an encoder-decoder whose head is the embedding.
+    """Shape and constants of an encoder-decoder.
 
     Attributes:
+        embedding_deviation: of the embedding, when it is drawn.
         embedding_scale: what embeddings are multiplied by.
+        tie_word_embeddings: whether the head is the embedding.
+        head_scale: what the head's input is multiplied by.
+        has_logits_bias: whether a constant of the checkpoint is added to the logits.
     """
 
     vocab_size: int
     encoder: StackConfig
     decoder: StackConfig
+    embedding_deviation: float
     embedding_scale: float = 1.0
+    tie_word_embeddings: bool = True
+    head_scale: float = 1.0
+    has_logits_bias: bool = False

@@ -1,14 +1,14 @@
-"""The one encoder-decoder of two stacks, one embedding and a tied head; with cached decoding.
+"""The one encoder-decoder of two stacks, one embedding and a head; with cached decoding.
 
 Driven by an `EncoderDecoderConfig`; layers are scanned; parameters are a plain nested dict of
 float32 arrays, products are in the stacks' dtype. Knows no devices.
 
-Parameters (L layers, D model, H heads, K head dim, F feed-forward, V vocabulary, P positions;
-norms have `scale` and `bias`):
-  embedding (V, D) · final_logits_bias (1, V), which is not trained
-  {encoder,decoder}/positions (P, D) · {encoder,decoder}/embedding_norm
+Parameters (L layers, D model, H heads, K head dim, F feed-forward, W 1 or 2 gates, V vocabulary,
+P positions; norms have `scale`, layer norms `bias` too):
+  embedding (V, D) · lm_head (D, V), untied models only · final_logits_bias (1, V), not trained
+  {encoder,decoder}/{positions (P, D), relative_bias (buckets, H), embedding_norm, final_norm}
   {encoder,decoder}/layers/{attention_norm, attention/{qkv (L, D, 3, H, K), out (L, H, K, D)},
-    mlp_norm, mlp/{wi (L, D, 1, F), wo (L, F, D)}}, biases beside their kernels
+    mlp_norm, mlp/{wi (L, D, W, F), wo (L, F, D)}}, biases beside their kernels
   decoder/layers/{cross_attention_norm, cross_attention/{q (L, D, H, K), kv (L, D, 2, H, K), out}}
 Further dims in this file: B batch, S source, T target or new tokens, N beams, G key-value groups.
 """
@@ -46,20 +46,35 @@ class EncoderDecoder(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config
-        init = normal(c.encoder.init_deviation)
-        self.embedding = self.param("embedding", init, (c.vocab_size, c.encoder.width))
+        width = c.encoder.width
+        init = normal(c.embedding_deviation)
+        self.embedding = self.param("embedding", init, (c.vocab_size, width))
         self.encoder, self.decoder = Stack(c.encoder), Stack(c.decoder)
-        self.final_logits_bias = self.param("final_logits_bias", zeros, (1, c.vocab_size))
+        if not c.tie_word_embeddings:
+            # transformers starts T5's untied head at deviation 1, which T5X and we do not: the
+            # first losses would be in the hundreds.
+            init = normal(c.decoder.deviation(width))
+            self.lm_head = self.param("lm_head", init, (width, c.vocab_size))
+        if c.has_logits_bias:
+            self.final_logits_bias = self.param("final_logits_bias", zeros, (1, c.vocab_size))
 
     def embed(self, ids: jax.Array) -> jax.Array:
         """Look tokens up, (…) to (…, D); ids outside the vocabulary read its nearest end."""
         c = self.config
         embedded = self.embedding.at[ids].get(mode="clip").astype(c.encoder.dtype)
+        if c.embedding_scale == 1.0:
+            return embedded
         return embedded * jnp.asarray(c.embedding_scale, embedded.dtype)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
-        scores = wide_product(hidden, self.embedding.astype(hidden.dtype).T)
+        c = self.config
+        if c.head_scale != 1.0:
+            hidden = hidden * c.head_scale
+        head = self.embedding.T if c.tie_word_embeddings else self.lm_head
+        scores = wide_product(hidden, head.astype(hidden.dtype))
+        if not c.has_logits_bias:
+            return scores
         # A constant of published models, no weight of theirs.
         return scores + jax.lax.stop_gradient(self.final_logits_bias)
 
@@ -108,7 +123,11 @@ class EncoderDecoder(nn.Module):
         (encoded_bias,) = row_biases(attention_mask, None)
         size = (len(encoded), num_beams * max_length)
         return SourceCache(
-            source={"heads": self.decoder.source_heads(layers, encoded), "bias": encoded_bias},
+            source={
+                "heads": self.decoder.source_heads(layers, encoded),
+                "bias": encoded_bias,
+                "bias_by_step": self.decoder.bias_by_step(max_length),
+            },
             beams=no_writers(len(encoded), num_beams, max_length),
             heads=self.decoder.no_heads(layers, *size, encoded.dtype),
         )
@@ -122,10 +141,22 @@ class EncoderDecoder(nn.Module):
             place=step * tokens.shape[1],
             is_visible=written(writers, step),
             encoded_bias=source["bias"],
+            biases=_step_biases(source["bias_by_step"], writers, step),
         )
         inputs = (self.embed(tokens), cache.heads, source["heads"], shared, step)
         hidden, heads = self.decoder.step(layers, *inputs)
         return self.logits(hidden), cache._replace(beams=writers, heads=heads)
+
+
+def _step_biases(
+    by_step: jax.Array | None, writers: jax.Array, step: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Return what positions add at this step, (1, H, 1, M), where they add something."""
+    if by_step is None:
+        return ()
+    num_beams, max_length = writers.shape[1:]
+    here = jax.lax.dynamic_slice_in_dim(by_step, max_length - 1 - step, max_length, axis=1)
+    return (jnp.repeat(here, num_beams, axis=1)[None, :, None],)
 
 
 def run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:

@@ -31,9 +31,6 @@ FAMILIES = (
     "mixtral",
 )
 
-# Where to find the config of those whose own module imports JAX at once.
-_LIGHT_CONFIG = {"t5": "t5_config"}
-
 
 def find_model(name: str) -> ModuleType:
     """Import the module of a family.
@@ -70,7 +67,7 @@ def find_module_name(name: str) -> str:
 
 def find_config(name: str) -> Any:
     """Return the config class of one of FAMILIES without importing JAX, so on a login node."""
-    module = importlib.import_module(f"redco_flow.models.{_LIGHT_CONFIG.get(name, name)}")
+    module = importlib.import_module(f"redco_flow.models.{name}")
     return module.Config
 
 

@@ -38,14 +38,17 @@ def attend_grouped(
     """Attend with queries (B, Q, H, K) over keys and values (B, M, G, K): (B, Q, H, K).
 
     Args:
-        biases: float32, added to the scores; each broadcasts to (B, 1, Q, M). A row in which
-            every key is hidden attends to all of them about evenly: finite, never NaN.
+        biases: float32, added to the scores; each broadcasts to (B, H, Q, M). They come apart
+            because a sum of one per head and one per row would be as large as the scores, and
+            so would its gradient. A row in which every key is hidden attends to all of them
+            about evenly: finite, never NaN.
         window: how many tokens back, itself included, a query looks; None: all.
         dropout_keys: raw keys (B, 2); None: no dropout of the weights.
     """
     lengths = (query.shape[1], key.shape[1])
     is_odd = bool(biases) and any(length % 2 for length in lengths)
-    if not is_odd and _cudnn_can(config, query, dropout_keys):
+    is_learned = any(bias.shape[1] > 1 for bias in biases)  # one for each head
+    if not is_odd and not is_learned and _cudnn_can(config, query, dropout_keys):
         return fused_attention(config, query, key, value, biases, window)
     band = band_bias(query.shape[1], key.shape[1], is_causal=config.is_causal, window=window)
     if band is not None:
@@ -53,7 +56,7 @@ def attend_grouped(
     grouped = split_groups(query * config.scale, key.shape[2])
     scores = cap(wide_einsum("bqgrk,bmgk->bgrqm", grouped, key), config.cap)
     for bias in biases:
-        scores = scores + bias[:, :, None]
+        scores = scores + split_bias(bias, key.shape[2])
     weights = softmax(scores).astype(value.dtype)
     weights = dropout(weights, config.dropout, dropout_keys, dropout_site)
     return jnp.einsum("bgrqm,bmgk->bqgrk", weights, value).reshape(query.shape)
@@ -62,6 +65,13 @@ def attend_grouped(
 def split_groups(heads: jax.Array, num_groups: int) -> jax.Array:
     """View (…, H, K) as (…, G, R, K): neighbouring heads share a group."""
     return heads.reshape(*heads.shape[:-2], num_groups, -1, heads.shape[-1])
+
+
+def split_bias(bias: jax.Array, num_groups: int) -> jax.Array:
+    """View a bias that broadcasts to (B, H, Q, M) so that it does to (B, G, R, Q, M)."""
+    if bias.shape[1] == 1:
+        return bias[:, :, None]
+    return bias.reshape(bias.shape[0], num_groups, -1, *bias.shape[2:])
 
 
 def cap(scores: jax.Array, limit: float | None) -> jax.Array:

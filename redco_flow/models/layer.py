@@ -47,21 +47,26 @@ class Layer(nn.Module):
     def setup(self) -> None:
         """Declare the parts."""
         c = self.config
-        deviations = (c.init_deviation, c.init_deviation * c.residual_init)
+        from_heads = c.attention.num_heads * c.attention.head_dim
+        into, out_of_heads, out_of_units = (
+            c.deviation(c.width),
+            c.deviation(from_heads) * c.residual_init,
+            c.deviation(c.mlp.num_units) * c.residual_init,
+        )
         self.attention_norm = Norm(c.norm, c.width)
-        self.attention = Attention(c.attention, c.width, *deviations)
+        self.attention = Attention(c.attention, c.width, into, out_of_heads)
         if c.cross_attention is not None:
             self.cross_attention_norm = Norm(c.norm, c.width)
-            self.cross_attention = Attention(c.cross_attention, c.width, *deviations)
+            self.cross_attention = Attention(c.cross_attention, c.width, into, out_of_heads)
         if not c.is_parallel:
             self.mlp_norm = Norm(c.norm, c.width)
         if c.norm_placement == "both":
             self.attention_post_norm = Norm(c.norm, c.width)
             self.mlp_post_norm = Norm(c.norm, c.width)
         if isinstance(c.mlp, MlpConfig):
-            self.mlp = Mlp(c.mlp, c.width, *deviations)
+            self.mlp = Mlp(c.mlp, c.width, into, out_of_units)
         else:
-            self.experts = MixtureOfExperts(c.mlp, c.width, *deviations)
+            self.experts = MixtureOfExperts(c.mlp, c.width, into, out_of_units)
 
     def __call__(
         self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
@@ -98,12 +103,12 @@ class Layer(nn.Module):
         Args:
             cache: (B, G, M, K) each; several layers' where `number` says which this one is.
         """
-        bias = self._visible_bias(own.window, shared)
+        biases = (*shared.biases, self._visible_bias(own.window, shared))
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             nonlocal cache
             cache, kept = append(cache, (key, value), number, shared.place)
-            return attend_cached(self.config.attention, query, kept, (bias,))
+            return attend_cached(self.config.attention, query, kept, biases)
 
         def attend_source(query: jax.Array) -> jax.Array:
             assert self.config.cross_attention is not None

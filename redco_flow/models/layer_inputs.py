@@ -1,7 +1,7 @@
 """What a layer is given besides its input: over whole sequences, or for one token.
 
 Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
-G key-value groups, K head dim.
+H heads, G key-value groups, K head dim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WholeShared(NamedTuple):
     """What all layers share over whole sequences.
 
     Attributes:
-        biases: what rows hide, each broadcasting to (B, 1, T, T).
+        biases: what rows hide and positions add, each broadcasting to (B, H, T, T).
         turn: rotary angles of the tokens.
         keys: raw dropout keys (B, 2).
         encoded: another sequence (B, S, D), for cross-attention.
@@ -46,6 +46,7 @@ class StepShared(NamedTuple):
         back: (B, M) how many positions back it stands; needed for windows only.
         turn: the token's rotary angles.
         encoded_bias: what hides another sequence's padding, (B, 1, 1, S).
+        biases: what positions add, each broadcasting to (B, H, N, M).
     """
 
     place: jax.Array
@@ -53,6 +54,7 @@ class StepShared(NamedTuple):
     back: jax.Array | None = None
     turn: Rotation | None = None
     encoded_bias: jax.Array | None = None
+    biases: tuple[jax.Array, ...] = ()
 
 
 class StepLayer(NamedTuple):

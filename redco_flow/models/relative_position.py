@@ -52,17 +52,6 @@ def distance_bias(
     return table[buckets].T
 
 
-def pairwise_bias(
-    table: jax.Array, num_queries: int, num_keys: int, *, bidirectional: bool, max_distance: int
-) -> jax.Array:
-    """Return the bias (1, H, Q, M) of every pair of positions, in the table's dtype."""
-    distances = np.arange(-(num_queries - 1), num_keys)
-    by_distance = distance_bias(
-        table, distances, bidirectional=bidirectional, max_distance=max_distance
-    )
-    return spread_diagonals(by_distance, num_queries, num_keys)[None]
-
-
 def spread_diagonals(by_distance: jax.Array, num_queries: int, num_keys: int) -> jax.Array:
     """Lay (H, Q + M - 1) out as (H, Q, M) with entry [q, m] = by_distance[m - q + Q - 1]."""
     num_heads, length = by_distance.shape

@@ -66,7 +66,7 @@ def ring_attend(
     scoring = Scoring(
         num_queries=lengths[0],
         num_keys=lengths[1],
-        is_causal=config.is_causal or any(bias.is_causal for bias in learned),
+        is_causal=config.is_causal,
         window=None if isinstance(window, jax.Array) else window,
         cap=config.cap,
         dropout_rate=config.dropout,

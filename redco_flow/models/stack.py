@@ -1,8 +1,8 @@
-"""Layers with learned positions and a norm before the first: an encoder, or a decoder of two.
+"""Layers with positions and norms around them: an encoder, or a decoder of two stacks.
 
 Over whole sequences, or token by token with a cache.
 Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
-P positions, G key-value groups, K head dim.
+P positions, H heads, G key-value groups, K head dim.
 """
 
 from __future__ import annotations
@@ -12,34 +12,48 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from redco_flow.models.attention import MASKED
 from redco_flow.models.blocks import Norm, normal
-from redco_flow.models.blockwise_bias import Bias, Biases
+from redco_flow.models.blockwise_bias import Bias, Biases, ByDistance
+from redco_flow.models.context_axis import num_context_shards
 from redco_flow.models.dropout import dropout, fold_keys
 from redco_flow.models.key_value_cache import with_room
 from redco_flow.models.layer import Layer, scanned_layers
 from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
 from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
 from redco_flow.models.projections import num_groups_held
+from redco_flow.models.relative_position import distance_bias, spread_diagonals
 from redco_flow.models.stack_config import StackConfig
 
 # Which derived key this is among those that an example's key gives.
-_EMBEDDED, _LAYERS = range(2)
+_EMBEDDED, _LAYERS, _LAST = range(3)
 
 
 class Stack(nn.Module):
-    """Positions (P, D), `embedding_norm`, and `layers` with a leading dim of their number."""
+    """The layers, their parameters with a leading dim of their number, and what is around them.
+
+    `positions` (P, D), `relative_bias` (buckets, H), `embedding_norm` and `final_norm` are there
+    where the config has them.
+    """
 
     config: StackConfig
 
     def setup(self) -> None:
         """Declare the parts."""
         c = self.config
-        self.positions = self.param(
-            "positions", normal(c.init_deviation), (c.num_positions, c.width)
-        )
-        self.embedding_norm = Norm(c.norm, c.width)
+        if c.num_positions:
+            shape = (c.num_positions, c.width)
+            self.positions = self.param("positions", normal(c.init_deviation), shape)
+        if c.relative is not None:
+            shape = (c.relative.num_buckets, c.attention.num_heads)
+            self.relative_bias = self.param("relative_bias", normal(c.deviation(c.width)), shape)
+        if c.has_embedding_norm:
+            self.embedding_norm = Norm(c.norm, c.width)
         self.layers = scanned_layers(c)
+        if c.has_final_norm:
+            self.final_norm = Norm(c.norm, c.width)
 
     def __call__(
         self,
@@ -50,7 +64,7 @@ class Stack(nn.Module):
         encoded: jax.Array | None = None,
         encoded_bias: Bias | None = None,
     ) -> jax.Array:
-        """Map embeddings (B, T, D) to what the last layer gives.
+        """Map embeddings (B, T, D) to what the last layer or the final norm gives.
 
         Args:
             positions: (T) or (B, T), without the offset.
@@ -64,10 +78,11 @@ class Stack(nn.Module):
         self.check_length(embedded.shape[1])
         hidden = self._placed(embedded, positions)
         hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
+        biases = (*self._relative_biases(embedded.shape[1]), *biases)
         shared = WholeShared(biases, None, fold_keys(keys, _LAYERS), encoded, encoded_bias)
         last: jax.Array
         last, _ = self.layers(hidden, (self._layer_numbers, None), shared)
-        return last
+        return dropout(self._finished(last), self.config.final_dropout, keys, _LAST)
 
     def source_heads(self, layers: Any, encoded: jax.Array) -> Any:
         """Return the layers' keys and values of the source, (B, G, S, K) each, as they are laid."""
@@ -101,7 +116,19 @@ class Stack(nn.Module):
         if isinstance(layers, tuple):
             own = tuple(StepLayer(source=kept) for kept in source)
         layer = Layer(self.config, parent=None)
-        return step_layers(layer, layers, self._placed(embedded, step), heads, own, shared)
+        placed = self._placed(embedded, step)
+        last, heads = step_layers(layer, layers, placed, heads, own, shared)
+        return self._finished(last), heads
+
+    def bias_by_step(self, max_length: int) -> jax.Array | None:
+        """Return (H, 2 T - 1): the keys' bias at step t is its slice of T from T - 1 - t.
+
+        None where positions add nothing to scores.
+        """
+        if self.config.relative is None:
+            return None
+        bias = self._distance_bias(np.arange(1 - max_length, 1))
+        return jnp.pad(bias, ((0, 0), (0, max_length - 1)), constant_values=MASKED)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if the positions do not reach so far."""
@@ -118,8 +145,38 @@ class Stack(nn.Module):
         return jnp.arange(self.config.num_layers)
 
     def _placed(self, embedded: jax.Array, positions: jax.Array) -> jax.Array:
-        """Add positions and bring the sum to the first layer's scale."""
-        rows = positions + self.config.position_offset
-        learned = self.positions.at[rows].get(mode="clip").astype(embedded.dtype)
-        placed: jax.Array = self.embedding_norm(embedded + learned)
+        """Add learned positions and bring the sum to the first layer's scale."""
+        if self.config.num_positions:
+            rows = positions + self.config.position_offset
+            embedded = embedded + self.positions.at[rows].get(mode="clip").astype(embedded.dtype)
+        if not self.config.has_embedding_norm:
+            return embedded
+        placed: jax.Array = self.embedding_norm(embedded)
         return placed
+
+    def _finished(self, hidden: jax.Array) -> jax.Array:
+        """Apply the final norm, where there is one."""
+        if not self.config.has_final_norm:
+            return hidden
+        normed: jax.Array = self.final_norm(hidden)
+        return normed
+
+    def _relative_biases(self, length: int) -> Biases:
+        """Return what distances add to the scores, (1, H, T, T) or told by blocks."""
+        if self.config.relative is None:
+            return ()
+        by_distance = self._distance_bias(np.arange(1 - length, length))
+        if num_context_shards() > 1:
+            return (ByDistance(by_distance, length),)
+        return (spread_diagonals(by_distance, length, length)[None],)
+
+    def _distance_bias(self, distances: np.ndarray) -> jax.Array:
+        """Return the bias (H, N) of each distance, key position minus query position."""
+        relative = self.config.relative
+        assert relative is not None
+        return distance_bias(
+            self.relative_bias,
+            distances,
+            bidirectional=not self.config.attention.is_causal,
+            max_distance=relative.max_distance,
+        )

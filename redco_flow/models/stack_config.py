@@ -5,6 +5,7 @@ Frozen and hashable. Imports nothing heavy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from redco_flow.models.block_config import (
     MixtureConfig,
     MlpConfig,
     NormConfig,
+    RelativeConfig,
     RotaryConfig,
 )
 
@@ -29,10 +31,16 @@ class StackConfig:
             added together.
         num_positions: rows of a learned table of positions; 0: there is none.
         position_offset: the row of position 0.
+        relative: biases of the scores by distance; None: there are none.
+        has_embedding_norm: whether what the first layer reads is normalised.
+        has_final_norm: whether what the last layer gives is.
         windows: how many tokens back, itself included, each layer looks; None: all. One entry
             per layer, or none at all.
         embedding_dropout: of what the first layer reads.
         residual_dropout: of what each sublayer adds.
+        final_dropout: of what the final norm gives.
+        init_deviation: of kernels and tables; with `init_by_fan_in` that times the square root of
+            the reciprocal of how many numbers a kernel adds up.
         residual_init: factor of the initial deviation of what each sublayer ends with.
         remat: what the backward pass computes again: `none`, `full` (each layer), `dots` (all
             but products with parameters).
@@ -48,26 +56,35 @@ class StackConfig:
     is_parallel: bool = False
     num_positions: int = 0
     position_offset: int = 0
+    relative: RelativeConfig | None = None
+    has_embedding_norm: bool = False
+    has_final_norm: bool = False
     rotary: RotaryConfig | None = None
     windows: tuple[int | None, ...] = ()
     embedding_dropout: float = 0.0
     residual_dropout: float = 0.0
+    final_dropout: float = 0.0
     init_deviation: float = 0.02
+    init_by_fan_in: bool = False
     residual_init: float = 1.0
     dtype: str = "float32"
     remat: str = "none"
 
     @property
-    def max_length(self) -> int:
-        """The longest sequence that the learned positions reach."""
-        return self.num_positions - self.position_offset
+    def max_length(self) -> float:
+        """The longest sequence that the positions reach; infinity where they are not learned."""
+        return self.num_positions - self.position_offset if self.num_positions else math.inf
+
+    def deviation(self, fan_in: int) -> float:
+        """Return the initial deviation of a kernel that adds up `fan_in` numbers."""
+        return self.init_deviation * (fan_in**-0.5 if self.init_by_fan_in else 1.0)
 
     @property
     def drops(self) -> bool:
         """Whether there is any dropout."""
         inner = self.mlp.dropout if isinstance(self.mlp, MlpConfig) else 0.0
-        rates = (self.embedding_dropout, self.residual_dropout, self.attention.dropout, inner)
-        return any(rates)
+        outer = (self.embedding_dropout, self.residual_dropout, self.final_dropout)
+        return any((*outer, self.attention.dropout, inner))
 
     @property
     def common_window(self) -> int | None:

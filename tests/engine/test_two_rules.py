@@ -138,15 +138,17 @@ def test_t5_is_split_by_heads_units_and_vocabulary(version):
     head = {"lm_head": P(None, "model")} if version == "v1.1" else {}
     expected = {"embedding": P("model"), **head}
     for stack in ("encoder", "decoder"):
-        attention = {"norm": P(), "qkv": P(None, None, None, "model"), "out": P(None, "model")}
-        feed_forward = {"norm": P(), "wi": P(None, None, None, "model"), "wo": P(None, "model")}
-        parts = {"self_attention": attention, "feed_forward": feed_forward}
+        parts = {
+            "attention": {"qkv": P(None, None, None, "model"), "out": P(None, "model")},
+            "mlp": {"wi": P(None, None, None, "model"), "wo": P(None, "model")},
+        }
         if stack == "decoder":
             both = {"q": P(None, None, "model"), "kv": P(None, None, None, "model")}
-            parts["cross_attention"] = {"norm": P(), **both, "out": P(None, "model")}
+            parts["cross_attention"] = {**both, "out": P(None, "model")}
         for part, specs in parts.items():
             expected |= {f"{stack}/layers/{part}/{name}": s for name, s in specs.items()}
-        expected |= {f"{stack}/relative_bias": P(None, "model"), f"{stack}/final_norm": P()}
+            expected[f"{stack}/layers/{part}_norm/scale"] = P()
+        expected |= {f"{stack}/relative_bias": P(None, "model"), f"{stack}/final_norm/scale": P()}
     assert found == expected
 
 

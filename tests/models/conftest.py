@@ -32,7 +32,7 @@ SIZES = {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
 }
-MakeParams = Callable[..., t5.Params]
+MakeParams = Callable[..., dict[str, Any]]
 MakeBatch = Callable[..., dict[str, np.ndarray]]
 
 
@@ -46,7 +46,7 @@ def config(request: pytest.FixtureRequest) -> t5.Config:
 def make_params() -> MakeParams:
     """Draw parameters of which every one is random: norms of ones would hide a mix-up."""
 
-    def make(config: t5.Config, seed: int = 0) -> t5.Params:
+    def make(config: t5.Config, seed: int = 0) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
         return jax.tree.map(
             lambda leaf: leaf * (1 + 0.3 * rng.standard_normal(leaf.shape).astype(np.float32)),
@@ -57,7 +57,7 @@ def make_params() -> MakeParams:
 
 
 @pytest.fixture
-def params(config: t5.Config, make_params: MakeParams) -> t5.Params:
+def params(config: t5.Config, make_params: MakeParams) -> dict[str, Any]:
     return make_params(config)
 
 
@@ -89,7 +89,7 @@ def batch(make_batch: MakeBatch) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def torch_model(tmp_path: Path) -> Callable[[t5.Config, t5.Params], Any]:
+def torch_model(tmp_path: Path) -> Callable[[t5.Config, dict[str, Any]], Any]:
     """Give transformers' model of the same weights, which reach it through exported files."""
     pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
     import transformers
@@ -97,7 +97,7 @@ def torch_model(tmp_path: Path) -> Callable[[t5.Config, t5.Params], Any]:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
-    def load(config: t5.Config, params: t5.Params) -> Any:
+    def load(config: t5.Config, params: dict[str, Any]) -> Any:
         save_pretrained(tmp_path / "torch", t5, config, params)
         return transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "torch").eval()
 

@@ -20,7 +20,7 @@ gated = pytest.mark.parametrize("config", ["v1.1"], indirect=True)
 
 
 @pytest.fixture
-def talkative(config, make_params, make_batch) -> tuple[t5.Config, t5.Params, dict[str, Any]]:
+def talkative(config, make_params, make_batch) -> tuple[t5.Config, dict[str, Any], dict[str, Any]]:
     """A model of so few tokens that some hypotheses end early and others run to the limit."""
     config = config.updated({"vocab_size": 11})
     batch = make_batch(SOURCE_LENGTHS, (1,) * len(SOURCE_LENGTHS))
@@ -28,7 +28,7 @@ def talkative(config, make_params, make_batch) -> tuple[t5.Config, t5.Params, di
     return config, make_params(config, seed=4), batch
 
 
-def search(config: t5.Config, params: t5.Params, batch: dict[str, Any], **how: Any) -> Any:
+def search(config: t5.Config, params: dict[str, Any], batch: dict[str, Any], **how: Any) -> Any:
     run = jax.jit(partial(generate, t5, config, max_new_tokens=MAX_NEW_TOKENS, **how))
     return run(params, batch["input_ids"], batch["attention_mask"])
 
@@ -55,7 +55,7 @@ def until_end(tokens: Any) -> list[list[int]]:
 def test_greedy_tokens_equal_the_torch_reference(talkative, make_params, torch_model):
     config, _, batch = talkative
     # Weights that end some rows early: no one seed does for both versions.
-    params = make_params(config, seed=2 if config.tie_word_embeddings else 4)
+    params = make_params(config, seed=9 if config.tie_word_embeddings else 8)
 
     found = search(config, params, batch)
 

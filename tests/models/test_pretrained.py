@@ -26,7 +26,7 @@ Q_NAME = "encoder.block.1.layer.0.SelfAttention.q.weight"
 
 
 @pytest.fixture
-def checkpoint(config: t5.Config, params: t5.Params, tmp_path: Path) -> Path:
+def checkpoint(config: t5.Config, params: dict[str, Any], tmp_path: Path) -> Path:
     directory = tmp_path / "checkpoint"
     save_pretrained(directory, t5, config, params)
     return directory
@@ -120,7 +120,7 @@ def test_each_device_gets_its_shard(checkpoint, params):
 
     assert_equal_trees(found, params)
     assert jax.tree.map(lambda leaf: leaf.sharding, found) == shardings
-    qkv = found["encoder"]["layers"]["self_attention"]["qkv"]
+    qkv = found["encoder"]["layers"]["attention"]["qkv"]
     assert qkv.addressable_shards[0].data.shape == (3, 16, 3, 1, 6)
 
 

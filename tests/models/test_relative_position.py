@@ -4,7 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from redco_flow.models.relative_position import pairwise_bias, position_buckets
+from redco_flow.models.relative_position import (
+    distance_bias,
+    position_buckets,
+    spread_diagonals,
+)
+
+
+def pairwise_bias(table, num_queries, num_keys, **kind):
+    by_distance = distance_bias(table, np.arange(1 - num_queries, num_keys), **kind)
+    return spread_diagonals(by_distance, num_queries, num_keys)[None]
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from redco_flow.engine.traffic import read_collectives
-from redco_flow.models.attention import attend, causal_bias
 from redco_flow.models.block_config import AttentionConfig
 from redco_flow.models.blockwise_bias import ByDistance
-from redco_flow.models.relative_position import distance_bias, pairwise_bias
+from redco_flow.models.grouped_attention import attend_grouped
+from redco_flow.models.relative_position import distance_bias, spread_diagonals
 from redco_flow.models.ring_attention import ring_attend
 from redco_flow.models.sequence_attention import attend_sequence
 from redco_flow.models.visibility import row_biases
@@ -141,15 +141,16 @@ def test_long_shards_are_worked_off_in_chunks(window):
 @pytest.mark.parametrize("num_queries", [LENGTH, 13])
 def test_a_learned_bias_of_distances_gets_its_gradient_from_every_shard(is_causal, num_queries):
     kind = {"bidirectional": not is_causal, "max_distance": 9}
+    plain = AttentionConfig(4, 4, HEAD_DIM, 1.0, is_causal=is_causal)
 
     def on_one(table: jax.Array, *heads: jax.Array) -> jax.Array:
-        bias = pairwise_bias(table, num_queries, num_queries, **kind)
-        return attend(*heads, (bias + causal_bias(num_queries) if is_causal else bias,))
+        values = distance_bias(table, np.arange(1 - num_queries, num_queries), **kind)
+        bias = spread_diagonals(values, num_queries, num_queries)[None]
+        return attend_grouped(plain, *heads, (bias,))
 
     def by_ring(table: jax.Array, *heads: jax.Array) -> jax.Array:
         values = distance_bias(table, np.arange(1 - num_queries, num_queries), **kind)
-        plain = AttentionConfig(4, 4, HEAD_DIM, 1.0, is_causal=False)
-        return ring_attend(plain, *heads, (ByDistance(values, num_queries, is_causal),))
+        return ring_attend(plain, *heads, (ByDistance(values, num_queries),))
 
     inputs = draw(8, 4), *(draw(BATCH, num_queries, 4, HEAD_DIM) + shift for shift in range(3))
 

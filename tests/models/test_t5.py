@@ -14,7 +14,9 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
 @partial(jax.jit, static_argnums=0)
-def logits_of(config: t5.Config, params: t5.Params, batch: dict[str, Any], rngs: Any = None) -> Any:
+def logits_of(
+    config: t5.Config, params: dict[str, Any], batch: dict[str, Any], rngs: Any = None
+) -> Any:
     return t5.apply(config, params, *(batch[name] for name in MODEL_INPUTS), rngs=rngs)
 
 
@@ -22,7 +24,9 @@ def logits_of(config: t5.Config, params: t5.Params, batch: dict[str, Any], rngs:
 gated = pytest.mark.parametrize("config", ["v1.1"], indirect=True)
 
 
-def mean_loss(params: t5.Params, config: t5.Config, batch: dict[str, Any], rngs: Any = None) -> Any:
+def mean_loss(
+    params: dict[str, Any], config: t5.Config, batch: dict[str, Any], rngs: Any = None
+) -> Any:
     labels = jnp.asarray(batch["labels"])
     log_probs = jax.nn.log_softmax(logits_of(config, params, batch, rngs))
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
@@ -167,8 +171,9 @@ def test_dropout_needs_one_key_per_example(config, params, batch):
 
 @pytest.mark.slow
 @gated
-def test_recomputing_layers_changes_no_gradient(config, params, batch):
-    recomputing = config.updated({"remat": True})
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_recomputing_layers_changes_no_gradient(config, params, batch, remat):
+    recomputing = config.updated({"remat": remat})
 
     expected = loss_and_gradients(params, config, batch, keys(0, 3))
     found = loss_and_gradients(params, recomputing, batch, keys(0, 3))
@@ -202,7 +207,7 @@ def test_equal_seeds_give_equal_parameters_with_the_reference_deviations(config)
 
     again = t5.init_params(wide, jax.random.key(3))
     jax.tree.map(np.testing.assert_array_equal, params, again)
-    attention = params["encoder"]["layers"]["self_attention"]
+    attention = params["encoder"]["layers"]["attention"]
     np.testing.assert_allclose(np.std(attention["qkv"][:, :, 0]), (64 * 16) ** -0.5, rtol=0.05)
     np.testing.assert_allclose(np.std(attention["qkv"][:, :, 1]), 64**-0.5, rtol=0.05)
     np.testing.assert_allclose(np.std(params["embedding"]), 1.0, rtol=0.05)

@@ -19,7 +19,7 @@ SPLIT_DIM = {
 }  # fmt: skip
 
 
-def two_rules(mesh: jax.sharding.Mesh, params: t5.Params) -> Any:
+def two_rules(mesh: jax.sharding.Mesh, params: dict[str, Any]) -> Any:
     def sharding(path: Any, leaf: jax.Array) -> NamedSharding:
         axes = [None] * leaf.ndim
         if path[-1].key in SPLIT_DIM:

@@ -342,7 +342,7 @@ def test_the_stage_logs_each_rule_with_its_reason_and_the_users_own_comes_first(
     logged = [message.split(maxsplit=1) for message in caplog.messages if "  " in message]
     reasons = {path: rest for path, *rest in logged if rest}
     assert re.search(r"\(-, model\) +given: '\^embedding\$'", *reasons["embedding"])
-    assert re.search(r"column-parallel over 2 heads", *reasons["encoder/layers/self_attention/qkv"])
+    assert re.search(r"column-parallel over 2 heads", *reasons["encoder/layers/attention/qkv"])
 
 
 def test_an_override_that_no_parameter_has_is_an_error_before_the_first_step(bench, dataset):
