@@ -26,9 +26,8 @@ from redco_flow.models.block_layouts import (
     norm_layouts,
     with_other_prefix,
 )
-from redco_flow.models.encoder_decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
-from redco_flow.models.family_config import FamilyConfig, split_evenly
+from redco_flow.models.family_config import FamilyConfig, lazy_functions, split_evenly
 from redco_flow.models.stack_config import StackConfig
 from redco_flow.models.tensor_layout import TensorLayout
 
@@ -187,3 +186,4 @@ def _stack_layouts(config: StackConfig, stack: str) -> dict[str, Any]:
 
 
 Config = BartConfig
+__getattr__ = lazy_functions("redco_flow.models.encoder_decoder_model")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.bert_family import BertFamilyConfig, head_layouts, old_norm_layouts
-from redco_flow.models.encoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.encoder_config import EncoderConfig
+from redco_flow.models.family_config import lazy_functions
 
 _HEAD = "cls.predictions"
 IGNORED_TENSORS = (
@@ -56,3 +56,4 @@ class BertConfig(BertFamilyConfig):
 
 
 Config = BertConfig
+__getattr__ = lazy_functions("redco_flow.models.encoder_model")

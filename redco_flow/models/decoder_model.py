@@ -1,7 +1,7 @@
-"""What every decoder-only family computes, as functions of a config and a plain dict of parameters.
+"""What every decoder-only family computes: functions of its config and a dict of parameters.
 
-The parameters and what they compute are `decoder_module.py`'s; here stand rows with padding and
-several texts, prompts and caches.
+A family's module offers all of them. The parameters and what they compute are
+`decoder_module.py`'s; here stand rows with padding and several texts, prompts and caches.
 Dims in this file: L layers, B batch, T sequence or new tokens, S prompt, V vocabulary, E experts,
 N beams.
 """
@@ -17,41 +17,69 @@ import jax.numpy as jnp
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.decoder_module import Cache, Decoder, Params, Prompt
 from redco_flow.models.dropout import example_keys
+from redco_flow.models.family_config import FamilyConfig
 from redco_flow.models.key_value_cache import no_writers
-from redco_flow.models.layers_apart import without_layers
+from redco_flow.models.layers_apart import with_faster_layers, without_layers
+from redco_flow.models.tensor_files import TensorFiles, equal_tensors
 from redco_flow.models.visibility import default_positions, row_biases
 
-__all__ = [
-    "Cache",
-    "Params",
-    "abstract_params",
-    "apply_with_router",
-    "decode_step",
-    "init_params",
-    "prefill",
-]
+_HEAD = "lm_head.weight"
+# A tied head published beside the embedding; angles and masks that are computed, not learned.
+IGNORED_TENSORS = (
+    _HEAD,
+    "*.rotary_emb.inv_freq",
+    "*h.*.attn.bias",
+    "*h.*.attn.masked_bias",
+)
 
 
-def _run(config: DecoderConfig, params: Params, *inputs: Any, method: str = "__call__") -> Any:
-    return Decoder(config).apply({"params": params}, *inputs, method=method)
+def init_params(config: FamilyConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters; deviations are the family's."""
+    params: Params = _init_params(config.core, key)
+    return params
 
 
 @partial(jax.jit, static_argnums=0)
-def init_params(config: DecoderConfig, key: jax.Array) -> Params:
-    """Draw float32 parameters."""
+def _init_params(config: DecoderConfig, key: jax.Array) -> Params:
     tokens = jnp.zeros((1, 1), jnp.int32)
     params: Params = Decoder(config).init(key, tokens, tokens, (), None)["params"]
     return params
 
 
-def abstract_params(config: DecoderConfig) -> Params:
+def abstract_params(config: FamilyConfig) -> Params:
     """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
     shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return shapes
 
 
+def apply(
+    config: FamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    position_ids: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return float32 logits (B, T, V) of every next token.
+
+    Args:
+        input_ids: (B, T).
+        attention_mask: (B, T); 0 is padding, on either side. None: there is none.
+        position_ids: (B, T); None: counted from 0 over what is not padding, anew in every
+            document.
+        segment_ids: (B, T); which of the documents packed into a row each token belongs to, in
+            runs. No token attends to another document. None: a row is one document.
+        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+    """
+    logits, _ = apply_with_router(
+        config, params, input_ids, attention_mask, position_ids, segment_ids, rngs
+    )
+    return logits
+
+
 def apply_with_router(
-    config: DecoderConfig,
+    config: FamilyConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array | None = None,
@@ -59,19 +87,50 @@ def apply_with_router(
     segment_ids: jax.Array | None = None,
     rngs: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return logits (B, T, V) and router logits (L, B, T, E), None without experts; float32."""
+    """Return what `apply` does, and every layer's router logits (L, B, T, E), float32.
+
+    The second is None for a model without experts; `load_balancing.py` reads it.
+    """
     keys = example_keys(rngs, input_ids.shape[0])
     if position_ids is None:
         position_ids = default_positions(input_ids.shape, attention_mask, segment_ids)
     biases = row_biases(attention_mask, segment_ids)
     result: tuple[jax.Array, jax.Array | None] = _run(
-        config, params, input_ids, position_ids, biases, keys
+        config.core, params, input_ids, position_ids, biases, keys
     )
     return result
 
 
+def tensor_layouts(config: FamilyConfig) -> dict[str, Any]:
+    """Return a tree like the parameters that says what each is made of."""
+    return config.tensor_layouts()
+
+
+def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
+    """Return `config`, untied where the checkpoint has a head that is not the embedding.
+
+    transformers goes by the tensors when it reads, whatever `config.json` says; so must we.
+    """
+    layout = config.tensor_layouts()["embedding"]
+    embedding = next((name for name in layout.names(()) if name in files.names), None)
+    if not config.tie_word_embeddings or embedding is None or _HEAD not in files.names:
+        return config
+    if equal_tensors(files, _HEAD, embedding):
+        return config
+    return config.updated({"tie_word_embeddings": False})
+
+
+def decoding_params(config: FamilyConfig, params: Params) -> Params:
+    """Return parameters from which `prefill` and `decode_step` give the same, faster.
+
+    They are laid out once for all steps, as the platform at hand reads them best.
+    """
+    del config  # the face's interface
+    return with_faster_layers(params)
+
+
 def prefill(
-    config: DecoderConfig,
+    config: FamilyConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array,
@@ -79,7 +138,13 @@ def prefill(
     num_beams: int,
     max_length: int,
 ) -> Cache:
-    """Read prompts (B, S), padded on either side; see `decoder.prefill`."""
+    """Read prompts; return the cache before the first step, with room for what follows.
+
+    Args:
+        input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Every row has a
+            token; its last one, the cache's `source.last_token`, is where decoding begins.
+        max_length: how many tokens will be decoded at most.
+    """
     is_token = attention_mask != 0
     positions = default_positions(input_ids.shape, attention_mask, None)
     places = jnp.arange(input_ids.shape[1])
@@ -92,18 +157,26 @@ def prefill(
         last_token=jnp.take_along_axis(input_ids, last, axis=1)[:, 0].astype(jnp.int32),
         last_position=jnp.take_along_axis(positions, last, axis=1)[:, 0],
     )
-    heads = _run_with_layers(config, params, *inputs, method="prefill")
+    heads = _run_with_layers(config.core, params, *inputs, method="prefill")
     return Cache(prompt, no_writers(len(input_ids), num_beams, max_length), heads)
 
 
 def decode_step(
-    config: DecoderConfig, params: Params, cache: Cache, tokens: jax.Array, step: jax.Array
+    config: FamilyConfig, params: Params, cache: Cache, tokens: jax.Array, position: jax.Array
 ) -> tuple[jax.Array, Cache]:
-    """Return logits (B, N, V) of the token after `tokens` (B, N), and the new cache."""
+    """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
+
+    Args:
+        position: number of the step, from 0, where `tokens` are the prompts' last ones.
+    """
     result: tuple[jax.Array, Cache] = _run_with_layers(
-        config, params, cache, tokens, step, method="step"
+        config.core, params, cache, tokens, position, method="step"
     )
     return result
+
+
+def _run(config: DecoderConfig, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+    return Decoder(config).apply({"params": params}, *inputs, method=method)
 
 
 def _run_with_layers(config: DecoderConfig, params: Params, *inputs: Any, method: str) -> Any:

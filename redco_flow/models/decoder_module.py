@@ -77,7 +77,7 @@ class Cache(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """The whole model; the functions of `decoder_model.py` are its face."""
+    """The whole model; the functions of `decoder_model.py` call it."""
 
     config: DecoderConfig
 

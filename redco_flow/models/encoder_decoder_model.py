@@ -25,21 +25,26 @@ import jax.numpy as jnp
 from redco_flow.models.blocks import normal, zeros
 from redco_flow.models.dropout import example_keys, fold_keys
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
+from redco_flow.models.family_config import FamilyConfig
 from redco_flow.models.key_value_cache import SourceCache, no_writers, with_writers, written
 from redco_flow.models.layer_inputs import StepShared
-from redco_flow.models.layers_apart import without_layers
+from redco_flow.models.layers_apart import with_faster_layers, without_layers
 from redco_flow.models.product import wide_product
 from redco_flow.models.stack import Stack
+from redco_flow.models.tensor_files import TensorFiles
 from redco_flow.models.visibility import row_biases
 
 Params = dict[str, Any]
+
+# The tied head, published beside the embedding.
+IGNORED_TENSORS = ("lm_head.weight",)
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE, _TARGET = range(2)
 
 
 class EncoderDecoder(nn.Module):
-    """The whole model; the functions below are its face."""
+    """The whole model; a family's module offers the functions below."""
 
     config: EncoderDecoderConfig
 
@@ -159,56 +164,130 @@ def _step_biases(
     return (jnp.repeat(here, num_beams, axis=1)[None, :, None],)
 
 
-def run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
-    """Call one of the module's methods on `params`."""
-    return EncoderDecoder(config).apply({"params": params}, *inputs, method=method)
-
-
-def run_with_layers(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
-    """Call a method that is given the decoder layers' parameters, stacked or apart."""
-    rest, layers = without_layers(params, "decoder")
-    return run(config, rest, layers, *inputs, method=method)
+def init_params(config: FamilyConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters; deviations are the family's."""
+    params: Params = _init_params(config.core, key)
+    return params
 
 
 @partial(jax.jit, static_argnums=0)
-def init_params(config: EncoderDecoderConfig, key: jax.Array) -> Params:
-    """Draw float32 parameters."""
+def _init_params(config: EncoderDecoderConfig, key: jax.Array) -> Params:
     tokens = jnp.zeros((1, 1), jnp.int32)
     inputs = (tokens, jnp.ones_like(tokens), tokens, None, None)
     params: Params = EncoderDecoder(config).init(key, *inputs)["params"]
     return params
 
 
-def abstract_params(config: EncoderDecoderConfig) -> Params:
+def abstract_params(config: FamilyConfig) -> Params:
     """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
     shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return shapes
 
 
 def apply(
-    config: EncoderDecoderConfig,
+    config: FamilyConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array,
     decoder_input_ids: jax.Array,
-    decoder_attention_mask: jax.Array | None,
-    rngs: jax.Array | None,
+    decoder_attention_mask: jax.Array | None = None,
+    rngs: jax.Array | None = None,
 ) -> jax.Array:
-    """Return float32 logits (B, T, V); see `encoder_decoder.apply`."""
+    """Return float32 logits (B, T, V) of every next target token.
+
+    Args:
+        input_ids, attention_mask: (B, S); mask 0 is padding, on either side.
+        decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
+        decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
+        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+
+    Raises:
+        ValueError: sequences longer than the model's positions reach.
+    """
     keys = example_keys(rngs, input_ids.shape[0])
     inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
-    logits: jax.Array = run(config, params, *inputs, method="__call__")
+    logits: jax.Array = _run(config.core, params, *inputs, method="__call__")
     return logits
 
 
 def encode(
-    config: EncoderDecoderConfig,
+    config: FamilyConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array,
-    rngs: jax.Array | None,
+    rngs: jax.Array | None = None,
 ) -> jax.Array:
-    """Return the encoder's output (B, S, D)."""
+    """Return the encoder's output (B, S, D) in `config.dtype`."""
     keys = example_keys(rngs, input_ids.shape[0])
-    encoded: jax.Array = run(config, params, input_ids, attention_mask, keys, method="encode")
+    inputs = (input_ids, attention_mask, keys)
+    encoded: jax.Array = _run(config.core, params, *inputs, method="encode")
     return encoded
+
+
+def decoding_params(config: FamilyConfig, params: Params) -> Params:
+    """Return parameters from which `init_cache` and `decode_step` give the same, faster.
+
+    They are laid out once for all steps, as the platform at hand reads them best.
+    """
+    del config  # the face's interface
+    return with_faster_layers(params, "decoder")
+
+
+def init_cache(
+    config: FamilyConfig,
+    params: Params,
+    encoded: jax.Array,
+    attention_mask: jax.Array,
+    *,
+    num_beams: int,
+    max_length: int,
+) -> SourceCache:
+    """Return the cache before the first token; cross-attention's keys and values are made here.
+
+    Args:
+        encoded: (B, S, D), `encode`'s result.
+        max_length: how many tokens will be decoded at most.
+
+    Raises:
+        ValueError: more tokens than the model's positions reach.
+    """
+    inputs = (encoded, attention_mask, num_beams, max_length)
+    cache: SourceCache = _run_with_layers(config.core, params, *inputs, method="start")
+    return cache
+
+
+def decode_step(
+    config: FamilyConfig, params: Params, cache: SourceCache, tokens: jax.Array, position: jax.Array
+) -> tuple[jax.Array, SourceCache]:
+    """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
+
+    Args:
+        position: of `tokens`, from 0, where they are `decoder_start_token_id`.
+    """
+    result: tuple[jax.Array, SourceCache] = _run_with_layers(
+        config.core, params, cache, tokens, position, method="step"
+    )
+    return result
+
+
+def tensor_layouts(config: FamilyConfig) -> dict[str, Any]:
+    """Return a tree like the parameters that says what each is made of."""
+    return config.tensor_layouts()
+
+
+def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
+    """Return `config`: nothing in it is known better from the tensors."""
+    del files  # the face's interface
+    return config
+
+
+def _run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
+    return EncoderDecoder(config).apply({"params": params}, *inputs, method=method)
+
+
+def _run_with_layers(
+    config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str
+) -> Any:
+    """Call a method that is given the decoder layers' parameters, stacked or apart."""
+    rest, layers = without_layers(params, "decoder")
+    return _run(config, rest, layers, *inputs, method=method)

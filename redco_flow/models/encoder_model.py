@@ -22,12 +22,14 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.activation import activate
+from redco_flow.models.bert_family import BertFamilyConfig
 from redco_flow.models.blocks import Norm, normal, zeros
 from redco_flow.models.blockwise_bias import Biases
 from redco_flow.models.dropout import example_keys
 from redco_flow.models.encoder_config import EncoderConfig
 from redco_flow.models.product import product, wide_product
 from redco_flow.models.stack import Stack
+from redco_flow.models.tensor_files import TensorFiles
 from redco_flow.models.visibility import row_biases
 
 Params = dict[str, Any]
@@ -74,7 +76,7 @@ class Pooler(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The whole model; the functions below are its face."""
+    """The whole model; a family's module offers the functions below."""
 
     config: EncoderConfig
 
@@ -144,23 +146,108 @@ def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
     return jnp.cumsum(is_token, axis=1) * is_token - 1
 
 
+def init_params(config: BertFamilyConfig, key: jax.Array) -> Params:
+    """Draw float32 parameters; deviations are the family's."""
+    params: Params = _init_params(config.core, key)
+    return params
+
+
 @partial(jax.jit, static_argnums=0)
-def init_params(config: EncoderConfig, key: jax.Array) -> Params:
-    """Draw float32 parameters."""
+def _init_params(config: EncoderConfig, key: jax.Array) -> Params:
     tokens = jnp.zeros((1, 1), jnp.int32)
     inputs = (tokens, tokens, (), None)
     params: Params = Encoder(config).init(key, *inputs, method="declare")["params"]
     return params
 
 
-def abstract_params(config: EncoderConfig) -> Params:
+def abstract_params(config: BertFamilyConfig) -> Params:
     """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
     shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return shapes
 
 
-def run(
-    config: EncoderConfig,
+def apply(
+    config: BertFamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    token_type_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return float32 logits (B, T, V) of what stands at every place.
+
+    Args:
+        input_ids: (B, T); some of them the tokenizer's mask token.
+        attention_mask: (B, T); 0 is padding, on either side. None: there is none.
+        token_type_ids: (B, T); which of two texts a token belongs to. None: all to the first.
+        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+
+    Raises:
+        ValueError: the model has no head (`config.has_head`).
+    """
+    inputs = (input_ids, attention_mask, token_type_ids, rngs)
+    return _run(config, params, *inputs, method="__call__")
+
+
+def encode(
+    config: BertFamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    token_type_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return the last layer's hidden states (B, T, D) in `config.dtype`; see `apply`.
+
+    `pooling.mean_pool` makes one vector per text of them.
+    """
+    inputs = (input_ids, attention_mask, token_type_ids, rngs)
+    return _run(config, params, *inputs, method="encode")
+
+
+def pool(
+    config: BertFamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    token_type_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> jax.Array:
+    """Return what the pooler makes of each text's first place (B, D), in `config.dtype`.
+
+    Transformers calls it `pooler_output`; see `apply`.
+
+    Raises:
+        ValueError: the model has no pooler (`config.has_pooler`).
+    """
+    inputs = (input_ids, attention_mask, token_type_ids, rngs)
+    return _run(config, params, *inputs, method="pool")
+
+
+def tensor_layouts(config: BertFamilyConfig) -> dict[str, Any]:
+    """Return a tree like the parameters that says what each is made of."""
+    return config.tensor_layouts()
+
+
+def config_of_tensors(config: BertFamilyConfig, files: TensorFiles) -> BertFamilyConfig:
+    """Return `config` with the head and the pooler whose tensors the checkpoint has.
+
+    Models for embeddings are published without a head, those for masked tokens often without
+    a pooler.
+    """
+    whole = config.updated({"has_head": True, "has_pooler": True}).tensor_layouts()
+
+    def has(part: str) -> bool:
+        kernel = whole[part]["kernel"]
+        return not files.names.isdisjoint({kernel.name, *kernel.aliases})
+
+    return config.updated(
+        {"has_head": config.has_head and has("head"), "has_pooler": has("pooler")}
+    )
+
+
+def _run(
+    config: BertFamilyConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array | None,
@@ -169,15 +256,11 @@ def run(
     *,
     method: str,
 ) -> jax.Array:
-    """Return logits (method `__call__`), hidden states (`encode`) or vectors (`pool`).
-
-    See `encoder.py`.
-    """
     if token_type_ids is None:
         token_type_ids = jnp.zeros_like(input_ids)
     keys = example_keys(rngs, input_ids.shape[0])
     biases = row_biases(attention_mask, None)
     inputs = (input_ids, token_type_ids, biases, keys)
-    result: Any = Encoder(config).apply({"params": params}, *inputs, method=method)
+    result: Any = Encoder(config.core).apply({"params": params}, *inputs, method=method)
     found: jax.Array = result
     return found

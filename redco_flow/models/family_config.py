@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, final
 
@@ -215,6 +216,24 @@ class FamilyConfig(ABC):
                 elif token is not None and token >= self.vocab_size:
                     problems.append(f"{name} is {token!r}; it must be in [0, {self.vocab_size}).")
         return problems
+
+
+def lazy_functions(module: str) -> Callable[[str], Any]:
+    """Return a family module's `__getattr__`: what it lacks is taken from a heavy module.
+
+    That one is imported when the first function is asked for, so that a family's config can be
+    checked on a login node, where there is no JAX.
+
+    Args:
+        module: dotted name of the one that computes what all families of a kind share.
+    """
+
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(module), name)
+
+    return find
 
 
 def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -> int:

@@ -1,7 +1,8 @@
 """Find a model family's module by its name, a Hugging Face `model_type`, or a dotted module.
 
-A family is one module with this face (see `t5.py`): `Config` (with `from_hugging_face`, `updated`,
-`to_hugging_face`), `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
+A family is one module with `Config` (see `t5.py`; it has `from_hugging_face`, `updated`,
+`to_hugging_face`), and these functions, its own or taken from the model that all families of its
+kind share: `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
 `config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`; those that
 generate `decode_step` and, for the cache it takes, `prefill` (decoder-only) or `init_cache`, and
 `decoding_params` where parameters laid out otherwise decode faster.
@@ -36,7 +37,7 @@ def find_model(name: str) -> ModuleType:
     """Import the module of a family.
 
     Args:
-        name: one of FAMILIES, or a dotted name of any importable module with the same face.
+        name: one of FAMILIES, or a dotted name of any importable module with the same functions.
 
     Raises:
         ValueError: there is none of that name, or it has no `Config`.

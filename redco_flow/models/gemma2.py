@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from redco_flow.models.block_config import NormConfig
 from redco_flow.models.block_layouts import norm_layouts
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.family_config import lazy_functions
 from redco_flow.models.llama_family import LlamaFamilyConfig, layer_norm_name, layer_types, windows
 
 
@@ -88,3 +88,4 @@ class Gemma2Config(LlamaFamilyConfig):
 
 
 Config = Gemma2Config
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

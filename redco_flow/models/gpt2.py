@@ -17,9 +17,8 @@ from redco_flow.models.block_config import (
     activation_name,
 )
 from redco_flow.models.block_layouts import norm_layouts, with_other_prefix
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
-from redco_flow.models.family_config import FamilyConfig, split_evenly
+from redco_flow.models.family_config import FamilyConfig, lazy_functions, split_evenly
 from redco_flow.models.tensor_layout import TensorLayout
 
 _LAYER = "transformer.h.{layer}"
@@ -136,3 +135,4 @@ def _mlp_layouts(name: str) -> dict[str, TensorLayout]:
 
 
 Config = GPT2Config
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

@@ -22,9 +22,8 @@ from redco_flow.models.block_layouts import (
     norm_layouts,
     with_other_prefix,
 )
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
-from redco_flow.models.family_config import FamilyConfig, split_evenly
+from redco_flow.models.family_config import FamilyConfig, lazy_functions, split_evenly
 from redco_flow.models.tensor_layout import TensorLayout
 
 _LAYER = "transformer.h.{layer}"
@@ -115,3 +114,4 @@ class GPTJConfig(FamilyConfig):
 
 
 Config = GPTJConfig
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.block_config import MlpConfig, activation_name
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.family_config import lazy_functions
 from redco_flow.models.llama_family import LlamaFamilyConfig
 
 
@@ -52,3 +52,4 @@ class LlamaConfig(LlamaFamilyConfig):
 
 
 Config = LlamaConfig
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

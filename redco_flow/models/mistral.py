@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.family_config import lazy_functions
 from redco_flow.models.llama_family import LlamaFamilyConfig
 
 
@@ -45,3 +45,4 @@ class MistralConfig(LlamaFamilyConfig):
 
 
 Config = MistralConfig
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

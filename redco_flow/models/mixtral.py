@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.block_config import MixtureConfig, activation_name
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.family_config import lazy_functions
 from redco_flow.models.llama_family import LlamaFamilyConfig
 from redco_flow.models.tensor_layout import TensorLayout
 
@@ -81,3 +81,4 @@ class MixtralConfig(LlamaFamilyConfig):
 
 
 Config = MixtralConfig
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.family_config import lazy_functions
 from redco_flow.models.llama_family import LlamaFamilyConfig, layer_types, windows
 
 _DEFAULT_WINDOW = 4096
@@ -70,3 +70,4 @@ class Qwen2Config(LlamaFamilyConfig):
 
 
 Config = Qwen2Config
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

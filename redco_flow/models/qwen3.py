@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.decoder import *  # noqa: F403 (the family's face)
+from redco_flow.models.family_config import lazy_functions
 from redco_flow.models.qwen2 import Qwen2Config
 
 
@@ -34,3 +34,4 @@ class Qwen3Config(Qwen2Config):
 
 
 Config = Qwen3Config
+__getattr__ = lazy_functions("redco_flow.models.decoder_model")

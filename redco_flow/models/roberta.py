@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from redco_flow.models.bert_family import BertFamilyConfig, head_layouts
 from redco_flow.models.block_layouts import norm_layouts
-from redco_flow.models.encoder import *  # noqa: F403 (the family's face)
 from redco_flow.models.encoder_config import EncoderConfig
+from redco_flow.models.family_config import lazy_functions
 
 _HEAD = "lm_head"
 IGNORED_TENSORS = (
@@ -71,3 +71,4 @@ class RobertaConfig(BertFamilyConfig):
 
 
 Config = RobertaConfig
+__getattr__ = lazy_functions("redco_flow.models.encoder_model")

@@ -20,18 +20,8 @@ from redco_flow.models.block_config import (
     RelativeConfig,
 )
 from redco_flow.models.block_layouts import attention_layouts, mlp_layouts, norm_layouts
-from redco_flow.models.encoder_decoder import (  # noqa: F401 (the family's face)
-    abstract_params,
-    apply,
-    decode_step,
-    decoding_params,
-    encode,
-    init_cache,
-    init_params,
-    tensor_layouts,
-)
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
-from redco_flow.models.family_config import FamilyConfig
+from redco_flow.models.family_config import FamilyConfig, lazy_functions
 from redco_flow.models.stack_config import StackConfig
 from redco_flow.models.tensor_files import TensorFiles, equal_tensors
 from redco_flow.models.tensor_layout import TensorLayout
@@ -228,3 +218,4 @@ def _stack_layouts(config: StackConfig, stack: str) -> dict[str, Any]:
 
 
 Config = T5Config
+__getattr__ = lazy_functions("redco_flow.models.encoder_decoder_model")
