@@ -108,6 +108,6 @@ class ClusterUnreachable(RedcoFlowError):
 
 
 class RunCancelled(RedcoFlowError):
-    """Somebody asked for the run to stop."""
+    """The run was asked to stop."""
 
     exit_code: ClassVar[int] = 5

@@ -43,7 +43,7 @@ def reading(path: Path, what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         is_own = isinstance(error, OSError) and error.filename is not None
-        # Rust's panics are no `Exception`s, so that nobody catches them by accident.
+        # Rust's panics are no `Exception`s, so that none is caught by accident.
         is_panic = type(error).__name__ == "PanicException"
         if is_own or not (isinstance(error, Exception) or is_panic):
             raise

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> NoReturn:
         prepare(on_terminate)
         log_to_stderr(place.rank)
         run_call(path, attempt, stop, place)
-    except BaseException as error:  # noqa: BLE001 (the last frame: nobody is above to see it)
+    except BaseException as error:  # noqa: BLE001 (the last frame: nothing above sees it)
         stop.is_watched = True
         reserved.release()
         try:
@@ -160,7 +160,7 @@ def run_call(
 
 
 def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_at: float) -> None:
-    """Compute one part of the stage; whoever computes the last one joins and publishes them."""
+    """Compute one part of the stage; the process that computes the last one publishes all."""
     assert call.shard is not None
     _take_lock(context, shared=True)
     result = find_result(workspace, call.fingerprint)
@@ -296,7 +296,7 @@ def _described(reference: InputReference) -> str:
 
 
 def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = False) -> None:
-    """Hold the work directory to the end of the process; wait for whoever holds it."""
+    """Hold the work directory to the end of the process; wait while another process does."""
     said: set[str] = set()
 
     def while_waiting(holder: str) -> None:

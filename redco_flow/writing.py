@@ -1,6 +1,6 @@
 """Open files for writing in folders that several people share: by the umask, never through a link.
 
-A link that somebody planted would have us truncate or extend a file elsewhere, with our rights.
+A planted link would have us truncate or extend a file elsewhere, with our rights.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from redco_flow.launch.hosts.host_clean_up import CleanedHost, HostLeftover
 _HEADER = ("KIND", "SIZE", "UNUSED", "PATH")
 _ONLY_COPIES = """\
   These are nowhere else: their launcher never had them whole. `redco-flow resume RUN` fetches what
-  its job has left, and once that stage has its result they are cleaned like others; what nobody
-  wants must be deleted there by hand."""
+  its job has left, and once that stage has its result they are cleaned like others; what is
+  not wanted must be deleted there by hand."""
 
 
 def describe(host: CleanedHost, *, dry_run: bool) -> str:

@@ -17,7 +17,7 @@ def lineage_lines(root: LineageNode, *, with_defaults: bool = False) -> list[str
 
     Args:
         root: what was asked about.
-        with_defaults: also show settings that nobody wrote.
+        with_defaults: also show settings that were not written.
     """
     return list(_node_lines(root, "", set(), with_defaults=with_defaults))
 

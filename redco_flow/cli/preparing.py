@@ -165,10 +165,10 @@ def _page_of(options: argparse.Namespace) -> str:
 
 
 def _stop_server(options: argparse.Namespace) -> int:
-    """End our own server unless somebody needs it.
+    """End our own server unless it is needed.
 
     Raises:
-        UsageError: somebody does, and nobody said that it may end.
+        UsageError: it is needed, and it was not said that it may end.
     """
     from redco_flow.orchestrate.open_flow_runs import users_of
     from redco_flow.orchestrate.prefect_server import own_api, stop_server
@@ -188,7 +188,7 @@ def _stop_server(options: argparse.Namespace) -> int:
 
 
 def _is_confirmed() -> bool:
-    """Ask, where there is somebody to ask."""
+    """Ask, at a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     sys.stderr.write("End it? [y/N] ")

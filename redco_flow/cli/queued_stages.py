@@ -1,4 +1,4 @@
-"""What becomes of stages whose jobs stand in a cluster's queue while nobody drives their run.
+"""What becomes of stages whose jobs stand in a cluster's queue while their run has no orchestrator.
 
 Reads the attempts' records and, of jobs that have not ended, what the cluster says. Writes nothing
 of the run's.

@@ -92,7 +92,7 @@ def _view_of_state(run: RunDirectory) -> dict[str, Any]:
 
 
 def _summarize(going_on: dict[str, Any]) -> tuple[str, str]:
-    """The state and message of a run that nobody drives, by its stages whose jobs go on."""
+    """The state and message of a run without an orchestrator, by its stages whose jobs go on."""
     if not going_on:
         return State.INTERRUPTED, ""
     is_at_work = any(stage["job_state"] == State.RUNNING for stage in going_on.values())

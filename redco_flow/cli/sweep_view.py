@@ -24,7 +24,7 @@ _MARKS = {"min": "lowest", "max": "highest"}
 def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
-    A point whose turn has not come is WAITING while somebody starts the sweep's runs, or while
+    A point whose turn has not come is WAITING while a process starts the sweep's runs, or while
     its jobs are in a cluster's queue.
     """
     starter = find_holder(sweep)
@@ -84,7 +84,7 @@ def sweep_text(view: dict[str, Any]) -> str:
             f"its jobs go on without a launcher; `redco-flow resume {view['sweep']}` collects them."
         )
     if view["state"] == State.INTERRUPTED:
-        lines.append(f"nobody starts its runs; `redco-flow resume {view['sweep']}` goes on.")
+        lines.append(f"no process starts its runs; `redco-flow resume {view['sweep']}` goes on.")
     return "\n".join(lines)
 
 
@@ -132,7 +132,7 @@ def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str,
 def _point_state(
     run: RunDirectory, view: dict[str, Any], starter: Lease | None, *, is_ahead: bool
 ) -> str:
-    """A run's state as a point's: one that nobody drives yet is waiting while somebody will.
+    """A run's state as a point's: one without an orchestrator is waiting while it is to get one.
 
     Args:
         starter: who starts the sweep's runs.

@@ -166,7 +166,7 @@ class TrainBatches:
         self.plan = BatchPlan(len(examples), global_batch_size, seed, buckets)
         if start_step < 0:
             raise DataError(f"start_step is {start_step}; it counts from 0.")
-        # grain wants a length; nobody gets to the end of this one.
+        # grain wants a length; this one's end is never reached.
         self._steps = range(start_step, 2**62 if stop_step is None else max(start_step, stop_step))
         self._source = _BatchSource(
             self.plan,

@@ -5,8 +5,7 @@ one shape, so there is one compilation per bucket. Each epoch shuffles within th
 batches among each other; without a seed the examples of a bucket keep their order, and the widest
 batches come first: what does not fit into memory fails before any work is done. What does not fill
 a bucket's last batch goes up into the next one, so an epoch has no more batches than without
-buckets. Where a batch's rows stand is arithmetic on its number: no position is kept. Refuses to
-know examples and how they are padded.
+buckets. Where a batch's rows stand is arithmetic on its number: no position is kept.
 Dims in this file: N examples, D dims of a row (1 for one sequence, 2 for source and target).
 """
 

@@ -73,7 +73,7 @@ class StageJobFailed(FailedJobError, StageFailed):
 
 
 class StageJobLost(UncompletedJobError, StageFailed):
-    """Nobody saw the job's end."""
+    """The job's end was not observed."""
 
 
 class StageJobCancelled(UncompletedJobError, RunCancelled):
@@ -160,7 +160,7 @@ class CallJob(Job[dict[str, Any]]):
         return StageCall(self.attempt)
 
     def done(self, force_check: bool = False) -> bool:  # noqa: FBT001, FBT002
-        """Say whether the job has ended, from files and processes alone, whoever asks."""
+        """Say whether the job has ended, from files and processes alone, in any process."""
         return self.status().is_finished
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
 """Notice that the kernel's out-of-memory killer struck while a job ran, and how near to it.
 
 Reads the counter of a process's memory cgroup (version 2 or 1), or where there is none the host's,
-which somebody else's process raises too. Growth is evidence, no growth proves nothing.
+which another user's process raises too. Growth is evidence, no growth proves nothing.
 """
 
 from __future__ import annotations

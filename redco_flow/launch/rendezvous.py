@@ -2,9 +2,9 @@
 
 Rank 0 listens on a free port and writes where into the attempt's directory; the others connect,
 each says its facts (config, code, versions, settings of JAX), and all get one answer: the address
-that JAX may use, or why nobody starts. The port that was reached here is the one JAX gets, so a
+that JAX may use, or why none starts. The port that was reached here is the one JAX gets, so a
 wrong address or a firewall shows here, in words, and not as an abort minutes later.
-Whoever else finds the port is no rank and holds nothing up. Sockets and files only; knows no JAX.
+Another program that finds the port is no rank and holds nothing up. Sockets and files only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Take in the connections of a rendezvous: ranks, and whoever else finds the port.
+"""Take in the connections of a rendezvous: ranks, and any other program that finds the port.
 
 A connection first sends the meeting's word, raw and of fixed length; only then is anything of it
 parsed, and that is bounded, strict and typed. Each has one deadline, and none waits for another.
@@ -70,7 +70,7 @@ class Joining:
 
 @dataclass(eq=False)
 class Connection:
-    """Somebody at the port.
+    """A connection to the port.
 
     Args:
         peer: its address.
@@ -171,7 +171,7 @@ class Listener:
                 break
             try:
                 taken, address = self._socket.accept()
-            except BlockingIOError:  # nobody waits
+            except BlockingIOError:  # no connection waits
                 break
             except OSError:  # it has left already, or no more files may be opened
                 time.sleep(_SECONDS_WITHOUT_ROOM)

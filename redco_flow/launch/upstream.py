@@ -1,8 +1,8 @@
 """Fill in a call that was submitted before its inputs were made.
 
 Such a call names the attempts that make them. What those have published is read here: by every
-rank of the job before it starts, and by whoever follows the job. Nothing is written, and the same
-results give the same call to all of them.
+rank of the job before it starts, and by the process that follows the job. Nothing is written, and
+the same results give the same call to all of them.
 """
 
 from __future__ import annotations

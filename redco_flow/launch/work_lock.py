@@ -46,7 +46,7 @@ def acquire(
     *,
     shared: bool = False,
 ) -> WorkLock:
-    """Take the lock, waiting for whoever holds it.
+    """Take the lock, waiting while another process holds it.
 
     Args:
         path: the lock's file; made if missing.

@@ -44,7 +44,7 @@ class WorkerExit:
         stop_reason: why, in words.
         oom_kill: where the kernel's out-of-memory killer struck during the job.
         peak_memory_bytes: the worker's largest resident size.
-        host_memory_bytes: of the machine; 0 where nobody asked.
+        host_memory_bytes: of the machine; 0 where it was not asked for.
         last_output: the end of its output.
     """
 
@@ -128,7 +128,7 @@ def _explain_signal(seen: WorkerExit) -> tuple[Cause, str]:
         peak = f"its peak memory was {_gib(seen.peak_memory_bytes)}"
         return Cause.OUT_OF_MEMORY, f"{killed}: an allocation failed; {peak}. {_MEMORY_ADVICE}"
     if seen.signal in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        return Cause.CANCELLED, f"{killed}, sent by somebody else than redco-flow."
+        return Cause.CANCELLED, f"{killed}, not sent by redco-flow."
     return Cause.FAILED, f"{killed}; see the end of the log."
 
 
@@ -153,7 +153,7 @@ def _explain_kill(killed: str, seen: WorkerExit) -> tuple[Cause, str]:
             f"{_gib(seen.host_memory_bytes)}. If it was memory: {_MEMORY_ADVICE}"
         )
     return Cause.FAILED, (
-        f"{killed}, not by redco-flow: by somebody's kill -9 or by an out-of-memory killer "
+        f"{killed}, not by redco-flow: by a kill -9 or by an out-of-memory killer "
         f"that left no trace here (see `dmesg`); {peak}. If it was memory: {_MEMORY_ADVICE}"
     )
 

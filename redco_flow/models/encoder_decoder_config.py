@@ -1,7 +1,6 @@
 """What an encoder-decoder of two stacks and one embedding computes.
 
-The one model of `encoder_decoder_model.py` is driven by it. Imports nothing heavy. Refuses to
-know names in files.
+The one model of `encoder_decoder_model.py` is driven by it. Imports nothing heavy.
 """
 
 from __future__ import annotations

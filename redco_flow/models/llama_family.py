@@ -1,7 +1,6 @@
 """What LLaMA and the models made after it have in common: config keys and names of tensors.
 
-Rotary positions, root-mean-square norms, gated feed-forward layers, grouped queries. Refuses to
-know what sets each of them apart: they say so in their own files.
+Rotary positions, root-mean-square norms, gated feed-forward layers, grouped queries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Models as directories: `config.json` beside safetensors, on disk or on the Hugging Face hub.
 
-Knows which files a model consists of and puts family, config and tensors together. Refuses to
-know tokenizers and training.
+Knows which files a model consists of and puts family, config and tensors together.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class AheadChain:
             self._end_behind(stage, why)
 
     def end_all(self, why: str) -> None:
-        """Take every job of a stage that has not completed out of the queue, whoever sent it."""
+        """Take every job of a stage that has not completed out of the queue."""
         states = self._context.book.stages()
         with self._mutex:
             for stage in self._upstream:
@@ -153,7 +153,7 @@ class AheadChain:
 
     @contextmanager
     def _problem_kept(self, stage: str, say: Say) -> Iterator[None]:
-        """Keep a stage's error for whoever asks for its attempt."""
+        """Keep a stage's error until its attempt is asked for."""
         self._problems.pop(stage, None)
         try:
             yield

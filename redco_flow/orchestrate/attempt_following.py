@@ -1,6 +1,7 @@
 """What a stage's runner does with an attempt that has a job: follow it, judge it, write it down.
 
-Whoever submitted the job, and when. Knows the budgets of retries; refuses to start anything.
+The job may have been submitted by any process at any time. Knows the budgets of retries, and
+starts nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class AttemptFollower:
         """Return the published result of an attempt, if it has one that can be trusted.
 
         Args:
-            is_new: made just now; whoever takes it in verifies it, on a machine made for work.
+            is_new: made just now; the stage that reads it verifies it, on a machine made for work.
         """
         record = attempt.read_result()
         if record is None:

@@ -29,7 +29,7 @@ _NUM_ASKED_AT_ONCE = 16
 
 
 def cancel_run(run: RunDirectory, reason: str = "") -> None:
-    """Ask for the run to stop, and wait for its end; where nobody drives it, end its jobs here.
+    """Ask for the run to stop and wait for its end; without an orchestrator, end its jobs here.
 
     Args:
         reason: for people.
@@ -70,13 +70,13 @@ def has_ended(run: RunDirectory) -> bool:
 
 
 def _begin_end(run: RunDirectory, reason: str, leases: ExitStack) -> _EndWithoutLauncher | None:
-    """Take a run that nobody drives, and ask its jobs to stop.
+    """Take a run without an orchestrator, and ask its jobs to stop.
 
     Args:
         leases: gets what releases the run's lease.
 
     Returns:
-        None where somebody has just taken the run up: who does sees the request.
+        None where another process has just taken the run up: that one sees the request.
     """
     try:
         lease = leases.enter_context(acquire(run))
@@ -137,6 +137,6 @@ class _EndWithoutLauncher:
 
 
 def _note_end(job: CallJob, why: str) -> None:
-    """Of a job that left the queue without a word, say so where whoever resumes the run looks."""
+    """Of a job that left the queue without a word, say so where a resumed run looks."""
     if job.attempt.read_exit() is None and job.status().cause is Cause.CANCELLED:
         write_exit(job.attempt, never_began(why))

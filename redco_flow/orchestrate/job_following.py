@@ -39,7 +39,7 @@ def follow_job(
 
     Raises:
         StageFailed: it ended without a result; names job id, log and last lines.
-        RunCancelled: it was cancelled, by the run's stop request or by somebody else.
+        RunCancelled: it was cancelled, by the run's stop request or from outside redco-flow.
         Detached: this process is to end; the job runs on.
     """
     tail = LogTail(job.paths.stdout)

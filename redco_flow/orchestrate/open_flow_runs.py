@@ -83,7 +83,7 @@ class OpenFlowRun:
                 with get_client(sync_client=True) as client:
                     self._tell(client, UUID(self.path.stem))
         except ObjectNotFound:
-            pass  # somebody deleted it there
+            pass  # it was deleted there
         except Exception:  # noqa: BLE001 (the next run tries again)
             return False
         self.close()
@@ -116,7 +116,7 @@ def settle_left_over(api: PrefectApi) -> None:
 
 
 def users_of(api: PrefectApi) -> list[str]:
-    """Name the runs and other flows that report to our server now, whoever started them from where.
+    """Name the runs and other flows that report to our server now, of all users.
 
     Flows that are not ours are known only where the server answers.
     """

@@ -1,4 +1,4 @@
-"""A Prefect API by its address: whether somebody answers there, where its pages are, who may ask.
+"""A Prefect API by its address: whether it answers, where its pages are, who may ask.
 
 Does not import Prefect: a health check is one HTTP request.
 """
@@ -40,7 +40,7 @@ class PrefectApi:
 
 
 def is_healthy(api_url: str, *, timeout_seconds: float = 2.0) -> bool:
-    """Ask the API's health page once; any answer below 500 means that somebody is there.
+    """Ask the API's health page once; any answer below 500 means that a server is there.
 
     An API with a password answers 401, which is alive.
     """

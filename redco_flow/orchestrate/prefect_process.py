@@ -83,7 +83,7 @@ def start_lasting(folder: Path, log: BinaryIO, preferred_port: int, auth: str) -
     Args:
         folder: Prefect's home, with its database.
         log: takes its output.
-        preferred_port: the system chooses another one where somebody has this.
+        preferred_port: the system chooses another one where this one is taken.
         auth: what it asks of everybody who comes.
 
     Raises:
@@ -118,7 +118,7 @@ def start_short_lived(folder: Path, auth: str) -> PrefectProcess:
 
 
 def _listen(*ports: int) -> socket.socket:
-    """Take the first port that nobody has; 0 is one that the system chooses."""
+    """Take the first free port; 0 is one that the system chooses."""
     for port in ports:
         with contextlib.suppress(OSError):
             return socket.create_server((_ADDRESS, port))

@@ -112,9 +112,9 @@ def publish_summary(session: RunSession) -> None:
 
 
 def watch_for_cancelling(flow_run_id: UUID, on_cancel: Callable[[str], None]) -> threading.Event:
-    """Ask now and then whether somebody cancelled the flow run on its page.
+    """Ask now and then whether the flow run was cancelled on its page.
 
-    Prefect tells nobody of that unless the flow was started by one of its own workers.
+    Prefect tells the flow of that only if the flow was started by one of its own workers.
 
     Returns:
         An event that ends the asking.

@@ -1,9 +1,9 @@
 """Keep one local Prefect server in the background: start it on first use, find it again, stop it.
 
 What stands under `~/.redco-flow/prefect/<host>` (0700; `REDCO_FLOW_HOME` moves it): `server.json`
-(process, url, the secret that it asks for; 0600), `server.lock` (held while somebody starts one),
+(process, url, the secret that it asks for; 0600), `server.lock` (held while one is being started),
 `server.log`, Prefect's database. One folder per host, because login nodes share a home and SQLite
-bears one server. A server named by `PREFECT_API_URL` or by the profile belongs to somebody else: it
+bears one server. A server named by `PREFECT_API_URL` or by the profile is another's: it
 is used, never started or stopped. Knows no run and does not import Prefect.
 """
 
@@ -33,7 +33,7 @@ _PREFERRED_PORT = 4200
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Where runs report to, and whether somebody answers there.
+    """Where runs report to, and whether it answers.
 
     Args:
         url: the API's address, or None when no server was ever started here.

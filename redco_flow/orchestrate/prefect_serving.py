@@ -27,7 +27,7 @@ _PAGE_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; script-src 'unsafe-inline'"),
 ]
-# The secret and a page's path stand behind `#`, which browsers send to nobody. Prefect's pages
+# The secret and a page's path stand behind `#`, which browsers send to no server. Prefect's pages
 # look for the secret where its own login form puts it.
 _LOGIN_PAGE = """<!doctype html>
 <title>redco-flow</title>

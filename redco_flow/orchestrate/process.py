@@ -72,7 +72,7 @@ def _drive(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop.on_signal)
     try:
-        # Imported now, so that whoever started this process sees the lease at once. submitit
+        # Imported now, so that the process that started this one sees the lease at once. submitit
         # configures logging when it is imported, which closes every handler: once Prefect
         # has its own, that can wait for ever on a lock.
         importlib.import_module("redco_flow.launch.executor")

@@ -43,7 +43,7 @@ def reason_to_run(
     found = list(differences(last.ingredients, ingredients))
     if not found:
         return "first run"
-    # The first one explains the rest, except for what moved on the hub: nobody here changed that.
+    # The first one explains the rest, except for what moved on the hub: that was not changed here.
     told = [found[0], *(one for one in found[1:] if _is_move(one))]
     return "; ".join(describe(one, stage, resolved.origins) for one in told)
 

@@ -66,7 +66,7 @@ class RunSession:
         Args:
             context: the run.
             leave_cancelled: cancelled stages, and what needs them, stay as they are.
-            judges_ended: a job that failed while nobody looked is followed to its end, and tried
+            judges_ended: a job that failed unobserved is followed to its end, and tried
                 again only as the profile allows; otherwise it is submitted again for the asking.
         """
         self.context = context
@@ -145,7 +145,7 @@ class RunSession:
 
     @property
     def has_begun(self) -> bool:
-        """Whether somebody has begun with a stage."""
+        """Whether a stage has begun."""
         return bool(self._ended) or any(turn.locked() for turn in self._turns.values())
 
     @property
@@ -185,7 +185,7 @@ class RunSession:
             why = self.context.stop.reason or f"{', '.join(cancelled)} was cancelled"
             return Outcome(State.CANCELLED, RunCancelled.exit_code, why)
         unfinished = [n.name for n in self.stages if states[n.name]["state"] != State.COMPLETED]
-        if unfinished:  # whoever was to run them failed itself; orchestrator.log says how
+        if unfinished:  # the flow that was to run them failed itself; orchestrator.log says how
             why = f"{', '.join(unfinished)} not started: {self.context.run.log_path} says why"
             return Outcome(State.FAILED, StageFailed.exit_code, why)
         return Outcome(State.COMPLETED, 0, _tally(states))

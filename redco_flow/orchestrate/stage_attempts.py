@@ -26,7 +26,7 @@ class StageAttempts:
     Args:
         context: the run.
         upstream: of each stage of this session, what it takes from.
-        judges_ended: an attempt that failed while nobody looked holds until it has been judged.
+        judges_ended: an attempt that failed unobserved holds until it has been judged.
     """
 
     def __init__(

@@ -142,20 +142,20 @@ def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
 
 
 def resume_run(run: RunDirectory) -> None:
-    """Take up a run that nobody drives: find its jobs again, and run what has not completed.
+    """Take up a run without an orchestrator: find its jobs again, and run what has not completed.
 
     Raises:
-        UsageError: somebody drives it, or all of it is done.
+        UsageError: it has an orchestrator, or all of it is done.
     """
     reopen_run(run)
     spawn(run)
 
 
 def reopen_run(run: RunDirectory) -> None:
-    """Make a run that nobody drives one that can be taken up; `resume_run` without the start.
+    """Make a run without an orchestrator one that can be taken up; `resume_run` without the start.
 
     Raises:
-        UsageError: somebody drives it, or all of it is done.
+        UsageError: it has an orchestrator, or all of it is done.
     """
     with _take_over(run):
         if run.read_state()["state"] == State.COMPLETED:
@@ -221,7 +221,7 @@ def spawn(run: RunDirectory, *options: str) -> None:
             process.kill()
             raise RedcoFlowError(_last_words(run, said_before))
         time.sleep(_POLL_SECONDS)
-    # Its end is nobody's business here; without this Python would complain of a lost child.
+    # Its end does not matter here; without this Python would complain of a lost child.
     process.returncode = 0
 
 
@@ -234,7 +234,7 @@ def _take_over(run: RunDirectory) -> Lease:
     """Take the run's lease; a launcher that has written the run's end is given time to leave.
 
     Raises:
-        UsageError: somebody drives the run; names the process, its host, and since when.
+        UsageError: the run has an orchestrator; names the process, its host, and since when.
     """
     deadline = time.monotonic() + _SECONDS_TO_CLOSE
     while find_holder(run) is not None and run.read_state()["state"] in ENDED_RUN_STATES:
@@ -247,7 +247,7 @@ def _take_over(run: RunDirectory) -> Lease:
 
 
 def _reopen(run: RunDirectory) -> None:
-    """Forget the run's end now, so that whoever follows it from here on sees it run."""
+    """Forget the run's end now, so that a follower sees it run from here on."""
     run.clear_cancel()
     forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}
     run.write_state(run.read_state() | forgotten)

@@ -57,7 +57,7 @@ class StopRequest:
         return self._event.wait(seconds)
 
     def raise_if_set(self, stage: str) -> None:
-        """Raise once somebody asked.
+        """Raise once a stop was asked for.
 
         Args:
             stage: what does not go on, for the message.
@@ -73,5 +73,5 @@ class StopRequest:
 
     @property
     def is_set(self) -> bool:
-        """Whether somebody asked."""
+        """Whether a stop was asked for."""
         return self.kind is not None

@@ -1,8 +1,8 @@
 """The process that starts a sweep's runs: `python -m redco_flow.orchestrate.sweep_process SWEEP`.
 
 In a session of its own, so it outlives the terminal. Starts each run that has not ended and that
-nobody drives, once, so many at a time; each run is driven by its own process. If this one dies, the
-runs go on, and `resume_sweep` starts the others.
+has no orchestrator, once, so many at a time; each run is driven by its own process. If this one
+dies, the runs go on, and `resume_sweep` starts the others.
 
 Where the cluster itself can have jobs wait for each other, the jobs of all points are submitted
 first. From then on no process is needed; a run gets its driver when a job of its own has begun.

@@ -145,7 +145,7 @@ def resume_sweep(sweep: SweepDirectory) -> None:
     """Take up a sweep's runs that have not completed; those that are driven go on as they do.
 
     Raises:
-        UsageError: it is driven by somebody, or all its runs have completed.
+        UsageError: it is driven by a process, or all its runs have completed.
     """
     _refuse_if_driven(sweep)
     states = {run: unless_damaged(run.read_state) for run in sweep.runs}
@@ -209,7 +209,7 @@ def _spawn(sweep: SweepDirectory) -> None:
                 f"{_last_words(sweep.log_path)}"
             )
         time.sleep(_POLL_SECONDS)
-    # Its end is nobody's business here; without this Python would complain of a lost child.
+    # Its end does not matter here; without this Python would complain of a lost child.
     process.returncode = 0
 
 

@@ -43,8 +43,8 @@ class LineageItem:
         link: the place where it, or how it was made, was shown before.
         link_text: what is to be seen there.
         made_by: how it was made, in short sentences.
-        written: settings that somebody wrote.
-        defaults: settings that nobody wrote.
+        written: settings that were written.
+        defaults: settings that were not written.
         parents: what it was made from.
     """
 

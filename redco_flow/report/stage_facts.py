@@ -18,7 +18,7 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace
 
-# What reading a record raises that somebody else, or half a disk, has written.
+# What reading a record raises written by another program, or by half a disk.
 DAMAGED = (ValueError, OSError, TypeError, AttributeError, KeyError)
 
 _ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED, State.SKIPPED)

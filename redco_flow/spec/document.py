@@ -51,7 +51,7 @@ class Document:
         return DEFAULT
 
     def leaf_origin(self, path: Path) -> Origin:
-        """Return where a resolved leaf comes from; DEFAULT where nobody wrote it."""
+        """Return where a resolved leaf comes from; DEFAULT where none was written."""
         value = self.values
         for index, part in enumerate(path):
             if not isinstance(value, dict):

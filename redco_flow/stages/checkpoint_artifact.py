@@ -144,7 +144,7 @@ def checkpoint_identity(
     """Return what a checkpoint artifact's id follows: its parameters, recipe and tokenizer.
 
     Orbax lays equal parameters into different files each time, so those are left out; with them
-    the optimizer's state, which nobody who reads an artifact uses.
+    the optimizer's state, which no reader of an artifact uses.
 
     Args:
         digests: of the artifact's files, from `write_checkpoint_artifact`.

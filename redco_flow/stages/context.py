@@ -128,8 +128,8 @@ class StageContext:
         attempt_dir: where this attempt's progress and metrics are written.
         shares_disk: whether all processes of the stage see the work directory.
         provenance: what will stand in the outputs' `produced_by`.
-        stop: set by whoever runs the stage.
-        verify_inputs: set by whoever runs the stage; raises where an input is damaged.
+        stop: set by what runs the stage.
+        verify_inputs: set by what runs the stage; raises where an input is damaged.
     """
 
     run: str
@@ -164,7 +164,7 @@ class StageContext:
         """Make sure that what was read so far is what was published.
 
         To be called before anything is kept in the work directory that a later attempt goes on
-        from; whoever runs the stage does it before and after. Costs a stat of each file.
+        from; what runs the stage does it before and after. Costs a stat of each file.
 
         Raises:
             ArtifactError: an input was damaged after the stage began.

@@ -1,8 +1,8 @@
 """What stands in a dataset artifact, for the stages that read one.
 
 `dataset.json` (the summary), Arrow files, each with one split's share of a block of the raw
-rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that whoever
-predicts needs nothing else.
+rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that a
+prediction needs nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tokenizer of a dataset that is being made: fetched or trained once, by one of the processes.
 
 The others wait; if the one dies, the kernel hands its lock to the next. Equal training rows give
-an equal tokenizer, whoever trains it.
+an equal tokenizer, whichever process trains it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The heavy body of preprocess. The rows are cut into blocks of fixed size, whatever computes them, so
 that a dataset is the same however many processes share its blocks, and a block that is there whole
-is not encoded again. Whoever trains a tokenizer keeps what it reads for it. Memory does not grow
-with the data, except for the distinct words (for a trained tokenizer) and one hash per row of a
-grouped evaluation split.
+is not encoded again. A stage that trains a tokenizer keeps what it reads for it. Memory does not
+grow with the data, except for the distinct words (for a trained tokenizer) and one hash per row of
+a grouped evaluation split.
 """
 
 from __future__ import annotations

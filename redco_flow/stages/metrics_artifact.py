@@ -1,6 +1,6 @@
 """What stands in a metrics artifact: `metrics.json`, and `per_example.jsonl` with every example.
 
-Whoever compares two models needs the examples, not the means; whoever trusts a number needs the
+A comparison of two models needs the examples, not the means; trust in a number needs the
 digests of what it was measured on.
 """
 

@@ -78,7 +78,7 @@ class KeptPairs:
 
     Args:
         raw: is read by `keep`.
-        path: of the file; it is whoever's who gave it.
+        path: of the file; the caller's to remove.
     """
 
     def __init__(self, context: StageContext, raw: RawPairs, path: Path) -> None:

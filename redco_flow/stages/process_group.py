@@ -1,6 +1,6 @@
 """Make this process one of several that run a stage together, and part from the others again.
 
-The only place that starts `jax.distributed`. A process on its own joins nobody and pays nothing.
+The only place that starts `jax.distributed`. A process on its own joins no group and pays nothing.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _RECORD = "shards.json"
 
 
 def shards_left(work_dir: Path, num_shards: int) -> tuple[int, ...]:
-    """Return the shards that are to be computed; all of them, where nobody joined the parts."""
+    """Return the shards that are to be computed; all of them, where the parts were not joined."""
     computed = _read(work_dir).get(str(num_shards), [])
     every = range(num_shards)
     return tuple(shard for shard in every if shard not in computed) or tuple(every)

@@ -1,6 +1,6 @@
 """Losses and scores to TensorBoard and to Weights & Biases, beside the run's own records.
 
-A log is nobody's result: what fails here is warned of once, and the training goes on.
+A log is no result: what fails here is warned of once, and the training goes on.
 """
 
 from __future__ import annotations

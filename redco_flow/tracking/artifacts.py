@@ -136,7 +136,7 @@ class ArtifactStore:
         try:
             temporary, entries = stage_files(directory, Path(source), digests or {})
             artifact_id = content_id(kind, entries, identity)
-            # One that is here is used now, for whoever removes the old ones.
+            # One that is here is used now, for what removes the old ones.
             with contextlib.suppress(OSError):  # it is not here, or may only be read
                 os.utime(directory / artifact_id[:SHORT_DIGITS])
             present = self._load(directory / artifact_id[:SHORT_DIGITS])

@@ -178,7 +178,7 @@ class AttemptDirectory:
 
     @property
     def cancel_path(self) -> Path:
-        """There once somebody asked redco-flow to cancel the job; by whoever asked."""
+        """There once redco-flow was asked to cancel the job; by the process that asked."""
         return self.path / "cancel.json"
 
     @property

@@ -224,7 +224,7 @@ def _file(place: Path | None, module: str) -> Path | None:
 
 
 def _is_installed(place: Path) -> bool:
-    """Whether a module lies among installed packages, whose neighbours are nobody's own."""
+    """Whether a module lies among installed packages, whose neighbours are not the user's own."""
     paths = sysconfig.get_paths()
     folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     named = {"site-packages", "dist-packages"}

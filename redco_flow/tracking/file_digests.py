@@ -61,7 +61,7 @@ def digest_files(
 
 
 def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
-    """Add to the cache, if this user may; whoever may not, or has no space, digests again."""
+    """Add to the cache, if this user may; a user who may not, or has no space, digests again."""
     try:
         cache_path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(cache_path.with_name(".digests.lock")):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_SECONDS = 30
-_MAX_NEW_FILE_BYTES = 1 << 20  # source is small; data that nobody ignored is not
+_MAX_NEW_FILE_BYTES = 1 << 20  # source is small; data that git does not ignore is not
 
 
 def git_state(directory: Path) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _statements(body: list[ast.stmt], *, runs: bool) -> Iterator[tuple[ast.stmt,
 
 
 def _runs(statement: ast.stmt) -> tuple[bool, bool]:
-    """Whether an `if`'s two branches run when nobody checks types."""
+    """Whether an `if`'s two branches run when types are not being checked."""
     if not isinstance(statement, ast.If):
         return True, True
     test, is_negated = statement.test, False

@@ -1,7 +1,7 @@
 """What happened in a run, one JSON object a line, in the order of sequence numbers.
 
 Only the process that holds the run's lease appends. A line without its newline was never
-written: whoever continues the journal removes it. The time of day is for people only.
+written: the process that continues the journal removes it. The time of day is for people only.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from redco_flow.tracking.file_lock import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.typed_records import find_record
 
-_REMEDY = "If nobody drives this run, delete the file."
+_REMEDY = "If no process drives this run, delete the file."
 
 
 class LeaseRecord(ProcessRecord, total=False):
@@ -92,7 +92,7 @@ def acquire(
 
 
 def find_holder(run_directory: str | os.PathLike[str]) -> Lease | None:
-    """Return the lease that a living process holds, or None: nobody drives the run.
+    """Return the lease that a living process holds, or None: the run has no orchestrator.
 
     Raises:
         DamagedRecord: lease.json is damaged.

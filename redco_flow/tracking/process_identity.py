@@ -1,7 +1,7 @@
 """Which process, exactly: a pid alone is reused, a pid with its start time and boot is not.
 
 The start time is counted from boot, so a jump of the wall clock changes nothing. Reads /proc
-and signals nobody; psutil stands in only where there is no /proc.
+and sends no signal; psutil stands in only where there is no /proc.
 """
 
 from __future__ import annotations

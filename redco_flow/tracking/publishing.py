@@ -200,7 +200,7 @@ def _bring(path: Path, target: Path, name: str, digest: str | None) -> FileEntry
 
 
 def _make_read_only(path: Path) -> None:
-    """Nobody may write it from here on; who may read it stays."""
+    """No user may write it from here on; who may read it stays."""
     path.chmod(path.stat().st_mode & _READABLE)
 
 

@@ -316,12 +316,12 @@ class RunDirectory:
         return attempt
 
     def request_cancel(self, reason: str = "", *, clock: Clock = utc_now) -> None:
-        """Ask whoever drives the run to stop it; any process may, more than once."""
+        """Ask the run's orchestrator to stop it; any process may, more than once."""
         record = {"time": clock(), "by": f"{user_name()}@{os.uname().nodename}"}
         write_json(self.cancel_path, {**record, "reason": reason})
 
     def cancel_requested(self) -> bool:
-        """Say whether somebody asked for the run to stop."""
+        """Say whether the run was asked to stop."""
         return self.cancel_path.exists()
 
     def clear_cancel(self) -> None:
@@ -335,7 +335,7 @@ class RunDirectory:
 def list_runs(workspace: Workspace) -> list[RunDirectory]:
     """Return all runs, newest first by sequence number; reads each run.json and nothing else.
 
-    Runs whose run.json is damaged come last: nobody knows when they were.
+    Runs whose run.json is damaged come last: it is not known when they were.
     """
     runs = [RunDirectory(workspace.runs / name) for name in _run_ids(workspace)]
     return sorted(runs, key=lambda run: (_known_sequence(run), run.id), reverse=True)

@@ -1,8 +1,8 @@
 """Where a run's stage has its result made by another run of the same sweep.
 
-`<run>/stages/<stage>/shared.json`, written by whoever submits the sweep's jobs. It only says what
-to wait for: without it, or once that attempt has failed, the run makes the result by itself, and
-its own attempt from then on is the one that counts.
+`<run>/stages/<stage>/shared.json`, written by the process that submits the sweep's jobs. It only
+says what to wait for: without it, or once that attempt has failed, the run makes the result by
+itself, and its own attempt from then on is the one that counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One sweep as a directory: which runs are its points. How they do stands in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
-of the process that starts the runs; cancel.json by whoever asks for the end.
+of the process that starts the runs; cancel.json by the process that asks for the end.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class SweepDirectory:
 
     @property
     def cancel_path(self) -> Path:
-        """There once somebody asked for the sweep to stop."""
+        """There once the sweep was asked to stop."""
         return self.path / "cancel.json"
 
     @property

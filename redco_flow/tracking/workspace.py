@@ -149,7 +149,7 @@ def _closed_places(root: Path) -> Iterator[Path]:
 
 
 def user_name() -> str:
-    """Return the name of whoever runs this process; a number where the system has no name."""
+    """Return the name of the user who runs this process; a number where the system has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

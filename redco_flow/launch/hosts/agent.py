@@ -156,7 +156,7 @@ def unfetched(request: Request) -> Answer:
 
 
 def left(request: Request) -> Answer:
-    """Describe what these attempts left here, of those that nobody has had whole."""
+    """Describe what these attempts left here, of those that were not fetched whole."""
     directory, attempts = Path(request["directory"]), _attempts(request["attempts"])
     found = {one: left_behind.describe(directory, path) for one, path in attempts.items()}
     return {"attempts": {one: what for one, what in found.items() if what is not None}}

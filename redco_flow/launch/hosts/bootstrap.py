@@ -70,7 +70,7 @@ def changed_files(folder: Path, digest: str) -> list[str]:
 
 
 def _note_use(directory: Path, folder: Path) -> bool:
-    """Say whether the code is here; if so, nobody removes it as unused from now on."""
+    """Say whether the code is here; if so, it is not removed as unused from now on."""
     with (directory / REMOVAL_LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.is_dir():

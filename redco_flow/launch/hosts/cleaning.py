@@ -1,7 +1,7 @@
 """Remove from this host what may go: first out of everybody's sight, then for good.
 
 `python -P -m redco_flow.launch.hosts.cleaning DIRECTORY DAYS` does so beside a job that has just
-been started, with what time nobody else wants.
+been started, with the time that is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def clean(
         keep_days: what was used within them stays.
 
     Raises:
-        WorkspaceError: a lease cannot be read, so that nobody knows what is in use.
+        WorkspaceError: a lease cannot be read, so that it is not known what is in use.
         OSError: the directory cannot be written; names the path.
     """
     copies = Copies(directory)
@@ -51,7 +51,7 @@ def clean(
 
 
 def start_cleaning(directory: Path, keep_days: int) -> None:
-    """Clean in a process of its own, which nobody waits for; 0 days is never."""
+    """Clean in a process of its own, which is not waited for; 0 days is never."""
     if keep_days:
         subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(directory), str(keep_days)],
@@ -77,7 +77,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove it as far as possible; somebody else may be doing so too."""
+    """Remove it as far as possible; another process may be doing so too."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

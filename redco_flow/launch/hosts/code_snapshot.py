@@ -23,7 +23,7 @@ from redco_flow.errors import UsageError
 from redco_flow.records import canonical_json
 
 MANIFEST = "manifest.json"
-_MAX_FILE_BYTES = 1 << 20  # source is small; data that nobody ignored is not
+_MAX_FILE_BYTES = 1 << 20  # source is small; data that git does not ignore is not
 _MAX_FILES = 20_000
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 

@@ -1,4 +1,4 @@
-"""Bring here what earlier attempts left on a host while nobody could reach it.
+"""Bring here what earlier attempts left on a host while it could not be reached.
 
 Checkpoints, from which the stage's next attempt goes on; metrics, logs and records, which belong
 to the attempt that wrote them, so that a training's history has the steps that were taken over.
@@ -56,7 +56,7 @@ async def fetch_checkpoints(session: HostSession, workspace: Workspace, fingerpr
 async def bring_home(
     session: HostSession, attempts: Iterable[AttemptDirectory], *, goes_on: bool
 ) -> None:
-    """Bring what attempts that nobody follows any more left in their directories on a host.
+    """Bring what attempts that are not followed any more left in their directories on a host.
 
     Where all of it is here then, the host is told so, and may forget it once it is old; but not
     while the checkpoints that belong to it may still be wanted.
@@ -109,7 +109,7 @@ def attempts_before(attempt: AttemptDirectory) -> Iterator[AttemptDirectory]:
 
 
 def ended_attempts(workspace: Workspace) -> Iterator[AttemptDirectory]:
-    """Yield every attempt that has ended, as far as is known here, of runs that nobody drives."""
+    """Yield each attempt that is known here to have ended, of runs without an orchestrator."""
     for run in sorted(workspace.runs.glob("[!.]*")):
         if find_holder(RunDirectory(run)) is None:
             for path in sorted(run.glob("stages/*/attempts/*/exit.json")):
@@ -121,7 +121,7 @@ def _earlier_on(
 ) -> Iterator[tuple[str, _Earlier]]:
     """Every one of the attempts that may have something on the host, by its directory there."""
     for earlier in attempts:
-        with contextlib.suppress(UsageError, ValueError, KeyError):  # damaged: nobody follows it
+        with contextlib.suppress(UsageError, ValueError, KeyError):  # damaged: it is not followed
             record = earlier.read_job()
             if record is not None and record["executor"] == EXECUTOR:
                 job, call = HostsRecord.from_json(record), read_call(earlier.call_path)

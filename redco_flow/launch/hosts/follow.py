@@ -2,7 +2,8 @@
 
 Sends what is new in logs and metrics, small records when they change, which checkpoints are
 committed, and last how the ranks ended. Takes the other hosts' records in, so that ranks without
-a common file system find the same files as ranks with one. Ends when nobody listens any more.
+a common file system find the same files as ranks with one. Ends when
+the launcher does not listen any more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_WITHOUT_LISTENER = 60.0
 _MAX_CHUNK_BYTES = 256 << 10
 _SHARED = re.compile(r"ranks/(meeting\d+|\d+/exit)\.json")
-"""Records that every rank of a group reads, whoever wrote them."""
+"""Records that every rank of a group reads, its own and others'."""
 
 _MEETING = re.compile(r"ranks/meeting\d+\.json")
 """Holds the word by which ranks know each other."""
@@ -174,7 +175,7 @@ class Follower:
 
 
 def follow(request: Mapping[str, Any], listener: io.RawIOBase) -> None:
-    """Follow until the ranks have ended, or nobody listens.
+    """Follow until the ranks have ended, or the launcher does not listen.
 
     Args:
         listener: unbuffered, so that no line waits in a buffer while nothing arrives.

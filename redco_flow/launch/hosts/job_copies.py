@@ -26,7 +26,7 @@ def expect(copies: Copies, workspace: Workspace, sets: Iterable[FileSet]) -> Non
     for one in sets:
         thing = one.thing(workspace)
         if one.kind == "checkpoint" and thing.exists():
-            copies.note_use([thing])  # beside these there may be what nobody has fetched
+            copies.note_use([thing])  # beside these there may be what was not fetched
         else:
             copies.mark([thing])
 
@@ -42,7 +42,7 @@ def settle(directory: Path, owner: Mapping[str, Any], attempt: AttemptDirectory)
         OSError: the disk is full or read-only; names the path.
     """
     if not attempt.call_path.exists():
-        return  # somebody has emptied the directory
+        return  # the directory was emptied
     copies = Copies(directory)
     workspace = Workspace(directory / "workspace")
     run, fingerprint = attempt.path.parents[3], read_call(attempt.call_path).fingerprint

@@ -70,7 +70,7 @@ def release(directory: Path, owner: Mapping[str, Any]) -> None:
 
 
 def holder(directory: Path) -> str:
-    """Say who has the host; "" if nobody has."""
+    """Say who has the host; "" if it is free."""
     present = _read(_path(directory))
     return _describe(present) if present is not None and _is_live(present) else ""
 
@@ -91,8 +91,8 @@ def in_use(directory: Path) -> set[str]:
         record = _read(path)
         if record is None and path.exists():
             raise WorkspaceError(
-                f"{path} is damaged: nobody can tell what is in use in {directory}, so nothing is "
-                f"removed. If no job runs there, delete the file."
+                f"{path} is damaged: it cannot be told what is in use in {directory}, so nothing "
+                f"is removed. If no job runs there, delete the file."
             )
         if record is not None and _is_live(record):
             used |= set(record.get("uses", []))
@@ -108,7 +108,7 @@ def _path(directory: Path) -> Path:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         record = read_json_if_present(path)
-    except ValueError:  # damaged: nobody can show that it is theirs
+    except ValueError:  # damaged: no process can show that it is its own
         return None
     return record if isinstance(record, dict) and {"owner", "runners"} <= record.keys() else None
 

@@ -23,7 +23,7 @@ from redco_flow.tracking.workspace import Workspace
 
 _RESULT = "result.json"
 _OWN = re.compile(r"(call|cancel|job)\.json|ranks/\d+/(lock|runner\.json)|(.*/)?\.[^/]+")
-"""Files of this host's, and of writes that were cut short: nobody misses them elsewhere."""
+"""Files of this host's, and of writes that were cut short: they are missed nowhere else."""
 
 
 class LeftBehind(TypedDict):
@@ -45,7 +45,7 @@ class BroughtHome(TypedDict):
         digests: BLAKE3 of growing files, by name.
         records: as in `LeftBehind`.
         has_result: whether what the attempt was to make is made, there or elsewhere, so that
-            nobody goes on from here.
+            no attempt goes on from here.
     """
 
     digests: dict[str, str]

@@ -78,13 +78,13 @@ def look(
         keep_days: what was used within them is "recent".
 
     Raises:
-        WorkspaceError: a lease cannot be read, so that nobody knows what is in use.
+        WorkspaceError: a lease cannot be read, so that it is not known what is in use.
     """
     return list(_Survey(directory, keep_days, clock()).leftovers())
 
 
 def set_aside(directory: Path) -> Iterator[Path]:
-    """Yield what is being removed, or was when whoever removed it died."""
+    """Yield what is being removed, or was when the process that removed it died."""
     for folder in dict.fromkeys(Path(place.pattern).parent for place in _PLACES):
         yield from _things(directory, f"{folder}/{SET_ASIDE}*")
 
@@ -129,7 +129,7 @@ class _Survey:
 
     def _last_used(self, path: Path) -> float:
         found = os.lstat(path)
-        # Programs are read and not changed; of a folder, whoever lists it would count as a user.
+        # Programs are read and not changed; listing a folder would count as its use.
         read = 0.0 if stat.S_ISDIR(found.st_mode) else found.st_atime
         return max(found.st_mtime, read, self._copies.last_used(path))
 

@@ -36,7 +36,7 @@ def eligible_hosts(settings: HostsSection, resources: JobResources) -> list[list
     """Return the groups of hosts that are large enough, one for each fabric, best first.
 
     Raises:
-        DoesNotFit: no group is, whoever uses them now.
+        DoesNotFit: no group is, even when none is in use.
     """
     groups: dict[str | None, list[Host]] = {}
     for host in settings.addresses:

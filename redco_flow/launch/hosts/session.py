@@ -95,7 +95,7 @@ class HostSession:
             cache: a folder here, for the archive.
 
         Raises:
-            HostUnreachable: nobody answers, or the connection broke.
+            HostUnreachable: there is no answer, or the connection broke.
             HostRefused: the host cannot be used as it is; says what to do.
         """
         self.close()

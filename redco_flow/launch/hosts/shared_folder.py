@@ -1,4 +1,4 @@
-"""Find out whether hosts see this machine's workspace, by a file that nobody else can have."""
+"""Find out whether hosts see this machine's workspace, by a file that no other one can have."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One host over SSH: run a program there, stream its lines, move files.
 
 Knows asyncssh, which is imported when the first connection is made. Keys of hosts are never
-accepted unasked, and nobody is asked for a password.
+accepted unasked, and no password is asked for.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ async def connect(host: Host, settings: SshSettings) -> SshConnection:
     """Open a connection.
 
     Raises:
-        HostUnreachable: nobody answers.
+        HostUnreachable: there is no answer.
         HostRefused: its key is unknown or has changed, or ours is not accepted; says what to do.
     """
     import asyncssh

@@ -141,7 +141,7 @@ class JobStart:
 
         Raises:
             DoesNotFit, HostRefused: it cannot be; nothing of it is left on the hosts.
-            RunCancelled: somebody asked for its end; likewise.
+            RunCancelled: it was cancelled; likewise.
         """
         try:
             await self._have_hosts()
@@ -197,7 +197,7 @@ class JobStart:
         return not errors
 
     async def _bring_home(self, session: HostSession) -> None:
-        """Take what earlier attempts left on a host and nobody has fetched."""
+        """Take what earlier attempts left on a host and was not fetched."""
         job = self._job
         if job.call.attempt == 1 or job.record.is_shared:
             return

@@ -48,7 +48,7 @@ def array_ending(
 
     Args:
         tasks: by shard.
-        was_cancelled: somebody asked redco-flow to cancel it.
+        was_cancelled: redco-flow was asked to cancel it.
         has_result: the stage's result is published.
     """
     causes = {shard: status.cause for shard, status in tasks.items() if status.cause is not None}

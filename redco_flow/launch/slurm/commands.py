@@ -68,7 +68,7 @@ def list_jobs(environment: Mapping[str, str]) -> dict[str, JobEntry]:
     """Return every job of this user that Slurm still remembers, by id: one request.
 
     Raises:
-        ClusterUnreachable: nobody answers.
+        ClusterUnreachable: there is no answer.
         StageFailed: squeue fails in another way.
     """
     layout = ",".join(f"{field}|" for field in _FIELDS)
@@ -100,7 +100,7 @@ def cancel(job_id: str, environment: Mapping[str, str], *, at_once: bool = False
     """Have Slurm end a job; one that has ended already is left as it is.
 
     Raises:
-        ClusterUnreachable: nobody answers; the job runs on.
+        ClusterUnreachable: there is no answer; the job runs on.
         StageFailed: Slurm refuses.
     """
     if at_once:
@@ -154,7 +154,7 @@ def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> No
 
     Raises:
         StageFailed: Slurm would refuse it; has Slurm's words.
-        ClusterUnreachable: nobody answers.
+        ClusterUnreachable: there is no answer.
     """
     _run(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"], environment)
 

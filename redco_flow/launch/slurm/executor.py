@@ -121,7 +121,7 @@ class SlurmExecutor(ChainingExecutor):
             "submitted_at": utc_now(),
             "shards": list(call.resources.shards),
         }
-        # Before sbatch: whoever finds a record without an id looks for the name.
+        # Before sbatch: a record without an id is looked up by its name.
         write_json(attempt.job_path, record)
         try:
             job_id = slurm_commands.submit(attempt.path / SCRIPT, self._job_environment(attempt))

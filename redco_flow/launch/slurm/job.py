@@ -242,8 +242,8 @@ class SlurmJob(CallJob):
             return self._write_ending(never_began(why))
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
-            f"wrote no exit.json: it was cancelled, or its nodes went down, while nobody followed "
-            f"it. `redco-flow resume` goes on from the last checkpoint."
+            f"wrote no exit.json: it was cancelled, or its nodes went down, while no launcher "
+            f"followed it. `redco-flow resume` goes on from the last checkpoint."
         )
         lost = (Cause.LOST, why)
         return JobStatus.ended(

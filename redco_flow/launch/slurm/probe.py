@@ -49,7 +49,7 @@ def try_submission(settings: SlurmSection, environment: Mapping[str, str]) -> No
 
     Raises:
         StageFailed: Slurm refuses them; has Slurm's words.
-        ClusterUnreachable: nobody answers.
+        ClusterUnreachable: there is no answer.
     """
     slurm_commands.try_submission([*selection_options(settings), *settings.options], environment)
 

@@ -68,7 +68,7 @@ class SlurmQueue:
         self._accounting_asked_at = float("-inf")
 
     def look(self, *, urgent: bool = False) -> QueueView:
-        """Return the newest answer; ask anew if it is old and nobody else is asking.
+        """Return the newest answer; ask anew if it is old and no other thread is asking.
 
         Args:
             urgent: something has happened that Slurm must know more of by now.

@@ -138,7 +138,7 @@ def _options(submission: Submission) -> Iterator[str]:
 
 
 def _own_id(submission: Submission) -> Iterator[str]:
-    """Note the job's id where whoever lost it looks first."""
+    """Note the job's id where a launcher that lost it looks first."""
     own_id = "$SLURM_ARRAY_JOB_ID" if submission.resources.shards else "$SLURM_JOB_ID"
     yield f"printf '%s\\n' \"{own_id}\" > {JOB_ID_FILE}"
 

@@ -20,7 +20,7 @@ def is_over(attempt: AttemptDirectory, num_processes: int) -> bool:
     runners = dict(runners_of(attempt))
     if any(runner.is_alive() for runner in runners.values()):
         return False
-    # Whoever could start a rank carries the attempt's mark, as would the rank.
+    # A process that could start a rank carries the attempt's mark, as would the rank.
     return len(runners) == num_processes or not any(processes_of(attempt.path))
 
 
@@ -28,7 +28,7 @@ def write_ending(attempt: AttemptDirectory, num_processes: int) -> None:
     """Write exit.json of a job that is over, once."""
     if attempt.read_exit() is not None:
         return
-    stranger = (Cause.CANCELLED, "somebody else than redco-flow stopped it.")
+    stranger = (Cause.CANCELLED, "it was stopped, not by redco-flow.")
     has_begun = any(runners_of(attempt))
     not_begun = (Cause.FAILED, f"no process was started; {_log_end(attempt)}")
     record = judge(

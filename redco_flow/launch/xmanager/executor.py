@@ -1,7 +1,7 @@
 """Submit stage calls through XManager: an experiment for each run, a work unit for each attempt.
 
-The local backend runs them on this machine; the jobs outlive whoever submitted them. Imports the
-library xmanager nowhere: the process that talks to it does.
+The local backend runs them on this machine; the jobs outlive the process that submitted them.
+Imports the library xmanager nowhere: the process that talks to it does.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def _run(unit: WorkUnit, ready_fd: int) -> None:
             experiment = _open_experiment(unit)
             await until_jobs_end.enter_async_context(experiment)
             await _skip_numbers(experiment)
-            # Before anything starts: whoever finds this record finds the job.
+            # Before anything starts: who finds this record finds the job.
             _write_job_record(unit, experiment)
             try:
                 await experiment.add(_job_group(experiment, unit))

@@ -40,7 +40,7 @@ class XManagerJob(CallJob):
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the process table says.
 
-        Where nobody is left who would write exit.json, this does.
+        Where no process is left that would write exit.json, this does.
         """
         if status := status_from_files(self.attempt):
             return status
