@@ -78,8 +78,7 @@ def build(options: argparse.Namespace, mesh: str, remat: str, num_layers: int | 
         values |= dict.fromkeys(LAYER_KEYS[family], num_layers)
     module = find_model(family)
     config = module.Config.from_hugging_face({"model_type": family, **values})
-    again: Any = remat if family != "t5" else remat == "full"
-    config = config.updated({"remat": again, "dtype": "bfloat16"})
+    config = config.updated({"remat": remat, "dtype": "bfloat16"})
     names = ["input_ids", "labels", *([] if family == "llama" else ["decoder_input_ids"])]
 
     def loss_fn(params, batch, rngs, is_training):
@@ -157,7 +156,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="ask the compiler, too")
     parser.add_argument("--shapes", action="store_true", help="name the arrays' shapes")
     options = parser.parse_args()
-    choices = ("none", "full") if options.family == "t5" else ("none", "dots", "full")
+    choices = ("none", "dots", "full")
     records = []
     for mesh in [options.mesh] if options.mesh else MESHES:
         for remat in choices:

@@ -138,8 +138,8 @@ def test_with_none_a_layer_keeps_its_weights_of_attention_too(mesh):
     [
         ("bart", "full", "fsdp 8"),
         ("bart", "full", "context 8"),
-        ("t5", True, "fsdp 1"),
-        ("t5", True, "model 2, fsdp 4"),
+        ("t5", "full", "fsdp 1"),
+        ("t5", "full", "model 2, fsdp 4"),
     ],
 )
 def test_each_of_two_stacks_keeps_its_layers_inputs_alone(family, remat, mesh):

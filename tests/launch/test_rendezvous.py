@@ -56,9 +56,9 @@ def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_after_the_time_for_it(meet):
     """Engine case 20."""
-    told = meet(FACTS, FACTS, num_processes=4, seconds=3)
+    told = meet(FACTS, FACTS, num_processes=4, seconds=8)
 
-    assert "ranks 2, 3 of 4 did not arrive within 3 s" in told[0]
+    assert "ranks 2, 3 of 4 did not arrive within 8 s" in told[0]
     assert "rank 0 left the meeting" in told[1]
 
 
@@ -90,7 +90,7 @@ def test_a_port_that_nobody_listens_at_is_a_clear_error_in_time(tmp_path):
             rendezvous, port, rf"cannot reach rank 0 at port {port}.*refused"
         )
 
-    assert 0.5 <= seconds < 3  # a look more on an idle machine
+    assert 0.5 <= seconds < 10  # a look more on an idle machine
 
 
 def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_path):
@@ -101,7 +101,7 @@ def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_pa
         said = rf"127\.0\.0\.1:{port}, or another .*timed out"
         seconds = seconds_to_give_up(rendezvous, port, said)
 
-    assert seconds < 3
+    assert seconds < 10
 
 
 def test_two_jobs_of_one_host_meet_at_ports_of_their_own(tmp_path):
