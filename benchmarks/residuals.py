@@ -95,7 +95,7 @@ def build(options: argparse.Namespace, mesh: str, remat: str, num_layers: int | 
     storage = deployer.storage(params, rules.specs(params), rules.fused(params))
     stored = jax.tree.map(
         lambda shape, where: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=where),
-        jax.eval_shape(storage.close, storage.shapes),
+        jax.eval_shape(storage.to_storage, storage.shapes),
         storage.stored_sharding,
     )
     stored_loss = on_unpadded_params(loss_fn, storage)

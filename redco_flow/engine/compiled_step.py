@@ -98,7 +98,7 @@ def lower_train_step(
     """
     optimizer, mask = restrict(optimizer, params, trainable)
     storage = plan_state_storage(deployer, params, optimizer, rules, trainable=mask)
-    stored = jax.eval_shape(storage.close, storage.shapes)
+    stored = jax.eval_shape(storage.to_storage, storage.shapes)
     state = jax.tree.map(_placed, stored, storage.stored_sharding)
     rows = deployer.rows_sharding(dim=1)
     micro_batches = jax.tree.map(lambda x: _placed(x, rows), _micro_shapes(batch, num_micro))

@@ -42,7 +42,7 @@ class FusedParts:
         """Return the same of another dim."""
         return replace(self, place=place)
 
-    def close(self, exact: jax.Array) -> jax.Array:
+    def to_storage(self, exact: jax.Array) -> jax.Array:
         """Sort an array's columns by shard; traceable."""
         stops = list(accumulate(self.parts))[:-1]
         pieces = [
@@ -51,8 +51,8 @@ class FusedParts:
         ]
         return jnp.concatenate(pieces, axis=self.place + 1).reshape(exact.shape)
 
-    def open(self, stored: jax.Array) -> jax.Array:
-        """Undo `close`."""
+    def to_logical(self, stored: jax.Array) -> jax.Array:
+        """Undo `to_storage`."""
         pieces = [self.take(stored, number, number + 1) for number in range(len(self.parts))]
         return jnp.concatenate(pieces, axis=self.place)
 

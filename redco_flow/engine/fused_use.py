@@ -63,7 +63,7 @@ class _ByShard(Deferred):
 
     def use(self, value: Any) -> jax.Array:
         self.tell(self.sources)
-        return self.parts.open(value)
+        return self.parts.to_logical(value)
 
     def row(self) -> Deferred | None:
         place = self.parts.place

@@ -41,7 +41,7 @@ class PaddedStorage:
 
     @property
     def is_exact(self) -> bool:
-        """Whether `open` and `close` return what they are given."""
+        """Whether `to_logical` and `to_storage` return what they are given."""
         return not self._is_padded and not any(self.fused_leaves)
 
     @property
@@ -67,13 +67,13 @@ class PaddedStorage:
             lambda shape, spec: NamedSharding(self.mesh, exact_spec(shape.shape, spec, sizes))
         )
 
-    def open(self, stored: Any) -> Any:
+    def to_logical(self, stored: Any) -> Any:
         """Make stored arrays exact; to be traced into a compiled function."""
-        return self._sort(FusedParts.open, self.unpad(stored))
+        return self._sort(FusedParts.to_logical, self.unpad(stored))
 
-    def close(self, exact: Any) -> Any:
+    def to_storage(self, exact: Any) -> Any:
         """Make exact arrays what is stored; to be traced into a compiled function."""
-        return self.pad(self._sort(FusedParts.close, exact))
+        return self.pad(self._sort(FusedParts.to_storage, exact))
 
     def unpad(self, stored: Any) -> Any:
         """Cut the padding off, as compiled steps do; what is sorted by shard stays so."""

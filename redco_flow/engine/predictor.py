@@ -122,8 +122,8 @@ class Predictor:
             # Replicated results can be read by every process.
             everywhere = self.deployer.named_sharding()
             self._step = jax.jit(self.deployer.on_mesh(step), out_shardings=everywhere)
-            self._close = jax.jit(storage.close, out_shardings=storage.stored_sharding)
-        return params if self._storage.is_exact else self._close(params)
+            self._to_storage = jax.jit(storage.to_storage, out_shardings=storage.stored_sharding)
+        return params if self._storage.is_exact else self._to_storage(params)
 
     def _dispatch(
         self, examples: Examples, params: Any, bucketing: Bucketing | None

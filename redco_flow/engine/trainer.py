@@ -145,8 +145,12 @@ class Trainer:
             deployer.on_mesh(on_stored_params(make_eval_step(loss_fn), self._storage["params"])),
             out_shardings=deployer.named_sharding(),
         )
-        self._open = jax.jit(self._storage.open, out_shardings=self._storage.exact_sharding)
-        self._close = jax.jit(self._storage.close, out_shardings=self._storage.stored_sharding)
+        self._to_logical = jax.jit(
+            self._storage.to_logical, out_shardings=self._storage.exact_sharding
+        )
+        self._to_storage = jax.jit(
+            self._storage.to_storage, out_shardings=self._storage.stored_sharding
+        )
 
     @property
     def state(self) -> State:
@@ -154,12 +158,12 @@ class Trainer:
 
         Not to be kept over a step, which reuses their memory.
         """
-        state: State = self._state if self._storage.is_exact else self._open(self._state)
+        state: State = self._state if self._storage.is_exact else self._to_logical(self._state)
         return state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._state = state if self._storage.is_exact else self._close(state)
+        self._state = state if self._storage.is_exact else self._to_storage(state)
 
     @property
     def step(self) -> int:
@@ -335,7 +339,7 @@ class Trainer:
         @partial(jax.jit, out_shardings=self._storage.stored_sharding)
         def place(params: Any) -> State:
             # A copy in any case: the steps donate their state, which must not eat the caller's.
-            state: State = self._storage.close(start(jax.tree.map(jnp.copy, params)))
+            state: State = self._storage.to_storage(start(jax.tree.map(jnp.copy, params)))
             return state
 
         sharding = self._storage.exact_sharding["params"]

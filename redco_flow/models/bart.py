@@ -92,7 +92,7 @@ class BartConfig(FamilyConfig):
             vocab_size=self.vocab_size,
             encoder=self._stack("encoder"),
             decoder=self._stack("decoder"),
-            embedding_deviation=self.init_std,
+            embedding_stddev=self.init_std,
             embedding_scale=self.d_model**0.5 if self.scale_embedding else 1.0,
             has_logits_bias=True,
         )
@@ -133,7 +133,7 @@ class BartConfig(FamilyConfig):
             has_embedding_norm=True,
             embedding_dropout=self.dropout,
             residual_dropout=self.dropout,
-            init_deviation=self.init_std,
+            init_stddev=self.init_std,
             dtype=self.dtype,
             remat=self.remat,
         )

@@ -93,7 +93,7 @@ class BertFamilyConfig(FamilyConfig):
             has_embedding_norm=True,
             embedding_dropout=self.hidden_dropout_prob,
             residual_dropout=self.hidden_dropout_prob,
-            init_deviation=self.initializer_range,
+            init_stddev=self.initializer_range,
             dtype=self.dtype,
             remat=self.remat,
         )

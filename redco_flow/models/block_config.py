@@ -63,7 +63,7 @@ class AttentionConfig:
         is_cross: keys and values are those of another sequence, so their kernel is apart.
         norm_epsilon: of root-mean-square norms on each head's queries and keys; None: no norms.
         dropout: of the attention weights.
-        query_init: factor of the initial deviation of queries.
+        query_init: factor of the initial stddev of queries.
     """
 
     num_heads: int
@@ -96,7 +96,7 @@ class AttentionConfig:
 class MlpConfig:
     """The position-wise layer; gated: the activation of one product times another."""
 
-    num_units: int
+    mlp_dim: int
     activation: str
     is_gated: bool = False
     has_bias: bool = False
@@ -109,7 +109,7 @@ class MixtureConfig:
 
     num_experts: int
     experts_per_token: int
-    num_units: int
+    mlp_dim: int
     activation: str
 
 

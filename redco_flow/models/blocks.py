@@ -29,13 +29,13 @@ Heads = tuple[jax.Array, jax.Array, jax.Array]
 zeros: Initializer = nn.initializers.zeros
 
 
-def normal(deviation: float) -> Initializer:
+def normal(stddev: float) -> Initializer:
     """Return an initializer of that standard deviation."""
 
     def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
         raw = jax.random.key_data(key) if is_typed else key
-        return random_bits.normal(raw, shape) * np.float32(deviation)
+        return random_bits.normal(raw, shape) * np.float32(stddev)
 
     return initialize
 
@@ -74,12 +74,12 @@ class Attention(nn.Module):
 
     config: AttentionConfig
     width: int
-    init_deviation: float
-    out_deviation: float
+    init_stddev: float
+    out_stddev: float
 
     def setup(self) -> None:
         """Declare the parameters."""
-        c, init = self.config, normal(self.init_deviation)
+        c, init = self.config, normal(self.init_stddev)
         shapes: dict[str, tuple[int, ...]] = {"qkv": (3, c.num_heads, c.head_dim)}
         if not c.is_fused:
             shapes = {"q": (c.num_heads, c.head_dim), "kv": (2, c.num_kv_heads, c.head_dim)}
@@ -88,7 +88,7 @@ class Attention(nn.Module):
             if c.has_input_bias:
                 setattr(self, f"{name}_bias", self.param(f"{name}_bias", zeros, shape))
         shape = (c.num_heads, c.head_dim, self.width)
-        self.out = self.param("out", normal(self.out_deviation), shape)
+        self.out = self.param("out", normal(self.out_stddev), shape)
         if c.has_output_bias:
             self.out_bias = self.param("out_bias", zeros, (self.width,))
         if c.norm_epsilon is not None:
@@ -105,7 +105,7 @@ class Attention(nn.Module):
         return [SplitKernel(self.q, 1), SplitKernel(self._repeated(self.kv), 2)]
 
     def heads(
-        self, projected: list[jax.Array], rotary: RotaryConfig | None, turn: Rotation | None
+        self, projected: list[jax.Array], rotary: RotaryConfig | None, rotation: Rotation | None
     ) -> Heads:
         """Turn the kernels' products into queries (B, T, H, K), keys and values (B, T, G, K)."""
         if self.config.is_fused:
@@ -114,8 +114,8 @@ class Attention(nn.Module):
             query, key = self._normed(query, "q_norm"), self._normed(key, "k_norm")
         else:
             query, (key, value) = self.queries(projected[0]), self.keys_values(projected[1])
-        if rotary is not None and turn is not None:
-            query, key = rotate(rotary, query, turn), rotate(rotary, key, turn)
+        if rotary is not None and rotation is not None:
+            query, key = rotate(rotary, query, rotation), rotate(rotary, key, rotation)
         return query, key, value
 
     def queries(self, projected: jax.Array) -> jax.Array:
@@ -168,15 +168,15 @@ class Mlp(nn.Module):
 
     config: MlpConfig
     width: int
-    init_deviation: float
-    out_deviation: float
+    init_stddev: float
+    out_stddev: float
 
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config
-        shape = (2 if c.is_gated else 1, c.num_units)
-        self.wi = self.param("wi", normal(self.init_deviation), (self.width, *shape))
-        self.wo = self.param("wo", normal(self.out_deviation), (c.num_units, self.width))
+        shape = (2 if c.is_gated else 1, c.mlp_dim)
+        self.wi = self.param("wi", normal(self.init_stddev), (self.width, *shape))
+        self.wo = self.param("wo", normal(self.out_stddev), (c.mlp_dim, self.width))
         if c.has_bias:
             self.wi_bias = self.param("wi_bias", zeros, shape)
             self.wo_bias = self.param("wo_bias", zeros, (self.width,))

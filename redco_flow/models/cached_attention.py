@@ -1,7 +1,7 @@
 """Attention of one new token of each beam over what is kept of a sequence.
 
 Several beams read the same keys and values, and a bias says which of them are a beam's own.
-Dims in this file: B batch, N beams, M places, H heads, G key-value groups, R heads per group,
+Dims in this file: B batch, N beams, M cache slots, H heads, G key-value groups, R heads per group,
 K head dim.
 """
 

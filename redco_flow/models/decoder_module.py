@@ -84,7 +84,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config
-        init = normal(c.init_deviation)
+        init = normal(c.init_stddev)
         self.embedding = self.param("embedding", init, (c.vocab_size, c.token_width))
         if c.num_positions:
             self.positions = self.param("positions", init, (c.num_positions, c.width))
@@ -139,7 +139,9 @@ class Decoder(nn.Module):
         input_ids, positions = order.arranged(input_ids), order.arranged(positions)
         hidden = self.embed(input_ids, positions)
         hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
-        shared = WholeShared(biases, self._turn(positions), fold_keys(keys, _LAYERS), order=order)
+        shared = WholeShared(
+            biases, self._rotation(positions), fold_keys(keys, _LAYERS), order=order
+        )
         hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
         if router_logits is not None:
             router_logits = jax.vmap(order.restored)(router_logits)
@@ -153,9 +155,9 @@ class Decoder(nn.Module):
         biases: Biases,
         num_places: int,
     ) -> Any:
-        """Return the layers' keys and values with empty places behind: the cache's `heads`."""
+        """Return the layers' keys and values with empty slots behind: the cache's `heads`."""
         layer = Layer(self.config, parent=None)
-        shared = WholeShared(biases, self._turn(positions), None)
+        shared = WholeShared(biases, self._rotation(positions), None)
 
         def run_layer(params: Params, hidden: jax.Array, own: tuple[Any, ...]) -> Any:
             hidden, heads = call_layer(layer, params, hidden, own, shared, method="prefill")
@@ -174,10 +176,10 @@ class Decoder(nn.Module):
         at_beams = jnp.broadcast_to(position, tokens.shape)
         num_read, num_beams = source.positions.shape[1], tokens.shape[1]
         shared = StepShared(
-            place=num_read + step * num_beams,
+            slot=num_read + step * num_beams,
             is_visible=_joined(source.is_visible[:, None], written(writers, step)),
             back=_joined(position - source.positions, places_back(writers, step)),
-            turn=self._turn(at_beams),
+            rotation=self._rotation(at_beams),
         )
         _, windows = self._per_layer()
         own = laid_like(layers, StepLayer(windows))
@@ -194,7 +196,7 @@ class Decoder(nn.Module):
             return SequenceOrder()
         return balanced_where_possible(length)
 
-    def _turn(self, positions: jax.Array) -> Rotation | None:
+    def _rotation(self, positions: jax.Array) -> Rotation | None:
         rotary = self.config.rotary
         return None if rotary is None else rotation(rotary, positions)
 

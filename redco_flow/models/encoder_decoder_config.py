@@ -15,7 +15,7 @@ class EncoderDecoderConfig:
     """Shape and constants of an encoder-decoder.
 
     Attributes:
-        embedding_deviation: of the embedding, when it is drawn.
+        embedding_stddev: of the embedding, when it is drawn.
         embedding_scale: what embeddings are multiplied by.
         tie_word_embeddings: whether the head is the embedding.
         head_scale: what the head's input is multiplied by.
@@ -25,7 +25,7 @@ class EncoderDecoderConfig:
     vocab_size: int
     encoder: StackConfig
     decoder: StackConfig
-    embedding_deviation: float
+    embedding_stddev: float
     embedding_scale: float = 1.0
     tie_word_embeddings: bool = True
     head_scale: float = 1.0

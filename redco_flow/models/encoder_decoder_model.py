@@ -52,13 +52,13 @@ class EncoderDecoder(nn.Module):
         """Declare the parameters."""
         c = self.config
         width = c.encoder.width
-        init = normal(c.embedding_deviation)
+        init = normal(c.embedding_stddev)
         self.embedding = self.param("embedding", init, (c.vocab_size, width))
         self.encoder, self.decoder = Stack(c.encoder), Stack(c.decoder)
         if not c.tie_word_embeddings:
-            # transformers starts T5's untied head at deviation 1, which T5X and we do not: the
+            # transformers starts T5's untied head at stddev 1, which T5X and we do not: the
             # first losses would be in the hundreds.
-            init = normal(c.decoder.deviation(width))
+            init = normal(c.decoder.stddev(width))
             self.lm_head = self.param("lm_head", init, (width, c.vocab_size))
         if c.has_logits_bias:
             self.final_logits_bias = self.param("final_logits_bias", zeros, (1, c.vocab_size))
@@ -143,7 +143,7 @@ class EncoderDecoder(nn.Module):
         """Return logits (B, N, V), float32, and the cache with one position more."""
         source, writers = cache.source, with_writers(cache.beams, step)
         shared = StepShared(
-            place=step * tokens.shape[1],
+            slot=step * tokens.shape[1],
             is_visible=written(writers, step),
             encoded_bias=source["bias"],
             biases=_step_biases(source["bias_by_step"], writers, step),

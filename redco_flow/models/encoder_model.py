@@ -43,7 +43,7 @@ class MaskedHead(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config.stack
-        self.kernel = self.param("kernel", normal(c.init_deviation), (c.width, c.width))
+        self.kernel = self.param("kernel", normal(c.init_stddev), (c.width, c.width))
         self.bias = self.param("bias", zeros, (c.width,))
         self.norm = Norm(c.norm, c.width)
         self.vocabulary_bias = self.param("vocabulary_bias", zeros, (self.config.vocab_size,))
@@ -65,7 +65,7 @@ class Pooler(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config.stack
-        self.kernel = self.param("kernel", normal(c.init_deviation), (c.width, c.width))
+        self.kernel = self.param("kernel", normal(c.init_stddev), (c.width, c.width))
         self.bias = self.param("bias", zeros, (c.width,))
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c, width = self.config, self.config.stack.width
-        init = normal(c.stack.init_deviation)
+        init = normal(c.stack.init_stddev)
         self.embedding = self.param("embedding", init, (c.vocab_size, width))
         self.token_types = self.param("token_types", init, (c.num_token_types, width))
         self.encoder = Stack(c.stack)

@@ -77,7 +77,7 @@ class GPT2Config(FamilyConfig):
             tie_word_embeddings=self.tie_word_embeddings,
             embedding_dropout=self.embd_pdrop,
             residual_dropout=self.resid_pdrop,
-            init_deviation=self.initializer_range,
+            init_stddev=self.initializer_range,
             residual_init=(2 * self.n_layer) ** -0.5,
             dtype=self.dtype,
             remat=self.remat,

@@ -80,7 +80,7 @@ class GPTJConfig(FamilyConfig):
             has_head_bias=True,
             embedding_dropout=self.embd_pdrop,
             residual_dropout=self.resid_pdrop,
-            init_deviation=self.initializer_range,
+            init_stddev=self.initializer_range,
             dtype=self.dtype,
             remat=self.remat,
         )

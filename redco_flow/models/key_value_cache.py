@@ -1,10 +1,10 @@
 """The keys and values that decoding goes on from: a prompt's, then those of every beam's tokens.
 
-All beams of a row write into one cache, where token t of beam n stands at place S + t N + n and
+All beams of a row write into one cache, where token t of beam n stands in slot S + t N + n and
 stays: which beam wrote each token of a hypothesis is kept apart, and reordering beams reorders
 nothing else.
 Dims in this file: L layers, B batch, S prompt or source, N beams, T new tokens,
-M all places (S + T N), G key-value groups, K head dim.
+M all slots (S + T N), G key-value groups, K head dim.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SourceCache(NamedTuple):
 
 
 def with_room(heads: KeysValues, num_places: int) -> KeysValues:
-    """Bring keys and values (B, S, G, K) to (B, G, S, K), with so many empty places behind."""
+    """Bring keys and values (B, S, G, K) to (B, G, S, K), with so many empty slots behind."""
     key, value = (
         jnp.pad(jnp.swapaxes(each, 1, 2), ((0, 0), (0, 0), (0, num_places), (0, 0)))
         for each in heads
@@ -44,7 +44,7 @@ def with_room(heads: KeysValues, num_places: int) -> KeysValues:
 
 
 def append(
-    cache: KeysValues, heads: KeysValues, layer: jax.Array | None, place: jax.Array
+    cache: KeysValues, heads: KeysValues, layer: jax.Array | None, slot: jax.Array
 ) -> tuple[KeysValues, KeysValues]:
     """Write a token's keys and values (B, N, G, K) in place; return the cache and the layer's part.
 
@@ -52,9 +52,9 @@ def append(
         cache: (L, B, G, M, K) each; without L where `layer` is None.
     """
     if layer is None:
-        key, value = (_write(*pair, (), place) for pair in zip(cache, heads, strict=True))
+        key, value = (_write(*pair, (), slot) for pair in zip(cache, heads, strict=True))
         return (key, value), (key, value)
-    keys, values = (_write(*pair, (layer,), place) for pair in zip(cache, heads, strict=True))
+    keys, values = (_write(*pair, (layer,), slot) for pair in zip(cache, heads, strict=True))
     key, value = (
         jax.lax.dynamic_index_in_dim(each, layer, axis=0, keepdims=False) for each in (keys, values)
     )
@@ -62,11 +62,11 @@ def append(
 
 
 def _write(
-    cache: jax.Array, heads: jax.Array, layer: tuple[jax.Array, ...], place: jax.Array
+    cache: jax.Array, heads: jax.Array, layer: tuple[jax.Array, ...], slot: jax.Array
 ) -> jax.Array:
     update = jnp.swapaxes(heads, 1, 2).astype(cache.dtype)
     update = update.reshape(*[1] * len(layer), *update.shape)
-    return jax.lax.dynamic_update_slice(cache, update, (*layer, 0, 0, place, 0))
+    return jax.lax.dynamic_update_slice(cache, update, (*layer, 0, 0, slot, 0))
 
 
 def no_writers(batch_size: int, num_beams: int, max_length: int) -> jax.Array:
@@ -82,7 +82,7 @@ def with_writers(writers: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def written(writers: jax.Array, step: jax.Array) -> jax.Array:
-    """Return (B, N, T N): whether a place holds a token of the beam's own hypothesis."""
+    """Return (B, N, T N): whether a slot holds a token of the beam's own hypothesis."""
     batch_size, num_beams, max_length = writers.shape
     is_written = (jnp.arange(max_length) <= step)[:, None]
     is_own = writers[..., None] == jnp.arange(num_beams, dtype=writers.dtype)
@@ -90,6 +90,6 @@ def written(writers: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def places_back(writers: jax.Array, step: jax.Array) -> jax.Array:
-    """Return (1, T N): how many positions before this step's token each place stands."""
+    """Return (1, T N): how many positions before this step's token each slot stands."""
     _, num_beams, max_length = writers.shape
     return step - jnp.repeat(jnp.arange(max_length), num_beams)[None]

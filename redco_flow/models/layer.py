@@ -49,9 +49,9 @@ class Layer(nn.Module):
         c = self.config
         from_heads = c.attention.num_heads * c.attention.head_dim
         into, out_of_heads, out_of_units = (
-            c.deviation(c.width),
-            c.deviation(from_heads) * c.residual_init,
-            c.deviation(c.mlp.num_units) * c.residual_init,
+            c.stddev(c.width),
+            c.stddev(from_heads) * c.residual_init,
+            c.stddev(c.mlp.mlp_dim) * c.residual_init,
         )
         self.attention_norm = Norm(c.norm, c.width)
         self.attention = Attention(c.attention, c.width, into, out_of_heads)
@@ -107,7 +107,7 @@ class Layer(nn.Module):
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             nonlocal cache
-            cache, kept = append(cache, (key, value), number, shared.place)
+            cache, kept = append(cache, (key, value), number, shared.slot)
             return attend_cached(self.config.attention, query, kept, biases)
 
         def attend_source(query: jax.Array) -> jax.Array:
@@ -119,7 +119,7 @@ class Layer(nn.Module):
             )
 
         source = None if own.source is None else attend_source
-        hidden, _ = self._sublayers(hidden, shared.turn, attend, source, None)
+        hidden, _ = self._sublayers(hidden, shared.rotation, attend, source, None)
         return hidden, cache
 
     def _visible_bias(self, window: jax.Array | None, shared: StepShared) -> jax.Array:
@@ -158,13 +158,13 @@ class Layer(nn.Module):
         if shared.encoded is not None:
             source = self._attention_to(shared.encoded, shared.encoded_bias, keys)
         hidden = split_sequence(hidden)
-        hidden, router_logits = self._sublayers(hidden, shared.turn, attend, source, keys)
+        hidden, router_logits = self._sublayers(hidden, shared.rotation, attend, source, keys)
         return split_sequence(hidden), router_logits, seen[0]
 
     def _sublayers(
         self,
         hidden: jax.Array,
-        turn: Rotation | None,
+        rotation: Rotation | None,
         attend: Attend,
         attend_source: AttendSource | None,
         keys: jax.Array | None,
@@ -172,10 +172,10 @@ class Layer(nn.Module):
         """Run attention and feed-forward with their norms and residuals."""
         c = self.config
         if c.is_parallel:
-            return self._side_by_side(hidden, turn, attend, keys), None
+            return self._side_by_side(hidden, rotation, attend, keys), None
 
         projected = project_together(self._normed("attention", hidden), self.attention.kernels())
-        heads = attend(*self.attention.heads(projected, c.rotary, turn))
+        heads = attend(*self.attention.heads(projected, c.rotary, rotation))
         added = _biased(merge_together([(heads, self.attention.out)]), self.attention.output_bias())
         added = dropout(added, c.residual_dropout, keys, _ATTENTION_OUT)
         hidden = self._add("attention", hidden, added)
@@ -228,13 +228,13 @@ class Layer(nn.Module):
         return _biased(merge_together([(inner, self.mlp.wo)]), self.mlp.output_bias()), None
 
     def _side_by_side(
-        self, hidden: jax.Array, turn: Rotation | None, attend: Attend, keys: jax.Array | None
+        self, hidden: jax.Array, rotation: Rotation | None, attend: Attend, keys: jax.Array | None
     ) -> jax.Array:
         """Both read the same normed input; dropout falls on the sum of what they add."""
         c, attention, mlp = self.config, self.attention, self.mlp
         kernels = attention.kernels()
         products = project_together(self.attention_norm(hidden), [*kernels, *mlp.kernels()])
-        heads = attend(*attention.heads(products[: len(kernels)], c.rotary, turn))
+        heads = attend(*attention.heads(products[: len(kernels)], c.rotary, rotation))
         inner = mlp.inner(products[-1], keys, _MLP_INNER)
         added = merge_together([(heads, attention.out), (inner, mlp.wo)])
         added = _biased(_biased(added, attention.output_bias()), mlp.output_bias())

@@ -1,6 +1,6 @@
 """What a layer is given besides its input: over whole sequences, or for one token.
 
-Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
+Dims in this file: B batch, T sequence, S source, N beams, M cache slots, D model,
 H heads, G key-value groups, K head dim.
 """
 
@@ -22,7 +22,7 @@ class WholeShared(NamedTuple):
 
     Attributes:
         biases: what rows hide and positions add, each broadcasting to (B, H, T, T).
-        turn: rotary angles of the tokens.
+        rotation: rotary angles of the tokens.
         keys: raw dropout keys (B, 2).
         encoded: another sequence (B, S, D), for cross-attention.
         encoded_bias: what hides its padding, (B, 1, 1, S).
@@ -30,7 +30,7 @@ class WholeShared(NamedTuple):
     """
 
     biases: Biases
-    turn: Rotation | None
+    rotation: Rotation | None
     keys: jax.Array | None
     encoded: jax.Array | None = None
     encoded_bias: Bias | None = None
@@ -41,18 +41,18 @@ class StepShared(NamedTuple):
     """What all layers share while decoding a token.
 
     Attributes:
-        place: of the first beam's token in the cache.
-        is_visible: (B, N, M) whether a place may be attended to.
+        slot: of the first beam's token in the cache.
+        is_visible: (B, N, M) whether a slot may be attended to.
         back: (B, M) how many positions back it stands; needed for windows only.
-        turn: the token's rotary angles.
+        rotation: the token's rotary angles.
         encoded_bias: what hides another sequence's padding, (B, 1, 1, S).
         biases: what positions add, each broadcasting to (B, H, N, M).
     """
 
-    place: jax.Array
+    slot: jax.Array
     is_visible: jax.Array
     back: jax.Array | None = None
-    turn: Rotation | None = None
+    rotation: Rotation | None = None
     encoded_bias: jax.Array | None = None
     biases: tuple[jax.Array, ...] = ()
 

@@ -4,7 +4,7 @@ Stacked layers, arrays (L, …), are one scan. Reading one layer's part out of a
 CPUs, which every decoded token would pay for again: there a tuple of layers is faster, and what is
 kept of each layer is then a tuple too. Elsewhere compilers read a stack in place, and a scan
 compiles faster.
-Dims in this file: L layers, B batch, N beams, M places in the cache, D model, G key-value groups,
+Dims in this file: L layers, B batch, N beams, M cache slots, D model, G key-value groups,
 K head dim.
 """
 

@@ -89,7 +89,7 @@ class LlamaFamilyConfig(FamilyConfig):
             "norm": NormConfig("rms", self.rms_norm_eps),
             "rotary": RotaryConfig(self.head_dim, self.rope_theta, scaling=self.rope_scaling),
             "tie_word_embeddings": self.tie_word_embeddings,
-            "init_deviation": self.initializer_range,
+            "init_stddev": self.initializer_range,
             "dtype": self.dtype,
             "remat": self.remat,
         }

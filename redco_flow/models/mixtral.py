@@ -58,7 +58,7 @@ class MixtralConfig(LlamaFamilyConfig):
             mlp=MixtureConfig(
                 num_experts=self.num_local_experts,
                 experts_per_token=self.num_experts_per_tok,
-                num_units=self.intermediate_size,
+                mlp_dim=self.intermediate_size,
                 activation=activation_name(self.hidden_act),
             ),
             windows=(self.sliding_window,) * self.num_hidden_layers,

@@ -36,16 +36,16 @@ class MixtureOfExperts(nn.Module):
 
     config: MixtureConfig
     width: int
-    init_deviation: float
-    out_deviation: float
+    init_stddev: float
+    out_stddev: float
 
     def setup(self) -> None:
         """Declare the parameters."""
-        c, init = self.config, normal(self.init_deviation)
+        c, init = self.config, normal(self.init_stddev)
         self.router = self.param("router", init, (self.width, c.num_experts))
-        self.wi = self.param("wi", init, (c.num_experts, self.width, 2, c.num_units))
-        shape = (c.num_experts, c.num_units, self.width)
-        self.wo = self.param("wo", normal(self.out_deviation), shape)
+        self.wi = self.param("wi", init, (c.num_experts, self.width, 2, c.mlp_dim))
+        shape = (c.num_experts, c.mlp_dim, self.width)
+        self.wo = self.param("wo", normal(self.out_stddev), shape)
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return what the chosen experts make of (B, T, D), and the router's logits (B, T, E)."""

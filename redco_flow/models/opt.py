@@ -99,7 +99,7 @@ class OPTConfig(FamilyConfig):
             embedding_width=self.word_embed_proj_dim if is_projected else None,
             tie_word_embeddings=self.tie_word_embeddings,
             residual_dropout=self.dropout,
-            init_deviation=self.init_std,
+            init_stddev=self.init_std,
             dtype=self.dtype,
             remat=self.remat,
         )

@@ -49,10 +49,10 @@ def rotation(config: RotaryConfig, positions: jax.Array) -> Rotation:
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
-def rotate(config: RotaryConfig, heads: jax.Array, turn: Rotation) -> jax.Array:
+def rotate(config: RotaryConfig, heads: jax.Array, rotation: Rotation) -> jax.Array:
     """Turn the first `num_dims` of each head (B, T, H, K) by its position's angles."""
     rotated, rest = jnp.split(heads.astype(jnp.float32), [config.num_dims], axis=-1)
-    cos, sin = turn.cos[:, :, None], turn.sin[:, :, None]
+    cos, sin = rotation.cos[:, :, None], rotation.sin[:, :, None]
     if config.is_interleaved:
         one, other = rotated[..., ::2], rotated[..., 1::2]
         pair = (one * cos - other * sin, other * cos + one * sin)

@@ -1,7 +1,7 @@
 """Layers with positions and norms around them: an encoder, or a decoder of two stacks.
 
 Over whole sequences, or token by token with a cache.
-Dims in this file: B batch, T sequence, S source, N beams, M places in the cache, D model,
+Dims in this file: B batch, T sequence, S source, N beams, M cache slots, D model,
 P positions, H heads, G key-value groups, K head dim.
 """
 
@@ -45,10 +45,10 @@ class Stack(nn.Module):
         c = self.config
         if c.num_positions:
             shape = (c.num_positions, c.width)
-            self.positions = self.param("positions", normal(c.init_deviation), shape)
+            self.positions = self.param("positions", normal(c.init_stddev), shape)
         if c.relative is not None:
             shape = (c.relative.num_buckets, c.attention.num_heads)
-            self.relative_bias = self.param("relative_bias", normal(c.deviation(c.width)), shape)
+            self.relative_bias = self.param("relative_bias", normal(c.stddev(c.width)), shape)
         if c.has_embedding_norm:
             self.embedding_norm = Norm(c.norm, c.width)
         self.layers = scanned_layers(c)

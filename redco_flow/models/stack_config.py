@@ -39,9 +39,9 @@ class StackConfig:
         embedding_dropout: of what the first layer reads.
         residual_dropout: of what each sublayer adds.
         final_dropout: of what the final norm gives.
-        init_deviation: of kernels and tables; with `init_by_fan_in` that times the square root of
+        init_stddev: of kernels and tables; with `init_by_fan_in` that times the square root of
             the reciprocal of how many numbers a kernel adds up.
-        residual_init: factor of the initial deviation of what each sublayer ends with.
+        residual_init: factor of the initial stddev of what each sublayer ends with.
         remat: what the backward pass computes again: `none`, `full` (each layer), `dots` (all
             but products with parameters).
     """
@@ -64,7 +64,7 @@ class StackConfig:
     embedding_dropout: float = 0.0
     residual_dropout: float = 0.0
     final_dropout: float = 0.0
-    init_deviation: float = 0.02
+    init_stddev: float = 0.02
     init_by_fan_in: bool = False
     residual_init: float = 1.0
     dtype: str = "float32"
@@ -75,9 +75,9 @@ class StackConfig:
         """The longest sequence that the positions reach; infinity where they are not learned."""
         return self.num_positions - self.position_offset if self.num_positions else math.inf
 
-    def deviation(self, fan_in: int) -> float:
-        """Return the initial deviation of a kernel that adds up `fan_in` numbers."""
-        return self.init_deviation * (fan_in**-0.5 if self.init_by_fan_in else 1.0)
+    def stddev(self, fan_in: int) -> float:
+        """Return the initial stddev of a kernel that adds up `fan_in` numbers."""
+        return self.init_stddev * (fan_in**-0.5 if self.init_by_fan_in else 1.0)
 
     @property
     def drops(self) -> bool:

@@ -103,7 +103,7 @@ class T5Config(FamilyConfig):
             vocab_size=self.vocab_size,
             encoder=self._stack("encoder"),
             decoder=self._stack("decoder"),
-            embedding_deviation=self.initializer_factor,
+            embedding_stddev=self.initializer_factor,
             tie_word_embeddings=self.tie_word_embeddings,
             head_scale=self.d_model**-0.5 if self.scale_decoder_outputs else 1.0,
         )
@@ -146,7 +146,7 @@ class T5Config(FamilyConfig):
             embedding_dropout=self.dropout_rate,
             residual_dropout=self.dropout_rate,
             final_dropout=self.dropout_rate,
-            init_deviation=self.initializer_factor,
+            init_stddev=self.initializer_factor,
             init_by_fan_in=True,
             dtype=self.dtype,
             remat=self.remat,

@@ -209,11 +209,11 @@ def rules_of(loss, num_model_shards=4, start=None, **options):
 def test_a_shards_columns_lie_together_and_are_put_back_exactly():
     fused, array = FusedParts(1, (4, 8, 2), 2), np.arange(3 * 14).reshape(3, 14)
 
-    stored = fused.close(array)
+    stored = fused.to_storage(array)
 
     by_hand = [0, 1, 4, 5, 6, 7, 12, 2, 3, 8, 9, 10, 11, 13]
     np.testing.assert_array_equal(stored, array[:, by_hand])
-    np.testing.assert_array_equal(fused.open(stored), array)
+    np.testing.assert_array_equal(fused.to_logical(stored), array)
 
 
 @pytest.mark.slow

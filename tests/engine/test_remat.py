@@ -92,7 +92,7 @@ def on_mesh(mesh, loss_fn, params, batch):
 def kept(mesh, loss_fn, params, batch):
     """Return the shapes of what is kept of each layer, without the layers; of all together."""
     mean, storage = on_mesh(mesh, loss_fn, params, batch)
-    stored = jax.eval_shape(storage.close, storage.shapes)
+    stored = jax.eval_shape(storage.to_storage, storage.shapes)
 
     def pull_back(params, batch):
         return jax.vjp(lambda params: mean(params, batch), params)[1]
@@ -281,7 +281,7 @@ def real(family, remat, mesh, *, dropout=False, frozen=()):
     trained = {name: value for name, value in params.items() if name not in frozen}
 
     def of_trained(trained, params, batch, rngs):
-        return mean(storage.close({**params, **trained}), batch, rngs)
+        return mean(storage.to_storage({**params, **trained}), batch, rngs)
 
     return jax.jit(jax.grad(of_trained))(trained, params, batch, rngs)
 

@@ -178,7 +178,7 @@ class ModelCase(NamedTuple):
 def random_params(module: ModuleType, config: Any, seed: int = 0) -> Any:
     """Draw parameters of which every one is random, biases and norms too.
 
-    Three times the usual deviation: attention then prefers some tokens to others.
+    Three times the usual stddev: attention then prefers some tokens to others.
     """
     rng = np.random.default_rng(seed)
 

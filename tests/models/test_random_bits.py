@@ -41,7 +41,7 @@ def test_streams_of_one_key_are_unrelated():
 
     ones_in_common = np.unpackbits((bits[0] ^ bits[1]).view(np.uint8)).mean()
 
-    # 128,000 fair coins: a deviation of 0.006 is four standard deviations.
+    # 128,000 fair coins: a stddev of 0.006 is four standard deviations.
     assert abs(ones_in_common - 0.5) < 0.006
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import Call
-from redco_flow.launch.hosts.carried_call import carried, pack
+from redco_flow.launch.hosts.call_files import collect_inputs, rewrite_paths
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
 from redco_flow.launch.hosts.earlier_attempts import (
     attempts_before,
@@ -225,11 +225,11 @@ class JobStart:
     async def _bring(self, session: HostSession) -> dict[str, Any]:
         """Copy what the call reads; return the call as the host sees it, and what it reads."""
         job = self._job
-        luggage = await asyncio.to_thread(pack, job.call, job.workspace)
-        await session.push(luggage.sets, luggage.sources)
-        call = carried(job.call, luggage, session.workspace)
-        uses = [str(one.thing(session.workspace)) for one in luggage.sets]
-        return {"call": asdict(call), "kept_steps": luggage.steps, "uses": uses}
+        files = await asyncio.to_thread(collect_inputs, job.call, job.workspace)
+        await session.push(files.sets, files.sources)
+        call = rewrite_paths(job.call, files, session.workspace)
+        uses = [str(one.thing(session.workspace)) for one in files.sets]
+        return {"call": asdict(call), "kept_steps": files.steps, "uses": uses}
 
     def _order(self, session: HostSession) -> RanksOrder:
         record, walltime = self._job.record, self._job.call.resources.walltime_minutes

@@ -23,7 +23,7 @@ _NUM_CHECKPOINTS = 2  # the newest, and one to fall back to
 
 
 @dataclass(frozen=True)
-class Luggage:
+class CallFiles:
     """What a call reads.
 
     Args:
@@ -42,7 +42,7 @@ class Luggage:
         return [int(one.record["step"]) for one in self.sets if one.kind == "checkpoint"]
 
 
-def pack(call: Call, workspace: Workspace) -> Luggage:
+def collect_inputs(call: Call, workspace: Workspace) -> CallFiles:
     """Collect what the call reads.
 
     Raises:
@@ -66,10 +66,10 @@ def pack(call: Call, workspace: Workspace) -> Luggage:
         if one.kind != "data":
             folder = one.folder(workspace)
             sources |= {entry.blake3: folder / entry.path for entry in one.files}
-    return Luggage(sets, sources, data[0].name if data is not None else "")
+    return CallFiles(sets, sources, data[0].name if data is not None else "")
 
 
-def carried(call: Call, luggage: Luggage, workspace: Workspace) -> Call:
+def rewrite_paths(call: Call, files: CallFiles, workspace: Workspace) -> Call:
     """Return the call for another host.
 
     Args:
@@ -77,7 +77,7 @@ def carried(call: Call, luggage: Luggage, workspace: Workspace) -> Call:
     """
     store_paths = {
         str(one.record["id"]): str(one.folder(workspace))
-        for one in luggage.sets
+        for one in files.sets
         if one.kind == "artifact"
     }
     inputs = {
@@ -85,8 +85,8 @@ def carried(call: Call, luggage: Luggage, workspace: Workspace) -> Call:
         for slot, references in call.inputs.items()
     }
     config = call.config
-    if luggage.data_name:
-        folder = workspace.cache / "data" / luggage.data_name
+    if files.data_name:
+        folder = workspace.cache / "data" / files.data_name
         config = _moved(config, _data_files(call), folder)
     return replace(call, inputs=inputs, config=config, workspace=str(workspace.root))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tiny_stages.calls import make_call
 
 from redco_flow.launch.call import Call
-from redco_flow.launch.hosts.carried_call import carried, pack
+from redco_flow.launch.hosts.call_files import collect_inputs, rewrite_paths
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 
@@ -20,8 +20,8 @@ def test_inputs_lie_in_the_other_workspace_and_the_fingerprint_stays(tmp_path):
     artifact = ArtifactStore(workspace).publish("dataset", source)
     call = make_call(workspace.root, inputs=[artifact])
 
-    luggage = pack(call, workspace)
-    there = carried(call, luggage, FAR)
+    files = collect_inputs(call, workspace)
+    there = rewrite_paths(call, files, FAR)
 
     (reference,) = there.inputs["dataset"]
     assert reference.path == f"/far/workspace/artifacts/dataset/{artifact.id[:16]}/files"
@@ -31,7 +31,7 @@ def test_inputs_lie_in_the_other_workspace_and_the_fingerprint_stays(tmp_path):
         call.ingredients,
         call.config,
     )
-    assert [path.read_text() for path in luggage.sources.values()] == ["input"]
+    assert [path.read_text() for path in files.sources.values()] == ["input"]
 
 
 def test_raw_data_travels_by_content_and_the_config_names_where_it_arrives(tmp_path):
@@ -40,15 +40,15 @@ def test_raw_data_travels_by_content_and_the_config_names_where_it_arrives(tmp_p
     rows.write_text(json.dumps({"source": "a", "target": "b"}) + "\n")
     call = preprocess_call(workspace, rows)
 
-    luggage = pack(call, workspace)
-    there = carried(call, luggage, FAR)
+    files = collect_inputs(call, workspace)
+    there = rewrite_paths(call, files, FAR)
 
-    (one,) = luggage.sets
+    (one,) = files.sets
     arrived = f"{FAR.cache}/data/{one.name}{rows}"
     assert there.config["data"]["train"] == arrived
     assert there.config["data"] | {"train": None} == call.config["data"] | {"train": None}
     rows.write_text(json.dumps({"source": "a", "target": "c"}) + "\n")
-    assert pack(call, workspace).sets[0].name != one.name
+    assert collect_inputs(call, workspace).sets[0].name != one.name
 
 
 def preprocess_call(workspace, rows):
