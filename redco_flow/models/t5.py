@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from redco_flow.models.block_config import (
     ACTIVATIONS,
@@ -23,8 +23,10 @@ from redco_flow.models.block_layouts import attention_layouts, mlp_layouts, norm
 from redco_flow.models.encoder_decoder_config import EncoderDecoderConfig
 from redco_flow.models.family_config import FamilyConfig, lazy_functions
 from redco_flow.models.stack_config import StackConfig
-from redco_flow.models.tensor_files import TensorFiles, equal_tensors
 from redco_flow.models.tensor_layout import TensorLayout
+
+if TYPE_CHECKING:
+    from redco_flow.models.tensor_files import TensorFiles
 
 _HEAD = "lm_head.weight"
 _EMBEDDING = "shared.weight"
@@ -175,6 +177,8 @@ def config_of_tensors(config: T5Config, files: TensorFiles) -> T5Config:
     transformers 5 writes `tie_word_embeddings: true` for every T5, v1.1 too, and goes by the
     tensors when it reads; so must we.
     """
+    from redco_flow.models.tensor_files import equal_tensors
+
     if not config.tie_word_embeddings or not {_HEAD, _EMBEDDING} <= files.names:
         return config
     if equal_tensors(files, _HEAD, _EMBEDDING):

@@ -16,12 +16,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Shape = tuple[int, ...]
 # Reads a block, given a slice per dim, of the tensor of that name.
-ReadTensor = Callable[[str, tuple[slice, ...]], np.ndarray]
+ReadTensor = Callable[[str, tuple[slice, ...]], Any]  # to an np.ndarray
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class TensorLayout:
             shape: the whole parameter's.
             block: a slice of step 1 per dim.
         """
+        # Imported here, as below: plans read families' configs, and with them this module.
+        import numpy as np
+
         sizes = self._sizes(shape)
         bounds = {
             dim: range(*part.indices(sizes[dim]))
@@ -105,6 +110,8 @@ class TensorLayout:
 
     def split(self, parameter: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (name, tensor) of every tensor of a parameter; contiguous copies, one at a time."""
+        import numpy as np
+
         shape = self.tensor_shape(parameter.shape)
         order = self.stacked + self._flat_dims
         ordered = parameter.transpose([self.dims.index(dim) for dim in order])
@@ -142,6 +149,7 @@ def _runs(group: list[str], sizes: Mapping[str, int], bounds: Mapping[str, range
 
 def _read_runs(name: str, runs: list[list[slice]], read: ReadTensor) -> np.ndarray:
     """Read the block that runs along every dim of a tensor span."""
+    import numpy as np
 
     def read_within(chosen: tuple[slice, ...]) -> np.ndarray:
         dim = len(chosen)
