@@ -16,14 +16,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
 
 Shape = tuple[int, ...]
 # Reads a block, given a slice per dim, of the tensor of that name.
-ReadTensor = Callable[[str, tuple[slice, ...]], Any]  # to an np.ndarray
+ReadTensor = Callable[[str, tuple[slice, ...]], "np.ndarray"]
 
 
 @dataclass(frozen=True)
