@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_flow import Deployer
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
 CURSOR = {"epoch": 0, "index": 0}
 

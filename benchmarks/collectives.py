@@ -34,9 +34,9 @@ from fused_models import FusedModel, GatedBlock
 from user_model import UserModel
 
 from redco_flow import Deployer
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.traffic import read_collectives
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.find import find_model
 
 BATCH, SOURCE, TARGET = 8, 512, 256

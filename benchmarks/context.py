@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_flow import Deployer
-from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.sequence_attention import attend_sequence
+from redco_flow.models.attention.ring import attend_sequence
+from redco_flow.models.config import AttentionConfig
 
 BATCH, LAYERS = 1, 2
 CONFIG = AttentionConfig(num_heads=8, num_kv_heads=2, head_dim=64, scale=64**-0.5)

@@ -27,8 +27,8 @@ except ImportError:
     sys.exit("generate.py needs torch: pip install -c constraints.txt -e '.[reference]'")
 
 from redco_flow.models.find import find_model
-from redco_flow.models.generation import generate
-from redco_flow.models.pretrained import save_pretrained
+from redco_flow.models.generation.generate import generate
+from redco_flow.models.hub.pretrained import save_pretrained
 
 BATCH, PROMPT = 16, 64
 SIZES = {

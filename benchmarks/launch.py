@@ -34,7 +34,7 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.slurm.executor import SlurmExecutor
-from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.spec.executors import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
 COUNTED = ("sbatch", "squeue", "scontrol", "scancel", "sacct")

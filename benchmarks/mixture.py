@@ -23,10 +23,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.activation import activate
-from redco_flow.models.block_config import MixtureConfig
-from redco_flow.models.dispatch import plan_dispatch
-from redco_flow.models.mixture import choose_experts, mix_experts
+from redco_flow.models.blocks import activate
+from redco_flow.models.config import MixtureConfig
+from redco_flow.models.experts import choose_experts, mix_experts, plan_dispatch
 
 WIDTH, UNITS, EXPERTS, CHOSEN = 512, 1792, 8, 2
 CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")

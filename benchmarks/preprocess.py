@@ -88,7 +88,7 @@ def texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def train(path: Path, tokenizer: Path, kind: Any) -> None:
-    from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+    from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 
     first = [
         text for pair, _ in zip(texts(path), range(TRAINING_ROWS), strict=False) for text in pair
@@ -101,12 +101,13 @@ def stage_run(path: Path, tokenizer: Path) -> Measure:
     import pyarrow
     from transformers import AutoTokenizer
 
-    from redco_flow.stages import encode_dataset, preprocess  # noqa: F401
     from redco_flow.stages.context import StageContext
+    from redco_flow.stages.preprocess.config import Config
+    from redco_flow.stages.preprocess.run import run
     from redco_flow.tracking.attempt import AttemptDirectory
 
     given = {"train": str(path), "tokenizer": {"name_or_path": str(tokenizer)}}
-    config = preprocess.Config.from_json({"data": given, **LENGTHS})
+    config = Config.from_json({"data": given, **LENGTHS})
     AutoTokenizer.from_pretrained(tokenizer)
     pyarrow.array([0])
 
@@ -121,7 +122,7 @@ def stage_run(path: Path, tokenizer: Path) -> Measure:
                 attempt_dir=AttemptDirectory(Path(folder)),
             )
             start, cpu_start = time.perf_counter(), time.process_time()
-            outputs = preprocess.run(context, config)
+            outputs = run(context, config)
             times = {
                 "seconds": time.perf_counter() - start,
                 "cpu_seconds": time.process_time() - cpu_start,

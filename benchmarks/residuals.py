@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow import Deployer
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.stored_steps import on_unpadded_params
+from redco_flow.engine.step.compiled import on_unpadded_params
+from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.find import find_model
 
 ROWS, GIB = 8, 2**30

@@ -42,7 +42,7 @@ import optax
 from step_models import BATCH, CONFIGS, collate, make_examples, tokens_per_step
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.loss import IGNORED_LABEL, cross_entropy
+from redco_flow.engine.step.loss import IGNORED_LABEL, cross_entropy
 from redco_flow.models.find import find_model
 
 MODULE = find_model(OPTIONS.model)

@@ -17,7 +17,7 @@ import optax
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.step.loss import cross_entropy
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LENGTH = 8

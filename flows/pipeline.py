@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from redco_flow.errors import RunCancelled
-from redco_flow.orchestrate.prefect_reporting import publish_summary
+from redco_flow.orchestrate.prefect.report import publish_summary
 from redco_flow.orchestrate.session import RunSession, current_session
 
 FINAL_STATES = {

@@ -21,22 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
-from redco_flow.launch.call import Call, InputReference, read_call
-from redco_flow.launch.jax_environment import jax_variables
-from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.upstream import with_inputs
+from redco_flow.launch.call import Call, InputReference, read_call, with_inputs
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.launch.work_lock import acquire
 from redco_flow.launch.worker_exit import STOPPED_EXIT_CODE
 from redco_flow.launch.worker_process import (
     ReservedFiles,
     end,
+    jax_variables,
     log_to_stderr,
     prepare,
     report_error,
     say,
 )
-from redco_flow.records import write_json
-from redco_flow.stages import shard_tally
+from redco_flow.records import refuse_link, write_json
 from redco_flow.stages.context import (
     InputArtifact,
     Shard,
@@ -45,17 +43,15 @@ from redco_flow.stages.context import (
     StopFlag,
     Stopped,
 )
-from redco_flow.stages.devices import check_devices
-from redco_flow.stages.process_group import ProcessGroup
+from redco_flow.stages.preprocess import shards as shard_tally
+from redco_flow.stages.process_group import ProcessGroup, check_devices
 from redco_flow.stages.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
 from redco_flow.tracking.code_digest import module_digests
-from redco_flow.tracking.fingerprint import fingerprint
-from redco_flow.tracking.results import find_result
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.results import find_result, fingerprint
 from redco_flow.tracking.workspace import Workspace
-from redco_flow.writing import refuse_link
 
 if TYPE_CHECKING:
     from redco_flow.spec.stage_kind import StageKind
@@ -169,7 +165,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
         context.check_inputs()
         check_devices(call)
         kind, config = _kind_and_config(call)
-        run_shard = importlib.import_module(kind.module).run_shard
+        run_shard = importlib.import_module(kind.run_module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
         context.check_inputs()
         _take_lock(context, shard_tally.LOCK)
@@ -232,7 +228,7 @@ def _make_context(
     stop: StopFlag,
     place: ProcessPlace,
 ) -> StageContext:
-    from redco_flow.launch.package_versions import package_versions  # 30 ms after the first line
+    from redco_flow.launch.host_facts import package_versions  # 30 ms after the first line
 
     store = ArtifactStore(workspace)
     inputs = {}
@@ -314,7 +310,7 @@ def _run_stage(call: Call, context: StageContext) -> StageOutputs:
     kind, config = _kind_and_config(call)
     context.report(phase="starting")
     check_devices(call)
-    run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.module).run
+    run: Callable[[StageContext, Any], StageOutputs] = importlib.import_module(kind.run_module).run
     try:
         outputs = run(context, config)
     except Exception as error:

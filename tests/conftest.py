@@ -48,7 +48,7 @@ def compile_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def prefect_home(tmp_path_factory):
     """REDCO_FLOW_HOME of this session; the Prefect server that was started there ends with it."""
-    from redco_flow.orchestrate.prefect_server import stop_server
+    from redco_flow.orchestrate.prefect.server import stop_server
 
     before = os.environ.get("REDCO_FLOW_HOME")
     home = tmp_path_factory.mktemp("redco-flow-home")
@@ -65,7 +65,7 @@ def prefect_home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def prefect_server(prefect_home):
     """A real Prefect server that all tests share; its API's address."""
-    from redco_flow.orchestrate.prefect_server import ensure_server
+    from redco_flow.orchestrate.prefect.server import ensure_server
 
     return ensure_server()
 

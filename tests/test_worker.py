@@ -17,7 +17,7 @@ from tiny_stages.calls import make_attempt, make_call, new_attempt, wait_until  
 
 from redco_flow.launch.call import JobResources, write_call  # noqa: E402
 from redco_flow.records import digest_file, read_json  # noqa: E402
-from redco_flow.stages import preprocess  # noqa: E402
+from redco_flow.stages.preprocess import config as preprocess  # noqa: E402
 from redco_flow.tracking.artifacts import ArtifactStore  # noqa: E402
 from redco_flow.tracking.results import find_result, read_result  # noqa: E402
 from redco_flow.tracking.workspace import Workspace  # noqa: E402

@@ -20,11 +20,11 @@ from redco_flow.tracking.workspace import Workspace
 if TYPE_CHECKING:
     from redco_flow.orchestrate.hub_pins import HubPins
     from redco_flow.orchestrate.ingredients import Sources
-    from redco_flow.orchestrate.planning import Plan
+    from redco_flow.orchestrate.plan import Plan
     from redco_flow.spec.find import Folder
     from redco_flow.spec.load import PipelineFile, ResolvedPipeline
+    from redco_flow.spec.overrides import Point
     from redco_flow.spec.profile import Profile
-    from redco_flow.spec.sweep import Point
 
 FLOW_FILE = "flows/pipeline.py"
 
@@ -81,7 +81,7 @@ class Loader:
             UsageError: there is no such file, or the plan cannot be as it is asked for.
             WorkspaceError: the workspace cannot be written, or a data file cannot be read.
         """
-        from redco_flow.orchestrate.planning import make_plan
+        from redco_flow.orchestrate.plan import make_plan
         from redco_flow.spec.load import load_pipeline
 
         _ = self.replaced

@@ -17,14 +17,14 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_flow.engine.agreement import decide_first
-from redco_flow.engine.context_use import check_context_is_used
-from redco_flow.engine.fully_sharded import (
+from redco_flow.engine.sharding.axes import check_context_is_used
+from redco_flow.engine.sharding.fsdp import (
+    Training,
     choose_num_fsdp_shards,
     device_memory_bytes,
     split_over_fsdp,
 )
-from redco_flow.engine.lora import Lora
-from redco_flow.engine.mesh import (
+from redco_flow.engine.sharding.mesh import (
     BATCH_AXES,
     CONTEXT_AXIS,
     DATA_AXIS,
@@ -35,11 +35,11 @@ from redco_flow.engine.mesh import (
     find_data_process,
     merge_context_into_data,
 )
-from redco_flow.engine.padded_storage import PaddedStorage
-from redco_flow.engine.sharding import Axes, ShardingRules
-from redco_flow.engine.trainable import Trainable
-from redco_flow.engine.training_size import Training
-from redco_flow.engine.two_rules import derive_rules
+from redco_flow.engine.sharding.rules import Axes, ShardingRules
+from redco_flow.engine.sharding.storage import PaddedStorage
+from redco_flow.engine.sharding.two_rules import derive_rules
+from redco_flow.engine.step.lora import Lora
+from redco_flow.engine.step.trainable import Trainable
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,16 +12,15 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_flow.engine.batch_layout import check_multiple, check_positive
-from redco_flow.engine.data import Batch, CollateFn, EvalBatches, Examples
+from redco_flow.engine.data.batches import Batch, CollateFn, EvalBatches, Examples
+from redco_flow.engine.data.layout import check_multiple, check_positive, fetch_late, put_early
+from redco_flow.engine.data.length_buckets import Bucketing
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.length_buckets import Bucketing
-from redco_flow.engine.overlap import fetch_late, put_early
-from redco_flow.engine.padded_storage import PaddedStorage
-from redco_flow.engine.progress_lines import RowLines
-from redco_flow.engine.sharding import ShardingRules
-from redco_flow.engine.stored_steps import on_unpadded_params
-from redco_flow.engine.train_step import example_keys
+from redco_flow.engine.progress import RowLines
+from redco_flow.engine.sharding.rules import ShardingRules
+from redco_flow.engine.sharding.storage import PaddedStorage
+from redco_flow.engine.step.compiled import on_unpadded_params
+from redco_flow.engine.step.step import example_keys
 
 # (params, batch, rngs [B]) -> a tree of arrays with leading dim B
 PredFn = Callable[[Any, dict[str, jax.Array], jax.Array], Any]

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from redco_flow.engine.batch_layout import BatchLayout, check_positive, plan_batch
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.compiled_step import jit_train_step, plan_state_storage
-from redco_flow.engine.data import (
+from redco_flow.engine.data.batches import (
     Batch,
     BatchIterator,
     CollateFn,
@@ -27,16 +25,27 @@ from redco_flow.engine.data import (
     Examples,
     TrainBatches,
 )
-from redco_flow.engine.data_order import BatchPlan
+from redco_flow.engine.data.layout import (
+    BatchLayout,
+    check_positive,
+    fetch_late,
+    plan_batch,
+    put_early,
+)
+from redco_flow.engine.data.length_buckets import Bucketing
+from redco_flow.engine.data.order import BatchPlan
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.length_buckets import Bucketing
-from redco_flow.engine.loss import LossFn
-from redco_flow.engine.overlap import fetch_late, put_early
-from redco_flow.engine.progress_lines import RowLines
-from redco_flow.engine.sharding import ShardingRules
-from redco_flow.engine.state_layout import start_state
-from redco_flow.engine.stored_steps import on_stored_params, on_unpadded_params
-from redco_flow.engine.train_step import (
+from redco_flow.engine.progress import RowLines
+from redco_flow.engine.sharding.rules import ShardingRules
+from redco_flow.engine.sharding.state import start_state
+from redco_flow.engine.step.compiled import (
+    jit_train_step,
+    on_stored_params,
+    on_unpadded_params,
+    plan_state_storage,
+)
+from redco_flow.engine.step.loss import LossFn
+from redco_flow.engine.step.step import (
     Metrics,
     MicroBatches,
     Schedule,
@@ -44,11 +53,11 @@ from redco_flow.engine.train_step import (
     make_eval_step,
     make_train_step,
 )
-from redco_flow.engine.trainable import Trainable, restrict
+from redco_flow.engine.step.trainable import Trainable, restrict
 from redco_flow.engine.training_loop import FitResult, Plan, TrainingLoop
 
 if TYPE_CHECKING:
-    from redco_flow.engine.checkpoint import Checkpointer, Commit
+    from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit
 
 EvalFn = Callable[[Any, int], Mapping[str, float]]
 

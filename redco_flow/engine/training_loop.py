@@ -9,27 +9,25 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 
-from redco_flow.engine.batch_layout import check_positive
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.data import BatchIterator
-from redco_flow.engine.data_order import BatchPlan
+from redco_flow.engine.data.batches import BatchIterator
+from redco_flow.engine.data.layout import LateFetch, check_positive
+from redco_flow.engine.data.order import BatchPlan
 from redco_flow.engine.errors import NonFiniteLoss, Stopped
-from redco_flow.engine.nonfinite import SkippedSteps
-from redco_flow.engine.overlap import LateFetch
-from redco_flow.engine.progress_lines import TrainingLines
-from redco_flow.engine.step_watch import StepWatch
-from redco_flow.engine.train_step import MicroBatches
+from redco_flow.engine.progress import TrainingLines
+from redco_flow.engine.step.step import MicroBatches
+from redco_flow.engine.watching import SkippedSteps, StepWatch
 
 if TYPE_CHECKING:
-    from redco_flow.engine.checkpoint import Checkpointer
-    from redco_flow.engine.trainer import Trainer
+    from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+    from redco_flow.engine.checkpoint.commit import Commit
 
 Evaluate = Callable[[int], dict[str, float]]
 # (first step, the one after the last) -> this process' batches
@@ -130,11 +128,31 @@ class _Window:
         return {name: sum_ / (self.weight or 1.0) for name, sum_ in self.measures.items()}
 
 
+class Trained(Protocol):
+    """What takes the steps: a `Trainer`."""
+
+    max_skipped: int
+    state: Any
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done; waits for the last one."""
+
+    def device_batches(self, batches: Iterable[Any]) -> Iterator[MicroBatches]:
+        """Return the batches on the devices."""
+
+    def advance(self, batch: MicroBatches) -> Any:
+        """Dispatch one step; return its metrics, which come later."""
+
+    def restore(self, checkpointer: Checkpointer, step: int | None = None) -> Commit:
+        """Replace the state by a checkpoint's; return its commit."""
+
+
 @dataclass
 class TrainingLoop:
     """One call of `Trainer.fit`."""
 
-    trainer: Trainer
+    trainer: Trained
     plan: Plan
     evaluate: Evaluate | None
     checkpointer: Checkpointer | None

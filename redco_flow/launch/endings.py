@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 
 _PUBLISHED = "the result is published."

@@ -18,10 +18,12 @@ from submitit.core import plugins
 from submitit.core.core import DelayedJob, Executor, Job
 from submitit.core.utils import DelayedSubmission
 
+from redco_flow import search_path
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
-from redco_flow.spec.modules import EXECUTORS, executor_problem, import_named
+from redco_flow.launch.processes import ATTEMPT_VARIABLE
+from redco_flow.spec.names import EXECUTORS, executor_problem, import_named
 from redco_flow.tracking.attempt import AttemptDirectory
 
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
@@ -230,3 +232,16 @@ def _module(name: str) -> ModuleType:
     if problem := executor_problem(name):
         raise UsageError(problem)
     return import_named(EXECUTORS.get(name, name))
+
+
+def job_environment(environment: Mapping[str, str], attempt: AttemptDirectory) -> dict[str, str]:
+    """Return a job's environment: it imports the same modules as the submitting process."""
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    own = search_path.variables()
+    first = dict.fromkeys(path for path in [*given, *own["PYTHONPATH"].split(os.pathsep)] if path)
+    return {
+        **environment,
+        **own,
+        "PYTHONPATH": os.pathsep.join(first),
+        ATTEMPT_VARIABLE: str(attempt.path),
+    }

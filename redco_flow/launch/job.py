@@ -26,8 +26,7 @@ from submitit.core.utils import (
 from redco_flow.errors import RunCancelled, StageFailed, UsageError
 from redco_flow.launch.endings import ClusterWord, judge
 from redco_flow.launch.worker_exit import explain_error
-from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
-from redco_flow.tracking.states import Cause, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _STDOUT_BYTES = 1 << 20

@@ -17,7 +17,7 @@ from typing import Any
 
 from redco_flow.errors import StageFailed, UsageError
 from redco_flow.launch.call import read_call
-from redco_flow.launch.executor import CallExecutor, common_settings
+from redco_flow.launch.executor import CallExecutor, common_settings, job_environment
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
@@ -25,12 +25,10 @@ from redco_flow.launch.job import (
     status_from_files,
     status_without_supervisor,
 )
-from redco_flow.launch.job_environment import job_environment
-from redco_flow.launch.process_tree import kill_processes_of
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.launch.processes import kill_processes_of
+from redco_flow.records import open_no_link
+from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.tracking.states import State
-from redco_flow.writing import open_no_link
 
 _READY = b"ready"
 

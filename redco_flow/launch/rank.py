@@ -18,27 +18,25 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from redco_flow.launch import disk_reserve
+from redco_flow.launch import supervisor as disk_reserve
 from redco_flow.launch.endings import (
     RankEnding,
     find_culprit,
     read_endings,
     says_that_a_rank_was_lost,
 )
-from redco_flow.launch.log_writer import LogWriter
-from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.process_tree import adopt_orphans
+from redco_flow.launch.processes import ProcessPlace, adopt_orphans
 from redco_flow.launch.supervisor import (
     TIME_OVER,
     Limits,
+    LogWriter,
     Supervisor,
     remove_temporary_files,
     run_worker,
 )
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
 
 WARNING_SIGNAL = "URG"
 """What Slurm sends some time before the end. It reaches every process of the job, the worker's

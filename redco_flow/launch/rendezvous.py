@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.launch.rendezvous_listener import Answer, Connection, Joining, Listener
 from redco_flow.records import read_json_if_present, write_json
 

@@ -14,23 +14,56 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from redco_flow.launch import disk_reserve
-from redco_flow.launch.log_writer import LogWriter
-from redco_flow.launch.memory_pressure import OomCounters, host_memory_bytes
-from redco_flow.launch.process_tree import adopt_orphans, die_with_parent, kill_descendants
-from redco_flow.launch.worker_exit import WorkerExit, exit_record
-from redco_flow.records import write_json
+from redco_flow.launch.processes import adopt_orphans, die_with_parent, kill_descendants
+from redco_flow.launch.redaction import Redactor
+from redco_flow.launch.worker_exit import OomCounters, WorkerExit, exit_record, host_memory_bytes
+from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.secrets import secret_values
-from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord
+from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
+
+_TAIL_BYTES = 4096
+
+
+class LogWriter:
+    """One rank's log."""
+
+    def __init__(self, path: Path, secrets: Iterable[bytes]) -> None:
+        self.path = path
+        self.tail = b""  # the last of what was shown
+        self.problem: str | None = None
+        self._redactor = Redactor(secrets)
+        self._descriptor = open_no_link(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(self, chunk: bytes) -> None:
+        """Append the process's next bytes."""
+        self._append(self._redactor.feed(chunk))
+
+    def note(self, text: str) -> None:
+        """Append a line of our own, on a line of its own."""
+        start = b"" if self.tail.endswith(b"\n") or not self.tail else b"\n"
+        self._append(start + f"redco-flow: {text}\n".encode())
+
+    def close(self) -> None:
+        """Append what was held back; the stream has ended."""
+        self._append(self._redactor.flush())
+        os.close(self._descriptor)
+
+    def _append(self, data: bytes) -> None:
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            self.problem = f"{self.path}: part of the log is lost: {error.strerror}."
+
 
 _CHUNK_BYTES = 1 << 16
 _SECONDS_FOR_STACKS = 1.0
@@ -254,7 +287,7 @@ def main(arguments: list[str]) -> int:
             options.walltime_seconds, lambda: supervisor.stop(Cause.TIMEOUT, TIME_OVER)
         )
     adopt_orphans()
-    disk_reserve.take(attempt.path)
+    take(attempt.path)
     write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
     os.write(options.ready_fd, _READY)
     os.close(options.ready_fd)
@@ -325,6 +358,38 @@ def remove_temporary_files(directory: Path) -> None:
     for path in directory.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+ERROR = ".reserve-for-error.tmp"
+EXIT = ".reserve-for-exit.tmp"
+_BYTES = 1 << 16
+
+
+def take(directory: Path) -> None:
+    """Reserve the room, if there is any."""
+    for name in (ERROR, EXIT):
+        with (
+            contextlib.suppress(OSError),
+            open(directory / name, "wb", opener=open_no_link) as file,
+        ):
+            os.posix_fallocate(file.fileno(), 0, _BYTES)
+
+
+def give_back(directory: Path, name: str) -> None:
+    """Free one reserve, right before the record that it was for."""
+    with contextlib.suppress(OSError):
+        (directory / name).unlink()
+
+
+def full_disks(*places: Path) -> list[Path]:
+    """Return those places, and the directory for temporary files, whose disks are full."""
+    full = []
+    for place in (*places, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            usage = os.statvfs(place)
+            if usage.f_bavail * usage.f_frsize < _BYTES:
+                full.append(place)
+    return full
 
 
 if __name__ == "__main__":

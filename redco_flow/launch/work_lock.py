@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redco_flow.writing import open_no_link
+from redco_flow.records import open_no_link
 
 _SECONDS_BETWEEN_TRIES = 0.2
 

@@ -14,11 +14,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from redco_flow.launch import disk_reserve
+from redco_flow.launch import supervisor as disk_reserve
 from redco_flow.launch.redaction import redact_text
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values
@@ -104,3 +104,34 @@ def end(exit_code: int) -> NoReturn:
         except (OSError, ValueError):  # the log is gone; the records say everything
             continue
     os._exit(exit_code)
+
+
+_HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+
+
+def jax_variables(
+    environ: Mapping[str, str], *, num_cpu_devices: int | None, compile_cache: Path
+) -> dict[str, str]:
+    """Return what to set in `environ`.
+
+    Args:
+        environ: the worker's environment as inherited.
+        num_cpu_devices: replaces whatever number was inherited; None leaves that alone.
+        compile_cache: where compiled programs are kept, unless the environment names a place.
+    """
+    variables = {
+        "JAX_COMPILATION_CACHE_DIR": str(compile_cache),
+        # By default only slow compiles are kept; a restart pays for each of the others again.
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    variables = {name: environ.get(name, value) for name, value in variables.items()}
+    if num_cpu_devices is not None:
+        flags = [
+            flag
+            for flag in environ.get("XLA_FLAGS", "").split()
+            if flag.partition("=")[0] != _HOST_DEVICES_FLAG
+        ]
+        variables["XLA_FLAGS"] = " ".join(flags)
+        variables["JAX_NUM_CPU_DEVICES"] = str(num_cpu_devices)
+    return variables

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
 from redco_flow import metrics
-from redco_flow.spec.modules import NoSuchModuleError, import_named
-from redco_flow.spec.wording import nearest
+from redco_flow.spec.names import NoSuchModuleError, import_named, nearest
 
 _NOT_METRICS = frozenset({"metric"})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redco_flow.models.stack_config import StackConfig
+from redco_flow.models.config import StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)

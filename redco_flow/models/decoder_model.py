@@ -14,14 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from redco_flow.models.attention.bias import default_positions, row_biases
+from redco_flow.models.attention.cache import no_writers
+from redco_flow.models.config import FamilyConfig
 from redco_flow.models.decoder_config import DecoderConfig
 from redco_flow.models.decoder_module import Cache, Decoder, Params, Prompt
-from redco_flow.models.dropout import example_keys
-from redco_flow.models.family_config import FamilyConfig
-from redco_flow.models.key_value_cache import no_writers
+from redco_flow.models.hub.tensors import TensorFiles, equal_tensors
 from redco_flow.models.layers_apart import with_faster_layers, without_layers
-from redco_flow.models.tensor_files import TensorFiles, equal_tensors
-from redco_flow.models.visibility import default_positions, row_biases
+from redco_flow.models.random import example_keys
 
 _HEAD = "lm_head.weight"
 # A tied head published beside the embedding; angles and masks that are computed, not learned.

@@ -25,18 +25,25 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.balanced_order import SequenceOrder, balanced_where_possible
+from redco_flow.models.attention.balanced_order import SequenceOrder, balanced_where_possible
+from redco_flow.models.attention.bias import Biases
+from redco_flow.models.attention.cache import (
+    StepLayer,
+    StepShared,
+    WholeShared,
+    places_back,
+    with_room,
+    with_writers,
+    written,
+)
+from redco_flow.models.attention.grouped import cap
+from redco_flow.models.attention.rotary import Rotation, rotation
 from redco_flow.models.blocks import Norm, normal, zeros
-from redco_flow.models.blockwise_bias import Biases
 from redco_flow.models.decoder_config import DecoderConfig
-from redco_flow.models.dropout import dropout, fold_keys
-from redco_flow.models.grouped_attention import cap
-from redco_flow.models.key_value_cache import places_back, with_room, with_writers, written
 from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
 from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
-from redco_flow.models.product import product, wide_product
-from redco_flow.models.rotary import Rotation, rotation
+from redco_flow.models.projections import product, wide_product
+from redco_flow.models.random import dropout, fold_keys
 
 Params = dict[str, Any]
 

@@ -21,16 +21,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.activation import activate
-from redco_flow.models.bert_family import BertFamilyConfig
-from redco_flow.models.blocks import Norm, normal, zeros
-from redco_flow.models.blockwise_bias import Biases
-from redco_flow.models.dropout import example_keys
-from redco_flow.models.encoder_config import EncoderConfig
-from redco_flow.models.product import product, wide_product
+from redco_flow.models.attention.bias import Biases, row_biases
+from redco_flow.models.blocks import Norm, activate, normal, zeros
+from redco_flow.models.families.bert_family import BertFamilyConfig, EncoderConfig
+from redco_flow.models.hub.tensors import TensorFiles
+from redco_flow.models.projections import product, wide_product
+from redco_flow.models.random import example_keys
 from redco_flow.models.stack import Stack
-from redco_flow.models.tensor_files import TensorFiles
-from redco_flow.models.visibility import row_biases
 
 Params = dict[str, Any]
 

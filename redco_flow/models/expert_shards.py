@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from redco_flow.models.context_axis import CONTEXT_AXIS
-from redco_flow.models.mapped_axes import mapped_axes
+from redco_flow.models.attention.context import CONTEXT_AXIS, mapped_axes
 from redco_flow.models.projections import MODEL_AXIS
 
 BATCH_AXES = ("data", "fsdp")

@@ -43,7 +43,7 @@ def find_model(name: str) -> ModuleType:
         ValueError: there is none of that name, or it has no `Config`.
     """
     if name in FAMILIES:
-        return importlib.import_module(f"redco_flow.models.{name}")
+        return importlib.import_module(f"redco_flow.models.families.{name}")
     module = importlib.import_module(find_module_name(name))
     if not hasattr(module, "Config"):
         raise ValueError(f"module {name} is no model family: it has no Config (as t5.py has).")
@@ -57,7 +57,7 @@ def find_module_name(name: str) -> str:
         ValueError: there is none of that name.
     """
     if name in FAMILIES:
-        return f"redco_flow.models.{name}"
+        return f"redco_flow.models.families.{name}"
     if "." not in name or not _exists(name):
         known = ", ".join(FAMILIES)
         raise ValueError(
@@ -68,7 +68,7 @@ def find_module_name(name: str) -> str:
 
 def find_config(name: str) -> Any:
     """Return the config class of one of FAMILIES without importing JAX, so on a login node."""
-    module = importlib.import_module(f"redco_flow.models.{name}")
+    module = importlib.import_module(f"redco_flow.models.families.{name}")
     return module.Config
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from redco_flow.models.product import product
+from redco_flow.models.projections import product
 
 Operands = tuple[jax.Array, jax.Array, jax.Array]
 

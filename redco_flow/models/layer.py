@@ -14,21 +14,24 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from redco_flow.models.attention import attention_mask_bias
-from redco_flow.models.block_config import MlpConfig
+from redco_flow.models.attention.bias import Bias
+from redco_flow.models.attention.cache import (
+    KeysValues,
+    StepLayer,
+    StepShared,
+    WholeShared,
+    append,
+    attend_cached,
+)
+from redco_flow.models.attention.context import split_sequence
+from redco_flow.models.attention.ring import attend_sequence
+from redco_flow.models.attention.rotary import Rotation
 from redco_flow.models.blocks import Attention, Mlp, Norm
-from redco_flow.models.blockwise_bias import Bias
-from redco_flow.models.cached_attention import attend_cached
-from redco_flow.models.context_axis import split_sequence
-from redco_flow.models.dropout import dropout, fold_keys
-from redco_flow.models.key_value_cache import append
-from redco_flow.models.layer_inputs import KeysValues, StepLayer, StepShared, WholeShared
-from redco_flow.models.mixture import MixtureOfExperts
-from redco_flow.models.product import KEPT_PRODUCT
-from redco_flow.models.projections import merge_together, project_together
-from redco_flow.models.rotary import Rotation
-from redco_flow.models.sequence_attention import attend_sequence
-from redco_flow.models.stack_config import StackConfig
+from redco_flow.models.config import MlpConfig, StackConfig
+from redco_flow.models.experts import MixtureOfExperts
+from redco_flow.models.numerics import attention_mask_bias
+from redco_flow.models.projections import KEPT_PRODUCT, merge_together, project_together
+from redco_flow.models.random import dropout, fold_keys
 
 # Queries, keys and values of the tokens at hand to what their heads gather, (B, T, H, K).
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

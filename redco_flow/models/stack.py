@@ -14,18 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.models.attention import MASKED
+from redco_flow.models.attention.bias import (
+    Bias,
+    Biases,
+    ByDistance,
+    distance_bias,
+    spread_diagonals,
+)
+from redco_flow.models.attention.cache import StepLayer, StepShared, WholeShared, with_room
+from redco_flow.models.attention.context import num_context_shards
 from redco_flow.models.blocks import Norm, normal
-from redco_flow.models.blockwise_bias import Bias, Biases, ByDistance
-from redco_flow.models.context_axis import num_context_shards
-from redco_flow.models.dropout import dropout, fold_keys
-from redco_flow.models.key_value_cache import with_room
+from redco_flow.models.config import StackConfig
 from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.layer_inputs import StepLayer, StepShared, WholeShared
 from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
+from redco_flow.models.numerics import MASKED
 from redco_flow.models.projections import num_groups_held
-from redco_flow.models.relative_position import distance_bias, spread_diagonals
-from redco_flow.models.stack_config import StackConfig
+from redco_flow.models.random import dropout, fold_keys
 
 # Which derived key this is among those that an example's key gives.
 _EMBEDDED, _LAYERS, _LAST = range(3)

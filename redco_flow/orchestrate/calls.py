@@ -9,12 +9,12 @@ from typing import Any
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call, InputReference, JobResources, write_call
 from redco_flow.orchestrate.ingredients import stage_ingredients
-from redco_flow.orchestrate.planning import output_id
-from redco_flow.orchestrate.run_context import RunContext
+from redco_flow.orchestrate.plan import output_id
+from redco_flow.orchestrate.stopping import RunContext
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.stages.shard_tally import shards_left
+from redco_flow.stages.preprocess.shards import shards_left
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
-from redco_flow.orchestrate.doctor_hosts import examine_hosts
-from redco_flow.orchestrate.doctor_slurm import examine_slurm
-from redco_flow.orchestrate.doctor_xmanager import examine_xmanager
-from redco_flow.orchestrate.finding import Finding
-from redco_flow.orchestrate.prefect_server import server_status
+from redco_flow.launch.finding import Finding
+from redco_flow.launch.hosts.doctor import examine_hosts
+from redco_flow.launch.slurm.doctor import examine_slurm
+from redco_flow.launch.xmanager.doctor import examine_xmanager
+from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.workspace import Workspace

@@ -17,10 +17,9 @@ from typing import Any
 from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.records import read_json
-from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage
-from redco_flow.spec.settings import settings_of
-from redco_flow.spec.wording import dotted
-from redco_flow.stages.hub_references import HubReference, hub_references
+from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
+from redco_flow.spec.names import dotted
+from redco_flow.stages.data.source import HubReference, hub_references
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.workspace import Workspace
 

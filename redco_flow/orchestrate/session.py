@@ -16,14 +16,12 @@ from dataclasses import dataclass
 
 from redco_flow.errors import RunCancelled, StageFailed
 from redco_flow.orchestrate.ahead import AheadChain, SweepTurn
-from redco_flow.orchestrate.attempt_following import Finished
-from redco_flow.orchestrate.planning import upstream_of
-from redco_flow.orchestrate.run_context import RunContext, Say
-from redco_flow.orchestrate.stage_attempts import StageAttempts
+from redco_flow.orchestrate.attempts import Finished, StageAttempts
+from redco_flow.orchestrate.plan import upstream_of
 from redco_flow.orchestrate.stage_runner import StageRunner
-from redco_flow.orchestrate.state_book import ENDED_STAGE_STATES
-from redco_flow.orchestrate.stopping import Detached
-from redco_flow.tracking.states import State
+from redco_flow.orchestrate.state import ENDED_STAGE_STATES
+from redco_flow.orchestrate.stopping import Detached, RunContext, Say
+from redco_flow.tracking.attempt import State
 
 DETACHED_EXIT_CODE = 130
 

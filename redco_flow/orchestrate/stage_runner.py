@@ -8,33 +8,105 @@ Prefect; lines for people go to `say`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redco_flow.errors import StageFailed
-from redco_flow.launch.call import read_call, write_call
-from redco_flow.launch.upstream import with_inputs
+from redco_flow.launch.call import read_call, with_inputs, write_call
 from redco_flow.orchestrate.ahead import AheadChain
-from redco_flow.orchestrate.attempt_following import (
+from redco_flow.orchestrate.attempts import (
     AttemptFollower,
     Finished,
     RetryableFailure,
+    StageAttempts,
     failures_recorded,
     record_completed,
 )
 from redco_flow.orchestrate.calls import write_attempt
-from redco_flow.orchestrate.claims import claimed, result_set_aside
-from redco_flow.orchestrate.run_context import RunContext, Say
-from redco_flow.orchestrate.stage_attempts import StageAttempts
-from redco_flow.records import write_json
+from redco_flow.orchestrate.stopping import RunContext, Say
+from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.load import ResolvedStage
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.results import find_result, is_doubtful
-from redco_flow.tracking.states import State
+from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
+
+
+@contextmanager
+def claimed(workspace: Workspace, fingerprint: str, wait: Callable[[str], None]) -> Iterator[None]:
+    """Hold the claim on a fingerprint; while another holds it, call `wait` again and again.
+
+    Args:
+        wait: sleeps a moment and may raise to give up; is told whom it waits for.
+    """
+    path = workspace.work_directory(fingerprint).with_suffix(".claim")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
+    try:
+        while not _try_lock(descriptor):
+            wait("another run that makes the same result")
+        while is_worked_on(workspace, fingerprint):
+            wait("a job of another run that makes the same result")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_worked_on(workspace: Workspace, fingerprint: str) -> bool:
+    """Tell whether a worker holds the fingerprint's work directory now."""
+    try:
+        descriptor = open_no_link(workspace.work_directory(fingerprint) / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def result_set_aside(workspace: Workspace, fingerprint: str) -> Iterator[None]:
+    """Make a fingerprint new again for a forced run; without a new result the old one returns.
+
+    The work directory goes for good: a stage that found its checkpoints there would have
+    nothing left to do. Call it with the claim held.
+    """
+    published = workspace.results / f"{fingerprint}.json"
+    aside = published.with_suffix(".set-aside")
+    if published.exists():
+        published.replace(aside)
+    _remove(workspace.work_directory(fingerprint))
+    try:
+        yield
+    finally:
+        if published.exists():
+            aside.unlink(missing_ok=True)
+        elif aside.exists():
+            aside.replace(published)
+
+
+def _remove(folder: Path) -> None:
+    """Under another name first: half a work directory must not pass for a whole one."""
+    if folder.exists():
+        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
+        folder.replace(doomed)
+        shutil.rmtree(doomed)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 _POLL_SECONDS = 0.25
 

@@ -12,20 +12,33 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from redco_flow.errors import RedcoFlowError
-from redco_flow.orchestrate.cancelling import has_ended
-from redco_flow.orchestrate.starting import spawn
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.lease import acquire, find_holder
+from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.launch.endings import never_began, write_exit
+from redco_flow.launch.executor import CallJob, reattach
+from redco_flow.orchestrate.ahead import SweepTurn
+from redco_flow.orchestrate.cancel import has_ended
+from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
+from redco_flow.orchestrate.orchestrator import open_session
+from redco_flow.orchestrate.plan import Plan, upstream_of
+from redco_flow.orchestrate.session import RunSession
+from redco_flow.orchestrate.start import spawn
+from redco_flow.orchestrate.state import StateBook, note_takeover
+from redco_flow.orchestrate.stopping import Say, StopRequest
+from redco_flow.records import digest_json
+from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
+from redco_flow.tracking.locks import acquire, find_holder
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.sweep_directory import SweepDirectory
-
-if TYPE_CHECKING:
-    from redco_flow.orchestrate.point_jobs import PointJobs
+from redco_flow.tracking.sweep_directory import SweepDirectory, current_attempt
+from redco_flow.tracking.workspace import Workspace
 
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.0
@@ -69,10 +82,6 @@ def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:
 
 def _submit(sweep: SweepDirectory, runs: Sequence[RunDirectory]) -> dict[str, PointJobs]:
     """Have the jobs of all points stand in the queue; return them by run."""
-    # Imported here: where runs submit their own jobs, this process knows no executor.
-    from redco_flow.orchestrate.point_jobs import PointJobs
-    from redco_flow.orchestrate.sweep_submission import submit_points
-
     submit_points(sweep, runs, _say)
     return {run.id: PointJobs(run) for run in runs}
 
@@ -89,6 +98,207 @@ def _start(run: RunDirectory, options: Sequence[str]) -> None:
 def _say(line: str) -> None:
     sys.stderr.write(f"{utc_now()} {line}\n")
     sys.stderr.flush()
+
+
+class PointJobs:
+    """The jobs that one point's run waits for.
+
+    Args:
+        run: its jobs are in the queue, as far as they could be submitted.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._own: list[CallJob] = []
+        self._shared: list[CallJob] = []
+        for stage in run.read_state()["stages"]:
+            attempt = current_attempt(run, stage)
+            if attempt is not None and (record := attempt.read_job()):
+                is_own = attempt.path.is_relative_to(run.path)
+                (self._own if is_own else self._shared).append(reattach(record))
+
+    def want_driver(self) -> bool:
+        """Whether a job of the point's own has begun; of a point without, all others' have ended.
+
+        A point that has no job at all wants one now: it can reuse everything, or tell why it has
+        none.
+        """
+        if self._own:
+            return any(job.status().state is not State.PENDING for job in self._own)
+        return all(job.done() for job in self._shared)
+
+
+@dataclass(frozen=True)
+class StageJobs:
+    """The jobs that a sweep has for one stage.
+
+    Args:
+        points: which need the stage's result and do not have it.
+        jobs: what is submitted for them; less where points make the same.
+        upstream: stages that the jobs wait for.
+    """
+
+    stage: str
+    points: int
+    jobs: int
+    upstream: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """For people: "train: 4 jobs, behind preprocess"."""
+        counted = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
+        for_all = f", for {self.points} points" if self.points > self.jobs else ""
+        behind = f", behind {', '.join(self.upstream)}" if self.upstream else ""
+        return f"{self.stage}: {counted}{for_all}{behind}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same as a record."""
+        return asdict(self)
+
+
+def work_keys(
+    pipeline: ResolvedPipeline, workspace: Workspace, sources: Sources | None = None
+) -> dict[str, str]:
+    """Return a key for each stage: of two stages with one key, one result serves both.
+
+    Unlike a fingerprint it is known before the stages that it takes from have run.
+
+    Args:
+        sources: code and data as they are now, shared by a sweep's points.
+
+    Raises:
+        WorkspaceError: a data file is missing or unreadable.
+    """
+    keys: dict[str, str] = {}
+    for name, stage in pipeline.stages.items():
+        taken = {
+            slot: [[keys[one.stage], one.output] for one in references]
+            for slot, references in stage.inputs.items()
+        }
+        ingredients = stage_ingredients(stage, {}, workspace, sources)
+        keys[name] = digest_json({"ingredients": ingredients, "inputs": taken})
+    return keys
+
+
+def planned_jobs(
+    points: Sequence[tuple[ResolvedPipeline, Plan]], workspace: Workspace
+) -> Iterator[StageJobs]:
+    """Yield what would be submitted for each stage, before there is a sweep."""
+    sources = Sources()
+    keys = [work_keys(pipeline, workspace, sources) for pipeline, _ in points]
+    for stage in dict.fromkeys(name for pipeline, _ in points for name in pipeline.stages):
+        needing = [
+            number
+            for number, (pipeline, plan) in enumerate(points)
+            if stage in pipeline.stages and _is_open(plan, stage)
+        ]
+        if needing:
+            pipeline, plan = points[needing[0]]
+            upstream = [n for n in upstream_of(pipeline.stages[stage]) if _is_open(plan, n)]
+            jobs = {keys[number][stage] for number in needing}
+            yield StageJobs(stage, len(needing), len(jobs), tuple(upstream))
+
+
+def _is_open(plan: Plan, stage: str) -> bool:
+    """Whether the stage is to have a job."""
+    return plan.stages[stage].action in ("run", "wait")
+
+
+_SUBMISSION_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One point of a sweep, whose run's lease is held here.
+
+    Args:
+        keys: by stage; `sweep_work.work_keys`.
+    """
+
+    session: RunSession
+    keys: Mapping[str, str]
+
+    @property
+    def run(self) -> RunDirectory:
+        return self.session.context.run
+
+    def open_jobs(self) -> list[CallJob]:
+        """The jobs of the run's own stages that have left no record of their end."""
+        return [
+            reattach(record)
+            for attempt in self._attempts()
+            if (record := attempt.read_job()) and attempt.read_exit() is None
+        ]
+
+    def stands_in_queue(self) -> bool:
+        """Whether it has jobs, none of which has failed."""
+        causes = {attempt.cause for attempt in self._attempts()}
+        return None in causes and causes <= {None, Cause.COMPLETED}
+
+    def _attempts(self) -> list[AttemptDirectory]:
+        found = map(self.run.latest_attempt, self.session.upstream)
+        return [attempt for attempt in found if attempt is not None]
+
+
+def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], say: Say) -> None:
+    """Bring the jobs of a sweep's runs into the queue, under the runs' leases.
+
+    Runs that another process drives are left to it. What cannot be submitted has its error in the
+    log, and is tried again, alone, by the driver of its point.
+    """
+    sources = Sources()
+    with ExitStack() as leases:
+        points = []
+        for run in runs:
+            try:
+                note_takeover(run, leases.enter_context(acquire(run)))
+            except UsageError as error:
+                say(str(error))
+                continue
+            try:
+                points.append(_open_point(run, sources))
+            except RedcoFlowError as error:  # its driver will say so in the run's own records
+                say(f"{run.id}: {error}")
+        _settle_lost_ids(sweep, points)
+        _submit_in_turn(sweep, points, say)
+
+
+def _submit_in_turn(sweep: SweepDirectory, points: Sequence[_Point], say: Say) -> None:
+    """Submit point after point; stop early where the sweep is cancelled."""
+    num_at_once = sweep.record["max_parallel"]
+    before: deque[list[CallJob]] = deque([[]] * num_at_once, maxlen=num_at_once)
+    makers: dict[str, AttemptDirectory] = {}
+    # Those that stand in the queue come first: a point that is tried again waits behind them.
+    for point in sorted(points, key=lambda one: not one.stands_in_queue()):
+        if sweep.cancel_path.exists():
+            return
+        turn = SweepTurn(point.keys, makers, before[0])
+        point.session.submit_ahead(_say_of(point, say), turn)
+        if jobs := point.open_jobs():
+            before.append(jobs)
+
+
+def _say_of(point: _Point, say: Say) -> Say:
+    """Lines that begin with the point's run."""
+    return lambda line: say(f"{point.run.id}: {line}")
+
+
+def _open_point(run: RunDirectory, sources: Sources) -> _Point:
+    session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
+    context = session.context
+    return _Point(session, work_keys(context.pipeline, context.workspace, sources))
+
+
+def _settle_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
+    """Have jobs whose ids were lost found by their names, all at once.
+
+    Of an attempt that the cluster never got, its record says so: it is submitted anew.
+    """
+    lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
+    while lost and not sweep.cancel_path.exists():
+        for job in [one for one in lost if one.status().cause is Cause.NEVER_SUBMITTED]:
+            why = "the cluster never got it"
+            write_exit(job.attempt, never_began(why))
+        lost = [one for one in lost if not one.record()["job_id"] and not one.done()]
+        time.sleep(_SUBMISSION_POLL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.process_tree import ATTEMPT_VARIABLE
+from redco_flow.launch.processes import ATTEMPT_VARIABLE, ProcessPlace
 from redco_flow.recipes import text_to_text
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
 from redco_flow.recipes.text_to_text import encode
-from redco_flow.recipes.text_tokenizer import TextTokenizer
+from redco_flow.text.tokenizer import TextTokenizer
 
 __all__ = ["build", "encode"]
 

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from redco_flow import recipes
-from redco_flow.spec.modules import import_named
+from redco_flow.spec.names import import_named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,7 +133,7 @@ def family_problem(recipe: ModuleType, family: str) -> str | None:
     trained = getattr(recipe, "FAMILIES", (family,))
     if family in trained:
         return None
-    name = recipe.__name__.rpartition(".")[2]
+    name = recipe.__name__.removesuffix(".config").rpartition(".")[2]
     others = [
         other
         for other in ("text_to_text", "language_modeling")

@@ -6,26 +6,176 @@ a run's files, there is a report, and it does not fail the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cache
+from pathlib import Path, PurePath
+from typing import Any, TypeVar
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from redco_flow import __version__
 from redco_flow.errors import DamagedRecord
-from redco_flow.report.comparisons import Comparison, comparisons
-from redco_flow.report.failures import Failure, find_failures
-from redco_flow.report.headline import Headline, read_headline
-from redco_flow.report.history import read_history
-from redco_flow.report.lineage_view import LineageItem, lineage_items
-from redco_flow.report.metrics_table import MetricsGroup, metrics_groups
-from redco_flow.report.reproduction import Reproduction, read_reproduction
+from redco_flow.records import write_text
+from redco_flow.report import numbers as number_format
+from redco_flow.report.lineage import LineageItem, lineage_items
+from redco_flow.report.metrics import Comparison, MetricsGroup, comparisons, metrics_groups
+from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.samples import SampleSet, sample_sets
-from redco_flow.report.stage_facts import StageFacts, logging_attempts, read_stages
-from redco_flow.report.stage_table import StageRow, stage_rows
-from redco_flow.report.training import Training, view_training
+from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
+from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
+from redco_flow.report.training import Training, read_history, view_training
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.attempt import State
 from redco_flow.tracking.damage import find_damaged_records
+from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
+
+_SHORT = 12
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The page's head.
+
+    Args:
+        state: completed, failed, cancelled, running or pending.
+        message: how the run ended, in words; of one that completed, the stages say it.
+        facts: (name, value) pairs.
+        command: as it was typed.
+        prefect_url: the run's page; empty if it has none.
+    """
+
+    run: str
+    name: str
+    state: str
+    message: str
+    facts: tuple[tuple[str, str], ...]
+    command: str
+    prefect_url: str
+
+
+def read_headline(run: RunDirectory, stages: Mapping[str, StageFacts], now: str) -> Headline:
+    """Return the page's head.
+
+    Args:
+        now: the time as `utc_now` gives it: up to when a run took that has no end yet.
+
+    Raises:
+        WorkspaceError, ValueError, OSError: run.json or state.json cannot be read.
+    """
+    record, state = run.record, run.read_state()
+    judged = judged_state(state, dict(stages))
+    url = str(state.get("prefect_url") or "")
+    return Headline(
+        run=run.id,
+        name=str(record.get("name") or run.id),
+        state=judged,
+        message="" if judged == State.COMPLETED else str(state.get("message") or ""),
+        facts=tuple(_facts(record, state, now)),
+        command=typed_command(record),
+        # Anything but a web address would be a way to smuggle a script into a link.
+        prefect_url=url if url.startswith(("http://", "https://")) else "",
+    )
+
+
+def typed_command(record: Mapping[str, Any]) -> str:
+    """Return the command line as it was typed; empty where it is not known."""
+    words = [str(word) for word in record.get("argv") or ()]
+    if not words:
+        return ""
+    return shlex.join([PurePath(words[0]).name, *words[1:]])
+
+
+def _facts(
+    record: Mapping[str, Any], state: Mapping[str, Any], now: str
+) -> Iterator[tuple[str, str]]:
+    started = state.get("started_at") or record.get("created_at")
+    yield "started", moment(started)
+    took = duration(seconds_between(started, state.get("ended_at") or now))
+    yield "took", took if state.get("ended_at") else f"{took} so far"
+    yield "pipeline", str(record.get("pipeline_path") or record.get("name") or "–")
+    yield "profile", str(record.get("profile") or "–")
+    yield "by", f"{record.get('user') or '?'} on {record.get('host') or '?'}"
+    yield "code", code_text(record.get("code") or {})
+
+
+def code_text(code: Mapping[str, Any]) -> str:
+    """Name a run's code: its commit, and whether it was changed since."""
+    commit = str(code.get("commit") or "")[:_SHORT]
+    if not commit:
+        return "outside a git repository"
+    if not code.get("dirty"):
+        return f"commit {commit}"
+    return f"commit {commit}, with changes"
+
+
+_MAX_DOCUMENT = 200_000
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How to get the same result again.
+
+    Args:
+        commands: to be typed in this order.
+        typed: the command line of this run.
+        document: resolved.yaml, whole.
+        versions: (package, version) that the results were computed with.
+        hosts: where.
+    """
+
+    commands: tuple[str, ...]
+    typed: str
+    document: str
+    versions: tuple[tuple[str, str], ...]
+    hosts: tuple[str, ...]
+
+
+def read_reproduction(run: RunDirectory, stages: Iterable[StageFacts]) -> Reproduction:
+    """Return how to reproduce a run.
+
+    Raises:
+        WorkspaceError, ValueError, OSError: the run's records cannot be read.
+    """
+    results = [stage.result for stage in stages if stage.result]
+    versions = dict(item for one in results for item in one.versions.items())
+    return Reproduction(
+        commands=tuple(_commands(run)),
+        typed=typed_command(run.record),
+        document=_document(run),
+        versions=tuple(sorted(versions.items())),
+        hosts=tuple(dict.fromkeys(one.host for one in results if one.host)),
+    )
+
+
+def _commands(run: RunDirectory) -> Iterator[str]:
+    record = run.record
+    code = record.get("code") or {}
+    if code.get("commit"):
+        yield f"git checkout {code['commit']}"
+    if code.get("dirty") and run.patch_path.is_file():
+        yield shlex.join(["git", "apply", str(run.patch_path)])
+    words = ["redco-flow", "run", str(run.resolved_path)]
+    if record.get("profile"):
+        words += ["--profile", str(record["profile"])]
+    # All other overrides stand in resolved.yaml already.
+    given = [str(one) for one in record.get("overrides") or ()]
+    yield shlex.join([*words, *(one for one in given if one.lstrip("~").startswith("profile."))])
+
+
+def _document(run: RunDirectory) -> str:
+    if not run.resolved_path.is_file():
+        return ""
+    text = run.resolved_path.read_text(encoding="utf-8", errors="replace")
+    if len(text) > _MAX_DOCUMENT:
+        return f"{text[:_MAX_DOCUMENT]}\n… the rest is in {run.resolved_path}"
+    return text
+
 
 _T = TypeVar("_T")
 _LOSS_UNITS = {"text_to_text": "nats per target token"}
@@ -105,3 +255,57 @@ def _trainings(stages: Iterable[StageFacts]) -> list[Training]:
         unit = _LOSS_UNITS.get(stage.recipe, "")
         found.append(view_training(stage.name, history, loss_unit=unit, source=source))
     return found
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_now) -> Path:
+    """Write the run's report.html anew and return its path; may be called at any time.
+
+    What is missing or damaged in the run's files is said in the page.
+
+    Args:
+        run: the run, in whatever state.
+        workspace: where its artifacts and results are.
+        clock: the time of day, for people.
+
+    Raises:
+        OSError: the page cannot be written: the disk is full or read-only; names the path.
+    """
+    write_text(run.report_path, render(read_page(run, workspace, clock())))
+    return run.report_path
+
+
+def render(page: Page) -> str:
+    """Return the page as HTML; every text of the user's is escaped."""
+    try:
+        html = _environment().get_template("page.html.jinja").render(page=page, version=__version__)
+    except Exception as error:  # noqa: BLE001 (a report that says so is better than none)
+        html = _page_without_pieces(page, error)
+    # Half a character (a lone surrogate) cannot be written, control characters are no HTML.
+    return _NO_TEXT.sub("\ufffd", html)
+
+
+@cache
+def _environment() -> Environment:
+    """Templates are compiled once in a process."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=number_format.number, score=number_format.score, moment=number_format.moment
+    )
+    return environment
+
+
+def _page_without_pieces(page: Page, error: Exception) -> str:
+    return Markup(
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>{run}</title>'
+        "<h1>{run}</h1><p>The report could not be drawn: {error}</p>"
+    ).format(run=page.run, error=f"{type(error).__name__}: {error}")

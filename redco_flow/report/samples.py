@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.records import read_json_lines
-from redco_flow.report.metrics_table import direction_of, metrics_artifact
-from redco_flow.report.number_format import score
+from redco_flow.report.metrics import direction_of, metrics_artifact
+from redco_flow.report.numbers import score
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.spec.secrets import hide_secrets
-from redco_flow.stages.metrics_artifact import LINES_FILE as SCORES_FILE
-from redco_flow.stages.predictions_artifact import LINES_FILE as PREDICTIONS_FILE
+from redco_flow.stages.artifacts.metrics import LINES_FILE as SCORES_FILE
+from redco_flow.stages.artifacts.predictions import LINES_FILE as PREDICTIONS_FILE
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 
 _NUM_BEST, _NUM_WORST, _NUM_OTHERS = 3, 3, 4

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.lineage_target import run_results
+from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.maker import Maker, find_maker
 from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.states import State
 from redco_flow.tracking.workspace import Workspace
 
 # What reading a record raises written by another program, or by half a disk.

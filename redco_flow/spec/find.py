@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from redco_flow.errors import UsageError
+from redco_flow.spec.names import listed, nearest
 from redco_flow.spec.secrets import hide_secrets
-from redco_flow.spec.wording import listed, nearest
 
 Folder = Literal["pipelines", "cluster_profiles", "flows"]
 

@@ -16,9 +16,9 @@ from typing import Any
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Path, leaves
 from redco_flow.spec.model import Scalar
-from redco_flow.spec.scalars import control_problem, read_scalar
+from redco_flow.spec.names import dotted, nearest
 from redco_flow.spec.secrets import looks_secret_name
-from redco_flow.spec.wording import dotted, nearest
+from redco_flow.spec.yaml import control_problem, read_scalar
 
 MAX_CHARACTERS = 1 << 20
 

@@ -15,25 +15,44 @@ from typing import Any
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
-from redco_flow.spec.mistakes import validated
+from redco_flow.spec.model import ContentOf, Placement, marked
+from redco_flow.spec.names import dotted
 from redco_flow.spec.pipeline import PipelineSection, Resources
-from redco_flow.spec.pipeline_overrides import with_overrides
-from redco_flow.spec.problems import raise_if_any
+from redco_flow.spec.problems import raise_if_any, validated
 from redco_flow.spec.profile import Profile, load_profile
 from redco_flow.spec.references import InputRef, References, cycles_of, order_of
 from redco_flow.spec.secret_check import secret_problems
-from redco_flow.spec.settings import settings_of
-from redco_flow.spec.stage_body import (
+from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.stages import (
     StageBody,
     data_problems,
     read_stages,
     recipe_problem,
     surroundings_problems,
     validate_stage,
+    with_overrides,
 )
-from redco_flow.spec.stage_kind import StageConfig
-from redco_flow.spec.strict_yaml import parse_file
-from redco_flow.spec.wording import dotted
+from redco_flow.spec.yaml import parse_file
+
+
+def settings_of(config: StageConfig) -> dict[str, Any]:
+    """Return the Config as plain JSON values, without what does not determine the result."""
+    settings = config.model_dump(mode="json")
+    del settings["resources"]
+    for path, _ in marked(config, Placement):
+        if path[0] != "resources":
+            del _holder(settings, path)[path[-1]]
+    for path, file in marked(config, ContentOf):
+        if file is not None:
+            _holder(settings, path)[path[-1]] = file.rpartition("/")[2]
+    return settings
+
+
+def _holder(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for part in path[:-1]:
+        values = values[part]
+    return values
+
 
 __all__ = [
     "InputRef",

@@ -17,11 +17,9 @@ from pydantic import (
 
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.spec.document import Document, Origin, written_at
-from redco_flow.spec.fields import field_paths, is_open
+from redco_flow.spec.executors import HostsSection, RetryBudgets, SlurmSection, XManagerSection
 from redco_flow.spec.find import find_file
-from redco_flow.spec.hosts_section import HostsSection
 from redco_flow.spec.interpolation import interpolate
-from redco_flow.spec.mistakes import validated
 from redco_flow.spec.model import (
     EnvironmentValue,
     Name,
@@ -30,14 +28,14 @@ from redco_flow.spec.model import (
     PositiveInt,
     StrictModel,
     Text,
+    field_paths,
+    is_open,
 )
-from redco_flow.spec.modules import executor_problem
+from redco_flow.spec.names import executor_problem
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
-from redco_flow.spec.problems import raise_if_any
+from redco_flow.spec.problems import raise_if_any, validated
 from redco_flow.spec.secret_check import secret_problems
-from redco_flow.spec.slurm_section import RetryBudgets, SlurmSection
-from redco_flow.spec.strict_yaml import parse_file
-from redco_flow.spec.xmanager_section import XManagerSection
+from redco_flow.spec.yaml import parse_file
 
 _EXTENDS = "extends"
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

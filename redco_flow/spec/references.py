@@ -11,9 +11,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redco_flow.spec.stage_body import StageBody, Stages
+from redco_flow.spec.names import listed, nearest, shown
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.spec.wording import listed, nearest, shown
+from redco_flow.spec.stages import StageBody, Stages
 
 
 @dataclass(frozen=True)

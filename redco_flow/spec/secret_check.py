@@ -10,8 +10,8 @@ from typing import Any
 
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Path
+from redco_flow.spec.names import dotted
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name, looks_secret_value
-from redco_flow.spec.wording import dotted
 
 _CURE = "name the environment variable in a key that ends in _env instead"
 

@@ -1,7 +1,8 @@
 """What a stage kind is, and how it is found by the name that stands in YAML.
 
-A kind is one module: `redco_flow.stages.<name>` or any importable dotted module. Its top level
-must be light, for it is read on login nodes:
+A kind is a package with two modules, as `redco_flow.stages.<name>`: `config`, which is light, for
+login nodes read it, and `run`, which only jobs import. Any importable dotted name will do, also of
+one module with all of it, whose top level must then be light:
 
     SECTIONS = ("recipe", "model", "data")      # top-level sections it takes, fields of Config
     INPUTS = {"dataset": InputSlot(kind="dataset")}     # not fields of Config
@@ -31,9 +32,15 @@ from types import ModuleType
 from typing import Any
 
 from redco_flow.spec.model import StrictModel
-from redco_flow.spec.modules import dotted_name_advice, find_module, import_named, known_modules
+from redco_flow.spec.names import (
+    dotted_name_advice,
+    find_module,
+    import_named,
+    known_packages,
+    listed,
+    nearest,
+)
 from redco_flow.spec.pipeline import SECTION_NAMES, Resources
-from redco_flow.spec.wording import listed, nearest
 
 STAGES_PACKAGE = "redco_flow.stages"
 
@@ -66,10 +73,16 @@ class InputSlot:
 
 @dataclass(frozen=True)
 class StageKind:
-    """A stage kind as its module declares it."""
+    """A stage kind as its modules declare it.
+
+    Args:
+        run_module: the dotted module with `run`.
+        modules: all of them, which determine the result.
+    """
 
     name: str
-    module: str
+    run_module: str
+    modules: tuple[str, ...]
     config_type: type[StageConfig]
     inputs: Mapping[str, InputSlot]
     outputs: Mapping[str, str]
@@ -96,39 +109,44 @@ def find_stage_kind(name: str) -> StageKind:
             f"there is no stage kind '{name}'{nearest(name, known)} Known kinds: "
             f"{listed(known)}; {dotted_name_advice(name)}"
         )
+    parts = tuple(f"{module_name}.{part}" for part in ("config", "run"))
+    are_apart = all(find_module(STAGES_PACKAGE, part) for part in parts)
     try:
-        module = import_named(module_name)
+        module = import_named(parts[0] if are_apart else module_name)
     except ValueError as error:
         raise ValueError(f"stage kind '{name}': {error}") from error
-    return _read_declarations(name, module)
+    return _read_declarations(name, module, parts if are_apart else (module_name,))
 
 
 def known_stage_kinds() -> tuple[str, ...]:
     """Return the names of the built-in stage kinds, sorted."""
-    return known_modules(STAGES_PACKAGE, defines="Config")
+    return known_packages(STAGES_PACKAGE, having="config")
 
 
-def _read_declarations(name: str, module: ModuleType) -> StageKind:
+def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) -> StageKind:
     where = f"stage kind '{name}' ({module.__name__})"
     config_type = getattr(module, "Config", None)
     if not (isinstance(config_type, type) and issubclass(config_type, StageConfig)):
         raise ValueError(f"{where} has no class Config(StageConfig); it is not a stage kind.")
-    if not callable(getattr(module, "run", None)):
+    is_one_module = len(modules) == 1
+    if is_one_module and not callable(getattr(module, "run", None)):
         raise ValueError(f"{where} has no function run(context, config); it is not a stage kind.")
     kind = StageKind(
         name=name,
-        module=module.__name__,
+        run_module=modules[-1],
+        modules=modules,
         config_type=config_type,
         inputs=dict(getattr(module, "INPUTS", {})),
         outputs=dict(getattr(module, "OUTPUTS", {})),
         sections=tuple(getattr(module, "SECTIONS", ())),
         output_names=getattr(module, "output_names", None),
-        code_modules=getattr(module, "code_modules", lambda config: [module.__name__]),
+        code_modules=getattr(module, "code_modules", lambda config: []),
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
-        runs_in_shards=callable(getattr(module, "run_shard", None)),
+        runs_in_shards=callable(getattr(module, "run_shard", None))
+        or (not is_one_module and "num_shards" in config_type.model_fields),
     )
     problem = _declaration_problem(kind)
     if problem:

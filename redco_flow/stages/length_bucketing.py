@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from redco_flow.engine.length_buckets import Bucketing, choose_buckets
+from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 from redco_flow.recipes.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any
 
 from redco_flow.errors import ArtifactError, DamagedRecord, UsageError, WorkspaceError
 from redco_flow.records import digest_file
-from redco_flow.tracking.clock import Clock, utc_now
 from redco_flow.tracking.file_digests import digest_files
-from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.locks import exclusive
+from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.publishing import (
     FileEntry,
     Manifest,

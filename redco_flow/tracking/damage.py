@@ -8,9 +8,9 @@ from typing import Any, NotRequired, TypedDict
 from redco_flow.errors import DamagedRecord
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.journal import read_journal
-from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.shared_attempt import read_shared_attempt
+from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.typed_records import find_record
 
 

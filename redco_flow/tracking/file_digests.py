@@ -16,7 +16,7 @@ from typing import Any
 
 from redco_flow.errors import WorkspaceError
 from redco_flow.records import digest_file, write_json
-from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
 from redco_flow.errors import DamagedRecord
-from redco_flow.tracking.clock import Clock, utc_now
+from redco_flow.records import open_no_link
+from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.typed_records import read_record_lines
-from redco_flow.writing import open_no_link
 
 _BLOCK_BYTES = 1 << 16
 

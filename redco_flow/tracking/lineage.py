@@ -6,17 +6,204 @@ no formatting. The way forward, `impact`, is in `impact.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from redco_flow.errors import UsageError
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
-from redco_flow.tracking.impact import impact as impact
-from redco_flow.tracking.lineage_nodes import ConfigLeaf, LineageNode, Production, data_node
-from redco_flow.tracking.lineage_target import Target, find_target
-from redco_flow.tracking.results import StageResult, read_result
-from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.lineage_nodes import (
+    ConfigLeaf,
+    ImpactNode,
+    LineageNode,
+    Production,
+    data_node,
+)
+from redco_flow.tracking.results import StageResult, list_results, read_result
+from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
+
+_DIGEST_PREFIX = re.compile(r"[0-9a-f]{6,64}")
+
+
+def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
+    """Return the tree of everything that was made from an artifact or a data file.
+
+    Args:
+        workspace: need not be writable.
+        id_or_prefix: an artifact's id or its beginning, or a data file's BLAKE3 or its first 6
+            digits or more.
+
+    Raises:
+        ArtifactError, UsageError: none or several things fit.
+    """
+    graph = _Graph()
+    for result in list_results(workspace):
+        graph.add(result)
+    text = id_or_prefix.strip().lower()
+    if _DIGEST_PREFIX.fullmatch(text):
+        files = {one: name for one, name in graph.data.items() if one.startswith(text)}
+        if len(files) == 1:
+            digest, name = next(iter(files.items()))
+            return ImpactNode("data", name, digest, children=graph.below(digest, frozenset()))
+    artifact = ArtifactStore(workspace).get(id_or_prefix)
+    made_by = artifact.produced_by
+    return ImpactNode(
+        "artifact",
+        artifact.kind,
+        artifact.id,
+        stage=str(made_by.get("stage", "")),
+        run=str(made_by.get("run", "")),
+        children=graph.below(artifact.id, frozenset()),
+    )
+
+
+@dataclass
+class _Graph:
+    """Which results took what in."""
+
+    users: dict[str, list[StageResult]] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)  # digest → name
+
+    def add(self, result: StageResult) -> None:
+        taken = {one for slot in result.ingredients.get("inputs", {}).values() for one in slot}
+        for name, identity in result.ingredients.get("data", {}).items():
+            leaf = data_node(name, identity)
+            self.data[leaf.id] = name
+            taken.add(leaf.id)
+        for one in taken:
+            self.users.setdefault(one, []).append(result)
+
+    def below(self, taken: str, above: frozenset[str]) -> tuple[ImpactNode, ...]:
+        """The outputs of every result that took this in, oldest first."""
+        above = above | {taken}
+        artifact: Literal["artifact"] = "artifact"
+        return tuple(
+            ImpactNode(
+                artifact,
+                output.partition("/")[0],
+                artifact_id,
+                stage=result.stage,
+                run=result.run,
+                children=self.below(artifact_id, above),
+            )
+            for result in sorted(self.users.get(taken, ()), key=lambda one: one.sequence)
+            for output, artifact_id in result.outputs.items()
+            if artifact_id not in above
+        )
+
+
+@dataclass(frozen=True)
+class ResultTarget:
+    """A stage's result in a run, or one output or metric of it.
+
+    Args:
+        result: of the stage.
+        output: an output's name; empty for none in particular.
+        metric: a metric's name; empty for none in particular.
+    """
+
+    result: StageResult
+    output: str = ""
+    metric: str = ""
+
+
+Target = Artifact | ResultTarget
+
+
+def find_target(workspace: Workspace, text: str) -> Target:
+    """Return what `text` names.
+
+    Raises:
+        UsageError: none or several things fit; lists the candidates.
+    """
+    if "/" in text:
+        run_text, _, rest = text.partition("/")
+        return _in_run(workspace, find_run(workspace, run_text), rest)
+    artifacts = ArtifactStore(workspace)
+    if artifacts.is_prefix(text):
+        return artifacts.get(text)
+    try:
+        run = find_run(workspace, "@last")
+    except UsageError as error:
+        raise UsageError(f"{text!r} is no artifact, and there are {error}") from error
+    return _in_run(workspace, run, text)
+
+
+def run_results(workspace: Workspace, run: RunDirectory) -> dict[str, StageResult]:
+    """Return each finished stage's result in a run, reused ones too."""
+    entries = run.read_state().get("stages") or {}
+    found = {name: stage_result(workspace, run, name, entry) for name, entry in entries.items()}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def stage_result(
+    workspace: Workspace, run: RunDirectory, stage: str, entry: Mapping[str, Any]
+) -> StageResult | None:
+    """Return the published result that a run's stage has, computed by the run or reused.
+
+    Args:
+        entry: the stage's, in the run's state.json.
+    """
+    if entry.get("state") == State.COMPLETED and entry.get("fingerprint"):
+        return read_result(workspace, entry["fingerprint"])
+    attempt = run.latest_attempt(stage)
+    record = unless_damaged(attempt.read_result) if attempt else None
+    if record is not None:
+        return read_result(workspace, record.get("fingerprint", ""))
+    outputs = dict(entry.get("artifacts") or {})
+    # A reused stage has no attempt here: the plan or its artifacts name the computation.
+    plan = unless_damaged(run.read_plan) or {}
+    planned = plan.get("stages", plan).get(stage)
+    if outputs and isinstance(planned, dict) and planned.get("fingerprint"):
+        return read_result(workspace, str(planned["fingerprint"]))
+    for artifact_id in outputs.values():
+        artifact = ArtifactStore(workspace).find(artifact_id)
+        if artifact is not None:
+            return read_result(workspace, str(artifact.produced_by.get("fingerprint", "")))
+    return None
+
+
+def _in_run(workspace: Workspace, run: RunDirectory, rest: str) -> Target:
+    """STAGE, STAGE/OUTPUT, STAGE/METRIC or METRIC in one run."""
+    results = run_results(workspace, run)
+    if rest in results:
+        return ResultTarget(results[rest])
+    stage, _, inner = rest.partition("/")
+    if inner and stage in results:
+        return _in_stage(run, results[stage], inner)
+    measured = {name: one for name, one in results.items() if rest in (one.metrics or {})}
+    # A training's own evaluations have the same names; the metrics artifact is what counts.
+    scored = {name: one for name, one in measured.items() if "metrics" in one.outputs}
+    fitting = scored or measured
+    if len(fitting) == 1:
+        return ResultTarget(next(iter(fitting.values())), metric=rest)
+    if fitting:
+        listed = ", ".join(f"{run.id}/{name}/{rest}" for name in fitting)
+        raise UsageError(f"run {run.id} has {len(fitting)} metrics {rest!r}; name one: {listed}.")
+    metrics = dict.fromkeys(key for one in results.values() for key in one.metrics or {})
+    raise UsageError(
+        f"run {run.id} has no finished stage and no metric {rest!r}. Stages: "
+        f"{', '.join(results) or 'none'}. Metrics: {', '.join(metrics) or 'none'}. Artifacts are "
+        f"named by their id: `redco-flow artifacts` lists them."
+    )
+
+
+def _in_stage(run: RunDirectory, result: StageResult, name: str) -> ResultTarget:
+    """An output by its name or its selector alone, or a metric."""
+    if name in (result.metrics or {}):
+        return ResultTarget(result, metric=name)
+    outputs = [key for key in result.outputs if name in (key, key.partition("/")[2])]
+    metrics = ", ".join(result.metrics or {}) or "none"
+    if len(outputs) == 1:
+        return ResultTarget(result, output=outputs[0])
+    raise UsageError(
+        f"stage {run.id}/{result.stage} has no output and no metric {name!r}. Outputs: "
+        f"{', '.join(result.outputs) or 'none'}. Metrics: {metrics}."
+    )
 
 
 def trace(workspace: Workspace, artifact_or_metric: str) -> LineageNode:

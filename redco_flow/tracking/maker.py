@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.lineage_target import stage_result
+from redco_flow.tracking.lineage import stage_result
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.shared_attempt import read_shared_attempt
+from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 

@@ -7,8 +7,9 @@ and sends no signal; psutil stands in only where there is no /proc.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -134,3 +135,11 @@ def _start_time_without_proc(pid: int) -> int | None:
         return int(process.create_time() * 100)
     except psutil.NoSuchProcess:
         return None
+
+
+Clock = Callable[[], str]
+
+
+def utc_now() -> str:
+    """Return the present as ISO 8601 in UTC with milliseconds, `2026-01-31T12:00:00.000+00:00`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -18,9 +18,8 @@ from typing import Any, Literal, Required, TypedDict, cast
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import Clock, utc_now
-from redco_flow.tracking.states import State
+from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.typed_records import find_record, read_record
 from redco_flow.tracking.workspace import Workspace, check_name, user_name
 

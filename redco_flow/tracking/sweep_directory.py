@@ -17,9 +17,10 @@ from typing import Any, Required, TypedDict, cast
 
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
-from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.typed_records import read_record
+from redco_flow.tracking.typed_records import find_record, read_record
 from redco_flow.tracking.workspace import Workspace, check_name
 
 _MARK = "-sweep-"
@@ -174,3 +175,44 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
 
 def _folder(workspace: Workspace) -> Path:
     return workspace.root / "sweeps"
+
+
+class SharedRecord(TypedDict):
+    """shared.json."""
+
+    attempt: str
+    own_attempts: int
+
+
+def note_shared_attempt(run: RunDirectory, stage: str, attempt: AttemptDirectory) -> None:
+    """Write down which attempt, of another run, makes what this run's stage would make.
+
+    Raises:
+        OSError: the disk is full or read-only; names the path.
+    """
+    path = _path(run, stage)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"attempt": str(attempt.path), "own_attempts": len(run.attempts(stage))})
+
+
+def read_shared_attempt(run: RunDirectory, stage: str) -> AttemptDirectory | None:
+    """Return the attempt of another run that makes the stage's result; None where none was noted.
+
+    None, too, once the run has made an attempt of its own after that.
+
+    Raises:
+        DamagedRecord: the note is damaged.
+    """
+    record = find_record(_path(run, stage), SharedRecord)
+    if record is None or len(run.attempts(stage)) > record["own_attempts"]:
+        return None
+    return AttemptDirectory(Path(record["attempt"]))
+
+
+def current_attempt(run: RunDirectory, stage: str) -> AttemptDirectory | None:
+    """Return the attempt, the run's own or another's, from which the stage's result is to come."""
+    return read_shared_attempt(run, stage) or run.latest_attempt(stage)
+
+
+def _path(run: RunDirectory, stage: str) -> Path:
+    return run.path / "stages" / stage / "shared.json"

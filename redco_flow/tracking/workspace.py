@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import UsageError, WorkspaceError
-from redco_flow.tracking.file_lock import exclusive
-from redco_flow.writing import open_no_link, who_may_write
+from redco_flow.records import open_no_link, who_may_write
+from redco_flow.tracking.locks import exclusive
 
 SHORT_DIGITS = 16  # hex digits of an id or fingerprint in a directory's name
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -290,7 +290,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "module", ["redco_flow.cli.main", "redco_flow.cli.watching", "redco_flow.spec.load", "yaml"]
+    "module", ["redco_flow.cli.main", "redco_flow.cli.status", "redco_flow.spec.load", "yaml"]
 )
 def test_ctrl_c_is_quiet_while_modules_are_imported(command, module):
     words = [sys.executable, "-c", _INTERRUPTED, module, "plan", "sums.yaml"]

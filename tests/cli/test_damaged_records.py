@@ -8,9 +8,8 @@ import pytest
 from orchestrate_runs import InProcess, Runs
 
 from redco_flow.cli.main import run_command
-from redco_flow.report.build import render
-from redco_flow.report.page import read_page
-from redco_flow.tracking.clock import utc_now
+from redco_flow.report.page import read_page, render
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.workspace import Workspace

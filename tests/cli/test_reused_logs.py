@@ -8,7 +8,7 @@ import pytest
 
 from redco_flow.cli.main import run_command
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.shared_attempt import note_shared_attempt
+from redco_flow.tracking.sweep_directory import note_shared_attempt
 from redco_flow.tracking.workspace import Workspace
 
 pytestmark = pytest.mark.slow

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.launch import disk_reserve
-from redco_flow.launch.log_writer import LogWriter
+from redco_flow.launch import supervisor as disk_reserve
+from redco_flow.launch.supervisor import LogWriter
 from redco_flow.launch.work_lock import acquire as take_work
-from redco_flow.orchestrate.claims import claimed, is_worked_on
-from redco_flow.records import append_json_line, write_json
-from redco_flow.tracking import lease
-from redco_flow.tracking.file_lock import exclusive
+from redco_flow.orchestrate.stage_runner import claimed, is_worked_on
+from redco_flow.records import append_json_line, refuse_link, write_json
+from redco_flow.tracking import locks as lease
 from redco_flow.tracking.journal import Journal
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.workspace import Workspace
-from redco_flow.writing import refuse_link
 from tests.cli.conftest import KINDS, PIPELINE
 
 GROUP = 34000

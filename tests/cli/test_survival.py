@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from redco_flow.engine.checkpoint import restore_params
-from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.engine.checkpoint.checkpointer import restore_params
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from redco_flow.records import read_json
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.locks import exclusive
 from tests.cli.conftest import wait_for
 from tests.cluster.pipelines import Driven, losses, make_run, same_parameters
 from tests.cluster.small_disk import committed_steps, fill, small_disk, trained_steps

@@ -16,7 +16,7 @@ from slurm_cluster import INSTALL, missing_programs, running_cluster  # noqa: E4
 from tiny_stages.calls import make_attempt  # noqa: E402
 
 from redco_flow.launch.slurm.executor import SlurmExecutor  # noqa: E402
-from redco_flow.spec.slurm_section import SlurmSection  # noqa: E402
+from redco_flow.spec.executors import SlurmSection  # noqa: E402
 
 
 @pytest.fixture(scope="session")

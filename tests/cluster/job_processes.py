@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from redco_flow.launch.process_tree import ATTEMPT_VARIABLE
+from redco_flow.launch.processes import ATTEMPT_VARIABLE
 
 
 def processes_of(attempt, program=""):

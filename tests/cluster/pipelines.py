@@ -3,10 +3,10 @@
 import json
 import threading
 
-from redco_flow.orchestrate.driving import open_session
-from redco_flow.orchestrate.planning import make_plan
-from redco_flow.orchestrate.starting import write_run
-from redco_flow.orchestrate.state_book import StateBook
+from redco_flow.orchestrate.orchestrator import open_session
+from redco_flow.orchestrate.plan import make_plan
+from redco_flow.orchestrate.start import write_run
+from redco_flow.orchestrate.state import StateBook
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
@@ -114,7 +114,7 @@ def parameters_of(driven):
     import numpy as np
 
     from redco_flow.engine.deployer import Deployer
-    from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+    from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
     from redco_flow.tracking.artifacts import ArtifactStore
 
     artifact = ArtifactStore(driven.session.context.workspace).get(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.orchestrate.doctor_slurm import examine_slurm
+from redco_flow.launch.slurm.doctor import examine_slurm
 from redco_flow.spec.profile import Profile
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

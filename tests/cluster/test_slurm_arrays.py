@@ -13,11 +13,11 @@ from pipelines import Driven, make_run
 from redco_flow.errors import RunCancelled
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
-from redco_flow.orchestrate.planning import make_plan
-from redco_flow.orchestrate.starting import write_run
+from redco_flow.orchestrate.plan import make_plan
+from redco_flow.orchestrate.start import write_run
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
-from redco_flow.stages.text_pairs import BLOCK_ROWS
+from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

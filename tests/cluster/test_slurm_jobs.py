@@ -16,7 +16,7 @@ from redco_flow.errors import RunCancelled, StageFailed
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.slurm.executor import SlurmExecutor
-from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.spec.executors import SlurmSection
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -237,7 +237,7 @@ kinds, workspace, folder = sys.argv[1:]
 sys.path.append(kinds)
 from tiny_stages.calls import make_attempt
 from redco_flow.launch.slurm.executor import SlurmExecutor
-from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.spec.executors import SlurmSection
 attempt = make_attempt(workspace, "wait_for_go", config={"folder": folder})
 SlurmExecutor(workspace, SlurmSection()).submit_call(attempt)
 """

@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines import Driven, make_run
-from redco_flow.stages.predictions_artifact import read_predictions
+from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.tracking.artifacts import ArtifactStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]

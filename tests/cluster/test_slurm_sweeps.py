@@ -11,22 +11,22 @@ from orchestrate_runs import (
 )
 from tiny_stages.calls import wait_until
 
-from redco_flow.cli.run_view import read_run_view
-from redco_flow.cli.sweep_view import read_sweep_view, sweep_text
-from redco_flow.orchestrate.cancelling import cancel_run
-from redco_flow.orchestrate.planning import make_plan
-from redco_flow.orchestrate.sweep_submission import submit_points
-from redco_flow.orchestrate.sweeping import (
+from redco_flow.cli.sweep import read_sweep_view, sweep_text
+from redco_flow.cli.view import read_run_view
+from redco_flow.orchestrate.cancel import cancel_run
+from redco_flow.orchestrate.plan import make_plan
+from redco_flow.orchestrate.sweep import (
     PlannedPoint,
     cancel_sweep,
     resume_sweep,
     start_sweep,
 )
+from redco_flow.orchestrate.sweep_process import submit_points
 from redco_flow.records import read_json, write_json
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.lease import find_holder
-from redco_flow.tracking.shared_attempt import read_shared_attempt
+from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.workspace import Workspace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from redco_flow.engine.batch_layout import plan_batch
-from redco_flow.engine.mesh import DataProcess
+from redco_flow.engine.data.layout import plan_batch
+from redco_flow.engine.sharding.mesh import DataProcess
 
 ALONE = DataProcess(0, 1)
 

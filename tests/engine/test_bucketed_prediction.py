@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer, Predictor
+from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 from redco_flow.engine.errors import DataError
-from redco_flow.engine.length_buckets import Bucketing, choose_buckets
 
 LENGTHS = np.random.default_rng(0).integers(1, 40, 45)
 EXAMPLES = [np.arange(1, length + 1, dtype=np.float32) for length in LENGTHS]
@@ -117,7 +117,7 @@ import jax, numpy as np
 if num_processes > 1:
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow import Deployer, Predictor
-from redco_flow.engine.length_buckets import Bucketing, choose_buckets
+from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 
 lengths = np.random.default_rng(0).integers(1, 40, 45)
 examples = [np.arange(1, length + 1, dtype=np.float32) for length in lengths]

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.engine.checkpoint import (
+from redco_flow.engine.checkpoint.checkpointer import (
     Checkpointer,
     checkpoint_files,
     parameter_digests,

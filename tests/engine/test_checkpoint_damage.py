@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from redco_flow.engine.checkpoint import Checkpointer, restore_params
-from redco_flow.engine.checkpoint_commit import COMMIT_FILE, find_damage, read_commit
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer, restore_params
+from redco_flow.engine.checkpoint.commit import COMMIT_FILE, find_damage, read_commit
 from redco_flow.engine.errors import CheckpointError
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
 NUM_KILLS = 20
 
@@ -17,7 +17,7 @@ SCRIPT = """
 # Fork a saver, kill it at a random moment of a random save, again and again; print what each told.
 import json, os, random, signal, sys, time
 import jax, jax.numpy as jnp, numpy as np
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
 directory, num_kills = sys.argv[1], int(sys.argv[2])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from redco_flow.engine.checkpoint import parameter_digests
+from redco_flow.engine.checkpoint.checkpointer import parameter_digests
 from redco_flow.records import canonical_json
 
 SCRIPT = """
@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow.engine.agreement import is_first_process, wait_for_all
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
 mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 whole = np.arange(64, dtype=np.float32).reshape(8, 8)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.checkpoint_commit import COMMIT_FILE
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.checkpoint.commit import COMMIT_FILE
+from redco_flow.engine.checkpoint.directory import best_step, steps_to_delete
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.engine.retention import best_step, steps_to_delete
 from redco_flow.records import digest_json
 
 SCORES = st.dictionaries(

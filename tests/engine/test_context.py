@@ -15,14 +15,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Predictor, Trainer
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.compiled_step import lower_train_step
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.data.packing import collate_packed
 from redco_flow.engine.errors import ShardingError
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.packing import collate_packed
-from redco_flow.engine.traffic import read_collectives
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.find import find_model
-from redco_flow.models.generation import generate
+from redco_flow.models.generation.generate import generate
 
 LENGTH, TARGET, VOCAB = 12, 10, 64
 _TOKENS = {"bos_token_id": 2, "eos_token_id": 1}

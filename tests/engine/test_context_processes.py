@@ -7,8 +7,8 @@ STEP = """
 import json
 import jax, jax.numpy as jnp, numpy as np, optax
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.models import llama
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.models.families import llama
 
 def first_step(deployer):
     config = llama.Config.from_hugging_face({

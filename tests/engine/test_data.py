@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pytest
 
-from redco_flow.engine.data import EvalBatches, TrainBatches, read_rows
+from redco_flow.engine.data.batches import EvalBatches, TrainBatches, read_rows
 from redco_flow.engine.errors import DataError
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_flow.engine.data_order import BatchPlan, epoch_order
+from redco_flow.engine.data.length_buckets import permuted
+from redco_flow.engine.data.order import BatchPlan, epoch_order
 from redco_flow.engine.errors import DataError
-from redco_flow.engine.permutation import permuted
 
 
 @given(

@@ -9,13 +9,13 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.lora import plan_lora
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.traffic import read_collectives
-from redco_flow.models import mixtral
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.lora import plan_lora
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.models.experts import load_balancing_losses
+from redco_flow.models.families import mixtral
 from redco_flow.models.find import find_model
-from redco_flow.models.load_balancing import load_balancing_losses
 
 VOCAB, LENGTH, EXPERTS = 64, 40, 4
 CONFIG = find_model("mixtral").Config.from_hugging_face(

@@ -6,9 +6,9 @@ import optax
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.traffic import wire_bytes
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import wire_bytes
 from redco_flow.models.find import find_model
 
 BATCH, SOURCE, TARGET, WIDTH, LAYERS, HEADS, HIDDEN = 4, 64, 32, 128, 2, 4, 256

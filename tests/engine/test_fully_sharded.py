@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.fully_sharded import device_memory_bytes
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.traffic import read_collectives
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.sharding.fsdp import device_memory_bytes
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives
 
 LAYERS, WIDTH, UNITS, VOCAB, LENGTH = 3, 16, 32, 64, 6
 # (data, fsdp, model)

@@ -11,12 +11,12 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer, parameter_digests
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.fused_parts import FusedParts
-from redco_flow.engine.lora import plan_lora
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.traffic import read_collectives, wire_bytes
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer, parameter_digests
+from redco_flow.engine.sharding.fused_parts import FusedParts
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.lora import plan_lora
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives, wire_bytes
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 32, 4, 48, 64, 8
 HEAD_DIM = WIDTH // HEADS

@@ -9,10 +9,10 @@ import optax
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.traffic import read_collectives
-from redco_flow.models import llama, mixtral
+from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.models.families import llama, mixtral
 
 VALUES = {
     "vocab_size": 512,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.gradients import Sums, clip, global_norm, mean_gradients
+from redco_flow.engine.step.step import Sums, clip, global_norm, mean_gradients
 
 DIM = 5
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.data import TrainBatches
-from redco_flow.engine.data_order import BatchPlan
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.data.batches import TrainBatches
+from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
+from redco_flow.engine.data.order import BatchPlan
 from redco_flow.engine.errors import DataError
-from redco_flow.engine.length_buckets import Bucketing, choose_buckets
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 45)
 

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.gradients import Sums, mean_gradients
-from redco_flow.engine.lora import plan_lora
-from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.step.lora import plan_lora
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.step import Sums, mean_gradients
 from redco_flow.models.find import find_model
 
 # The vocabulary is not a multiple of any number of shards: its table is stored padded.
@@ -232,7 +232,7 @@ def test_a_function_that_cannot_be_taken_apart_by_shards_computes_the_same_and_t
 ):
     expected = gradient_of(plain, num_micro=1)
 
-    with caplog.at_level(logging.INFO, "redco_flow.engine.local_gradients"):
+    with caplog.at_level(logging.INFO, "redco_flow.engine.step.local_gradients"):
         found = gradient_of(function, num_micro=2)
 
     (record,) = caplog.records
@@ -253,7 +253,7 @@ def on_free_shards(w, x):
 def test_nothing_is_said_where_shards_keep_their_gradients_apart(function, caplog):
     expected = gradient_of(plain, num_micro=1)
 
-    with caplog.at_level(logging.INFO, "redco_flow.engine.local_gradients"):
+    with caplog.at_level(logging.INFO, "redco_flow.engine.step.local_gradients"):
         found = gradient_of(function, num_micro=2)
 
     assert not caplog.records

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.data_order import epoch_order
+from redco_flow.engine.data.order import epoch_order
 
 BATCH, NUM_STEPS, WIDTH = 4, 24, 256
 

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.errors import EngineError
-from redco_flow.engine.lora import plan_lora
-from redco_flow.engine.loss import cross_entropy
+from redco_flow.engine.step.lora import plan_lora
+from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.find import find_model
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 16, 4, 32, 97, 6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.loss import cross_entropy, per_example_loss
+from redco_flow.engine.step.loss import cross_entropy, per_example_loss
 
 
 def numpy_cross_entropy(logits, labels, smoothing=0.0):

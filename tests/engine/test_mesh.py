@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.mesh import DataProcess, build_mesh, find_data_process
+from redco_flow.engine.sharding.mesh import DataProcess, build_mesh, find_data_process
 
 
 @pytest.mark.parametrize("num_model_shards", [1, 2, 4, 8])

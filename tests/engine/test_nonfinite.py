@@ -8,10 +8,10 @@ import pytest
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.data_order import epoch_order
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.data.order import epoch_order
 from redco_flow.engine.errors import NonFiniteLoss
-from redco_flow.engine.schedules import make_schedule
+from redco_flow.engine.step.optimizers import make_schedule
 
 BATCH = 4
 SEED = 3

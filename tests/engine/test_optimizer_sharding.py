@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer
-from redco_flow.engine.optimizer_sharding import optimizer_specs
-from redco_flow.engine.parameter_paths import join, named_leaves
+from redco_flow.engine.sharding.rules import join, named_leaves
+from redco_flow.engine.sharding.state import optimizer_specs
 
 L, D, F, V = 2, 256, 512, 1024
 

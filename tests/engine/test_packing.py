@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.data import EvalBatches, TrainBatches
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.data.batches import EvalBatches, TrainBatches
+from redco_flow.engine.data.packing import PackedExamples, collate_packed, first_fit
 from redco_flow.engine.errors import DataError
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.packing import PackedExamples, collate_packed, first_fit
+from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.find import find_model
 
 ROW, VOCAB = 12, 40

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.padded_storage import exact_spec
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.sharding.storage import exact_spec
+from redco_flow.engine.step.loss import cross_entropy
 
 VOCAB, WIDTH, UNITS, LENGTH = 97, 16, 32, 6
 

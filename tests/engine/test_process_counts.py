@@ -11,7 +11,7 @@ if num_processes > 1:
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
 rng = np.random.default_rng(0)
 params = {

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Predictor, Trainer
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.progress_lines import LineInterval, RowLines, TrainingLines, duration
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.progress import LineInterval, RowLines, TrainingLines, duration
 
 STEPS_PER_EPOCH = 4
 
@@ -49,11 +49,11 @@ def fit(folder, num_epochs):
 @pytest.fixture
 def lines(caplog):
     """What the engine's progress logger said so far."""
-    caplog.set_level(logging.INFO, logger="redco_flow.engine.progress_lines")
+    caplog.set_level(logging.INFO, logger="redco_flow.engine.progress")
     return lambda: [
         record.getMessage()
         for record in caplog.records
-        if record.name == "redco_flow.engine.progress_lines"
+        if record.name == "redco_flow.engine.progress"
     ]
 
 

@@ -11,10 +11,9 @@ import pytest
 from flax import nnx
 
 from redco_flow import Deployer
-from redco_flow.engine.compiled_step import lower_train_step
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.engine.stored_steps import on_unpadded_params
-from redco_flow.engine.traffic import read_collectives
+from redco_flow.engine.step.compiled import lower_train_step, on_unpadded_params
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.find import find_model
 
 # No other dim is LAYERS or LENGTH: an array with both was kept of each layer.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from redco_flow.engine.two_rules import derive_rules
+from redco_flow.engine.sharding.two_rules import derive_rules
 
 WIDTH, UNITS = 16, 24
 X = jax.ShapeDtypeStruct((2, 6, WIDTH), jnp.float32)

@@ -7,8 +7,12 @@ import numpy as np
 import optax
 import pytest
 
-from redco_flow.engine.optimizers import OPTIMIZER_TYPES, make_optimizer
-from redco_flow.engine.schedules import SCHEDULE_TYPES, make_schedule
+from redco_flow.engine.step.optimizers import (
+    OPTIMIZER_TYPES,
+    SCHEDULE_TYPES,
+    make_optimizer,
+    make_schedule,
+)
 
 TOTAL, WARMUP, PEAK = 100, 10, 3e-4
 

@@ -8,9 +8,9 @@ import pytest
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.data_order import epoch_order
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.models import t5
+from redco_flow.engine.data.order import epoch_order
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.models.families import t5
 
 SIZES = {
     "vocab_size": 96,

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer
 from redco_flow.engine.errors import ShardingError
-from redco_flow.engine.sharding import ShardingRule, check_rules
+from redco_flow.engine.sharding.rules import ShardingRule, check_rules
 
 SIZES = {"data": 2, "model": 4}
 

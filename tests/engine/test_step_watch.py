@@ -2,7 +2,7 @@
 
 import logging
 
-from redco_flow.engine.step_watch import StepWatch
+from redco_flow.engine.watching import StepWatch
 
 
 def test_a_step_that_takes_longer_than_so_many_medians_is_one_warning_with_its_step(caplog):

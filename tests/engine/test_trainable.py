@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.checkpoint import Checkpointer
-from redco_flow.engine.compiled_step import lower_train_step
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.step.compiled import lower_train_step
 
 WIDTH, UNITS = 8, 32
 

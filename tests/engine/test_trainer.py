@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.data_order import epoch_order
+from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
+from redco_flow.engine.data.order import epoch_order
 from redco_flow.engine.errors import DataError, NonFiniteLoss
-from redco_flow.engine.length_buckets import Bucketing, choose_buckets
-from redco_flow.engine.schedules import make_schedule
+from redco_flow.engine.step.optimizers import make_schedule
 
 DIM = 4
 HIDDEN = 8

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.engine.data_order import BatchPlan
+from redco_flow.engine.data.order import BatchPlan
 from redco_flow.engine.training_loop import Plan
 
 

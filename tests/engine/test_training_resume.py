@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.checkpoint import Checkpointer, restore_params
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer, restore_params
 from redco_flow.engine.errors import DataError, NonFiniteLoss, Stopped
 
 WIDTH, UNITS = 4, 16

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.lora import plan_lora
-from redco_flow.engine.training_size import Training
+from redco_flow.engine.sharding.fsdp import Training
+from redco_flow.engine.step.lora import plan_lora
 
 WIDTH, UNITS, RANK = 64, 256, 4
 KERNEL = WIDTH * UNITS

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer
-from redco_flow.engine.parameter_paths import join, named_leaves
-from redco_flow.engine.two_rules import derive_rules, weight_decay_mask
-from redco_flow.models import t5
+from redco_flow.engine.sharding.rules import join, named_leaves
+from redco_flow.engine.sharding.two_rules import derive_rules, weight_decay_mask
+from redco_flow.models.families import t5
 from tests.engine.small_transformers import MODELS, D, F, H, K, V, attend, draw
 
 SIZES = {"data": 2, "model": 4}

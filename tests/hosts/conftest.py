@@ -25,7 +25,7 @@ from ssh_hosts import (  # noqa: E402
 from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
 
 from redco_flow.launch.hosts.executor import HostsExecutor  # noqa: E402
-from redco_flow.spec.hosts_section import HostsSection  # noqa: E402
+from redco_flow.spec.executors import HostsSection  # noqa: E402
 from redco_flow.tracking.attempt import AttemptDirectory  # noqa: E402
 
 LAUNCH = """
@@ -33,7 +33,7 @@ import json, sys
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 from redco_flow.launch.hosts.executor import HostsExecutor
-from redco_flow.spec.hosts_section import HostsSection
+from redco_flow.spec.executors import HostsSection
 from redco_flow.tracking.attempt import AttemptDirectory
 settings, variables = json.loads(sys.argv[1])
 attempt = AttemptDirectory(Path(sys.argv[2]))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.orchestrate.doctor_hosts import examine_hosts
+from redco_flow.launch.hosts.doctor import examine_hosts
 from redco_flow.spec.profile import Profile
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -177,7 +177,7 @@ def test_a_secret_shows_in_no_list_of_processes_while_a_job_has_it(submit, monke
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
 
     job.cancel()
-    assert any(b"redco_flow.launch.hosts.rank" in command for command in commands)
+    assert any(b"redco_flow.launch.hosts.ranks" in command for command in commands)
     assert not any(secret.encode() in command for command in commands)
 
 
@@ -227,7 +227,7 @@ def test_a_dead_supervisor_is_told_and_its_worker_dies_with_it(submit, hosts):
     job = submit("hang")
     wait_until(lambda: phase_of(job.attempt) == "hanging")
     attempt = on_host(job, hosts.hosts[0])
-    (supervisor,) = processes_of(attempt, "redco_flow.launch.hosts.rank")
+    (supervisor,) = processes_of(attempt, "redco_flow.launch.hosts.ranks")
 
     os.kill(supervisor, signal.SIGKILL)
     assert job.wait_seconds(30), job.status()

@@ -8,9 +8,9 @@ import jax
 import pytest
 from safetensors.numpy import load_file, save
 
-from redco_flow.models import t5
-from redco_flow.models.pretrained import save_pretrained
-from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+from redco_flow.models.families import t5
+from redco_flow.models.hub.pretrained import save_pretrained
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from tests.cli.conftest import Command
 from tests.hub.local_hub import LocalHub
 

@@ -14,7 +14,7 @@ import json, sys
 from pathlib import Path
 from redco_flow.orchestrate.hub_pins import HubPins
 from redco_flow.spec.load import load_pipeline
-from redco_flow.spec.write_yaml import write_yaml
+from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.workspace import Workspace
 pipeline, _ = HubPins().pinned(load_pipeline(sys.argv[1]), Workspace.open("workspace"))
 Path("resolved.yaml").write_text(write_yaml(pipeline.document))

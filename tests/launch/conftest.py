@@ -12,7 +12,7 @@ sys.path.append(str(KINDS))  # jobs search where the submitting process does
 from tiny_stages.calls import make_attempt  # noqa: E402
 
 from redco_flow.launch.local import LocalExecutor  # noqa: E402
-from redco_flow.launch.process_tree import kill_processes_of  # noqa: E402
+from redco_flow.launch.processes import kill_processes_of  # noqa: E402
 
 
 @pytest.fixture

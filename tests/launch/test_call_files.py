@@ -52,7 +52,7 @@ def test_raw_data_travels_by_content_and_the_config_names_where_it_arrives(tmp_p
 
 
 def preprocess_call(workspace, rows):
-    from redco_flow.stages.preprocess import Config
+    from redco_flow.stages.preprocess.config import Config
 
     config = Config.from_json(
         {

@@ -4,8 +4,7 @@ import pytest
 
 from redco_flow.launch.endings import ClusterWord, RankEnding, judge, read_endings
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
 
 
 def ending(rank, cause, at=0, *, lost=False, message="", restart=0):

@@ -10,13 +10,12 @@ from tiny_stages.calls import make_call
 
 from redco_flow.errors import WorkspaceError
 from redco_flow.launch.call import write_call
-from redco_flow.launch.hosts import job_copies
+from redco_flow.launch.hosts import copies as job_copies
 from redco_flow.launch.hosts import lease as host_lease
 from redco_flow.launch.hosts.bootstrap import check
-from redco_flow.launch.hosts.cleaning import clean
+from redco_flow.launch.hosts.cleaning import SECONDS_PER_DAY, clean, look, num_bytes
 from redco_flow.launch.hosts.copies import Copies
 from redco_flow.launch.hosts.file_sets import FileSet
-from redco_flow.launch.hosts.leftovers import SECONDS_PER_DAY, look, num_bytes
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity

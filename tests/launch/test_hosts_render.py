@@ -8,7 +8,7 @@ from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.hosts.executor import HostsExecutor
 from redco_flow.launch.hosts.placement import eligible_hosts
-from redco_flow.spec.hosts_section import HostsSection
+from redco_flow.spec.executors import HostsSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
 SECTION = HostsSection.from_json(
@@ -53,7 +53,7 @@ def test_the_candidates_and_the_command_are_shown_and_a_forwarded_value_is_not(t
         "2 of these hosts, 1 processes each:\n"
         "  me@b through gate, 8 GPUs, in ~/.redco-flow\n"
         "  c, 8 GPUs, in ~/.redco-flow\n"
-        "~/venv/bin/python -P -m redco_flow.launch.hosts.rank ATTEMPT\n"
+        "~/venv/bin/python -P -m redco_flow.launch.hosts.ranks ATTEMPT\n"
         '  A="b c"\n'
         "  HF_TOKEN from this machine's environment\n"
     )

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from redco_flow.launch.jax_environment import jax_variables
+from redco_flow.launch.worker_process import jax_variables
 
 CACHE = Path("/cache/jax")
 

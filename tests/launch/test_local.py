@@ -16,7 +16,7 @@ from redco_flow.errors import RunCancelled, StageFailed
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
 from redco_flow.launch.local import LocalExecutor
-from redco_flow.launch.process_tree import kill_processes_of
+from redco_flow.launch.processes import kill_processes_of
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from redco_flow.launch.memory_pressure import OomCounters, host_memory_bytes
+from redco_flow.launch.worker_exit import OomCounters, host_memory_bytes
 
 PID = 42
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.records import read_json_if_present, write_json
 

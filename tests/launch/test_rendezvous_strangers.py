@@ -20,7 +20,7 @@ from redco_flow.records import read_json_if_present
 RANK = """
 import sys
 from pathlib import Path
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 
 folder, rank, num_processes, seconds = sys.argv[1:]

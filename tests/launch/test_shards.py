@@ -8,8 +8,8 @@ from tiny_stages.calls import make_attempt, make_call, new_attempt, wait_until
 
 from redco_flow.launch.call import JobResources, read_call, write_call
 from redco_flow.launch.local import LocalExecutor
-from redco_flow.launch.process_tree import kill_processes_of
-from redco_flow.stages.shard_tally import note_computed, shards_left
+from redco_flow.launch.processes import kill_processes_of
+from redco_flow.stages.preprocess.shards import note_computed, shards_left
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 
@@ -97,7 +97,7 @@ def test_where_the_joining_worker_dies_its_shard_alone_is_run_again_and_joins(
 
 
 def workers_of(attempt):
-    from redco_flow.launch.process_tree import processes_of
+    from redco_flow.launch.processes import processes_of
 
     return [pid for pid in processes_of(attempt.path) if b"redco_flow.worker" in command_line(pid)]
 

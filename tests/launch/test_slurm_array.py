@@ -7,10 +7,10 @@ import pytest
 
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.job import JobStatus
-from redco_flow.launch.slurm.array_state import array_ending, array_status
+from redco_flow.launch.slurm.array import array_ending, array_status
 from redco_flow.launch.slurm.script import Submission, render
-from redco_flow.spec.slurm_section import SlurmSection
-from redco_flow.tracking.states import Cause, State
+from redco_flow.spec.executors import SlurmSection
+from redco_flow.tracking.attempt import Cause, State
 
 SUBMISSION = Submission(
     attempt=Path("/data/my ws/1"),

@@ -3,8 +3,7 @@
 import pytest
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.slurm.commands import JobEntry
-from redco_flow.launch.slurm.queue import SlurmQueue
+from redco_flow.launch.slurm.queue import JobEntry, SlurmQueue
 
 
 class Cluster:

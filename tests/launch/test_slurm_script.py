@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.slurm.script import Submission, render
-from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.spec.executors import SlurmSection
 
 SETTINGS = {
     "partition": "a100",

@@ -3,9 +3,9 @@
 import pytest
 
 from redco_flow.launch.endings import RankEnding, judge
-from redco_flow.launch.slurm.commands import JobEntry
-from redco_flow.launch.slurm.state import is_terminal, live_status, word_of
-from redco_flow.tracking.states import Cause
+from redco_flow.launch.slurm.job import is_terminal, live_status, word_of
+from redco_flow.launch.slurm.queue import JobEntry
+from redco_flow.tracking.attempt import Cause
 
 FAILED_RANK = RankEnding(
     rank=3,

@@ -5,11 +5,16 @@ from dataclasses import replace
 import pytest
 from tiny_stages.calls import make_call, new_attempt
 
-from redco_flow.launch.call import InputReference, read_call, write_call
-from redco_flow.launch.upstream import UpstreamMissing, with_inputs
+from redco_flow.launch.call import (
+    InputReference,
+    UpstreamMissing,
+    read_call,
+    with_inputs,
+    write_call,
+)
 from redco_flow.records import write_json
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.fingerprint import fingerprint
+from redco_flow.tracking.results import fingerprint
 from redco_flow.tracking.workspace import Workspace
 
 

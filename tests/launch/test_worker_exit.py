@@ -4,8 +4,7 @@ import pytest
 
 from redco_flow.launch.worker_exit import WorkerExit, explain_error, explain_exit
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
 
 EXIT_1 = 1 << 8
 

@@ -9,7 +9,7 @@ import pytest
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.xmanager.executor import XManagerExecutor
-from redco_flow.spec.xmanager_section import XManagerSection
+from redco_flow.spec.executors import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
 
@@ -53,7 +53,7 @@ def test_nothing_of_the_library_is_imported_to_show_what_would_be_submitted(tmp_
         "from pathlib import Path\n"
         "from redco_flow.launch.call import JobResources\n"
         "from redco_flow.launch.xmanager.executor import XManagerExecutor\n"
-        "from redco_flow.spec.xmanager_section import XManagerSection\n"
+        "from redco_flow.spec.executors import XManagerSection\n"
         "from redco_flow.tracking.attempt import AttemptDirectory\n"
         "executor = XManagerExecutor(sys.argv[1], XManagerSection(), variables={})\n"
         "print(executor.render(AttemptDirectory(Path('/w/1')), 'run train 1', JobResources()))\n"

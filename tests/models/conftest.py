@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models import t5
+from redco_flow.models.families import t5
 from redco_flow.models.find import find_model
-from redco_flow.models.pretrained import save_pretrained
+from redco_flow.models.hub.pretrained import save_pretrained
 
 VERSIONS = {
     "v1.0": {"feed_forward_proj": "relu", "tie_word_embeddings": True},

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.models.balanced_order import SequenceOrder, balanced_where_possible
-from redco_flow.models.block_attention import Scoring, Shared, is_needed
-from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.blockwise_bias import Block
-from redco_flow.models.grouped_attention import attend_grouped
-from redco_flow.models.ring_attention import ring_attend
-from redco_flow.models.sequence_cut import can_balance, cut_sequence
-from redco_flow.models.visibility import row_biases
+from redco_flow.models.attention.balanced_order import SequenceOrder, balanced_where_possible
+from redco_flow.models.attention.bias import Block, row_biases
+from redco_flow.models.attention.block import Scoring, Shared, is_needed
+from redco_flow.models.attention.context import can_balance, cut_sequence
+from redco_flow.models.attention.grouped import attend_grouped
+from redco_flow.models.attention.ring import ring_attend
+from redco_flow.models.config import AttentionConfig
 
 CONFIG = AttentionConfig(4, 2, 6, 6**-0.5)
 

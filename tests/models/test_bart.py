@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from redco_flow.models.generation import generate
-from redco_flow.models.pretrained import load_pretrained, read_model, save_pretrained
+from redco_flow.models.generation.generate import generate
+from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 MAX_NEW_TOKENS = 14

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.block_config import AttentionConfig
+from redco_flow.models.attention.bias import row_biases
+from redco_flow.models.attention.grouped import attend_grouped, fused_attention
 from redco_flow.models.blocks import Attention
-from redco_flow.models.grouped_attention import attend_grouped, fused_attention
+from redco_flow.models.config import AttentionConfig
 from redco_flow.models.projections import merge_together, project_together
-from redco_flow.models.visibility import row_biases
 
 CONFIG = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=6, scale=6**-0.5)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.models.generation import generate
+from redco_flow.models.generation.generate import generate
 
 pytestmark = pytest.mark.slow
 

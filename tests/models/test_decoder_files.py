@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from redco_flow.models.pretrained import load_pretrained, read_model, save_pretrained
+from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from redco_flow.models.generation import Sampling, generate
+from redco_flow.models.generation.generate import Sampling, generate
 
 MAX_NEW_TOKENS = 12
 PROMPT_LENGTHS = (6, 1, 4, 2, 7, 3, 5, 8)

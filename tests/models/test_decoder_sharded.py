@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.models.generation import generate
+from redco_flow.models.generation.generate import generate
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from redco_flow.models.generation import generate
+from redco_flow.models.generation.generate import generate
+from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
 from redco_flow.models.pooling import mean_pool
-from redco_flow.models.pretrained import load_pretrained, read_model, save_pretrained
 
 one_family = pytest.mark.parametrize("encoder", ["bert"], indirect=True)
 

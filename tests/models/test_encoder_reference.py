@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from redco_flow.models.pretrained import load_pretrained, read_model, save_pretrained
+from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

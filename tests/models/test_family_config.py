@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from redco_flow.models import (
+from redco_flow.models.config import RopeScaling
+from redco_flow.models.families import (
     bart,
     bert,
     gemma2,
@@ -18,7 +19,6 @@ from redco_flow.models import (
     qwen3,
     roberta,
 )
-from redco_flow.models.block_config import RopeScaling
 
 MODULES = (
     gpt2, gptj, opt, llama, mistral, qwen2, qwen3, gemma2, mixtral, bart, bert, roberta,

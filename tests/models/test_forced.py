@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.forced import ForcedTokens, with_forced_tokens
+from redco_flow.models.generation.generate import ForcedTokens, with_forced_tokens
 
 LOGITS = np.random.default_rng(0).standard_normal((2, 3, 7)).astype(np.float32)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models import t5
-from redco_flow.models.generation import beam_search, generate, greedy_search
+from redco_flow.models.families import t5
+from redco_flow.models.generation.generate import beam_search, generate, greedy_search
 
 MAX_NEW_TOKENS = 14
 SOURCE_LENGTHS = (9, 3, 6, 1, 8, 5, 2, 7)

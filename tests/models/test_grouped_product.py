@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.dispatch import plan_dispatch
+from redco_flow.models.experts import plan_dispatch
 from redco_flow.models.grouped_product import grouped_product
 
 INNER, OUTER = 6, (2, 5)

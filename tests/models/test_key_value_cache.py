@@ -6,16 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.cached_attention import attend_cached
-from redco_flow.models.key_value_cache import (
+from redco_flow.models.attention.cache import (
     append,
+    attend_cached,
     no_writers,
     places_back,
     with_room,
     with_writers,
     written,
 )
+from redco_flow.models.config import AttentionConfig
 
 NUM_ROWS, NUM_BEAMS, NUM_STEPS, NUM_GROUPS, HEAD_DIM, PROMPT = 2, 3, 4, 2, 5, 6
 

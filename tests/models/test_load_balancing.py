@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from redco_flow.engine.loss import cross_entropy
-from redco_flow.models import mixtral
-from redco_flow.models.load_balancing import load_balancing_losses
-from redco_flow.models.mixture import choose_experts
-from redco_flow.models.pretrained import save_pretrained
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.models.experts import choose_experts, load_balancing_losses
+from redco_flow.models.families import mixtral
+from redco_flow.models.hub.pretrained import save_pretrained
 
 IGNORED = -100
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.engine.axis_use import equations
-from redco_flow.models.block_config import MixtureConfig
-from redco_flow.models.mixture import choose_experts, mix_experts
+from redco_flow.engine.sharding.axes import equations
+from redco_flow.models.config import MixtureConfig
+from redco_flow.models.experts import choose_experts, mix_experts
 
 EXPERTS, CHOSEN, WIDTH, UNITS = 8, 2, 12, 20
 CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")

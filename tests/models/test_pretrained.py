@@ -12,15 +12,14 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from redco_flow.models import t5
-from redco_flow.models.pretrained import (
+from redco_flow.models.families import t5
+from redco_flow.models.hub.pretrained import (
     find_checkpoint,
     load_pretrained,
     read_model,
     save_pretrained,
 )
-from redco_flow.models.safetensors_io import save_params
-from redco_flow.models.tensor_files import CheckpointMismatch
+from redco_flow.models.hub.tensors import CheckpointMismatch, save_params
 
 Q_NAME = "encoder.block.1.layer.0.SelfAttention.q.weight"
 

@@ -8,8 +8,8 @@ MAKE = """
 import sys
 from pathlib import Path
 import jax
-from redco_flow.models import llama
-from redco_flow.models.pretrained import save_pretrained
+from redco_flow.models.families import llama
+from redco_flow.models.hub.pretrained import save_pretrained
 # Nearly all of it is the embedding and the head, which lie in the file as rows of the vocabulary.
 config = llama.Config.from_hugging_face({
     "model_type": "llama", "vocab_size": 32768, "hidden_size": 256, "intermediate_size": 256,
@@ -28,8 +28,8 @@ directory = Path(sys.argv[4])
 import jax, jax.numpy as jnp, numpy as np
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes, rank)
 from redco_flow import Deployer
-from redco_flow.models.pretrained import load_pretrained, read_model
-from redco_flow.models.tensor_files import TensorFiles
+from redco_flow.models.hub.pretrained import load_pretrained, read_model
+from redco_flow.models.hub.tensors import TensorFiles
 
 def touched_bytes():
     # What this process has of the file in its memory, page by page.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.product import product, wide_product
+from redco_flow.models.projections import product, wide_product
 
 rng = np.random.default_rng(0)
 

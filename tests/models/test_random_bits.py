@@ -3,8 +3,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from redco_flow.models.dropout import dropout
-from redco_flow.models.random_bits import fold_in, normal, random_bits
+from redco_flow.models.random import dropout, fold_in, normal, random_bits
 
 
 def raw_keys(count: int) -> jax.Array:

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from redco_flow.models.relative_position import (
+from redco_flow.models.attention.bias import (
     distance_bias,
     position_buckets,
     spread_diagonals,

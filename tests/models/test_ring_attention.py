@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.engine.traffic import read_collectives
-from redco_flow.models.block_config import AttentionConfig
-from redco_flow.models.blockwise_bias import ByDistance
-from redco_flow.models.grouped_attention import attend_grouped
-from redco_flow.models.relative_position import distance_bias, spread_diagonals
-from redco_flow.models.ring_attention import ring_attend
-from redco_flow.models.sequence_attention import attend_sequence
-from redco_flow.models.visibility import row_biases
+from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.models.attention.bias import ByDistance, distance_bias, row_biases, spread_diagonals
+from redco_flow.models.attention.grouped import attend_grouped
+from redco_flow.models.attention.ring import attend_sequence, ring_attend
+from redco_flow.models.config import AttentionConfig
 
 BATCH, LENGTH, HEAD_DIM = 2, 12, 6
 PADDED = np.array([[1] * 12, [1] * 7 + [0] * 5])

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redco_flow.models.block_config import RopeScaling, RotaryConfig
-from redco_flow.models.rotary import frequencies, rotate, rotation
+from redco_flow.models.attention.rotary import frequencies, rotate, rotation
+from redco_flow.models.config import RopeScaling, RotaryConfig
 
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 

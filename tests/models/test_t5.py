@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models import t5
+from redco_flow.models.families import t5
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from redco_flow.models.t5 import T5Config
+from redco_flow.models.families.t5 import T5Config
 
 # The shape-giving part of the published config.json files.
 T5_SMALL = {

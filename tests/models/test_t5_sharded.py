@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.models import t5
-from redco_flow.models.generation import generate
+from redco_flow.models.families import t5
+from redco_flow.models.generation.generate import generate
 
 # Redco's two rules, written out: what reads the residual is split on its output side, what
 # writes it on its input side.

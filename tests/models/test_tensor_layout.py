@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redco_flow.models.tensor_layout import TensorLayout
+from redco_flow.models.hub.layouts import TensorLayout
 
 QKV = TensorLayout(
     "layer model part heads head_dim",

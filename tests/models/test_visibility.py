@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redco_flow.models.visibility import band_bias, default_positions, row_biases
+from redco_flow.models.attention.bias import band_bias, default_positions, row_biases
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])

@@ -5,10 +5,9 @@ from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
-from redco_flow.orchestrate.planning import Plan, input_ids, upstream_of
+from redco_flow.orchestrate.plan import Plan, input_ids, upstream_of
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.fingerprint import fingerprint
-from redco_flow.tracking.results import StageResult, publish_result
+from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 
 OUTPUTS = {
     "orchestrate_kinds.numbers": {"dataset": "dataset"},
@@ -229,8 +228,8 @@ def test_planning_imports_neither_prefect_nor_jax():
     import sys
 
     code = (
-        "import sys, redco_flow.orchestrate.planning, redco_flow.orchestrate.starting, "
-        "redco_flow.orchestrate.cancelling, redco_flow.orchestrate.prefect_server; "
+        "import sys, redco_flow.orchestrate.plan, redco_flow.orchestrate.start, "
+        "redco_flow.orchestrate.cancel, redco_flow.orchestrate.prefect.server; "
         "print([m for m in ('prefect', 'jax', 'submitit', 'datasets') if m in sys.modules])"
     )
 

@@ -13,7 +13,7 @@ from orchestrate_runs import TWO_STAGES, Runs, until, wait_for_end, wait_for_sta
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from redco_flow.orchestrate.prefect_server import prefect_directory
+from redco_flow.orchestrate.prefect.server import prefect_directory
 from tests.report.test_browser import Browser
 
 pytestmark = pytest.mark.slow

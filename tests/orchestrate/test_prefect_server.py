@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from orchestrate_api import Api
 
-from redco_flow.orchestrate.prefect_api import is_healthy, ui_url
-from redco_flow.orchestrate.prefect_process import PrefectServerError
-from redco_flow.orchestrate.prefect_server import (
+from redco_flow.orchestrate.prefect.api import is_healthy, ui_url
+from redco_flow.orchestrate.prefect.server import (
+    PrefectServerError,
     ensure_server,
     external_url,
     prefect_directory,
@@ -23,7 +23,7 @@ from redco_flow.records import read_json, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 NOBODY = "http://127.0.0.1:9/api"
-LAUNCH = "from redco_flow.orchestrate.prefect_server import ensure_server; print(ensure_server())"
+LAUNCH = "from redco_flow.orchestrate.prefect.server import ensure_server; print(ensure_server())"
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def homes(tmp_path):
     for home in homes:
         home.pop("PREFECT_API_URL", None)
     yield homes
-    stop = "from redco_flow.orchestrate.prefect_server import stop_server; stop_server()"
+    stop = "from redco_flow.orchestrate.prefect.server import stop_server; stop_server()"
     for home in homes:
         subprocess.run([sys.executable, "-c", stop], env=home, check=True)
 

@@ -5,9 +5,9 @@ import subprocess
 import pytest
 from orchestrate_runs import TWO_STAGES, events, until, wait_for_end, wait_for_stage
 
-from redco_flow.launch.process_tree import processes_of
-from redco_flow.orchestrate.starting import spawn
-from redco_flow.tracking.lease import find_holder
+from redco_flow.launch.processes import processes_of
+from redco_flow.orchestrate.start import spawn
+from redco_flow.tracking.locks import find_holder
 
 pytestmark = pytest.mark.slow
 

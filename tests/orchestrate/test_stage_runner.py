@@ -16,12 +16,12 @@ from orchestrate_runs import (
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import make_executor, reattach
 from redco_flow.orchestrate.calls import write_attempt
-from redco_flow.orchestrate.driving import open_session
 from redco_flow.orchestrate.ingredients import stage_ingredients
-from redco_flow.orchestrate.state_book import StateBook
+from redco_flow.orchestrate.orchestrator import open_session
+from redco_flow.orchestrate.state import StateBook
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.fingerprint import fingerprint
+from redco_flow.tracking.results import fingerprint
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from orchestrate_api import Api
 from orchestrate_runs import wait_for_end
 
 from redco_flow.launch.redaction import Redactor, redact_text
-from redco_flow.orchestrate.code_state import CodeState
+from redco_flow.orchestrate.ingredients import CodeState
 from redco_flow.spec.secrets import hide_secrets, looks_secret_value
 
 LEAKY = """
@@ -133,7 +133,7 @@ def test_what_is_no_secret_stays():
             "password must not be empty; token_env: HF_TOKEN; set HF_TOKEN or run hf auth login",
             "secret = os.environ['HF_TOKEN']; token=get_token(); api_key: ${env:OPENAI_API_KEY}",
             "array([1.23456789e-01, -2.3456789e+00]) dtype=float32 shape=(128, 4096)",
-            "2026-11-22T21:50:52.123456+00:00 INFO redco_flow.stages.training: 3,881,984 bytes",
+            "2026-11-22T21:50:52.123456+00:00 INFO redco_flow.stages.train.run: 3,881,984 bytes",
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 JAX_PLATFORMS=cpu",
         ]
     )  # fmt: skip

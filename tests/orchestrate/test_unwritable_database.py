@@ -7,7 +7,7 @@ import pytest
 from orchestrate_api import Api
 from orchestrate_runs import TWO_STAGES, events, until, wait_for_end, wait_for_stage
 
-from redco_flow.orchestrate.prefect_server import prefect_directory
+from redco_flow.orchestrate.prefect.server import prefect_directory
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,8 @@ import pytest
 
 from redco_flow.recipes import drill
 from redco_flow.recipes.drill import FAULT_VARIABLE, NUM_BATCHES_BEFORE
-from redco_flow.recipes.text_tokenizer import TextTokenizer
-from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
+from redco_flow.text.tokenizer import TextTokenizer
 
 MODEL = {
     "family": "t5",

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from redco_flow.recipes.flat_ids import FlatIds, as_flat
+from redco_flow.text.tokenizer import FlatIds, as_flat
 
 ROWS = [[3, 1], [], [2**31 - 1, 0, 7]]
 

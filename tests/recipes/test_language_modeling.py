@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, processors
 
-from redco_flow.engine.packing import SEGMENT_IDS
+from redco_flow.engine.data.packing import SEGMENT_IDS
 from redco_flow.recipes.language_modeling import FAMILIES, build, encode, encode_texts
 from redco_flow.recipes.recipe import Generation, RandomChoice
-from redco_flow.recipes.text_tokenizer import TextTokenizer
-from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
+from redco_flow.text.tokenizer import TextTokenizer
 
 TINY = {
     "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32, "resid_pdrop": 0.0,

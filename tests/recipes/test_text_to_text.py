@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from redco_flow.recipes.encoder_decoder import collate
 from redco_flow.recipes.recipe import Generation, find_recipe
-from redco_flow.recipes.source_target import encode
-from redco_flow.recipes.text_tokenizer import TextTokenizer
-from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+from redco_flow.recipes.text_to_text import encode
+from redco_flow.recipes.text_to_text.run import collate
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
+from redco_flow.text.tokenizer import TextTokenizer
 
 TINY = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 LAYOUT = {"source_length": 4, "target_length": 4, "vocab_size": 10, "pad_id": 0, "start_id": 0}

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from redco_flow.report.axis import make_axis
+from redco_flow.report.chart import make_axis
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from redco_flow.report.build import build_report
+from redco_flow.report.page import build_report
 
 pytestmark = pytest.mark.slow
 

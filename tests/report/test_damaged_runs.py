@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from redco_flow.records import write_json
-from redco_flow.report.build import build_report
+from redco_flow.report.page import build_report
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
 

@@ -1,7 +1,7 @@
 import itertools
 import re
 
-from redco_flow.report.line_chart import Line, LineChart, draw
+from redco_flow.report.chart import Line, LineChart, draw
 
 
 def chart(lines, **given):

@@ -1,7 +1,6 @@
 import pytest
 
-from redco_flow.report.comparisons import comparisons
-from redco_flow.report.metrics_table import metrics_groups
+from redco_flow.report.metrics import comparisons, metrics_groups
 from redco_flow.report.stage_facts import read_stages
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from redco_flow.report.number_format import (
+from redco_flow.report.numbers import (
     duration,
     moment,
     number,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.report import build
+from redco_flow.report import page as build
 
 TEXTS = ["text", "muted", "link", "good", "bad", "wait", "c1", "c2", "c3", "c4", "c5", "c6"]
 

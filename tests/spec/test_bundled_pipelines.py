@@ -9,8 +9,7 @@ import pytest
 
 from redco_flow.spec.load import load_pipeline, load_profile
 from redco_flow.spec.schema import json_schema
-from redco_flow.spec.strict_yaml import parse_file
-from redco_flow.spec.write_yaml import write_yaml
+from redco_flow.spec.yaml import parse_file, write_yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
 PIPELINES = sorted(PROJECT.glob("pipelines/*.yaml"))

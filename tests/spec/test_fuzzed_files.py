@@ -11,8 +11,8 @@ import yaml
 
 from redco_flow.errors import ConfigError, RedcoFlowError
 from redco_flow.orchestrate.ingredients import Sources
-from redco_flow.orchestrate.planning import make_plan
-from redco_flow.orchestrate.starting import check_run
+from redco_flow.orchestrate.plan import make_plan
+from redco_flow.orchestrate.start import check_run
 from redco_flow.spec.load import load_pipeline, load_profile
 from redco_flow.tracking.workspace import Workspace
 

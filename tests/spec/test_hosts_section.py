@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from redco_flow.errors import ConfigError
-from redco_flow.spec.hosts_section import Host, HostsSection
+from redco_flow.spec.executors import Host, HostsSection
 from redco_flow.spec.load import load_profile
 
 

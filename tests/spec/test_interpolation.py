@@ -7,7 +7,7 @@ import time
 import pytest
 
 from redco_flow.spec.interpolation import escape, interpolate
-from redco_flow.spec.strict_yaml import read_yaml
+from redco_flow.spec.yaml import read_yaml
 
 
 def filled(text: str, **environ: str):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redco_flow.errors import ConfigError
 from redco_flow.records import canonical_json, digest_json
 from redco_flow.spec.load import InputRef, Origin, load_pipeline
-from redco_flow.spec.write_yaml import write_yaml
+from redco_flow.spec.yaml import write_yaml
 
 CHAIN = (Path(__file__).parent / "kinds" / "chain.yaml").read_text(encoding="utf-8")
 
@@ -246,7 +246,7 @@ def test_every_leaf_knows_where_it_comes_from(load, chain, tmp_path):
 
 def test_every_leaf_of_config_and_document_has_an_origin(load, chain):
     from redco_flow.spec.document import leaves
-    from redco_flow.spec.wording import dotted
+    from redco_flow.spec.names import dotted
 
     pipeline = load(chain)
 

@@ -7,10 +7,17 @@ from typing import Annotated
 import pytest
 from pydantic import ValidationError
 
-from redco_flow.spec.fields import known_keys, marked
-from redco_flow.spec.model import ContentOf, OutputPath, Placement, PositiveInt, StrictModel
+from redco_flow.spec.model import (
+    ContentOf,
+    OutputPath,
+    Placement,
+    PositiveInt,
+    StrictModel,
+    known_keys,
+    marked,
+)
 from redco_flow.spec.pipeline import DataSection, TokenizerSection
-from redco_flow.spec.stage_body import inside
+from redco_flow.spec.stages import inside
 
 
 class Inner(StrictModel):

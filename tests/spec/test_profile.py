@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from redco_flow.errors import ConfigError, UsageError
+from redco_flow.spec.executors import RetryBudgets
 from redco_flow.spec.load import Origin, load_profile
-from redco_flow.spec.slurm_section import RetryBudgets
 
 PROJECT = Path(__file__).resolve().parents[2]
 

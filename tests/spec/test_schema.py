@@ -10,7 +10,7 @@ import pytest
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.schema import json_schema, schema_of
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.spec.strict_yaml import read_yaml
+from redco_flow.spec.yaml import read_yaml
 
 
 @pytest.fixture

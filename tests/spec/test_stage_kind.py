@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from redco_flow.spec.modules import find_module, module_problem
+from redco_flow.spec.names import find_module, module_problem
 from redco_flow.spec.stage_kind import InputSlot, StageConfig, find_stage_kind
 
 
@@ -27,7 +27,7 @@ def module(tmp_path, monkeypatch):
 def test_a_user_s_own_kind_is_found_by_its_dotted_name():
     kind = find_stage_kind("my_kinds.predict")
 
-    assert kind.module == kind.name == "my_kinds.predict"
+    assert kind.modules == (kind.run_module,) == (kind.name,) == ("my_kinds.predict",)
     assert issubclass(kind.config_type, StageConfig)
     assert kind.inputs["checkpoint"] == InputSlot(kind="checkpoint", default_selector="last")
     assert kind.outputs == {"predictions": "predictions"}
@@ -38,7 +38,8 @@ def test_what_a_kind_leaves_out_has_a_default():
     kind = find_stage_kind("my_kinds.evaluate")
     config = kind.config_type(metrics=["rouge"])
 
-    assert kind.code_modules(config) == ["my_kinds.evaluate"]
+    assert kind.modules == ("my_kinds.evaluate",)
+    assert kind.code_modules(config) == []
     assert kind.data_files(config) == []
     assert kind.data_identity(config) == {}
     assert kind.output_names is None

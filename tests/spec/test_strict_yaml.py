@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from redco_flow.errors import ConfigError
 from redco_flow.spec.document import Origin
-from redco_flow.spec.strict_yaml import (
+from redco_flow.spec.yaml import (
     MAX_BYTES,
     MAX_LEVELS,
     MAX_NODES,
     parse_file,
     parse_yaml,
     read_yaml,
+    write_yaml,
 )
-from redco_flow.spec.write_yaml import write_yaml
 
 
 def mistakes(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from redco_flow.errors import ConfigError
-from redco_flow.spec.sweep import read_points
+from redco_flow.spec.overrides import read_points
 
 
 def test_the_points_are_every_combination_and_the_last_setting_changes_fastest():

@@ -108,7 +108,7 @@ def write_rows(path: Path) -> None:
 
 def read_rows(folder: Path, name: str) -> None:
     """Read a data file as preprocessing does."""
-    from redco_flow.stages.row_files import read_file
+    from redco_flow.stages.data.rows import read_file
 
     for _ in read_file(folder / name):
         pass
@@ -116,7 +116,7 @@ def read_rows(folder: Path, name: str) -> None:
 
 def read_split(folder: Path, name: str) -> None:
     """Read a block of a dataset in the making."""
-    from redco_flow.stages.arrow_split import read_batches
+    from redco_flow.stages.artifacts.dataset import read_batches
 
     for _ in read_batches(folder / name, ["source", "target"]):
         pass
@@ -126,9 +126,9 @@ def write_model(folder: Path) -> None:
     """Write a tiny model in two files with an index, and alone in one."""
     import jax
 
-    from redco_flow.models import t5
-    from redco_flow.models.pretrained import save_pretrained
-    from redco_flow.models.safetensors_io import save_params
+    from redco_flow.models.families import t5
+    from redco_flow.models.hub.pretrained import save_pretrained
+    from redco_flow.models.hub.tensors import save_params
 
     config = t5.Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     params = t5.init_params(config, jax.random.key(0))
@@ -142,20 +142,20 @@ class ModelReader:
     """Read a model's directory: its tensors into the shapes of the model that was written."""
 
     def __init__(self) -> None:
-        from redco_flow.models import t5
+        from redco_flow.models.families import t5
 
         config = t5.Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
         self.layouts, self.shapes = t5.tensor_layouts(config), t5.abstract_params(config)
 
     def __call__(self, folder: Path, name: str) -> None:
-        from redco_flow.models.safetensors_io import load_params
+        from redco_flow.models.hub.tensors import load_params
 
         load_params((folder / name).parent, self.layouts, self.shapes)
 
 
 def read_config(folder: Path, name: str) -> None:
     """Read a model's configuration, and its tensors' names."""
-    from redco_flow.models.pretrained import model_type, read_model
+    from redco_flow.models.hub.pretrained import model_type, read_model
 
     model_type((folder / name).parent)
     read_model((folder / name).parent)
@@ -177,7 +177,7 @@ def write_tokenizers(folder: Path) -> None:
     """Write a trained tokenizer of each type, and one that knows whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+    from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 
     for kind in ("bpe", "unigram"):
         texts = [row["source"] + " some words to learn from" for row in ROWS]
@@ -192,7 +192,7 @@ def write_tokenizers(folder: Path) -> None:
 
 def use_tokenizer(folder: Path, name: str) -> None:
     """Load a tokenizer and do with it all that stages do."""
-    from redco_flow.recipes.text_tokenizer import TextTokenizer
+    from redco_flow.text.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer.load((folder / name).parent)
     _ = (tokenizer.vocab_size, tokenizer.digest, tokenizer.prefix_ids)
@@ -244,8 +244,8 @@ def problem_of(error: BaseException, path: Path) -> str | None:
     from redco_flow.records import UnreadableFile
 
     ours: tuple[type[BaseException], ...] = (RedcoFlowError, UnreadableFile)
-    if "redco_flow.models.tensor_files" in sys.modules:
-        ours += (sys.modules["redco_flow.models.tensor_files"].CheckpointMismatch,)
+    if "redco_flow.models.hub.tensors" in sys.modules:
+        ours += (sys.modules["redco_flow.models.hub.tensors"].CheckpointMismatch,)
     if not isinstance(error, ours):
         return f"not ours: {traceback.format_exception(error)[-6:]}"
     named = (path.name in str(error)) or (str(path.parent) in str(error))

@@ -3,8 +3,15 @@
 import pyarrow as pa
 import pytest
 
-from redco_flow.recipes.flat_ids import FlatIds
-from redco_flow.stages.arrow_split import BATCH_ROWS, IDS, TEXT, TEXTS, ArrowSplit, SplitWriter
+from redco_flow.stages.artifacts.dataset import (
+    BATCH_ROWS,
+    IDS,
+    TEXT,
+    TEXTS,
+    ArrowSplit,
+    SplitWriter,
+)
+from redco_flow.text.tokenizer import FlatIds
 
 COLUMNS = {"row_id": TEXT, "references": TEXTS, "ids": IDS}
 NUM_ROWS = 2 * BATCH_ROWS + 345

@@ -5,9 +5,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from redco_flow.engine.checkpoint import Checkpointer, parameter_digests, restore_params
+from redco_flow.engine.checkpoint.checkpointer import (
+    Checkpointer,
+    parameter_digests,
+    restore_params,
+)
 from redco_flow.records import digest_file
-from redco_flow.stages.checkpoint_artifact import (
+from redco_flow.stages.artifacts.checkpoint import (
     CHECKPOINT_FOLDER,
     RecipeRecord,
     checkpoint_identity,

@@ -168,7 +168,7 @@ def test_looking_into_text_files_imports_neither_pyarrow_nor_jax(tmp_path):
     script = (
         "import sys\n"
         "from redco_flow.spec.pipeline import DataSection\n"
-        "from redco_flow.stages.data_heads import head_problems\n"
+        "from redco_flow.stages.preprocess.config import head_problems\n"
         f"assert not list(head_problems(DataSection(train={str(tmp_path / 'train.jsonl')!r})))\n"
         "assert not {'pyarrow', 'jax', 'datasets', 'numpy'} & set(sys.modules)\n"
     )

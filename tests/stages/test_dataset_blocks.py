@@ -5,14 +5,14 @@ import os
 import threading
 
 import pytest
+from stage_kinds import preprocess
 
 from redco_flow.launch.work_lock import acquire
-from redco_flow.spec.settings import settings_of
-from redco_flow.stages import preprocess
-from redco_flow.stages.bad_rows import BadRows
+from redco_flow.spec.load import settings_of
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.context import Shard, Stopped
-from redco_flow.stages.dataset_artifact import DatasetArtifact
-from redco_flow.stages.text_pairs import BLOCK_ROWS
+from redco_flow.stages.data.rows import BadRows
+from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 
 NUM_ROWS = 2 * BLOCK_ROWS + 1000
 BAD_ROWS = (3, BLOCK_ROWS + 3, 2 * BLOCK_ROWS + 3)

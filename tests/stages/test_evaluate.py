@@ -4,19 +4,19 @@ import json
 
 import numpy as np
 import pytest
+from stage_kinds import compare, evaluate
 
 from redco_flow.metrics import bleu, exact_match
 from redco_flow.records import digest_json
-from redco_flow.stages import compare, evaluate
-from redco_flow.stages.compare import CannotCompare
-from redco_flow.stages.context import Output, StageOutputs
-from redco_flow.stages.metrics_artifact import read_metrics
-from redco_flow.stages.predictions_artifact import (
+from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.stages.artifacts.predictions import (
     Prediction,
     PredictionsSummary,
     read_predictions,
     write_predictions,
 )
+from redco_flow.stages.compare.run import CannotCompare
+from redco_flow.stages.context import Output, StageOutputs
 
 SUMMARY = {
     "split": "test",

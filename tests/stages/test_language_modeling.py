@@ -7,19 +7,19 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError
-from redco_flow.spec.settings import settings_of
-from redco_flow.stages import evaluate, predict, preprocess, train
-from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.spec.load import settings_of
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.context import Stopped
-from redco_flow.stages.dataset_artifact import DatasetArtifact
-from redco_flow.stages.evaluate import CannotEvaluate
-from redco_flow.stages.metrics_artifact import read_metrics
-from redco_flow.stages.prediction import CannotPredict
-from redco_flow.stages.predictions_artifact import read_predictions
-from redco_flow.stages.training_scores import CannotTrain
+from redco_flow.stages.evaluate.run import CannotEvaluate
+from redco_flow.stages.predict.run import CannotPredict
+from redco_flow.stages.train.scores import CannotTrain
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 # Of different lengths, so that padding, buckets and packed rows differ.

@@ -4,13 +4,12 @@ import csv
 import json
 
 import pytest
+from stage_kinds import preprocess
 
 from redco_flow.records import digest_file
-from redco_flow.spec.settings import settings_of
-from redco_flow.stages import preprocess
-from redco_flow.stages.bad_rows import BadRows, DataChanged, NoRows
-from redco_flow.stages.dataset_artifact import DatasetArtifact
-from redco_flow.stages.text_lines import MAX_LINE_BYTES
+from redco_flow.spec.load import settings_of
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.data.rows import MAX_LINE_BYTES, BadRows, DataChanged, NoRows
 
 ROWS = [(f"name {i % 20}, area {i % 3}", f"number {i} is called {i % 20}.") for i in range(60)]
 LENGTHS = {"max_source_length": 16, "max_target_length": 16}
@@ -121,7 +120,10 @@ def test_a_python_module_gives_rows_and_its_files_are_the_data(bench, tmp_path, 
     assert len(dataset.split("train")) == 20
     assert preprocess.data_files(config) == [tmp_path / "raw.txt"]
     assert preprocess.data_identity(config) == {"python:my_corpus": {"version": 3}}
-    assert preprocess.code_modules(config) == ["redco_flow.recipes.source_target", "my_corpus"]
+    assert preprocess.code_modules(config) == [
+        "redco_flow.recipes.text_to_text.config",
+        "my_corpus",
+    ]
 
 
 def test_equal_sources_are_held_out_together_and_reordering_moves_none(bench, tmp_path):
@@ -401,7 +403,7 @@ def test_data_without_exactly_one_source_is_a_config_error(data, message):
 def test_rows_of_a_hub_dataset_are_its_columns_in_order():
     from datasets import Dataset
 
-    from redco_flow.stages.data_source import _hub_rows
+    from redco_flow.stages.data.source import _hub_rows
 
     rows = _hub_rows(Dataset.from_dict({"document": ["a", "b"], "id": [1, 2]}))
 
@@ -414,7 +416,7 @@ def test_rows_of_a_hub_dataset_are_its_columns_in_order():
 def test_a_hub_dataset_is_identified_by_its_commit_and_subset():
     """Fault 49. A name that is at no commit, and so may change, has no identity."""
     from redco_flow.errors import UsageError
-    from redco_flow.stages.hub_references import hub_identities
+    from redco_flow.stages.data.source import hub_identities
 
     def identities(**data):
         data = {"dataset": "EdinburghNLP/xsum", "tokenizer": {"train": {"vocab_size": 512}}, **data}
@@ -452,7 +454,11 @@ def test_plans_read_the_stage_without_any_heavy_library():
 
     heavy = "{'jax', 'datasets', 'transformers', 'tokenizers', 'pyarrow', 'numpy'}"
     code = (
-        "import sys; from redco_flow.stages import preprocess, train, predict, evaluate, compare\n"
+        "import sys\n"
+        "from redco_flow.stages.preprocess import config as preprocess\n"
+        "from redco_flow.stages.train import config as train\n"
+        "import redco_flow.stages.predict.config, redco_flow.stages.evaluate.config\n"
+        "import redco_flow.stages.compare.config\n"
         "data = {'dataset': 'some/hub', 'tokenizer': {'train': {'vocab_size': 512}}}\n"
         "c = preprocess.Config.from_json({'data': data})\n"
         "preprocess.code_modules(c), preprocess.data_files(c), preprocess.data_identity(c)\n"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.launch.call import Call
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.stages.process_group import facts_of
 
@@ -19,7 +19,7 @@ CALL = Call(
     config={"learning_rate": 0.1, "schedule": {"type": "linear"}, "best": ["rouge2"]},
     inputs={},
     fingerprint="f" * 64,
-    ingredients={"code": {"redco_flow.stages.train": "a" * 64}},
+    ingredients={"code": {"redco_flow.stages.train.config": "a" * 64}},
     workspace="/nowhere",
 )
 
@@ -50,7 +50,10 @@ def meet(tmp_path):
         ({"config": {**CALL.config, "best": ["bleu"]}}, "config.best is "),
         ({"config": {**CALL.config, "seed": 1}}, "config.seed is 'not set' on rank 0, '1' on rank"),
         ({"fingerprint": "e" * 64}, "fingerprint is "),
-        ({"ingredients": {"code": {"redco_flow.stages.train": "b"}}}, "code.redco_flow.stages.tr"),
+        (
+            {"ingredients": {"code": {"redco_flow.stages.train.config": "b"}}},
+            "code.redco_flow.stages.tr",
+        ),
     ],
     ids=["number", "nested", "list", "one has more", "fingerprint", "code"],
 )

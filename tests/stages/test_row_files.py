@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redco_flow.records import UnreadableFile
-from redco_flow.stages.bad_rows import BadRow
-from redco_flow.stages.row_files import FileRow, read_file
+from redco_flow.stages.data.rows import BadRow, FileRow, read_file
 
 DIFFERENT = {
     "a large integer": '{"a": "x", "b": 18446744073709551616}',

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redco_flow.recipes.text_tokenizer import TextTokenizer
-from redco_flow.stages.tokenizer_training import save_tokenizer, train_tokenizer
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
+from redco_flow.text.tokenizer import TextTokenizer
 
 TEXTS = Path(__file__).read_text().splitlines() * 3
 KINDS = ["bpe", "unigram"]
@@ -40,7 +40,7 @@ def test_the_vocabulary_has_the_size_asked_for_and_the_special_tokens_come_first
 def test_processes_with_other_hash_seeds_train_the_same_tokenizer(kind):
     code = (
         "import sys, hashlib; from pathlib import Path\n"
-        "from redco_flow.stages.tokenizer_training import train_tokenizer\n"
+        "from redco_flow.stages.preprocess.tokenizer import train_tokenizer\n"
         f"texts = Path({str(__file__)!r}).read_text().splitlines() * 3\n"
         f"text = train_tokenizer(iter(texts), 400, {kind!r}).to_str()\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"

@@ -9,21 +9,20 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from stage_kinds import predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics import rouge
 from redco_flow.records import digest_file, digest_json
-from redco_flow.spec.settings import settings_of
-from redco_flow.stages import predict, preprocess, train
-from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.spec.load import settings_of
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
+from redco_flow.stages.artifacts.predictions import read_predictions
+from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.context import Stopped
-from redco_flow.stages.data_integrity import DataChanged
-from redco_flow.stages.dataset_artifact import DatasetArtifact
-from redco_flow.stages.model_tokenizer import WrongTokenizer
-from redco_flow.stages.predictions_artifact import read_predictions
-from redco_flow.stages.training_scores import CannotTrain, modes_of_best
+from redco_flow.stages.train.scores import CannotTrain, modes_of_best
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
@@ -489,9 +488,8 @@ def test_a_token_outside_the_models_vocabulary_is_an_error_that_names_the_row(
     """Engine case 44: a damaged dataset, past the tokenizer's check."""
     import shutil
 
-    from redco_flow.stages.arrow_split import SplitWriter
+    from redco_flow.stages.artifacts.dataset import COLUMNS, SplitWriter
     from redco_flow.stages.context import InputArtifact
-    from redco_flow.stages.dataset_artifact import COLUMNS
 
     damaged = tmp_path / "damaged"
     shutil.copytree(dataset.path, damaged)

@@ -1,12 +1,12 @@
 """train and predict with a family that is not T5, and what a plan refuses of each of them."""
 
 import pytest
+from stage_kinds import predict, preprocess, train
 
 from redco_flow.recipes.recipe import find_recipe
 from redco_flow.spec.pipeline import ModelSection
-from redco_flow.stages import predict, preprocess, train
-from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
-from redco_flow.stages.predictions_artifact import read_predictions
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.predictions import read_predictions
 
 ROWS = [(f"{a} {b}", f"{b} {a}") for a in ("one", "two", "three") for b in ("four", "five", "six")]
 TINY_BART = {
@@ -90,6 +90,8 @@ def test_a_result_depends_on_the_code_of_its_family():
     def modules(**model):
         return train.code_modules(train.Config(model=ModelSection(**model)))
 
-    assert "redco_flow.models.t5" in modules()
-    assert "redco_flow.models.bart" in modules(family="bart")
-    assert {"redco_flow.models.t5", "redco_flow.models.bart"} <= set(modules(name_or_path="a/b"))
+    assert "redco_flow.models.families.t5" in modules()
+    assert "redco_flow.models.families.bart" in modules(family="bart")
+    assert {"redco_flow.models.families.t5", "redco_flow.models.families.bart"} <= set(
+        modules(name_or_path="a/b")
+    )

@@ -9,10 +9,10 @@ from itertools import pairwise
 import jax
 import numpy as np
 import pytest
+from stage_kinds import preprocess
 
 from redco_flow.engine.deployer import Deployer
-from redco_flow.stages import preprocess
-from redco_flow.stages.checkpoint_artifact import CheckpointArtifact
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 
 # Some seconds each; 20 over 306 steps were seen to hold too.
 NUM_KILLS = 6
@@ -36,8 +36,8 @@ SCRIPT = """
 # Fork a trainer and kill it when it has logged some steps, again and again; then let one finish.
 import json, os, random, signal, sys, time, traceback
 from pathlib import Path
-import redco_flow.stages.training
-from redco_flow.stages import train
+from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.run import run
 from redco_flow.stages.context import InputArtifact, StageContext
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -54,7 +54,7 @@ def run_attempt(directory):
         work_dir=folder / "work",
         attempt_dir=AttemptDirectory(directory),
     )
-    train.run(context, train.Config.from_json(settings))
+    run(context, Config.from_json(settings))
 
 def start(number):
     directory = folder / "attempts" / str(number)

@@ -183,7 +183,8 @@ def test_what_only_decides_where_a_stage_runs_is_left_out(project):
     project(
         my_runner="""
 import redco_flow.launch, redco_flow.cli, redco_flow.spec.model
-from redco_flow import errors, records, stages
+from redco_flow import errors, stages
+from redco_flow import records
 from redco_flow.tracking.artifacts import Artifact
 """
     )

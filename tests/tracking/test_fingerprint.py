@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from redco_flow.tracking.fingerprint import (
+from redco_flow.tracking.results import (
     ABSENT,
     Difference,
     differences,
@@ -15,7 +15,7 @@ INGREDIENTS = {
     "settings": {"learning_rate": 1e-4, "schedule": {"type": "linear"}, "seed": 0},
     "inputs": {"dataset": ["a" * 64]},
     "data": {"train": "b" * 64},
-    "code": {"redco_flow.stages.train": "c" * 64},
+    "code": {"redco_flow.stages.train.config": "c" * 64},
 }
 
 
@@ -44,7 +44,7 @@ def test_the_order_of_keys_does_not_matter():
         (("settings", "schedule", "type"), "cosine"),
         (("data", "train"), "d" * 64),
         (("inputs", "dataset"), ["d" * 64]),
-        (("code", "redco_flow.stages.train"), "d" * 64),
+        (("code", "redco_flow.stages.train.config"), "d" * 64),
     ],
 )
 def test_every_ingredient_changes_the_fingerprint_and_is_named(path, value):
@@ -68,7 +68,7 @@ def test_a_changed_setting_is_named_before_the_changed_input_that_follows_from_i
         "settings.learning_rate",
         "data.train",
         "inputs.dataset",
-        "code.redco_flow.stages.train",
+        "code.redco_flow.stages.train.config",
     ]
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.errors import DamagedRecord, UsageError
-from redco_flow.tracking.lease import acquire, find_holder
+from redco_flow.tracking.locks import acquire, find_holder
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 HOLD = """
 import sys
-from redco_flow.tracking.lease import acquire
+from redco_flow.tracking.locks import acquire
 acquire(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -50,7 +50,7 @@ def test_the_lease_of_a_killed_launcher_is_taken_over(start_python, tmp_path):
 
 REUSE_A_PID = """
 import os, sys, time
-from redco_flow.tracking.lease import acquire, find_holder
+from redco_flow.tracking.locks import acquire, find_holder
 
 def fork(action):
     pid = os.fork()
@@ -107,7 +107,7 @@ def test_a_lease_with_another_start_time_than_its_pids_process_is_taken_over(tmp
 RACE = """
 import sys
 from redco_flow.errors import UsageError
-from redco_flow.tracking.lease import acquire
+from redco_flow.tracking.locks import acquire
 print("ready", flush=True)
 sys.stdin.readline()
 try:

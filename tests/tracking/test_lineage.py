@@ -8,9 +8,8 @@ import pytest
 from redco_flow.errors import UsageError
 from redco_flow.records import write_json
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.fingerprint import fingerprint
 from redco_flow.tracking.lineage import impact, trace
-from redco_flow.tracking.results import StageResult, publish_result
+from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 from redco_flow.tracking.run_directory import RunDirectory
 
 TRAIN_CSV, TEST_CSV = "1" * 64, "2" * 64

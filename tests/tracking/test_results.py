@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.fingerprint import fingerprint
 from redco_flow.tracking.results import (
     StageResult,
     find_result,
+    fingerprint,
     latest_result,
     list_results,
     publish_result,

@@ -5,9 +5,8 @@ import pytest
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import append_json_line, write_json
-from redco_flow.tracking.attempt import ExitRecord
+from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
-from redco_flow.tracking.states import Cause
 from redco_flow.tracking.workspace import Workspace
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.shared_attempt import (
+from redco_flow.tracking.sweep_directory import (
     current_attempt,
     note_shared_attempt,
     read_shared_attempt,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.orchestrate.doctor_xmanager import examine_xmanager
+from redco_flow.launch.xmanager.doctor import examine_xmanager
 from redco_flow.spec.profile import Profile
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -16,7 +16,7 @@ from tiny_stages.calls import make_attempt, wait_until
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
-from redco_flow.launch.process_tree import kill_processes_of
+from redco_flow.launch.processes import kill_processes_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from redco_flow.launch.xmanager.executor import XManagerExecutor
-from redco_flow.spec.xmanager_section import XManagerSection
+from redco_flow.spec.executors import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 attempt = AttemptDirectory(Path(sys.argv[1]))
 executor = XManagerExecutor(attempt.path, XManagerSection(), variables={}, grace_seconds=5)
@@ -175,7 +175,7 @@ def test_the_death_of_a_supervisor_ends_the_group_and_is_told(submit):
     wait_until(lambda: phase_of(job.attempt) == "hanging" and worker_of(job.attempt, 1))
     (supervisor,) = (
         pid
-        for pid in processes_of(job.attempt, "redco_flow.launch.hosts.rank")
+        for pid in processes_of(job.attempt, "redco_flow.launch.hosts.ranks")
         if b"REDCO_FLOW_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
     )
 

@@ -12,7 +12,9 @@ import io
 import json
 import os
 import shutil
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +22,11 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, call_from_json, write_call
-from redco_flow.launch.hosts import host_probe, job_copies, left_behind
+from redco_flow.launch.host_facts import num_gpus, own_name_problem, package_versions
+from redco_flow.launch.hosts import copies as job_copies
 from redco_flow.launch.hosts import lease as host_lease
-from redco_flow.launch.hosts.cleaning import clean, start_cleaning
+from redco_flow.launch.hosts import left_behind
+from redco_flow.launch.hosts.cleaning import clean, look, num_bytes, set_aside, start_cleaning
 from redco_flow.launch.hosts.copies import Copies
 from redco_flow.launch.hosts.file_sets import (
     FileSet,
@@ -33,8 +37,8 @@ from redco_flow.launch.hosts.file_sets import (
     wanted,
 )
 from redco_flow.launch.hosts.follow import follow
-from redco_flow.launch.hosts.leftovers import look, num_bytes, set_aside
 from redco_flow.launch.hosts.ranks import RanksOrder, start, stop
+from redco_flow.launch.rendezvous import own_addresses
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import forget_result, read_result
@@ -172,12 +176,12 @@ def settle_left(request: Request) -> Answer:
 
 def probe(request: Request) -> Answer:
     """Say what this host is: for `redco-flow doctor`."""
-    return host_probe.look_around(Path(request["directory"]))
+    return look_around(Path(request["directory"]))
 
 
 def knock(request: Request) -> Answer:
     """Say whether another host is reached at a port."""
-    return {"unreached": host_probe.knock(request["addresses"], request["port"])}
+    return {"unreached": knock_at(request["addresses"], request["port"])}
 
 
 _VERBS: dict[str, Callable[[Request], Answer]] = {
@@ -198,7 +202,7 @@ def main() -> int:
             follow(request, listener)
             return 0
         if request["verb"] == "listen":
-            host_probe.listen(listener)
+            listen(listener)
             return 0
         answer = _VERBS[request["verb"]](request)
     except (RedcoFlowError, OSError) as error:
@@ -233,6 +237,45 @@ def _attempts(paths: Iterable[str]) -> dict[str, AttemptDirectory]:
 
 def _sets(request: Request) -> list[FileSet]:
     return [FileSet.from_json(one) for one in request["sets"]]
+
+
+def look_around(directory: Path) -> dict[str, Any]:
+    """Return what was found.
+
+    Args:
+        directory: of this host.
+    """
+    return {
+        "node": os.uname().nodename,
+        "versions": package_versions(),
+        "time": time.time(),
+        "taken_gib": num_bytes(directory) / 2**30,
+        "free_gib": shutil.disk_usage(directory).free / 2**30,
+        "gpus": num_gpus(),
+        "addresses": own_addresses(),
+        "own_name": own_name_problem(),
+        "holder": host_lease.holder(directory),
+    }
+
+
+def listen(until: io.RawIOBase) -> None:
+    """Keep a free port open, and say which, until the one who asked has been served."""
+    with socket.create_server(("", 0)) as listener:
+        sys.stdout.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
+        sys.stdout.flush()
+        until.readline()
+
+
+def knock_at(addresses: list[str], port: int) -> str:
+    """Try to reach a port at any of the addresses; return "" or what went wrong."""
+    problems = []
+    for address in addresses:
+        try:
+            with socket.create_connection((address, port), timeout=5.0):
+                return ""
+        except OSError as error:
+            problems.append(f"{address}: {error}")
+    return "; ".join(problems)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,32 @@ from collections.abc import Mapping
 from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import read_call
 from redco_flow.launch.endings import write_exit
-from redco_flow.launch.hosts.ending import LOST, ending_of
-from redco_flow.launch.hosts.group_following import GroupFollowing
-from redco_flow.launch.hosts.record import HostsRecord
-from redco_flow.launch.hosts.result_collection import collect_result
-from redco_flow.launch.hosts.ssh_connection import HostUnreachable
+from redco_flow.launch.hosts.file_sets import FileSet
+from redco_flow.launch.hosts.following import LOST, GroupFollowing, ending_of
+from redco_flow.launch.hosts.placement import HostsRecord
+from redco_flow.launch.hosts.session import HostSession
+from redco_flow.launch.hosts.ssh import HostUnreachable
 from redco_flow.launch.hosts.start import JobStart, StartedJob
 from redco_flow.launch.job import JobStatus
-from redco_flow.tracking.attempt import AttemptDirectory, ExitRecord
-from redco_flow.tracking.states import Cause, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
+from redco_flow.tracking.results import StageResult, publish_result
+
+
+async def collect_result(session: HostSession, job: StartedJob) -> bool:
+    """Copy the result of the job's fingerprint; return whether the host has one.
+
+    Raises:
+        HostUnreachable, HostRefused, ArtifactError, OSError: what is here by then is kept.
+    """
+    offered = await session.ask(
+        "offer", workspace=str(session.workspace.root), fingerprint=job.call.fingerprint
+    )
+    if offered["result"] is None:
+        return False
+    await session.pull([FileSet.from_json(one) for one in offered["sets"]], job.workspace)
+    publish_result(job.workspace, StageResult(**offered["result"]))
+    return True
+
 
 _SECONDS_BETWEEN_TRIES = 3.0
 

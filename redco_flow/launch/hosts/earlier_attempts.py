@@ -18,12 +18,12 @@ from redco_flow.launch.call import Call, read_call
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
 from redco_flow.launch.hosts.follow import is_mirrored, write_record
 from redco_flow.launch.hosts.left_behind import BroughtHome, LeftBehind, is_record
-from redco_flow.launch.hosts.record import EXECUTOR, HostsRecord
+from redco_flow.launch.hosts.placement import EXECUTOR, HostsRecord
 from redco_flow.launch.hosts.session import HostSession
-from redco_flow.launch.hosts.ssh_connection import HostRefused
+from redco_flow.launch.hosts.ssh import HostRefused
 from redco_flow.records import digest_file, read_json_if_present
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.results import find_result
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace

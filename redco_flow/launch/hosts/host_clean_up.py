@@ -14,7 +14,7 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.hosts.code_snapshot import CodeSnapshot, take_snapshot
 from redco_flow.launch.hosts.earlier_attempts import bring_home, ended_attempts
 from redco_flow.launch.hosts.session import HostSession
-from redco_flow.spec.hosts_section import HostsSection
+from redco_flow.spec.executors import HostsSection
 from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_CLEAN = 3600.0

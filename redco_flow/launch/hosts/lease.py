@@ -15,7 +15,7 @@ from typing import Any
 
 from redco_flow.errors import WorkspaceError
 from redco_flow.records import read_json_if_present, write_json
-from redco_flow.tracking.file_lock import exclusive
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _SECONDS_WITHOUT_RUNNERS = 60.0

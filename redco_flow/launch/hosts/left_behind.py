@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from redco_flow.launch.call import read_call
-from redco_flow.launch.hosts.copies import Copies
+from redco_flow.launch.hosts.copies import Copies, mark_made
 from redco_flow.launch.hosts.follow import is_mirrored
-from redco_flow.launch.hosts.job_copies import mark_made
 from redco_flow.launch.hosts.ranks import runners_of
 from redco_flow.records import digest_file, read_json
 from redco_flow.tracking.attempt import AttemptDirectory

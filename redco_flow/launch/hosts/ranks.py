@@ -6,6 +6,7 @@ asking twice starts nothing twice. Knows no launcher: everything is a request an
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -19,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import StageFailed
-from redco_flow.launch.process_place import ProcessPlace
-from redco_flow.launch.process_tree import ATTEMPT_VARIABLE, kill_processes_of
-from redco_flow.records import read_json_if_present, write_json
+from redco_flow.launch.processes import ATTEMPT_VARIABLE, ProcessPlace, kill_processes_of
+from redco_flow.launch.rank import supervise
+from redco_flow.launch.supervisor import Limits
+from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.writing import open_no_link
+from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 
 _SECONDS_TO_START = 30.0
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -127,7 +127,7 @@ def _take(lock: int) -> bool:
 def _command(order: RanksOrder) -> list[str]:
     walltime = order.walltime_seconds
     return [
-        *(sys.executable, "-P", "-m", "redco_flow.launch.hosts.rank", order.attempt),
+        *(sys.executable, "-P", "-m", "redco_flow.launch.hosts.ranks", order.attempt),
         *("--stall-seconds", str(order.stall_seconds)),
         *("--grace-seconds", str(order.grace_seconds)),
         *([] if walltime is None else ["--walltime-seconds", str(walltime)]),
@@ -155,3 +155,26 @@ def _signal(process: ProcessIdentity, number: signal.Signals) -> None:
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+
+def main(arguments: list[str]) -> int:
+    """Say who runs the rank, then run it."""
+    options = _parse(arguments)
+    place = ProcessPlace.from_environment(os.environ)
+    folder = AttemptDirectory(options.attempt).rank_directory(place.rank)
+    write_json(folder / "runner.json", ProcessIdentity.current().to_json())
+    limits = Limits(options.stall_seconds, options.grace_seconds)
+    return supervise(options.attempt, place, limits, seconds_to_end=options.walltime_seconds)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="redco_flow.launch.hosts.ranks")
+    parser.add_argument("attempt", type=Path)
+    parser.add_argument("--stall-seconds", type=float, required=True)
+    parser.add_argument("--grace-seconds", type=float, required=True)
+    parser.add_argument("--walltime-seconds", type=float)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -5,9 +5,11 @@ Opening one checks the host's directory and ships the code if it is not there, b
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,14 +18,15 @@ from typing import Any
 from redco_flow.errors import ArtifactError
 from redco_flow.launch.hosts.code_snapshot import CodeSnapshot, bootstrap_program
 from redco_flow.launch.hosts.file_sets import FileSet, put_in_place, wanted
-from redco_flow.launch.hosts.ssh_connection import (
+from redco_flow.launch.hosts.ssh import (
     HostRefused,
     SshConnection,
     SshSettings,
     Talk,
     connect,
 )
-from redco_flow.spec.hosts_section import Host, HostsSection
+from redco_flow.records import write_text
+from redco_flow.spec.executors import Host, HostsSection
 from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_UNPACK = 120.0
@@ -237,3 +240,22 @@ class HostSession:
 def _some(names: list[str]) -> str:
     more = len(names) - 3
     return ", ".join(names[:3]) + (f" and {more} more files" if more > 0 else "")
+
+
+async def is_shared(workspace: Workspace, sessions: Sequence[HostSession]) -> bool:
+    """Say whether every host reads, under the same path, what is written here.
+
+    Raises:
+        HostUnreachable, HostRefused: a host does not answer.
+        OSError: the workspace cannot be written; names the path.
+    """
+    content = secrets.token_hex(16)
+    path = workspace.cache / f".seen-by-hosts-{content[:8]}"
+    write_text(path, content)
+    try:
+        answers = await asyncio.gather(
+            *(session.ask("see", path=str(path), content=content) for session in sessions)
+        )
+    finally:
+        path.unlink()
+    return all(answer["sees"] for answer in answers)

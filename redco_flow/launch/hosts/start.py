@@ -24,17 +24,14 @@ from redco_flow.launch.hosts.earlier_attempts import (
     bring_home,
     fetch_checkpoints,
 )
-from redco_flow.launch.hosts.placement import place
+from redco_flow.launch.hosts.placement import HostsRecord, place
 from redco_flow.launch.hosts.ranks import RanksOrder
-from redco_flow.launch.hosts.record import HostsRecord
-from redco_flow.launch.hosts.session import HostSession
-from redco_flow.launch.hosts.shared_folder import is_shared
-from redco_flow.launch.hosts.ssh_connection import HostRefused, HostUnreachable
+from redco_flow.launch.hosts.session import HostSession, is_shared
+from redco_flow.launch.hosts.ssh import HostRefused, HostUnreachable
 from redco_flow.launch.job import JobStatus
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.states import State
+from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.workspace import Workspace, user_name
 
 _SECONDS_BETWEEN_TRIES = 2.0

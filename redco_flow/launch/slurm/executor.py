@@ -21,16 +21,16 @@ from redco_flow.launch.executor import (
     ExecutorSettings,
     check_submittable,
     common_settings,
+    job_environment,
 )
-from redco_flow.launch.job_environment import job_environment
-from redco_flow.launch.slurm import commands as slurm_commands
+from redco_flow.launch.slurm import queue as slurm_commands
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
-from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.spec.executors import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
+from redco_flow.tracking.process_identity import utc_now
 
 SCRIPT = "job.sh"
 _OF_AN_OUTER_JOB = ("SLURM_", "SBATCH_", "SRUN_")

@@ -14,9 +14,8 @@ from pathlib import Path
 from redco_flow.launch.endings import ClusterWord, judge, read_endings, write_exit
 from redco_flow.launch.slurm.script import REQUEUE_EXIT_CODE, REQUEUE_FILE
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
+from redco_flow.tracking.process_identity import utc_now
 
 _MAX_NODE_FAILURES = 3  # more in one job are no accident
 

@@ -1,20 +1,233 @@
-"""What Slurm says of all our jobs, asked for seldom: one request for all of them.
+"""Slurm's commands as functions: sbatch, squeue, sacct, scancel.
 
-A look never waits for a younger answer than there is, except for the one thread that asks.
+Knows their options and output formats. No shell, no state, and no judgement of what is said.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.slurm import commands as slurm_commands
-from redco_flow.launch.slurm.commands import JobEntry
+
+_COMMAND_SECONDS = 30.0
+_SUBMIT_SECONDS = 60.0
+_FIELDS = ("JobArrayID:40", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "Name:200")
+_GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out|"
+    r"Zero Bytes were transmitted|Protocol authentication error",
+    re.IGNORECASE,
+)
+
+
+class NoAnswer(ClusterUnreachable):
+    """A command got no answer in time; what it asked for may have been done all the same."""
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """What Slurm says of one job, or of one task of an array.
+
+    Args:
+        job_id: as "123", of a task "123_4".
+        state: in Slurm's words: PENDING, RUNNING, NODE_FAIL, ….
+        restarts: how often it was started anew; None where that is not told.
+        reason: why it waits.
+        hosts: as `n[1-2]`.
+    """
+
+    job_id: str
+    state: str
+    restarts: int | None = None
+    reason: str = ""
+    hosts: str = ""
+    name: str = ""
+
+
+def submit(script: Path, environment: Mapping[str, str]) -> str:
+    """Return the id of the job that Slurm made of a script.
+
+    Raises:
+        StageFailed: Slurm refuses it; has Slurm's words.
+        ClusterUnreachable: Slurm cannot be reached.
+        NoAnswer: the job may have been accepted all the same.
+    """
+    said = _run(["sbatch", "--parsable", str(script)], environment, _SUBMIT_SECONDS)
+    # "123" or "123;cluster", after whatever a site's plugin prints.
+    found = re.findall(r"^(\d+)(?:;\S+)?$", said, re.MULTILINE)
+    if not found:
+        raise StageFailed(f"sbatch gave no job id for {script}: {said.strip()!r}.")
+    return str(found[-1])
+
+
+def list_jobs(environment: Mapping[str, str]) -> dict[str, JobEntry]:
+    """Return every job of this user that Slurm still remembers, by id: one request.
+
+    Raises:
+        ClusterUnreachable: there is no answer.
+        StageFailed: squeue fails in another way.
+    """
+    layout = ",".join(f"{field}|" for field in _FIELDS)
+    options = ["--me", "--array", "--noheader", "--states=all", f"--Format={layout}"]
+    said = _run(["squeue", *options], environment)
+    entries = (_entry(line) for line in said.splitlines())
+    return {entry.job_id: entry for entry in entries if entry is not None}
+
+
+def find_accounted(job_ids: Iterable[str], environment: Mapping[str, str]) -> dict[str, JobEntry]:
+    """Return what the accounting says of jobs that the queue has forgotten.
+
+    Raises:
+        StageFailed, ClusterUnreachable: there is no accounting, or it does not answer.
+    """
+    columns = "--format=JobID%40,State,NodeList,JobName%200"
+    jobs = f"--jobs={','.join(job_ids)}"
+    said = _run(["sacct", "--allocations", "--noheader", "--parsable2", jobs, columns], environment)
+    found = {}
+    for line in said.splitlines():
+        parts = line.split("|", 3)
+        if len(parts) == 4:
+            job_id, state, hosts, name = parts
+            found[job_id] = JobEntry(job_id, state.split(" ")[0], None, "", hosts, name)
+    return found
+
+
+def cancel(job_id: str, environment: Mapping[str, str], *, at_once: bool = False) -> None:
+    """Have Slurm end a job; one that has ended already is left as it is.
+
+    Raises:
+        ClusterUnreachable: there is no answer; the job runs on.
+        StageFailed: Slurm refuses.
+    """
+    if at_once:
+        _run(["scancel", "--quiet", "--full", "--signal=KILL", job_id], environment)
+    _run(["scancel", "--quiet", job_id], environment)
+
+
+def release(job_id: str, environment: Mapping[str, str]) -> None:
+    """Let a held job start.
+
+    Raises:
+        StageFailed, ClusterUnreachable: it stays held; the former has Slurm's words.
+    """
+    _run(["scontrol", "release", job_id], environment)
+
+
+def list_partitions(environment: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of nodes of each partition.
+
+    Raises:
+        ClusterUnreachable, StageFailed: Slurm does not answer.
+    """
+    said = _run(["sinfo", "--noheader", "--format=%R %D"], environment)
+    found: dict[str, int] = {}
+    for line in said.splitlines():
+        name, count = line.split()
+        found[name] = found.get(name, 0) + int(count)
+    return found
+
+
+def count_gpus(partition: str | None, environment: Mapping[str, str]) -> dict[str, int]:
+    """Return how many GPUs Slurm has for each node of a partition, of any type.
+
+    Args:
+        partition: None: every node.
+
+    Raises:
+        ClusterUnreachable, StageFailed: Slurm does not answer.
+    """
+    chosen = [f"--partition={partition}"] if partition else []
+    said = _run(["sinfo", "--Node", "--noheader", "--format=%N %G", *chosen], environment)
+    found = {}
+    for line in said.splitlines():
+        node, _, resources = line.partition(" ")
+        found[node] = sum(int(count) for count in _GPUS.findall(resources))
+    return found
+
+
+def try_submission(options: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Have Slurm say whether it would take a job with these options; none is submitted.
+
+    Raises:
+        StageFailed: Slurm would refuse it; has Slurm's words.
+        ClusterUnreachable: there is no answer.
+    """
+    _run(["sbatch", "--test-only", *options, "--time=1", "--wrap=true"], environment)
+
+
+def send_signal(job_id: str, name: str, environment: Mapping[str, str]) -> None:
+    """Send a signal to every rank of a job.
+
+    Raises:
+        StageFailed, ClusterUnreachable: it was not sent.
+    """
+    _run(["scancel", f"--signal={name}", job_id], environment)
+
+
+def run_on_nodes(
+    options: Iterable[str], command: Iterable[str], environment: Mapping[str, str], seconds: float
+) -> str:
+    """Run a command by srun, without queueing for longer than `seconds`; return its output.
+
+    Raises:
+        ClusterUnreachable, StageFailed: it did not run, or failed; has srun's words.
+    """
+    limit = f"--immediate={max(1, int(seconds))}"
+    return _run(["srun", limit, "--time=1", *options, *command], environment, seconds + 20)
+
+
+def _run(
+    command: list[str], environment: Mapping[str, str], seconds: float = _COMMAND_SECONDS
+) -> str:
+    name = command[0]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise ClusterUnreachable(
+            f"there is no command {name} here: Slurm's commands must be on PATH where "
+            f"`redco-flow` runs with this profile."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"{name} did not answer within {seconds:g} s.") from error
+    if done.returncode == 0:
+        return done.stdout
+    said = " ".join(done.stderr.split())
+    if _UNREACHABLE.search(said):
+        raise ClusterUnreachable(f"{name}: {said}")
+    raise StageFailed(f"{name} failed with code {done.returncode}: {said}")
+
+
+def _entry(line: str) -> JobEntry | None:
+    parts = [part.strip() for part in line.split("|", len(_FIELDS))]
+    if len(parts) < len(_FIELDS):
+        return None
+    job_id, state, restarts, reason, hosts, name = parts[: len(_FIELDS)]
+    return JobEntry(
+        job_id=job_id,
+        state=state,
+        restarts=int(restarts) if restarts.isdigit() else None,
+        reason="" if reason == "None" else reason,
+        hosts=hosts,
+        name=name,
+    )
+
 
 SECONDS_BETWEEN_REQUESTS = 10.0
 SECONDS_BETWEEN_URGENT_REQUESTS = 1.0
@@ -121,6 +334,6 @@ def shared_queue(cluster: str) -> SlurmQueue:
     """
     environment = {**os.environ, **({"SLURM_CONF": cluster} if cluster else {})}
     return SlurmQueue(
-        lambda: slurm_commands.list_jobs(environment),
-        lambda job_ids: slurm_commands.find_accounted(job_ids, environment),
+        lambda: list_jobs(environment),
+        lambda job_ids: find_accounted(job_ids, environment),
     )

@@ -19,7 +19,7 @@ from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.rank import WARNING_SIGNAL
 from redco_flow.records import digest_json
-from redco_flow.spec.slurm_section import SlurmSection
+from redco_flow.spec.executors import SlurmSection
 
 JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.launch.call import read_call
-from redco_flow.launch.process_tree import kill_processes_of
-from redco_flow.launch.xmanager.ending import is_over, write_ending
+from redco_flow.launch.processes import kill_processes_of
+from redco_flow.launch.xmanager.job import is_over, write_ending
 from redco_flow.launch.xmanager.work_unit import WorkUnit
-from redco_flow.records import read_json_if_present, write_json
+from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.writing import open_no_link
+from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 
 READY = b"ready"
 

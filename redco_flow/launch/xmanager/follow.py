@@ -16,12 +16,10 @@ from pathlib import Path
 
 from redco_flow.launch.endings import RankEnding
 from redco_flow.launch.hosts.ranks import RanksOrder, start
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.clock import utc_now
-from redco_flow.tracking.process_identity import ProcessIdentity
-from redco_flow.tracking.states import Cause
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
+from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 

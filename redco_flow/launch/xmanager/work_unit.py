@@ -13,7 +13,7 @@ from pathlib import Path
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.process_place import ProcessPlace
+from redco_flow.launch.processes import ProcessPlace
 
 
 @dataclass(frozen=True)

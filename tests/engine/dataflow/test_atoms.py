@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_flow.engine.dataflow.atoms import Atoms
+from redco_flow.engine.sharding.dataflow.values import Atoms
 
 
 def test_a_dim_that_is_also_two_dims_is_refined_wherever_it_occurs():

@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redco_flow.launch.process_tree import kill_processes_of
-from redco_flow.orchestrate.driving import open_session
-from redco_flow.orchestrate.planning import make_plan
-from redco_flow.orchestrate.starting import spawn, write_run
-from redco_flow.orchestrate.state_book import StateBook
+from redco_flow.launch.processes import kill_processes_of
+from redco_flow.orchestrate.orchestrator import open_session
+from redco_flow.orchestrate.plan import make_plan
+from redco_flow.orchestrate.start import spawn, write_run
+from redco_flow.orchestrate.state import StateBook
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.journal import read_journal
-from redco_flow.tracking.lease import find_holder
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.workspace import Workspace
 
 TWO_STAGES = """

@@ -104,7 +104,7 @@ def save_slowly(context, config):
     """Stopped, save more than the grace has time for; started again, say what is there whole."""
     import jax.numpy as jnp
 
-    from redco_flow.engine.checkpoint import Checkpointer
+    from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
     with Checkpointer(context.work_dir / "checkpoints") as checkpointer:
         if has_restored(checkpointer, config):
@@ -125,7 +125,7 @@ def save_twice(context, config):
     """Log and save, once more when `again` stands, and hang; started again, say what is there."""
     import jax.numpy as jnp
 
-    from redco_flow.engine.checkpoint import Checkpointer
+    from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 
     with Checkpointer(context.work_dir / "checkpoints") as checkpointer:
         if has_restored(checkpointer, config):

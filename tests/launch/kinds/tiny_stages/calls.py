@@ -6,7 +6,7 @@ from pathlib import Path
 from redco_flow.launch.call import Call, InputReference, write_call
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.code_digest import module_digests
-from redco_flow.tracking.fingerprint import fingerprint
+from redco_flow.tracking.results import fingerprint
 from redco_flow.tracking.workspace import Workspace
 
 KIND = "tiny_stages.act"

@@ -1,0 +1,175 @@
+"""Verbs that say where results came from and whether they are whole: artifacts, why, …"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+
+from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.text import columns, duration, number, short_id, size
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.lineage_nodes import ConfigLeaf, ImpactNode, LineageNode, Production
+from redco_flow.tracking.workspace import Workspace
+
+_MAX_VALUE_LENGTH = 100
+_MAX_DATA_LINES = 6
+
+
+def lineage_lines(root: LineageNode, *, with_defaults: bool = False) -> list[str]:
+    """Return the tree as lines: each thing, how it was made, then what it was made from.
+
+    Args:
+        root: what was asked about.
+        with_defaults: also show settings that were not written.
+    """
+    return list(_node_lines(root, "", set(), with_defaults=with_defaults))
+
+
+def _node_lines(
+    node: LineageNode, indent: str, shown: set[str], *, with_defaults: bool
+) -> Iterator[str]:
+    yield indent + _title(node)
+    if node.type == "artifact":
+        if node.id in shown:
+            yield f"{indent}  (as above)"
+            return
+        shown.add(node.id)
+    is_made_with_parent = node.type == "metric"
+    if node.production is not None and not is_made_with_parent:
+        for line in _production_lines(node.production, with_defaults=with_defaults):
+            yield f"{indent}  {line}"
+    data = [parent for parent in node.parents if parent.type == "data"]
+    for parent in node.parents:
+        if parent.type != "data" or parent in data[:_MAX_DATA_LINES]:
+            yield from _node_lines(parent, indent + "    ", shown, with_defaults=with_defaults)
+    if len(data) > _MAX_DATA_LINES:
+        yield f"{indent}    and {len(data) - _MAX_DATA_LINES} more data files (--json has them all)"
+
+
+def _title(node: LineageNode) -> str:
+    if node.type == "metric":
+        return f"{node.name} = {number(node.value)}"
+    if node.type == "data":
+        is_of_hub = isinstance(node.value, dict) and node.value.get("commit") == node.id
+        return f"data {node.name}  {'commit' if is_of_hub else 'blake3'} {node.id}"
+    missing = "" if node.is_intact else "  MISSING OR DAMAGED"
+    return f"{node.type} {node.name} {short_id(node.id)}{missing}"
+
+
+def _production_lines(made: Production, *, with_defaults: bool) -> Iterator[str]:
+    took = f", {duration(made.seconds)}" if made.seconds else ""
+    job = made.job.get("job_id")
+    yield (
+        f"by stage {made.stage} of run {made.run}, attempt {made.attempt}"
+        f"{f', job {job}' if job else ''} on {made.host or 'an unknown host'}{took}"
+    )
+    yield _code_line(made)
+    for leaf in made.config:
+        if with_defaults or leaf.source != "default":
+            yield f"{leaf.key} = {_value(leaf)}  ({leaf.place})"
+
+
+def _code_line(made: Production) -> str:
+    commit = str(made.code.get("commit") or "")[:12]
+    changed = ""
+    if made.code.get("dirty"):
+        changed = f" + uncommitted changes {short_id(str(made.code.get('patch_digest') or ''))}"
+    base = f"commit {commit}{changed}" if commit else "no git commit"
+    return f"code: {base}, {len(made.modules)} modules digested"
+
+
+def _value(leaf: ConfigLeaf) -> str:
+    text = json.dumps(leaf.value, ensure_ascii=False)
+    return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + "…"
+
+
+def impact_lines(node: ImpactNode, indent: str = "") -> list[str]:
+    """Return what was made from a thing as lines."""
+    made = f"  by stage {node.stage} of run {node.run}" if node.stage else ""
+    lines = [f"{indent}{node.type} {node.name} {short_id(node.id)}{made}"]
+    for child in node.children:
+        lines += impact_lines(child, indent + "    ")
+    return lines
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    artifacts = verbs.add("artifacts", _artifacts, "list the published artifacts, newest first")
+    artifacts.add_argument("--kind", help="dataset, checkpoint, predictions or metrics")
+    why = verbs.add("why", _why, "where a metric or artifact came from, back to the data")
+    why.add_argument(
+        "target", metavar="WHAT", help="metric of the last run, artifact id, RUN/STAGE, RUN/METRIC"
+    )
+    why.add_argument("--all", action="store_true", help="also the settings left at their defaults")
+    impact = verbs.add("impact", _impact, "what was made from an artifact or a data file")
+    impact.add_argument("target", metavar="ID", help="artifact id or a data file's BLAKE3")
+    verify = verbs.add("verify", _verify, "read artifacts whole and compare their digests")
+    verify.add_argument("ids", nargs="*", metavar="ARTIFACT", help="which (all)")
+    for parser in (artifacts, why, impact, verify):
+        add_json(parser)
+        add_workspace(parser)
+
+
+def _workspace(options: argparse.Namespace) -> Workspace:
+    return Workspace(workspace_path(options).absolute())
+
+
+def _artifacts(options: argparse.Namespace) -> int:
+    found = ArtifactStore(_workspace(options)).list(options.kind)
+    if options.json:
+        print(json.dumps([{**artifact.manifest, "path": str(artifact.path)} for artifact in found]))
+        return 0
+    rows = [_artifact_row(artifact) for artifact in found]
+    print(columns(rows, ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH"]))
+    return 0
+
+
+def _artifact_row(artifact: Artifact) -> list[str]:
+    by = artifact.produced_by
+    return [
+        short_id(artifact.id),
+        artifact.kind,
+        size(artifact.num_bytes),
+        str(by.get("stage", "")),
+        str(by.get("run", "")),
+        str(artifact.path),
+    ]
+
+
+def _why(options: argparse.Namespace) -> int:
+    from redco_flow.tracking.lineage import trace
+
+    root = trace(_workspace(options), options.target)
+    if options.json:
+        print(json.dumps(root.to_json()))
+    else:
+        print("\n".join(lineage_lines(root, with_defaults=options.all)))
+    return 0
+
+
+def _impact(options: argparse.Namespace) -> int:
+    from redco_flow.tracking.lineage import impact
+
+    root = impact(_workspace(options), options.target)
+    print(json.dumps(root.to_json()) if options.json else "\n".join(impact_lines(root)))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    store = ArtifactStore(_workspace(options))
+    artifacts = [store.get(text) for text in options.ids] if options.ids else store.list()
+    problems = {artifact.id: store.verify(artifact.id) for artifact in artifacts}
+    if not options.ids:
+        problems |= {damage.path: [damage.problem] for damage in store.damaged()}
+    bad = {artifact_id: found for artifact_id, found in problems.items() if found}
+    if options.json:
+        print(json.dumps({"checked": len(problems), "problems": bad}))
+    else:
+        print(f"{len(problems) - len(bad)} of {len(problems)} artifacts are whole")
+        for artifact_id, found in bad.items():
+            for problem in found:
+                name = artifact_id if artifact_id.endswith(".json") else short_id(artifact_id)
+                sys.stderr.write(f"{name}: {problem}\n")
+    return 1 if bad else 0

@@ -1,0 +1,240 @@
+"""Verbs around runs: doctor, clean, schema, profile, ui, completion."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.loading import note_replaced
+from redco_flow.cli.text import columns, size
+from redco_flow.errors import UsageError
+from redco_flow.launch.hosts.host_clean_up import CleanedHost, HostLeftover
+from redco_flow.tracking.run_directory import find_run
+from redco_flow.tracking.workspace import Workspace
+
+_LIST_RUNS = "ls redco-workspace/runs 2>/dev/null"  # the same words in every shell
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    doctor = verbs.add("doctor", _doctor, "check that a profile can run, and say how to mend it")
+    doctor.add_argument("-p", "--profile", default="local", metavar="PROFILE")
+    add_json(doctor)
+    clean = verbs.add("clean", _clean, "remove what a profile's hosts keep without using it")
+    clean.add_argument("-p", "--profile", default="hosts", metavar="PROFILE")
+    clean.add_argument(
+        "--older-than",
+        type=_days,
+        metavar="DAYS",
+        help="what was last used so long ago (hosts.keep_days); 0: all that is not in use",
+    )
+    clean.add_argument("--dry-run", action="store_true", help="only list it, with sizes and ages")
+    add_json(clean)
+    verbs.add("schema", _schema, "print the JSON Schema of a pipeline file, for editors")
+    profile = verbs.add("profile", _profile, "print a cluster profile, defaults included")
+    profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
+    add_json(profile)
+    ui = verbs.add("ui", _ui, "start the Prefect server, if none runs, and print a link to it")
+    ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
+    add_workspace(ui)
+    ui.add_argument("--stop", action="store_true", help="stop the server that was started here")
+    ui.add_argument(
+        "--force", action="store_true", help="with --stop: even while runs report to it"
+    )
+    ui.add_argument("--status", action="store_true", help="only say whether one runs")
+    completion = verbs.add("completion", _completion, "print a shell's completion script")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.doctor import examine
+    from redco_flow.spec.profile import load_profile
+
+    note_replaced(cluster_profiles=options.profile)
+    findings = []
+    for finding in examine(load_profile(options.profile)):
+        findings.append(finding)
+        if not options.json:
+            print(f"{'ok  ' if finding.is_good else 'FAIL'}  {finding.check}: {finding.detail}")
+            if not finding.is_good:
+                print(f"      mend: {finding.remedy}")
+            sys.stdout.flush()
+    if options.json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings]))
+    return 0 if all(finding.is_good for finding in findings) else 1
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.hosts_cleaning import clean_profile_hosts
+    from redco_flow.spec.profile import load_profile
+
+    note_replaced(cluster_profiles=options.profile)
+    hosts = clean_profile_hosts(
+        load_profile(options.profile), options.older_than, dry_run=options.dry_run
+    )
+    if options.json:
+        print(json.dumps([host.to_json() for host in hosts]))
+    else:
+        for host in hosts:
+            print(describe(host, dry_run=options.dry_run))
+    return 4 if any(host.problem for host in hosts) else 0
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 <= days < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
+    return days
+
+
+def _schema(options: argparse.Namespace) -> int:
+    from redco_flow.spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from redco_flow.spec.profile import load_profile
+
+    note_replaced(cluster_profiles=options.profile)
+    settings = load_profile(options.profile).model_dump(mode="json")
+    if options.json:
+        print(json.dumps(settings))
+        return 0
+    for key, value in settings.items():
+        print(f"{key}: {json.dumps(value)}")
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.prefect.api import login_url
+    from redco_flow.orchestrate.prefect.server import api_at, ensure_server, server_status
+
+    if options.stop:
+        return _stop_server(options)
+    if options.status:
+        status = server_status()
+        print(f"{status.url} answers" if status.healthy and status.url else "no server answers")
+        return 0 if status.healthy else 1
+    page = _page_of(options) if options.run else "/"
+    print(login_url(api_at(ensure_server()), page))
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    import shtab
+
+    parser: argparse.ArgumentParser = options.whole_parser
+    # Files and runs are looked for by the shell: no Python starts at the press of a key.
+    completers: dict[str, Any] = {
+        "file": shtab.FILE,
+        "run": shtab.cmd(_LIST_RUNS),
+        "workspace": shtab.DIRECTORY,
+    }
+    for action in _actions(parser):
+        if action.dest in completers and not action.choices:
+            action.complete = completers[action.dest]  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=options.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument of the parser and of its verbs."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from verb._actions
+
+
+def _page_of(options: argparse.Namespace) -> str:
+    """The path of a run's page; where the server is may have changed since."""
+    run = find_run(Workspace(workspace_path(options).absolute()), options.run)
+    url = run.read_state().get("prefect_url")
+    if not url:
+        raise UsageError(f"run {run.id} has no Prefect page.")
+    return urllib.parse.urlsplit(str(url)).path
+
+
+def _stop_server(options: argparse.Namespace) -> int:
+    """End our own server unless it is needed.
+
+    Raises:
+        UsageError: it is needed, and it was not said that it may end.
+    """
+    from redco_flow.orchestrate.prefect.report import users_of
+    from redco_flow.orchestrate.prefect.server import own_api, stop_server
+
+    api = own_api()
+    users = users_of(api) if api is not None and not options.force else []
+    if users:
+        named = "".join(f"\n  {user}" for user in users)
+        sys.stderr.write(f"the Prefect server is in use by{named}\n")
+        if not _is_confirmed():
+            raise UsageError(
+                "the server was left running; `redco-flow ui --stop --force` ends it all the same. "
+                "Runs go on without it, and their pages get the end with the next run."
+            )
+    print("stopped" if stop_server() else "no server of ours was running")
+    return 0
+
+
+def _is_confirmed() -> bool:
+    """Ask, at a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write("End it? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+_HEADER = ("KIND", "SIZE", "UNUSED", "PATH")
+_ONLY_COPIES = """\
+  These are nowhere else: their launcher never had them whole. `redco-flow resume RUN` fetches what
+  its job has left, and once that stage has its result they are cleaned like others; what is
+  not wanted must be deleted there by hand."""
+
+
+def describe(host: CleanedHost, *, dry_run: bool) -> str:
+    """Return what one host has and what of it was, or would be, removed."""
+    if host.problem:
+        return f"{host.label}: {host.problem}"
+    gone = [one for one in host.leftovers if (one.fate == "old" if dry_run else one.is_removed)]
+    kept = [one for one in host.leftovers if one not in gone]
+    verb = "would be removed" if dry_run else "removed"
+    parts = [f"{host.label}: {_total(gone)} {verb}, {_total(kept)} kept{_reasons(kept)}"]
+    if gone:
+        parts.append(_table(gone))
+    if only := [one for one in kept if one.fate == "only copy"]:
+        parts += [_ONLY_COPIES, _table(only)]
+    parts += [f"  could not be removed whole: {path}" for path in host.stuck]
+    return "\n".join(parts)
+
+
+def _total(leftovers: Sequence[HostLeftover]) -> str:
+    return f"{size(sum(one.bytes for one in leftovers))} ({len(leftovers)} things)"
+
+
+def _reasons(kept: Sequence[HostLeftover]) -> str:
+    named = {"in use": "in use", "recent": "used lately", "only copy": "nowhere else"}
+    told = [
+        f"{words}: {_total(chosen)}"
+        for fate, words in named.items()
+        if (chosen := [one for one in kept if one.fate == fate])
+    ]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _table(leftovers: Sequence[HostLeftover]) -> str:
+    rows = [
+        (one.kind, size(one.bytes), f"{one.age_days:.1f} days", one.path)
+        for one in sorted(leftovers, key=lambda one: -one.bytes)
+    ]
+    return "\n".join(f"  {line}" for line in columns(rows, _HEADER).splitlines())

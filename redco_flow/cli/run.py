@@ -1,0 +1,221 @@
+"""Verbs that start and stop work: run, plan, resume, retry, cancel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.cli.arguments import (
+    Verbs,
+    add_json,
+    add_pipeline,
+    add_run,
+    add_workspace,
+    workspace_path,
+)
+from redco_flow.cli.loading import Loader
+from redco_flow.cli.status import follow_run, status_text
+from redco_flow.cli.sweep import add_sweep, attend_sweep, read_sweep_view, run_sweep
+from redco_flow.cli.text import columns
+from redco_flow.cli.view import read_run_view
+from redco_flow.errors import UsageError
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.plan import Plan
+    from redco_flow.orchestrate.sweep import PlannedPoint
+    from redco_flow.spec.load import ResolvedPipeline
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    run = verbs.add("run", _run, "run a pipeline")
+    run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
+    run.add_argument("--detach", action="store_true", help="start it and return at once")
+    add_sweep(run)
+    plan = verbs.add("plan", _plan, "print what a run would do, and why")
+    plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
+    resume = verbs.add("resume", _resume, "take up a run that was interrupted, failed or cancelled")
+    retry = verbs.add("retry", _retry, "new attempts for an ended run's failed, cancelled stages")
+    retry.add_argument("--failed", action="store_true", help="leave cancelled stages alone")
+    cancel = verbs.add("cancel", _cancel, "stop a run; what its stages saved is kept")
+    for parser in (run, plan):
+        add_pipeline(parser)
+        parser.add_argument(
+            "--ahead",
+            action="store_true",
+            help="submit all stages at once, each behind those it needs: no launcher is needed",
+        )
+    for parser in (resume, retry):
+        parser.add_argument("--detach", action="store_true", help="do not follow it")
+    for parser in (resume, retry, cancel):
+        add_run(parser)
+        add_workspace(parser)
+    for parser in (run, plan, resume, retry):
+        add_json(parser)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    loader = Loader(options, only_reads=True)
+    loaded = loader.load()
+    _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
+    if options.render:
+        from redco_flow.orchestrate.start import rendered_submissions
+
+        given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
+        submissions = rendered_submissions(*given, ahead=options.ahead)
+        for name, text in submissions:
+            print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
+    return 0
+
+
+def _print_plan(
+    resolved: ResolvedPipeline, plan: Plan, replaced: list[str], *, as_json: bool
+) -> None:
+    if as_json:
+        record = {"pipeline": resolved.name, **plan.to_json(), "replace_bundled": replaced}
+        print(json.dumps(record))
+        return
+    rows = [
+        [name, stage.action, (stage.fingerprint or "")[:12], stage.reason]
+        for name, stage in plan.stages.items()
+    ]
+    print(columns(rows, ["STAGE", "ACTION", "FINGERPRINT", "REASON"]))
+    for pin in plan.hub:
+        print(pin)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.start import start_run
+
+    loader = Loader(options, only_reads=options.dry_run)
+    if options.sweep:
+        return run_sweep(
+            options,
+            loader,
+            lambda planned: _print_point(planned, loader.replaced, as_json=options.json),
+        )
+    if options.max_parallel:
+        raise UsageError("--max-parallel is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
+    loaded = loader.load()
+    if options.dry_run:
+        _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
+        return 0
+    run = start_run(
+        loaded.pipeline,
+        loaded.profile,
+        loaded.workspace,
+        loaded.plan,
+        profile_name=options.profile,
+        overrides=options.overrides,
+        argv=sys.argv,
+        ahead=options.ahead,
+    )
+    sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.hub)
+    sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
+    return _attend(run, options)
+
+
+def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -> None:
+    if not as_json:
+        print(f"\n--- {'  '.join(planned.overrides)}")
+    _print_plan(planned.pipeline, planned.plan, replaced, as_json=as_json)
+
+
+def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
+    """Follow the run unless told not to, then say how it ended."""
+    if options.detach:
+        print(json.dumps({"run": run.id, "state": State.RUNNING}) if options.json else run.id)
+        return 0
+    code = follow_run(run)
+    view = read_run_view(run)
+    if options.json:
+        print(json.dumps(summary(view, code)))
+    elif view["state"] not in (State.PENDING, State.RUNNING):
+        print(status_text(view))
+        print(_next_steps(view))
+    return code
+
+
+def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
+    """What `run --json` prints: the run, how it ended, its stages, artifacts and metrics."""
+    stages = {
+        name: {key: stage[key] for key in ("state", "reused", "seconds", "artifacts")}
+        for name, stage in view["stages"].items()
+    }
+    return {
+        "run": view["run"],
+        "state": view["state"],
+        "exit_code": exit_code,
+        "stages": stages,
+        "metrics": view["metrics"],
+    }
+
+
+def _next_steps(view: dict[str, Any]) -> str:
+    """What to type after the run has ended."""
+    if view["state"] == State.COMPLETED:
+        return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
+    failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]
+    logs = "/".join([view["run"], *failed[:1]])
+    return f"next: redco-flow logs {logs} · redco-flow retry {view['run']}"
+
+
+def _example_metric(view: dict[str, Any]) -> str:
+    """The last stage's last metric, as `why` takes it."""
+    name = next(reversed(view["metrics"]), None)
+    return str(view["run"]) if name is None else f"{view['run']}/{name}"
+
+
+def _workspace(options: argparse.Namespace) -> Workspace:
+    return Workspace(workspace_path(options).absolute())
+
+
+def _find(options: argparse.Namespace) -> RunDirectory:
+    return find_run(_workspace(options), options.run)
+
+
+def _find_sweep(options: argparse.Namespace) -> SweepDirectory | None:
+    return find_sweep(_workspace(options), options.run)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.start import resume_run
+
+    if (sweep := _find_sweep(options)) is not None:
+        from redco_flow.orchestrate.sweep import resume_sweep
+
+        resume_sweep(sweep)
+        return attend_sweep(sweep, _workspace(options), options)
+    run = _find(options)
+    resume_run(run)
+    return _attend(run, options)
+
+
+def _retry(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.start import retry_run
+
+    run = _find(options)
+    retry_run(run, only_failed=options.failed)
+    return _attend(run, options)
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.cancel import cancel_run
+
+    if (sweep := _find_sweep(options)) is not None:
+        from redco_flow.orchestrate.sweep import cancel_sweep
+
+        cancel_sweep(sweep, "redco-flow cancel")
+        print(f"{sweep.id}: {read_sweep_view(sweep, _workspace(options))['state']}")
+        return 0
+    run = _find(options)
+    cancel_run(run, "redco-flow cancel")
+    print(f"{run.id}: {run.read_state()['state']}")
+    return 0

@@ -1,0 +1,332 @@
+"""Verbs that look at runs: ls, status, logs, attach."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
+from redco_flow.cli.logs import follow_logs, print_logs, stage_names
+from redco_flow.cli.sweep import attend_sweep, read_sweep_view, sweep_text
+from redco_flow.cli.text import columns, duration, number, short_id
+from redco_flow.cli.view import LIVE_STATES, read_checked_view, read_run_view
+from redco_flow.errors import UsageError
+from redco_flow.terminal_text import plain, visible
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.run_directory import RunDirectory, find_run, is_damaged, list_runs
+from redco_flow.tracking.sweep_directory import find_sweep
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+DETACHED_EXIT_CODE = 130
+INTERRUPTED_EXIT_CODE = 1
+_POLL_SECONDS = 0.1
+_SECONDS_TO_WRITE_REPORT = 20.0
+_SECONDS_BETWEEN_PROGRESS_LINES = 10.0
+_CHANGING = (State.RUNNING, State.WAITING)
+_MARKS = {
+    State.COMPLETED: "✓", State.FAILED: "✗", State.CANCELLED: "■", State.RUNNING: "●",
+    State.WAITING: "…", State.PENDING: " ", State.SKIPPED: "-",
+}  # fmt: skip
+_COLOURS = {
+    State.COMPLETED: "green",
+    State.FAILED: "red",
+    State.CANCELLED: "yellow",
+    State.RUNNING: "cyan",
+}
+
+
+def follow_run(run: RunDirectory, *, stream: TextIO | None = None) -> int:
+    """Show the run on `stream` (standard error) until it ends.
+
+    Returns:
+        The run's exit code; 130 after Ctrl-C, which detaches and leaves the run alone.
+    """
+    out = stream or sys.stderr
+    try:
+        view = _follow_live(run) if _is_terminal(out) else _follow_quietly(run, out)
+    except KeyboardInterrupt:
+        out.write(
+            f"\ndetached; {run.id} goes on. `redco-flow attach {run.id}` comes back, "
+            f"`redco-flow cancel {run.id}` stops it.\n"
+        )
+        return DETACHED_EXIT_CODE
+    _wait_for_report(run)
+    return exit_code_of(view)
+
+
+def _wait_for_report(run: RunDirectory) -> None:
+    """Wait until the launcher gave up the run: it writes the report after the run's end."""
+    deadline = time.monotonic() + _SECONDS_TO_WRITE_REPORT
+    while find_holder(run) is not None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def exit_code_of(view: dict[str, Any]) -> int:
+    """The exit code of an ended or interrupted run."""
+    if view["state"] == State.INTERRUPTED:
+        return INTERRUPTED_EXIT_CODE
+    return int(view["exit_code"] or 0)
+
+
+def progress_text(progress: dict[str, Any] | None) -> str:
+    """Step, loss, speed and time left of a running stage, as far as it said."""
+    if not progress:
+        return ""
+    parts = [str(progress.get("phase") or "")]
+    if progress.get("step") is not None:
+        total = progress.get("total_steps")
+        parts.append(f"step {progress['step']}" + (f"/{total}" if total else ""))
+    if progress.get("loss") is not None:
+        parts.append(f"loss {number(float(progress['loss']))}")
+    if progress.get("tokens_per_second") is not None:
+        parts.append(f"{progress['tokens_per_second']:,.0f} tokens/s")
+    if progress.get("seconds_left") is not None:
+        parts.append(f"{duration(progress['seconds_left'])} left")
+    return " · ".join(part for part in parts if part)
+
+
+def render_table(view: dict[str, Any]) -> Table:
+    """The run as a Rich table."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    told = f"  {phase_text(view)}" if phase_text(view) else ""
+    title = escape(f"{view['run']}  {view['state']}{told}")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for title in ("", "stage", "state", "time", "progress"):
+        table.add_column(title, no_wrap=title in ("stage", "state", "time"))
+    for name, stage in view["stages"].items():
+        colour = _COLOURS.get(stage["state"], "")
+        state = "reused" if stage["reused"] else stage["state"]
+        table.add_row(
+            f"[{colour}]{_MARKS.get(stage['state'], '?')}[/]" if colour else "",
+            name,
+            state,
+            " on ".join(filter(None, [duration(stage["seconds"]), stage["devices"]])),
+            escape(visible(_stage_detail(stage))),
+        )
+    return table
+
+
+def phase_text(view: dict[str, Any]) -> str:
+    """What the launcher is at while no stage has begun; empty once one has."""
+    if view["state"] not in LIVE_STATES:
+        return ""
+    return str(view["message"]) or (
+        "starting the launcher" if view["state"] == State.PENDING else ""
+    )
+
+
+def stage_line(name: str, stage: dict[str, Any]) -> str:
+    """One stage as one quiet line."""
+    state = "reused" if stage["reused"] else stage["state"]
+    took = f" in {duration(stage['seconds'])}" if stage["seconds"] and not stage["reused"] else ""
+    took += f" on {stage['devices']}" if stage["devices"] else ""
+    detail = _stage_detail(stage)
+    return f"{name}: {state}{took}" + (f"  {detail}" if detail else "")
+
+
+def _stage_detail(stage: dict[str, Any]) -> str:
+    if stage["state"] == State.RUNNING:
+        return stage["message"] or progress_text(stage["progress"])
+    if stage["state"] == State.COMPLETED:
+        made = [f"{key} {short_id(id)}" for key, id in stage["artifacts"].items()]
+        return "  ".join([*made, *([stage["message"]] if stage["message"] else [])])
+    return str(stage["message"]).partition("\n")[0]
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _follow_live(run: RunDirectory) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.live import Live
+
+    view = read_run_view(run)
+    console = Console(file=plain(sys.stderr))
+    with Live(render_table(view), console=console, refresh_per_second=4) as live:
+        while view["state"] in LIVE_STATES:
+            time.sleep(_POLL_SECONDS)
+            view = read_run_view(run)
+            live.update(render_table(view))
+    return view
+
+
+def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
+    said: dict[str, tuple[str, int | None]] = {}
+    last_line: dict[str, str] = {}
+    phase = ""
+    next_progress = time.monotonic() + _SECONDS_BETWEEN_PROGRESS_LINES
+    while True:
+        view = read_run_view(run)
+        is_due = time.monotonic() >= next_progress
+        # A run that is taken up again is pending until its launcher has read how it ended before.
+        is_taken_up = view["state"] != State.PENDING
+        if phase_text(view) != phase:
+            phase = phase_text(view)
+            out.write(f"{view['run']}: {phase}\n" if phase else "")
+        for name, stage in view["stages"].items() if is_taken_up else ():
+            key = (stage["state"], stage["attempt"])
+            is_news = (
+                said.get(name, (State.PENDING, None)) != key and stage["state"] != State.PENDING
+            )
+            line = stage_line(name, stage)
+            if is_news or (is_due and stage["state"] in _CHANGING and line != last_line.get(name)):
+                out.write(f"{line}\n")
+                said[name], last_line[name] = key, line
+        out.flush()
+        if view["state"] not in LIVE_STATES:
+            return view
+        if is_due:
+            next_progress = time.monotonic() + _SECONDS_BETWEEN_PROGRESS_LINES
+        time.sleep(_POLL_SECONDS)
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    listing = verbs.add("ls", _list, "list the runs, newest first")
+    listing.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (20)")
+    status = verbs.add("status", _status, "show one run: stages, progress, metrics")
+    status.add_argument("--watch", action="store_true", help="follow it until it ends")
+    attach = verbs.add("attach", _attach, "follow a run until it ends; Ctrl-C detaches again")
+    logs = verbs.add("logs", _logs, "print what a run's stages printed")
+    logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("-n", "--last", type=int, default=None, metavar="N", help="the last N lines")
+    logs.add_argument("--rank", type=int, help="which process, or task of an array (the first)")
+    for parser in (status, attach):
+        add_run(parser)
+    for parser in (listing, status):
+        add_json(parser)
+    for parser in (listing, status, attach, logs):
+        add_workspace(parser)
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = list_runs(Workspace(workspace_path(options).absolute()))
+    shown = [*runs[: options.last], *filter(is_damaged, runs[options.last :])]
+    views = [read_checked_view(run, with_lines=False) for run in shown]
+    if options.json:
+        print(json.dumps(views))
+        return 0
+    if not views:
+        print(f"no runs in {workspace_path(options).absolute()}")
+        return 0
+    rows = [
+        [
+            view["run"],
+            view["state"] + (" (damaged)" if _is_damaged_inside(view) else ""),
+            str(view["created_at"] or "")[:16].replace("T", " "),
+            duration(view["seconds"]),
+            "  ".join(f"{k} {number(v)}" for k, v in list(view["metrics"].items())[:3]),
+            view["sweep"],
+        ]
+        for view in views
+    ]
+    has_sweeps = any(view["sweep"] for view in views)
+    header = ["RUN", "STATE", "CREATED (UTC)", "TIME", "METRICS", "SWEEP" if has_sweeps else ""]
+    print(columns(rows, header))
+    return 0
+
+
+def _is_damaged_inside(view: dict[str, Any]) -> bool:
+    """Whether a record is damaged, and not one that the run's state hangs on."""
+    return bool(view["damaged"]) and view["state"] != "damaged"
+
+
+def _find(options: argparse.Namespace, text: str) -> RunDirectory:
+    return find_run(Workspace(workspace_path(options).absolute()), text)
+
+
+def _status(options: argparse.Namespace) -> int:
+    workspace = Workspace(workspace_path(options).absolute())
+    if (sweep := find_sweep(workspace, options.run)) is not None:
+        if options.watch:
+            return attend_sweep(sweep, workspace, options)
+        view = read_sweep_view(sweep, workspace)
+        print(json.dumps(view) if options.json else sweep_text(view))
+        return 0
+    run = _find(options, options.run)
+    if options.watch:
+        follow_run(run)
+    view = read_checked_view(run, with_lines=True)
+    print(json.dumps(view) if options.json else status_text(view))
+    return 0
+
+
+def status_text(view: dict[str, Any]) -> str:
+    """One run for people: its stages, then what to read or do next."""
+    lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
+    stages = view["stages"]
+    lines += [f"  {stage_line(name, stage)}" for name, stage in stages.items()]
+    # A failed run's message is its first failed stage's, which stands in that stage's line, and a
+    # completed one's counts those lines.
+    is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())
+    if view["state"] != State.COMPLETED and not is_said:
+        lines.append(view["message"])
+    if view["metrics"]:
+        lines.append(
+            "metrics: " + "  ".join(f"{k} {number(v)}" for k, v in view["metrics"].items())
+        )
+    for title in ("report", "prefect_url"):
+        if view[title]:
+            lines.append(f"{title.removesuffix('_url')}: {view[title]}")
+    if str(view["prefect_url"] or "").startswith("http://127.0.0.1:"):
+        lines.append(f"  (`redco-flow ui {view['run']}` prints a link that lets a browser in)")
+    if view["queued"]:
+        lines.append(
+            f"its jobs go on without a launcher; `redco-flow resume {view['run']}` follows them."
+        )
+    lines += [damage for damage in view.get("damaged", ()) if damage != view["message"]]
+    if view["state"] == State.INTERRUPTED:
+        lines.append(f"its launcher is gone; `redco-flow resume {view['run']}` takes it up again.")
+    return "\n".join(lines)
+
+
+def _attach(options: argparse.Namespace) -> int:
+    workspace = Workspace(workspace_path(options).absolute())
+    if (sweep := find_sweep(workspace, options.run)) is not None:
+        return attend_sweep(sweep, workspace, options)
+    run = _find(options, options.run)
+    code = follow_run(run)
+    view = read_run_view(run)
+    if view["state"] not in LIVE_STATES:
+        print(status_text(view))
+    return code
+
+
+def _logs(options: argparse.Namespace) -> int:
+    text, _, stage = options.run.partition("/")
+    run = _find_of_logs(options, text or "@last")
+    known = stage_names(run)
+    if stage and stage not in known:
+        raise UsageError(f"run {run.id} has no stage {stage!r}; its stages: {', '.join(known)}.")
+    wanted, with_name = ([stage] if stage else known), not stage
+    if not options.follow:
+        num_last = options.last
+        print_logs(run, wanted, rank=options.rank, num_last=num_last, with_name=with_name)
+        return 0
+    try:
+        follow_logs(run, wanted, rank=options.rank, with_name=with_name)
+    except KeyboardInterrupt:
+        return DETACHED_EXIT_CODE
+    return 0
+
+
+def _find_of_logs(options: argparse.Namespace, text: str) -> RunDirectory:
+    """The run; a sweep's points are runs, each with logs of its own."""
+    workspace = Workspace(workspace_path(options).absolute())
+    if (sweep := find_sweep(workspace, text)) is not None:
+        listed = ", ".join(point.run for point in sweep.points)
+        raise UsageError(f"{sweep.id} is a sweep; name one of its runs: {listed}.")
+    return find_run(workspace, text)

@@ -1,0 +1,241 @@
+"""What a person wants to know of a run now, read from its files.
+
+One plain dict, the same for `--json`, the live table and quiet lines. Reads only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.errors import DamagedRecord
+from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.damage import find_damaged_records
+from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import current_attempt
+from redco_flow.tracking.typed_records import unless_damaged
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob, JobStatus
+
+
+_LEFT_STATES = (State.PENDING, State.WAITING, State.RUNNING)
+_WORDS: dict[str, State] = {
+    State.PENDING: State.WAITING,
+    State.RUNNING: State.RUNNING,
+    State.COMPLETED: State.COMPLETED,
+    State.CANCELLED: State.CANCELLED,
+}
+
+
+def has_queued_jobs(run: RunDirectory) -> bool:
+    """Whether the run's jobs were submitted at once, to go on without anybody."""
+    record = unless_damaged(lambda: LaunchRecord.read(run))
+    return record is not None and record.ahead
+
+
+def queued_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the stages' entries of state.json as their jobs are now.
+
+    Of a stage that had not ended there, `job_state` says what its job is at: PENDING and
+    RUNNING are those that go on.
+    """
+    left = {name: entry for name, entry in stages.items() if entry["state"] in _LEFT_STATES}
+    attempts = {name: current_attempt(run, name) for name in left}
+    jobs = {name: _job(attempt) for name, attempt in attempts.items() if attempt is not None}
+    # All of them before the first is asked: one answer of the cluster's then does for all.
+    known = {name: _entry(run, job) for name, job in jobs.items() if job is not None}
+    return {name: {**entry, **known.get(name, {})} for name, entry in stages.items()}
+
+
+def _job(attempt: AttemptDirectory) -> CallJob | None:
+    """The attempt's job, where it has one."""
+    return _reattach(attempt) if attempt.job_path.exists() else None
+
+
+@functools.cache
+def _reattach(attempt: AttemptDirectory) -> CallJob:
+    """One job for each attempt: who is asked again and again asks the cluster seldom."""
+    # Imported here: most runs that are looked at have no such job.
+    from redco_flow.launch.executor import reattach
+
+    return reattach(attempt.read_job() or {})
+
+
+def _entry(run: RunDirectory, job: CallJob) -> dict[str, Any]:
+    status, attempt = job.status(), job.attempt
+    if not attempt.path.is_relative_to(run.path):
+        return _shared_entry(attempt, status)
+    entry: dict[str, Any] = {
+        "state": _WORDS.get(status.state, State.FAILED),
+        "job_state": status.state,
+        "attempt": attempt.number,
+        "message": status.message,
+        "told_at": "",
+    }
+    result = attempt.read_result()
+    if status.state == State.COMPLETED and result is not None:
+        made = {"artifacts": result["outputs"], "metrics": result["metrics"]}
+        entry |= {**made, "seconds": result["seconds"], "message": ""}
+    return entry
+
+
+def _shared_entry(attempt: AttemptDirectory, status: JobStatus) -> dict[str, Any]:
+    """Of a stage whose result another run makes: this run only waits for it."""
+    maker = (attempt.read_call() or {}).get("run")
+    result = attempt.read_result()
+    if result is not None:
+        made = {"artifacts": result["outputs"], "metrics": result["metrics"], "seconds": 0.0}
+        return {"state": State.COMPLETED, "reused": True, "message": f"made by {maker}", **made}
+    return {
+        "state": State.WAITING,
+        "job_state": status.state if status.is_finished else State.PENDING,
+        "message": f"made by run {maker}, whose job {status.message}",
+    }
+
+
+LIVE_STATES = (State.PENDING, State.RUNNING)
+_START_GRACE_SECONDS = 60.0
+
+
+def read_run_view(run: RunDirectory) -> dict[str, Any]:
+    """Return the run's state with each stage's progress and, of a finished one, its metrics.
+
+    A run whose state says that it runs, but whose orchestrating process is gone, is
+    INTERRUPTED: its jobs may live, and `resume` takes it up. One whose jobs need no such process
+    is PENDING while they wait in the cluster's queue and RUNNING while one of them runs. One
+    whose own records are damaged is "damaged".
+    """
+    try:
+        return _view_of_state(run)
+    except DamagedRecord as damage:
+        return _view_of_damaged(run, damage)
+
+
+def read_checked_view(run: RunDirectory, *, with_lines: bool) -> dict[str, Any]:
+    """Return the run's view and, as `damaged`, what is wrong with any record of it.
+
+    Args:
+        with_lines: as of `find_damaged_records`.
+    """
+    found = find_damaged_records(run, with_lines=with_lines)
+    return {**read_run_view(run), "damaged": [str(damage) for damage in found]}
+
+
+def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]:
+    record = unless_damaged(lambda: run.record) or {}
+    return {
+        "run": run.id,
+        "state": "damaged",
+        "queued": False,
+        "exit_code": None,
+        "message": str(damage),
+        "created_at": record.get("created_at"),
+        "sweep": record.get("sweep", ""),
+        "seconds": None,
+        "prefect_url": None,
+        "report": str(run.report_path) if run.report_path.is_file() else None,
+        "stages": {},
+        "metrics": {},
+    }
+
+
+def _view_of_state(run: RunDirectory) -> dict[str, Any]:
+    state = run.read_state()
+    stages = state.get("stages", {})
+    names = list(stages) or list(run.read_plan().get("stages", {}))
+    shown, message = state["state"], state.get("message") or ""
+    is_queued = False
+    if shown == State.RUNNING and find_holder(run) is None and has_queued_jobs(run):
+        stages = queued_stages(run, stages)
+        going_on = {n: s for n, s in stages.items() if s.get("job_state") in LIVE_STATES}
+        is_queued = bool(going_on)
+        shown, message = _summarize(going_on)
+    elif shown in LIVE_STATES and not _has_launcher(run):
+        shown = State.INTERRUPTED
+    return {
+        "run": run.id,
+        "state": shown,
+        "queued": is_queued,
+        "exit_code": state.get("exit_code"),
+        "message": message,
+        "created_at": run.record.get("created_at"),
+        "sweep": run.record.get("sweep", ""),
+        "seconds": _seconds_between(state.get("started_at"), state.get("ended_at")),
+        "prefect_url": state.get("prefect_url"),
+        "report": str(run.report_path) if run.report_path.is_file() else None,
+        "stages": {name: _stage_view(run, name, stages.get(name, {})) for name in names},
+        "metrics": read_metrics(stages),
+    }
+
+
+def _summarize(going_on: dict[str, Any]) -> tuple[str, str]:
+    """The state and message of a run without an orchestrator, by its stages whose jobs go on."""
+    if not going_on:
+        return State.INTERRUPTED, ""
+    is_at_work = any(stage["job_state"] == State.RUNNING for stage in going_on.values())
+    name, first = next(iter(going_on.items()))
+    return State.RUNNING if is_at_work else State.PENDING, f"{name}: {first['message']}"
+
+
+def read_metrics(stages: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a run's stages, as `why` takes their names.
+
+    A name that several stages report is the scoring stage's (the one that made a metrics
+    artifact); the others' get their stage before it, and so do all where two stages score.
+    """
+    by_stage = {name: stage["metrics"] for name, stage in stages.items() if stage.get("metrics")}
+    named: dict[str, float] = {}
+    for stage, metrics in by_stage.items():
+        for key, value in metrics.items():
+            reporting = [one for one, found in by_stage.items() if key in found]
+            scoring = [one for one in reporting if "metrics" in stages[one].get("artifacts", {})]
+            is_plain = (scoring or reporting) == [stage]
+            named[key if is_plain else f"{stage}/{key}"] = value
+    return named
+
+
+def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str, Any]:
+    view = {
+        "state": state.get("state", State.PENDING),
+        "reused": bool(state.get("reused")),
+        "attempt": state.get("attempt"),
+        "seconds": state.get("seconds"),
+        "artifacts": state.get("artifacts", {}),
+        "message": state.get("message") or "",
+        "progress": None,
+        "devices": None,
+    }
+    attempt = run.attempt(name, view["attempt"]) if view["attempt"] else None
+    progress = unless_damaged(attempt.read_progress) if attempt else None
+    view["devices"] = (progress or {}).get("devices")
+    if view["state"] == State.RUNNING:
+        view["progress"] = progress
+        # The cluster is asked seldom: a heartbeat since then knows better than its answer.
+        if progress and progress.get("time", "") > state.get("told_at", ""):
+            view["message"] = ""
+        if view["message"]:  # of a running stage: why its job is not at work
+            view["state"] = State.WAITING
+    return view
+
+
+def _has_launcher(run: RunDirectory) -> bool:
+    """Whether the process that drives the run lives, or may still be on its way."""
+    if run.lease_path.exists():
+        return find_holder(run) is not None
+    age = _seconds_between(run.record.get("created_at"), None)
+    return age is not None and age < _START_GRACE_SECONDS
+
+
+def _seconds_between(start: str | None, end: str | None) -> float | None:
+    if start is None:
+        return None
+    try:
+        until = datetime.fromisoformat(end) if end else datetime.now(UTC)
+        return round((until - datetime.fromisoformat(start)).total_seconds(), 3)
+    except (ValueError, TypeError):  # no time, or one without a zone
+        return None

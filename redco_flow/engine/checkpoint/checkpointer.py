@@ -1,0 +1,338 @@
+"""Checkpoints of a training: saved in the background, committed with digests, verified, retained.
+
+`<directory>/<step>/` holds Orbax stores, `tree.json` and, written last, `commit.json`. A directory
+without a commit does not count: whatever kills a save, the checkpoints before it are untouched.
+Metrics are part of the commit, so "best" can only name parameters that were scored and saved.
+Knows no run directories and no artifacts; those take files and digests from `checkpoint_files`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+
+from redco_flow.engine.agreement import decide_first, is_first_process, wait_for_all
+from redco_flow.engine.checkpoint.arrays import (
+    Leaf,
+    make_checkpointer,
+    parameter_digests,
+    restore_params_only,
+    restore_state,
+    start_save,
+    write_tree,
+)
+from redco_flow.engine.checkpoint.commit import (
+    Commit,
+    checkpoint_files,
+    digest_tree,
+    find_damage,
+    read_commit,
+    write_commit,
+)
+from redco_flow.engine.checkpoint.copies import copy_to_all, whole_on_host
+from redco_flow.engine.checkpoint.directory import CheckpointDirectory, Mode, best_step
+from redco_flow.engine.errors import CheckpointError
+from redco_flow.records import canonical_json
+
+__all__ = ["Checkpointer", "Commit", "checkpoint_files", "parameter_digests", "restore_params"]
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """The checkpoints in one directory.
+
+    Opening it changes nothing, so a directory can be read while a training writes into it; what a
+    killed save left behind is removed before the first save. One writer at a time.
+
+    Args:
+        directory: made if absent.
+        keep_last: how many of the newest to keep, at least 1. With 1 there may be nothing to
+            fall back to when that one is damaged.
+        keep_best: metric -> "max" or "min": also keep the best by each.
+        is_async: return from `save` as soon as the state is copied to the host.
+        is_shared: whether all processes see the directory. Where they do not, process 0 saves
+            and the others get copies.
+
+    Raises:
+        CheckpointError: the directory cannot be made, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep_last: int = 1,
+        keep_best: Mapping[str, Mode] | None = None,
+        is_async: bool = True,
+        is_shared: bool = True,
+    ) -> None:
+        if keep_last < 1:
+            raise CheckpointError(f"keep_last is {keep_last}; at least the newest must be kept: 1.")
+        for metric, mode in (keep_best or {}).items():
+            if mode not in ("max", "min"):
+                raise CheckpointError(f"keep_best[{metric!r}] is {mode!r}; allowed: max, min.")
+        self._on_disk = CheckpointDirectory(Path(directory))
+        self.directory = self._on_disk.path
+        self.keep_last = keep_last
+        self.keep_best = dict(keep_best or {})
+        self._is_async = is_async
+        self.is_shared = is_shared or jax.process_count() == 1
+        self._orbax: Any = None
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-commit")
+        self._pending: Future[None] | None = None
+        self._may_have_unfinished = True
+
+    def step_directory(self, step: int) -> Path:
+        """Return where a step is, or would be."""
+        return self._on_disk.step_directory(step)
+
+    def steps(self) -> list[int]:
+        """Return the committed steps, in order."""
+        return self._on_disk.steps()
+
+    def latest(self) -> int | None:
+        """Return the newest committed step; a save that is still running does not count."""
+        return max(self.steps(), default=None)
+
+    def best(self, metric: str, mode: Mode | None = None) -> int | None:
+        """Return the committed step with the best score, the earliest of equals.
+
+        Args:
+            mode: what `keep_best` says for the metric, by default.
+
+        Raises:
+            CheckpointError: no mode is known.
+        """
+        mode = mode or self.keep_best.get(metric)
+        if mode is None:
+            raise CheckpointError(
+                f"whether more or less {metric!r} is better is not known; keep_best has "
+                f"{', '.join(sorted(self.keep_best)) or 'no metric'}. Pass mode='max' or 'min'."
+            )
+        return best_step(self._on_disk.scores(), metric, mode)
+
+    def commit(self, step: int) -> Commit:
+        """Return a step's commit record.
+
+        Raises:
+            CheckpointError: the step is not committed, or its record is damaged.
+        """
+        return self._on_disk.commit(step)
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        cursor: Mapping[str, Any],
+    ) -> None:
+        """Save a state; it counts once its commit is written, `wait` says when.
+
+        Args:
+            step: optimizer steps done; each is saved once.
+            state: a tree of arrays and numbers; may be donated or changed afterwards.
+            metrics: scores of these parameters; one that is not finite is never the best.
+            cursor: JSON: where to go on reading the data.
+
+        Raises:
+            CheckpointError: this save, or the one before it in the background, failed. Earlier
+                checkpoints are untouched.
+        """
+        self.wait()
+        if step < 0:
+            raise CheckpointError(f"step is {step}; it counts from 0.")
+        scores = {name: _finite_or_none(value) for name, value in (metrics or {}).items()}
+        record = Commit(step, scores, _json_object(cursor), {})
+        try:
+            decide_first(lambda: self._make_room(step))
+            tree = self._start_save(self.step_directory(step), state)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise self._failed(step, error) from error
+        self._pending = self._background.submit(self._finish, record, tree)
+        if not self._is_async:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return once every save so far is committed.
+
+        Raises:
+            CheckpointError: the save in the background failed; told once, then forgotten.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        finally:
+            # Only process 0 commits; the others must not run ahead and look for it too early.
+            wait_for_all("checkpoint committed")
+        if not self.is_shared:
+            copy_to_all(self._on_disk)
+
+    def close(self) -> None:
+        """Wait for the last save and end the background threads.
+
+        Raises:
+            CheckpointError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+            orbax, self._orbax = self._orbax, None
+            if orbax is not None:
+                orbax.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def restore(self, step: int | None = None, *, like: Any) -> tuple[Any, Commit]:
+        """Read a state back, after comparing every file with its digest.
+
+        Args:
+            step: which; None: the newest that is intact. A newer one that is damaged is skipped
+                with a warning.
+            like: a tree of arrays or `jax.ShapeDtypeStruct`s; the result has its structure,
+                its shardings (also on another mesh than the saved one's) and its kinds of leaves.
+
+        Raises:
+            CheckpointError: there is no such step, it is damaged, none is intact, or it does not
+                have the paths, shapes and dtypes of `like`.
+        """
+        self.wait()
+        disk = self._on_disk
+        chosen = decide_first(
+            lambda: disk.newest_intact() if step is None else disk.check_intact(step)
+        )
+        return restore_state(self.step_directory(chosen), like), self.commit(chosen)
+
+    def verify(self, step: int) -> None:
+        """Compare a step's files with their digests before it is used otherwise than by `restore`.
+
+        Raises:
+            CheckpointError: it is damaged; it and all after it are gone, to be trained again.
+        """
+
+        def check() -> int:
+            try:
+                return self._on_disk.check_intact(step)
+            except CheckpointError as error:
+                for later in reversed([one for one in self.steps() if one >= step]):
+                    self._on_disk.delete(later)
+                raise CheckpointError(
+                    f"{error} It was removed with those after it; a resumed training makes them "
+                    f"again, from step {max(self.steps(), default=0)} on."
+                ) from error
+
+        decide_first(check)
+
+    def pin(self, step: int) -> None:
+        """Keep a step whatever retention says, until `unpin`; over restarts too.
+
+        Raises:
+            CheckpointError: the step is not committed.
+        """
+        self._on_disk.pin(step)
+
+    def unpin(self, step: int) -> None:
+        """Leave a step to retention again, at the next save."""
+        self._on_disk.unpin(step)
+
+    def pinned(self) -> set[int]:
+        """Return the pinned steps."""
+        return self._on_disk.pinned()
+
+    def _make_room(self, step: int) -> int:
+        self._on_disk.make_room(step)
+        if self._may_have_unfinished:
+            self._on_disk.remove_unfinished()
+        self._may_have_unfinished = False
+        return step
+
+    def _start_save(self, path: Path, state: Any) -> dict[str, dict[str, Leaf]]:
+        if self.is_shared:
+            self._orbax = self._orbax or make_checkpointer()
+            return start_save(self._orbax, path, state)
+        if is_first_process():
+            self._orbax = self._orbax or make_checkpointer(is_alone=True)
+        return start_save(self._orbax, path, state, whole_on_host)
+
+    def _finish(self, commit: Commit, tree: Mapping[str, Mapping[str, Leaf]]) -> None:
+        """Wait for Orbax, then commit and retain; runs in the background."""
+        path = self.step_directory(commit.step)
+        try:
+            if self._orbax is not None:
+                self._orbax.wait_until_finished()
+            if is_first_process():
+                write_tree(path, tree)
+                write_commit(path, replace(commit, files=digest_tree(path)))
+                self._on_disk.retain(self.keep_last, self.keep_best)
+        except Exception as error:
+            failure = self._failed(commit.step, error)
+            # Also here: a program that ends without waiting would never hear of it.
+            _log.error("%s", failure)
+            if is_first_process():
+                # On a full disk the error's own record needs the room. Orbax may still be writing
+                # the other store, so what cannot go now goes before the next save.
+                with contextlib.suppress(OSError):
+                    self._on_disk.remove_unfinished()
+            raise failure from error
+
+    def _failed(self, step: int, error: Exception) -> CheckpointError:
+        self._may_have_unfinished = True
+        self._orbax = None
+        return CheckpointError(
+            f"{self.step_directory(step)}: saving step {step} failed: {type(error).__name__}: "
+            f"{error}. Earlier checkpoints are untouched: {self._on_disk.listed()}."
+        )
+
+
+def restore_params(step_directory: str | Path, like: Any) -> Any:
+    """Read one checkpoint's parameters, after comparing their files with their digests.
+
+    Args:
+        step_directory: a step's directory, or a copy of what `checkpoint_files` lists.
+        like: a tree of the parameters alone, as in `Checkpointer.restore`.
+
+    Raises:
+        CheckpointError: no commit, a damaged file, or other paths, shapes or dtypes.
+    """
+    path = Path(step_directory).absolute()
+    damage = find_damage(path, read_commit(path), params_only=True)
+    if damage:
+        raise CheckpointError(f"{path}: damaged: {'; '.join(damage)}.")
+    return restore_params_only(path, like)
+
+
+def _finite_or_none(value: float) -> float | None:
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _json_object(cursor: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        canonical_json(dict(cursor))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the cursor must be JSON: {error}.") from error
+    return dict(cursor)

@@ -1,0 +1,260 @@
+"""Compute with fused kernels whose columns are sorted by shard, as their storage is.
+
+The product, its bias and whatever else does not look along the columns run on them as they are;
+where the function takes the parts apart, each is cut from every shard's own columns, and nothing
+moves. Anything else gets the columns in the user's order, which does move them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from redco_flow.engine.sharding.dataflow.handlers import NAMES as ELEMENTWISE
+from redco_flow.engine.sharding.fused_parts import FusedParts
+from redco_flow.engine.step.deferred import Deferred, Outcome, bind, run_deferred
+
+# Told of the parameters (by number) whose columns were needed in the user's order.
+Tell = Callable[[frozenset[int]], None]
+_Results = list[tuple[Any, FusedParts | None]]
+
+
+def compute_by_shard(
+    function: Callable[..., Any], fused: Sequence[FusedParts | None], tell: Tell
+) -> Callable[..., Any]:
+    """Return `function(params, *inputs)` for parameters that are stored sorted by shard.
+
+    Args:
+        function: its inputs are trees of arrays and Python values; those are passed as they are.
+        fused: one per leaf of the parameters; None where a leaf is as it is.
+        tell: called while the function is traced.
+    """
+    if not any(fused):
+        return function
+
+    def computing(params: Any, *inputs: Any) -> Any:
+        deferred = [
+            None if parts is None else _ByShard(parts, frozenset([number]), tell)
+            for number, parts in enumerate(fused)
+        ]
+        return run_deferred(function, params, jax.tree.leaves(params), deferred, inputs)
+
+    return computing
+
+
+@dataclass(frozen=True)
+class _ByShard(Deferred):
+    """An array whose columns are sorted by shard.
+
+    Args:
+        sources: the parameters that it is computed from.
+    """
+
+    parts: FusedParts
+    sources: frozenset[int]
+    tell: Tell
+    casts_first: ClassVar[bool] = True
+    enters_loops: ClassVar[bool] = True
+
+    def use(self, value: Any) -> jax.Array:
+        self.tell(self.sources)
+        return self.parts.to_logical(value)
+
+    def row(self) -> Deferred | None:
+        place = self.parts.place
+        return replace(self, parts=self.parts.at(place - 1)) if place else None
+
+    def through(
+        self, equation: Any, values: Sequence[Any], deferred: Sequence[Deferred | None]
+    ) -> list[Outcome] | None:
+        handler = _HANDLERS.get(equation.primitive.name)
+        found = [how if isinstance(how, _ByShard) else None for how in deferred]
+        if handler is None:
+            return None
+        results = handler(equation, values, [None if how is None else how.parts for how in found])
+        if results is None:
+            return None
+        sources = frozenset[int]().union(*(how.sources for how in found if how))
+        return [
+            (value, None if parts is None else replace(self, parts=parts, sources=sources))
+            for value, parts in results
+        ]
+
+
+def _each_column(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    """Keep the order of all operands, if it is one; what has no columns has none to sort."""
+    orders = {one for one in fused if one}
+    if len(orders) > 1:
+        return None
+    (parts,) = orders
+    shapes = [np.shape(value) for value in values]
+    has_columns = [len(shape) > parts.place and shape[parts.place] > 1 for shape in shapes]
+    if any(wide and one is None for wide, one in zip(has_columns, fused, strict=True)):
+        return None
+    return [(value, parts) for value in bind(equation, values)]
+
+
+def _multiply(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    """Carry the order of one operand's free dim to the result."""
+    contracted, batch = equation.params["dimension_numbers"]
+    if all(fused):
+        return None
+    side = 0 if fused[0] else 1
+    parts = fused[side]
+    taken = {*contracted[side], *batch[side]}
+    if parts is None or parts.place in taken:
+        return None
+    before = [i for i in range(parts.place) if i not in taken]
+    others = 0
+    if side:
+        others = values[0].ndim - len(contracted[0]) - len(batch[0])
+    place = len(batch[side]) + others + len(before)
+    return [(value, parts.at(place)) for value in bind(equation, values)]
+
+
+def _broadcast(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    parts = fused[0]
+    if parts is None:
+        return None
+    place = equation.params["broadcast_dimensions"][parts.place]
+    return [(value, parts.at(place)) for value in bind(equation, values)]
+
+
+def _transpose(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    parts = fused[0]
+    if parts is None:
+        return None
+    place = tuple(equation.params["permutation"]).index(parts.place)
+    return [(value, parts.at(place)) for value in bind(equation, values)]
+
+
+def _squeeze(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    parts = fused[0]
+    if parts is None:
+        return None
+    gone = sum(dim < parts.place for dim in equation.params["dimensions"])
+    return [(value, parts.at(parts.place - gone)) for value in bind(equation, values)]
+
+
+def _reduce(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    """A sum or a largest value of all columns is the same in any order."""
+    parts, axes = fused[0], equation.params["axes"]
+    if parts is None:
+        return None
+    gone = sum(axis < parts.place for axis in axes)
+    left = None if parts.place in axes else parts.at(parts.place - gone)
+    return [(value, left) for value in bind(equation, values)]
+
+
+def _reshape(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    """Let dims beside the columns change; cut the columns where no part is cut across."""
+    parts, sizes = fused[0], tuple(equation.params["new_sizes"])
+    if parts is None or 0 in sizes:
+        return None
+    run = _same_run(values[0].shape, parts.place, sizes)
+    if run is None:
+        return None
+    start, stop = run
+    inner = math.prod(sizes[start + 1 : stop])
+    if all(size // parts.num_shards % inner == 0 for size in parts.parts):
+        smaller = replace(parts, place=start, parts=tuple(size // inner for size in parts.parts))
+        return [(values[0].reshape(sizes), smaller)]
+    if parts.is_even and sizes[start] == len(parts.parts):
+        return [(parts.stack(values[0]).reshape(sizes), None)]
+    return None
+
+
+def _same_run(before: Sequence[int], place: int, after: Sequence[int]) -> tuple[int, int] | None:
+    """Return the new dims [start, stop) that an old one became; None where it met others."""
+    outer, size = math.prod(before[:place]), before[place]
+    start = 0
+    while start < len(after) and (math.prod(after[:start]) != outer or after[start] == 1):
+        start += 1
+    stop = start
+    while stop < len(after) and math.prod(after[start:stop]) < size:
+        stop += 1
+    return (start, stop) if math.prod(after[start:stop]) == size else None
+
+
+def _slice(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    parts, params = fused[0], equation.params
+    if parts is None:
+        return None
+    place, strides = parts.place, params["strides"]
+    start, stop = params["start_indices"][place], params["limit_indices"][place]
+    if (start, stop) == (0, parts.size) and (strides is None or strides[place] == 1):
+        return [(value, parts) for value in bind(equation, values)]
+    is_else_whole = all(
+        i == place or (0, size) == (params["start_indices"][i], params["limit_indices"][i])
+        for i, size in enumerate(values[0].shape)
+    )
+    if not is_else_whole or (strides is not None and any(stride != 1 for stride in strides)):
+        return None
+    taken = _take(parts, values[0], int(start), int(stop))
+    return None if taken is None else [taken]
+
+
+def _split(
+    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+) -> _Results | None:
+    parts, params = fused[0], equation.params
+    if parts is None:
+        return None
+    if params["axis"] != parts.place:
+        return [(value, parts) for value in bind(equation, values)]
+    taken, start = [], 0
+    for size in params["sizes"]:
+        taken.append(_take(parts, values[0], start, start + int(size)))
+        start += int(size)
+    found = [one for one in taken if one is not None]
+    return found if len(found) == len(taken) else None
+
+
+def _take(
+    parts: FusedParts, value: Any, start: int, stop: int
+) -> tuple[Any, FusedParts | None] | None:
+    """Return the columns [start, stop) if they are whole parts: one is ready, more are fused."""
+    edges = [sum(parts.parts[:number]) for number in range(len(parts.parts) + 1)]
+    if start not in edges or stop not in edges:
+        return None
+    first, last = edges.index(start), edges.index(stop)
+    fewer = replace(parts, parts=parts.parts[first:last])
+    return parts.take(value, first, last), fewer if last - first > 1 else None
+
+
+_Handler = Callable[[Any, Sequence[Any], Sequence[FusedParts | None]], _Results | None]
+_HANDLERS: dict[str, _Handler] = {
+    **dict.fromkeys((*ELEMENTWISE, "convert_element_type", "select_n"), _each_column),
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
+        _reduce,
+    ),
+    "dot_general": _multiply,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "reshape": _reshape,
+    "slice": _slice,
+    "split": _split,
+}

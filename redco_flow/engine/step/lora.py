@@ -1,0 +1,261 @@
+"""Low-rank adaptation: train two thin factors beside each kernel, and add their product to it.
+
+Which dims of a kernel are inputs and which outputs comes from what the function computes, so it
+holds for any model. A kernel and its factors meet where the kernel is used: in a scan over layers
+one layer at a time.
+Dims in this file: R rank.
+Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from redco_flow.engine.errors import EngineError
+from redco_flow.engine.sharding.dataflow.values import Product
+from redco_flow.engine.sharding.mesh import MODEL_AXIS
+from redco_flow.engine.sharding.rules import (
+    ShardedParameter,
+    ShardingRule,
+    ShardingRules,
+    check_rules,
+    join,
+    named_leaves,
+)
+from redco_flow.engine.sharding.two_rules import read_roles
+from redco_flow.engine.step.deferred import Deferred, run_deferred
+
+BASE, FACTORS = "base", "lora"
+_LETTERS = "abcdefghijklmnopq"
+_RANK = "r"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kernel with factors, and its dims' places: A is (*stack, *inputs, R), B (*stack, R,
+    *outputs).
+    """
+
+    path: str
+    stack: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def equation(self) -> str:
+        """The einsum from A and B to the kernel's dims."""
+        names = {place: _LETTERS[place] for place in (*self.stack, *self.inputs, *self.outputs)}
+
+        def spell(places: Sequence[int]) -> str:
+            return "".join(names[place] for place in places)
+
+        first = spell(self.stack) + spell(self.inputs) + _RANK
+        second = spell(self.stack) + _RANK + spell(self.outputs)
+        return f"{first},{second}->{spell(sorted(names))}"
+
+
+@dataclass(frozen=True)
+class _Adapted(Deferred):
+    """A kernel, A and B that together are a kernel."""
+
+    equation: str
+    scale: float
+    is_stacked: bool
+    casts_first: ClassVar[bool] = False
+
+    def use(self, value: Any) -> jax.Array:
+        kernel, a, b = value
+        change = self.scale * jnp.einsum(self.equation, a, b)
+        adapted: jax.Array = (kernel.astype(change.dtype) + change).astype(kernel.dtype)
+        return adapted
+
+    def row(self) -> Deferred | None:
+        if not self.is_stacked:
+            return None
+        first, second = self.equation.split("->")[0].split(",")
+        result = self.equation.split("->")[1]
+        letter = _LETTERS[0]
+        rest = f"{first[1:]},{second[1:]}->{result.removeprefix(letter)}"
+        return _Adapted(rest, self.scale, is_stacked=False)
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Which kernels have factors, and how they count; build it with `plan_lora`.
+
+    Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, and a checkpoint
+    holds them all: it can be restored without the file that the base once came from.
+
+    Args:
+        rank: of the factors.
+        alpha: the product counts alpha / rank times.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[Target, ...]
+
+    @property
+    def trainable(self) -> str:
+        """The `trainable` of a Trainer: the factors."""
+        return f"^{FACTORS}/"
+
+    def start(self, params: Any, key: jax.Array) -> Any:
+        """Return the parameters with factors whose product is zero; traceable.
+
+        A is normal with variance 1 / inputs, as kernels are; B is zero; both float32.
+        """
+        leaves = {join(path): leaf for path, leaf in named_leaves(params)}
+        factors = {}
+        for number, target in enumerate(self.targets):
+            shape = leaves[target.path].shape
+            stack, inputs, outputs = (
+                tuple(shape[place] for place in places)
+                for places in (target.stack, target.inputs, target.outputs)
+            )
+            a = jax.random.normal(
+                jax.random.fold_in(key, number), (*stack, *inputs, self.rank), jnp.float32
+            )
+            factors[target.path] = {
+                "a": a / np.sqrt(np.prod(inputs)).astype(np.float32),
+                "b": jnp.zeros((*stack, self.rank, *outputs), jnp.float32),
+            }
+        return {BASE: params, FACTORS: factors}
+
+    def shapes(self, params: Any) -> Any:
+        """Return the shapes of the parameters with factors, given the model's or their shapes."""
+        return jax.eval_shape(lambda params: self.start(params, jax.random.key(0)), params)
+
+    def adapt(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` of the parameters with factors, given one of the model's."""
+        targets = {target.path: self._adapted(target) for target in self.targets}
+
+        def adapted(params: Any, *inputs: Any) -> Any:
+            values, deferred = [], []
+            for path, leaf in named_leaves(params[BASE]):
+                name = join(path)
+                deferred.append(targets.get(name))
+                factors = params[FACTORS].get(name)
+                values.append(leaf if factors is None else (leaf, factors["a"], factors["b"]))
+            return run_deferred(function, params[BASE], values, deferred, inputs)
+
+        return adapted
+
+    def merge(self, params: Any) -> Any:
+        """Return the model's parameters with the products added; traceable."""
+        leaves, structure = jax.tree.flatten(params[BASE])
+        paths = [join(path) for path, _ in named_leaves(params[BASE])]
+        targets = {target.path: target for target in self.targets}
+        for place, path in enumerate(paths):
+            if path in targets:
+                factors = params[FACTORS][path]
+                value = (leaves[place], factors["a"], factors["b"])
+                leaves[place] = self._adapted(targets[path]).use(value)
+        return jax.tree.unflatten(structure, leaves)
+
+    def rules(self, rules: ShardingRules, params: Any) -> ShardingRules:
+        """Return the layout with factors: A split like its kernel's inputs, B like its outputs.
+
+        Args:
+            rules: the model's.
+            params: with factors; arrays or shapes.
+        """
+        base = [
+            ShardingRule(
+                f"{BASE}/{p.path}", p.spec, p.reason, exact=True, is_padded=True, fused=p.fused
+            )
+            for p in rules.parameters
+        ]
+        kernels = {parameter.path: parameter for parameter in rules.parameters}
+        factors = [
+            rule for target in self.targets for rule in _factor_rules(target, kernels[target.path])
+        ]
+        return check_rules([*base, *factors], params, rules.axis_sizes)
+
+    def _adapted(self, target: Target) -> _Adapted:
+        scale = self.alpha / self.rank
+        return _Adapted(target.equation, scale, is_stacked=target.stack[:1] == (0,))
+
+
+def plan_lora(
+    params: Any,
+    function: Callable[..., Any],
+    *inputs: Any,
+    rank: int,
+    alpha: float,
+    targets: str,
+) -> Lora:
+    """Find the kernels to adapt.
+
+    Args:
+        params: arrays or shapes.
+        function: (params, *inputs) -> anything: the forward pass or the loss; traced, not run.
+        inputs: arrays or shapes, in trees; other Python values are passed as they are.
+        rank: of the factors; at least 1.
+        alpha: the factors' product counts alpha / rank times.
+        targets: a regex searched in the paths of the parameters that data is multiplied with.
+
+    Raises:
+        EngineError: rank below 1, not a regex, or no such parameter; the message lists them.
+    """
+    if rank < 1 or not alpha > 0:
+        raise EngineError(f"lora: rank={rank} must be at least 1 and alpha={alpha} above 0.")
+    try:
+        pattern = re.compile(targets)
+    except re.error as error:
+        raise EngineError(f"lora targets={targets!r} is not a regex: {error}.") from error
+    kernels = _find_kernels(params, function, inputs)
+    chosen = tuple(kernel for kernel in kernels if pattern.search(kernel.path))
+    if not chosen:
+        raise EngineError(
+            f"lora targets={targets!r} matches no kernel; kernels: "
+            f"{', '.join(kernel.path for kernel in kernels)}."
+        )
+    return Lora(rank, alpha, chosen)
+
+
+def _find_kernels(params: Any, function: Callable[..., Any], inputs: Sequence[Any]) -> list[Target]:
+    """List the parameters that data is multiplied with, by what their first product does."""
+    roles = read_roles(params, function, inputs)
+    paths = [join(path) for path, _ in named_leaves(params)]
+    found: dict[int, Target] = {}
+    for event in roles.events:
+        if not isinstance(event, Product):
+            continue
+        summed, made = set(roles.flat(event.contracted)), set(roles.flat(event.outputs))
+        for number in event.sources - set(found):
+            dims = list(enumerate(roles.parameters[number]))
+            inner = tuple(place for place, dim in dims if dim and set(dim) <= summed)
+            outer = tuple(place for place, dim in dims if dim and set(dim) <= made)
+            stack = tuple(place for place, _ in dims if place not in (*inner, *outer))
+            if inner and outer:
+                found[number] = Target(paths[number], stack, inner, outer)
+    return [found[number] for number in sorted(found)]
+
+
+def _factor_rules(target: Target, kernel: ShardedParameter) -> list[ShardingRule]:
+    axes = dict(enumerate(kernel.spec))
+
+    def along(places: Sequence[int]) -> list[str | None]:
+        return [MODEL_AXIS if axes.get(place) == MODEL_AXIS else None for place in places]
+
+    whole: list[str | None] = [None] * len(target.stack)
+    a = PartitionSpec(*whole, *along(target.inputs), None)
+    b = PartitionSpec(*whole, None, *along(target.outputs))
+    fused = kernel.fused
+    if fused is not None:
+        fused = fused.at(len(whole) + 1 + target.outputs.index(fused.place))
+    name = f"{FACTORS}/{target.path}"
+    why = "split like its kernel's"
+    return [
+        ShardingRule(f"{name}/a", a, f"{why} inputs", exact=True, is_padded=True),
+        ShardingRule(f"{name}/b", b, f"{why} outputs", exact=True, is_padded=True, fused=fused),
+    ]

@@ -1,0 +1,133 @@
+"""Optimizers by name, as the published recipes for finetuning set them.
+
+Anything that is an optax.GradientTransformation works with the Trainer; these are for those who
+write a name in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+OPTIMIZER_TYPES = ("adamw", "adafactor", "lion", "sgd")
+
+
+def make_optimizer(
+    type: str,
+    learning_rate: float | Callable[[Any], Any],
+    *,
+    weight_decay: float = 0.0,
+    decay_mask: Any = None,
+    b1: float = 0.9,
+    b2: float | None = None,
+    eps: float = 1e-8,
+) -> optax.GradientTransformation:
+    """Return an optax optimizer.
+
+    Args:
+        type: adamw, adafactor (relative updates off, as for finetuning T5), lion or sgd.
+        learning_rate: a number, or a function of the optimizer step.
+        weight_decay: decoupled, times the learning rate; of sgd, added to the gradient.
+        decay_mask: a tree of bools, True where the decay applies; see `weight_decay_mask`.
+        b1: momentum, of all but adafactor.
+        b2: second decay; 0.999 for adamw, 0.99 for lion.
+        eps: of adamw.
+
+    Raises:
+        ValueError: an unknown type.
+    """
+    if type == "adamw":
+        b2 = 0.999 if b2 is None else b2
+        return optax.adamw(
+            learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay_mask
+        )
+    if type == "lion":
+        b2 = 0.99 if b2 is None else b2
+        return optax.lion(learning_rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask)
+    if type == "adafactor":
+        # optax.adafactor adds the decay after the learning rate, so that no schedule reaches it.
+        return optax.chain(
+            optax.scale_by_factored_rms(),
+            optax.clip_by_block_rms(1.0),
+            optax.add_decayed_weights(weight_decay, decay_mask),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    if type == "sgd":
+        return optax.chain(
+            optax.add_decayed_weights(weight_decay, decay_mask),
+            optax.sgd(learning_rate, momentum=b1 or None),
+        )
+    raise ValueError(f"optimizer {type!r} is unknown; allowed: {', '.join(OPTIMIZER_TYPES)}.")
+
+
+Schedule = Callable[[Any], Any]
+
+SCHEDULE_TYPES = ("linear", "cosine", "constant", "inverse_sqrt", "wsd")
+
+
+def make_schedule(
+    type: str,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    *,
+    decay_fraction: float = 0.2,
+) -> Schedule:
+    """Return the function from optimizer step to learning rate.
+
+    Args:
+        type: `linear` falls to 0 at total_steps; `cosine` too, along half a cosine; `constant`
+            stays at the peak after the warm-up; `inverse_sqrt` falls with the square root of the
+            step; `wsd` (warm-up, stable, decay) stays at the peak and falls linearly to 0 in the
+            last steps.
+        peak: the highest rate.
+        total_steps: optimizer steps of the whole training.
+        warmup_steps: steps of linear rise from 0.
+        decay_fraction: for `wsd`, the share of total_steps in which the rate falls.
+
+    Raises:
+        ValueError: an unknown type, or numbers out of range.
+    """
+    if type not in SCHEDULE_TYPES:
+        raise ValueError(
+            f"schedule type {type!r} is unknown; allowed: {', '.join(SCHEDULE_TYPES)}."
+        )
+    if not peak >= 0:
+        raise ValueError(f"the peak learning rate {peak} must not be negative.")
+    if total_steps < 1 or not 0 <= warmup_steps <= total_steps:
+        raise ValueError(
+            f"warmup_steps={warmup_steps} must be in 0..total_steps, and "
+            f"total_steps={total_steps} at least 1."
+        )
+    if not 0 < decay_fraction <= 1:
+        raise ValueError(f"decay_fraction={decay_fraction} must be above 0 and at most 1.")
+    after = _after_warmup(type, peak, total_steps, warmup_steps, decay_fraction)
+    if not warmup_steps:
+        return after
+    rise = optax.linear_schedule(0.0, peak, warmup_steps)
+    schedule: Schedule = optax.join_schedules([rise, after], [warmup_steps])
+    return schedule
+
+
+def _after_warmup(
+    type: str, peak: float, total_steps: int, warmup_steps: int, decay_fraction: float
+) -> Schedule:
+    """Return the rate as a function of the steps since the warm-up."""
+    falling_steps = max(total_steps - warmup_steps, 1)
+    after: Schedule
+    if type == "constant":
+        after = optax.constant_schedule(peak)
+    elif type == "linear":
+        after = optax.linear_schedule(peak, 0.0, falling_steps)
+    elif type == "cosine":
+        after = optax.cosine_decay_schedule(peak, falling_steps)
+    elif type == "wsd":
+        decay_steps = max(min(round(total_steps * decay_fraction), falling_steps), 1)
+        after = optax.linear_schedule(peak, 0.0, decay_steps, falling_steps - decay_steps)
+    else:  # optax has no inverse square root
+        first = max(warmup_steps, 1)
+        after = lambda count: peak * jnp.sqrt(first / jnp.maximum(count + warmup_steps, first))  # noqa: E731
+    return after

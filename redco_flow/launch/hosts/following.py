@@ -1,0 +1,264 @@
+"""Follow all ranks of a job over SSH until they have ended, whatever becomes of the links.
+
+What the ranks write is mirrored into the attempt's directory here; records that all ranks read
+are handed to the other hosts. A request to cancel is handed on. A host that is silent for long
+while it is needed counts as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.endings import ClusterWord, judge, read_endings
+from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
+from redco_flow.launch.hosts.follow import (
+    SECONDS_BETWEEN_WORDS,
+    is_for_all,
+    is_mirrored,
+    write_record,
+)
+from redco_flow.launch.hosts.session import HostSession
+from redco_flow.launch.hosts.ssh import HostRefused, HostUnreachable, Talk
+from redco_flow.launch.hosts.start import StartedJob
+from redco_flow.records import open_no_link, read_json, read_json_if_present, write_json
+from redco_flow.tracking.attempt import Cause, ExitRecord
+
+
+class CheckpointMirror:
+    """The copies of one job's checkpoints."""
+
+    def __init__(self, job: StartedJob) -> None:
+        self._job = job
+        self._steps: list[int] = []
+        self._copying: asyncio.Task[None] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every checkpoint that the host last had is here."""
+        return {*self._steps} <= {*committed_steps(self._job.workspace, self._job.work)}
+
+    def mirror(self, session: HostSession, steps: list[int]) -> None:
+        """Copy what is new among the host's checkpoints, in the background."""
+        self._steps = steps
+        if self._copying is None or self._copying.done():
+            self._copying = asyncio.create_task(self._copy(session))
+
+    async def finish(self, session: HostSession) -> None:
+        """Wait until what the host last had is here, as far as the link allows."""
+        if self._copying is not None:
+            await self._copying
+            await self._copy(session)
+
+    async def _copy(self, session: HostSession) -> None:
+        workspace = self._job.workspace
+        with contextlib.suppress(RedcoFlowError, OSError):
+            while missing := [
+                step
+                for step in self._steps
+                if step not in committed_steps(workspace, self._job.work)
+            ]:
+                steps = self._steps
+                answer = await session.ask(
+                    "steps",
+                    workspace=str(session.workspace.root),
+                    work=self._job.work,
+                    steps=missing,
+                )
+                sets = [FileSet.from_json(one) for one in answer["sets"]]
+                await session.pull(sets, workspace)
+                forget_steps(workspace, self._job.work, steps)
+                if steps == self._steps:
+                    return
+
+
+LOST = "lost"
+
+_FATES = {
+    "gone": "its supervisor was killed (kill -9 or the out-of-memory killer)",
+    "rebooted": "the host was restarted",
+    "never started": "the host has forgotten it: its directory was emptied",
+    LOST: "the host has not answered for too long (hosts.lost_after_minutes)",
+}
+
+
+def ending_of(job: StartedJob, fates: Mapping[int, str]) -> ExitRecord:
+    """Return what exit.json says.
+
+    Args:
+        fates: of every rank: ended, or why there is no word of it.
+    """
+    silent = [
+        f"rank {rank} on {job.host_of(rank)}: {_FATES[fate]}"
+        for rank, fate in sorted(fates.items())
+        if fate in _FATES
+    ]
+    return judge(
+        read_endings(job.attempt, 0),
+        job.call.resources.num_processes,
+        ClusterWord(
+            stopped=(Cause.PREEMPTED, "the host is being shut down."),
+            silent=(Cause.NODE_FAILURE, f"{'; '.join(silent)}.") if silent else None,
+        ),
+        has_result=job.attempt.result_path.exists(),
+        was_cancelled=job.attempt.cancel_path.exists(),
+    )
+
+
+_SECONDS_OF_SILENCE = 5 * SECONDS_BETWEEN_WORDS
+_MAX_SECONDS_BETWEEN_TRIES = 10.0
+_SECONDS_BETWEEN_LOOKS = 0.2
+_RESULT = "result.json"
+
+
+class GroupFollowing:
+    """The followers of one job's hosts.
+
+    Args:
+        tell: takes words for people: where it runs, which host is silent.
+    """
+
+    def __init__(self, job: StartedJob, tell: Callable[[str], None]) -> None:
+        self._job = job
+        self._tell = tell
+        self._talks: dict[str, Talk] = {}
+        self._silent: dict[str, str] = {}
+        self._result: dict[str, Any] | None = None
+        self._mirror = CheckpointMirror(job)
+
+    async def until_ended(self) -> dict[int, str]:
+        """Return each rank's fate: ended, or why there is no word of it."""
+        self._say_where()
+        cancelling = asyncio.create_task(self._hand_on_cancels())
+        try:
+            fates = await asyncio.gather(*(self._follow(one) for one in self._job.sessions))
+        finally:
+            cancelling.cancel()
+        return {rank: fate for part in fates for rank, fate in part.items()}
+
+    @property
+    def has_all_checkpoints(self) -> bool:
+        """Whether all that the job's first host last had are here."""
+        return self._mirror.is_complete
+
+    def keep_result(self) -> None:
+        """Write rank 0's result.json here: its artifacts are here by now."""
+        if self._result is not None:
+            write_json(self._job.attempt.result_path, self._result)
+
+    async def _follow(self, session: HostSession) -> dict[int, str]:
+        """Listen to one host, again and again, until its ranks have ended."""
+        pause = 0.5
+        while True:
+            try:
+                if not session.is_open:
+                    await session.open(self._job.code_cache)
+                fates = await self._listen(session)
+                self._hear_again(session)
+                return fates
+            except (RedcoFlowError, OSError) as error:
+                session.close()
+                self._note_silence(session, error)
+            if session.is_lost(self._job.record.settings.lost_after_minutes * 60):
+                return {place.rank: LOST for place in self._job.places(session)}
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_SECONDS_BETWEEN_TRIES)
+
+    async def _listen(self, session: HostSession) -> dict[int, str]:
+        """Take in what a host says until it says how its ranks ended."""
+        ranks = [place.rank for place in self._job.places(session)]
+        copies = not self._job.record.is_shared
+        work = session.workspace.work_directory(self._job.call.fingerprint) / "checkpoints"
+        async with session.talk(
+            "follow",
+            attempt=str(self._job.attempt_on(session)),
+            ranks=ranks,
+            offsets=self._offsets(ranks),
+            checkpoints=str(work) if copies and 0 in ranks else None,
+            copies=copies,
+        ) as talk:
+            self._talks[session.label] = talk
+            if copies:
+                talk.say({"records": self._records_for_all()})
+            said_at = time.monotonic()
+            try:
+                while (said := await talk.hear(_SECONDS_OF_SILENCE)) is not None:
+                    self._hear_again(session)
+                    if "ended" in said:
+                        await self._mirror.finish(session)
+                        return {int(rank): fate for rank, fate in said["ended"].items()}
+                    self._take(session, said)
+                    if time.monotonic() - said_at > SECONDS_BETWEEN_WORDS:
+                        talk.say({})
+                        said_at = time.monotonic()
+            finally:
+                del self._talks[session.label]
+        raise HostUnreachable(f"{session.label} stopped talking.")
+
+    def _take(self, session: HostSession, said: Mapping[str, Any]) -> None:
+        name = said.get("grown") or said.get("record")
+        if name is not None and not is_mirrored(name):
+            raise HostRefused(f"{session.label} sent {name!r}, which no rank writes.")
+        if "grown" in said:
+            self._append(said["grown"], said["offset"], base64.b64decode(said["data"]))
+        elif "steps" in said:
+            self._mirror.mirror(session, said["steps"])
+        elif said.get("record") == _RESULT:
+            self._result = said["value"]
+        elif "record" in said:
+            write_record(self._job.attempt.path, said["record"], said["value"])
+            if is_for_all(said["record"]):
+                for label, talk in self._talks.items():
+                    if label != session.label:
+                        talk.say({"records": {said["record"]: said["value"]}})
+
+    def _append(self, name: str, offset: int, data: bytes) -> None:
+        """Add a file's next bytes; what is here already is not written twice."""
+        path = self._job.attempt.path / name
+        path.parent.mkdir(exist_ok=True)
+        with open(path, "ab", opener=open_no_link) as file:
+            file.write(data[max(0, file.tell() - offset) :])
+
+    def _offsets(self, ranks: list[int]) -> dict[str, int]:
+        names = [f"logs/rank{rank}.log" for rank in ranks]
+        paths = {name: self._job.attempt.path / name for name in [*names, "metrics.jsonl"]}
+        return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
+
+    def _records_for_all(self) -> dict[str, Any]:
+        folder = self._job.attempt.path
+        names = [path.relative_to(folder).as_posix() for path in folder.glob("ranks/**/*.json")]
+        return {name: read_json(folder / name) for name in names if is_for_all(name)}
+
+    async def _hand_on_cancels(self) -> None:
+        """Ask every host to stop its ranks, or to kill them, as cancel.json says."""
+        handed_on: set[tuple[str, bool]] = set()
+        while True:
+            request = read_json_if_present(self._job.attempt.cancel_path)
+            at_once = bool((request or {}).get("at_once"))
+            for session in self._job.sessions if request is not None else ():
+                if session.is_open and (session.label, at_once) not in handed_on:
+                    with contextlib.suppress(HostUnreachable, HostRefused):
+                        attempt = str(self._job.attempt_on(session))
+                        await session.ask("end", attempt=attempt, at_once=at_once)
+                        handed_on.add((session.label, at_once))
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _note_silence(self, session: HostSession, error: Exception) -> None:
+        since = session.note_silence()
+        if session.label not in self._silent:
+            self._silent[session.label] = f"{error} Its ranks run on; no word since {since}."
+            self._say_where()
+
+    def _hear_again(self, session: HostSession) -> None:
+        session.note_word()
+        if self._silent.pop(session.label, None) is not None:
+            self._say_where()
+
+    def _say_where(self) -> None:
+        told = "; ".join(self._silent.values())
+        self._tell(f"runs on {', '.join(self._job.record.hosts)}{f' ({told})' if told else ''}")

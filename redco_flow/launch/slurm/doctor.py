@@ -1,0 +1,234 @@
+"""Check a Slurm cluster by one short job on two nodes: what it sees, reaches, has and hears.
+
+Asks for nodes at once and gives up in seconds: nothing is left in the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.finding import Finding
+from redco_flow.launch.host_facts import package_versions
+from redco_flow.launch.slurm.probe import (
+    SIGNALS,
+    WRITTEN,
+    count_gpus,
+    list_partitions,
+    probe_nodes,
+    try_submission,
+)
+from redco_flow.spec.executors import SlurmSection
+from redco_flow.spec.profile import Profile
+from redco_flow.tracking.workspace import Workspace
+
+_MAX_SECONDS_OF_CLOCK_DIFFERENCE = 5.0
+
+Answers = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What the nodes said, and between which moments of this machine's clock.
+
+    Args:
+        unseen: nodes whose file in the workspace was not seen from here.
+    """
+
+    answers: Answers
+    mark: str
+    started_at: float
+    ended_at: float
+    unseen: Sequence[str]
+
+
+def examine_slurm(profile: Profile) -> Iterator[Finding]:
+    """Yield one finding per check; without answering nodes, why there are none."""
+    settings = profile.slurm
+    try:
+        partitions = list_partitions(os.environ)
+        gpus = count_gpus(settings, os.environ)
+    except RedcoFlowError as error:
+        remedy = "run it where sbatch and squeue work, with SLURM_CONF set if the site needs it"
+        yield Finding("slurm", False, str(error), remedy)
+        return
+    known = ", ".join(sorted(partitions))
+    is_there = settings.partition is None or settings.partition in partitions
+    detail = settings.partition or f"the default of {known}"
+    yield Finding("partition", is_there, detail, f"slurm.partition: one of {known}")
+    if not is_there:
+        return
+    account = _check_account(settings)
+    yield account
+    gpus_per_host = _gpus_per_host(profile)
+    enough = _check_gpus(gpus_per_host, gpus)
+    yield enough
+    if not (account.is_good and enough.is_good):
+        return
+    num_nodes = min(2, partitions[settings.partition] if settings.partition else 2)
+    try:
+        visit = _visit(profile, num_nodes, gpus_per_host)
+    except RedcoFlowError as error:
+        remedy = "mend what it says; where all nodes are busy, try again later"
+        yield Finding("nodes", False, str(error), remedy)
+        return
+    yield Finding("nodes", True, ", ".join(str(one["node"]) for one in visit.answers))
+    yield _check_workspace(visit)
+    yield _check_packages(visit.answers)
+    yield _check_visible_gpus(visit.answers, gpus_per_host)
+    yield _check_clocks(visit)
+    yield _check_names(visit.answers)
+    yield _check_ports(visit.answers)
+    yield _check_signals(visit.answers)
+
+
+def _check_account(settings: SlurmSection) -> Finding:
+    chosen = ("account", "qos", "reservation", "constraint")
+    shown = ", ".join(f"{name} {value}" for name in chosen if (value := getattr(settings, name)))
+    try:
+        try_submission(settings, os.environ)
+    except RedcoFlowError as error:
+        names = ", ".join(f"slurm.{name}" for name in chosen)
+        return Finding("account", False, str(error), f"correct {names} or slurm.options")
+    return Finding("account", True, shown or "the default one may submit")
+
+
+def _gpus_per_host(profile: Profile) -> int:
+    """The most that the profile's own defaults give a stage."""
+    stages = profile.defaults.get("stages") or {}
+    asked = [(stage or {}).get("resources") or {} for stage in stages.values()]
+    return max((int(one.get("gpus_per_host") or 0) for one in asked), default=0)
+
+
+def _check_gpus(gpus_per_host: int, gpus: Mapping[str, int]) -> Finding:
+    most = max(gpus.values(), default=0)
+    num_nodes = sum(count >= max(1, gpus_per_host) for count in gpus.values())
+    shown = f"{num_nodes} of {len(gpus)} nodes have {gpus_per_host or 'some'}, the most is {most}"
+    return Finding(
+        "gpus",
+        most >= gpus_per_host,
+        shown if most or gpus_per_host else "Slurm has none here",
+        "lower gpus_per_host, choose another slurm.partition, or have gres.conf list the GPUs "
+        "(`scontrol show node` shows them as Gres)",
+    )
+
+
+def _visit(profile: Profile, num_nodes: int, gpus_per_host: int) -> Visit:
+    mark = secrets.token_hex(8)
+    folder = Workspace.open(profile.workspace).root / f".doctor-{mark}"
+    folder.mkdir()
+    try:
+        (folder / "mark").write_text(mark)
+        started_at = time.time()
+        answers = probe_nodes(profile.slurm, folder, os.environ, num_nodes, gpus_per_host)
+        unseen = [one["node"] for one in answers if not _is_written(folder, one["rank"])]
+        return Visit(answers, mark, started_at, time.time(), unseen)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_written(folder: Path, rank: int) -> bool:
+    return (folder / f"{WRITTEN}{rank}").is_file()
+
+
+def _check_workspace(visit: Visit) -> Finding:
+    blind = [
+        f"not seen, or not writable, on {one['node']} {one['problem']}".rstrip()
+        for one in visit.answers
+        if one["read"] != visit.mark or one["problem"]
+    ]
+    blind += [f"what {node} wrote is not seen here" for node in visit.unseen]
+    return Finding(
+        "shared workspace",
+        not blind,
+        "; ".join(blind) or "written and read on every node and here",
+        "put `workspace` on a file system that all nodes mount under the same path",
+    )
+
+
+def _check_packages(answers: Answers) -> Finding:
+    here = package_versions()
+    differing = sorted(
+        f"{name} {one['versions'].get(name)} on {one['node']}, {version} here"
+        for one in answers
+        for name, version in here.items()
+        if one["versions"].get(name) != version
+    )
+    shown = "; ".join(differing) or ", ".join(f"{name} {version}" for name, version in here.items())
+    return Finding("packages on the nodes", not differing, shown, "set slurm.python or slurm.setup")
+
+
+def _check_visible_gpus(answers: Answers, gpus_per_host: int) -> Finding:
+    """What nvidia-smi counts in a job that asks for as many as a stage would."""
+    lacking = [
+        f"{one['node']} shows a job {one['gpus'] or 0} of the {gpus_per_host} it asked for"
+        for one in answers
+        if (one["gpus"] or 0) < gpus_per_host
+    ]
+    shown = ", ".join(
+        f"{one['node']}: {'no nvidia-smi' if one['gpus'] is None else one['gpus']}"
+        for one in answers
+    )
+    remedy = "see what `srun --gpus-per-node=1 nvidia-smi` says: driver, gres.conf, cgroup.conf"
+    return Finding("gpus on the nodes", not lacking, "; ".join(lacking) or shown, remedy)
+
+
+def _check_clocks(visit: Visit) -> Finding:
+    margin = _MAX_SECONDS_OF_CLOCK_DIFFERENCE
+    wrong = [
+        f"{one['node']} by {one['time'] - visit.ended_at:.0f} s"
+        for one in visit.answers
+        if not visit.started_at - margin <= one["time"] <= visit.ended_at + margin
+    ]
+    return Finding(
+        "clock", not wrong, ", ".join(wrong) or "agrees", "have the nodes run an NTP client"
+    )
+
+
+def _check_names(answers: Answers) -> Finding:
+    wrong = [f"on {one['node']}: {one['own_name']}" for one in answers if one["own_name"]]
+    wrong += [
+        f"{one['node']} does not know {', '.join(one['unknown_names'])}"
+        for one in answers
+        if one["unknown_names"]
+    ]
+    are_several = len({one["host"] for one in answers}) > 1
+    return Finding(
+        "host names",
+        not (wrong and are_several),
+        "; ".join(wrong) or "resolve",
+        "give each node's name its address in DNS or /etc/hosts, and not 127.0.1.1 on the node "
+        "itself",
+    )
+
+
+def _check_ports(answers: Answers) -> Finding:
+    deaf = [f"{one['node']}: {one['unreached']}" for one in answers if one["unreached"]]
+    return Finding(
+        "ports between nodes",
+        not deaf,
+        "; ".join(deaf) or "any free one can be reached",
+        "let compute nodes reach each other at any TCP port, by the names that Slurm has for them",
+    )
+
+
+def _check_signals(answers: Answers) -> Finding:
+    deaf = [
+        f"{one['node']} did not hear {' and '.join(missing)}"
+        for one in answers
+        if (missing := [name for name in SIGNALS if name not in one["heard"]])
+    ]
+    return Finding(
+        "signals",
+        not deaf,
+        "; ".join(deaf) or f"{' and '.join(SIGNALS)} reach a job's ranks",
+        "a wrapper in slurm.container or slurm.python must hand signals on (exec); without them a "
+        "job cannot save before its time is over",
+    )

@@ -1,0 +1,221 @@
+"""A mixture of experts: a router sends each token to a few gated feed-forward layers.
+
+Only the chosen experts compute a token; none is dropped and none waits for another, whatever the
+others' choice. Tokens are sorted by expert and multiplied group by group; a few tokens, as in
+decoding, are multiplied by every expert, since reading the kernels is then what takes time, and
+weigh zero where they were not sent.
+Dims in this file: L layers, B batch, T sequence, N tokens, D model, E experts, K experts per
+token, F feed-forward.
+Source: Jiang et al. 2024, Mixtral.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from redco_flow.models.blocks import activate, normal
+from redco_flow.models.config import MixtureConfig
+from redco_flow.models.expert_shards import compute_on_shards
+from redco_flow.models.grouped_product import grouped_product
+from redco_flow.models.projections import KEPT_PRODUCT, wide_product
+
+
+class Dispatch(NamedTuple):
+    """Which row goes where.
+
+    Attributes:
+        order: (R,) the row, of those in the tokens' order, that comes at each place.
+        places: (R,) where each row in the tokens' order comes.
+        ends: int32 (E,) where each expert's rows end.
+    """
+
+    order: jax.Array
+    places: jax.Array
+    ends: jax.Array
+
+    def sorted_by_expert(self, rows: jax.Array) -> jax.Array:
+        """Sort rows (R, …) in the tokens' order."""
+        return _taken(rows, self.order, self.places)
+
+    def sorted_by_token(self, rows: jax.Array) -> jax.Array:
+        """Undo `sorted_by_expert`."""
+        return _taken(rows, self.places, self.order)
+
+
+def plan_dispatch(experts: jax.Array, num_experts: int) -> Dispatch:
+    """Sort the experts (R,) of all rows in the tokens' order; equal ones keep it."""
+    order = jnp.argsort(experts, stable=True)
+    upto = experts[None, :] <= jnp.arange(num_experts)[:, None]
+    return Dispatch(order, jnp.argsort(order), jnp.sum(upto, axis=1, dtype=jnp.int32))
+
+
+@jax.custom_vjp
+def _taken(rows: jax.Array, places: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Return the rows at these places, which are all of them, each once."""
+    return rows[places]
+
+
+def _forward(
+    rows: jax.Array, places: jax.Array, inverse: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return rows[places], (places, inverse)
+
+
+def _backward(
+    kept: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, None, None]:
+    # As it comes, a gather's gradient is a scatter that adds.
+    places, inverse = kept
+    return _taken(cotangent, inverse, places), None, None
+
+
+_taken.defvjp(_forward, _backward)
+
+# Up to so many tokens a product with every expert takes no longer than reading the kernels.
+_FEW_TOKENS = 32
+
+
+class MixtureOfExperts(nn.Module):
+    """The router (D, E) and the experts' kernels: `wi` (E, D, 2, F), `wo` (E, F, D)."""
+
+    config: MixtureConfig
+    width: int
+    init_stddev: float
+    out_stddev: float
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        c, init = self.config, normal(self.init_stddev)
+        self.router = self.param("router", init, (self.width, c.num_experts))
+        self.wi = self.param("wi", init, (c.num_experts, self.width, 2, c.mlp_dim))
+        shape = (c.num_experts, c.mlp_dim, self.width)
+        self.wo = self.param("wo", normal(self.out_stddev), shape)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return what the chosen experts make of (B, T, D), and the router's logits (B, T, E)."""
+        router_logits = wide_product(x, self.router.astype(x.dtype))
+        wi, wo = self.wi.astype(x.dtype), self.wo.astype(x.dtype)
+        compute = partial(mix_experts, self.config)
+        return compute_on_shards(compute, x, router_logits, wi, wo), router_logits
+
+
+class Choice(NamedTuple):
+    """Where tokens are sent.
+
+    Attributes:
+        experts: (…, K) int32, the likeliest first.
+        weights: (…, K) float32, their probabilities scaled to a sum of 1.
+    """
+
+    experts: jax.Array
+    weights: jax.Array
+
+
+def choose_experts(router_logits: jax.Array, experts_per_token: int) -> Choice:
+    """Choose by router logits (…, E)."""
+    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
+    _, experts = jax.lax.top_k(probabilities, experts_per_token)
+    is_chosen = jax.nn.one_hot(experts, probabilities.shape[-1])
+    kept = jnp.sum(is_chosen * probabilities[..., None, :], axis=-1)
+    return Choice(experts, kept / jnp.sum(kept, axis=-1, keepdims=True))
+
+
+def mix_experts(
+    config: MixtureConfig, x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array
+) -> jax.Array:
+    """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D)."""
+    choice = choose_experts(router_logits, config.experts_per_token)
+    mix = _mix_every if len(x) <= _FEW_TOKENS else _mix_chosen
+    return mix(config, x, choice, wi, wo)
+
+
+def _mix_chosen(
+    config: MixtureConfig, x: jax.Array, choice: Choice, wi: jax.Array, wo: jax.Array
+) -> jax.Array:
+    """Multiply each token by its own experts' kernels."""
+    dispatch = plan_dispatch(choice.experts.reshape(-1), config.num_experts)
+    rows = dispatch.sorted_by_expert(jnp.repeat(x, config.experts_per_token, axis=0))
+    weights = dispatch.sorted_by_expert(choice.weights.astype(x.dtype).reshape(-1, 1))
+    projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), KEPT_PRODUCT)
+    inner = activate(projected, config.activation) * weights
+    outer = dispatch.sorted_by_token(grouped_product(inner, wo, dispatch.ends))
+    return jnp.sum(outer.reshape(len(x), config.experts_per_token, -1), axis=1)
+
+
+def _mix_every(
+    config: MixtureConfig, x: jax.Array, choice: Choice, wi: jax.Array, wo: jax.Array
+) -> jax.Array:
+    """Multiply each token by every expert's kernels; those not chosen weigh zero."""
+    shares = jax.nn.one_hot(choice.experts, config.num_experts) * choice.weights[..., None]
+    weights = jnp.sum(shares, axis=-2).T.astype(x.dtype)
+    everywhere = jnp.broadcast_to(x, (config.num_experts, *x.shape))
+    projected = jnp.einsum("end,edgf->engf", everywhere, wi)
+    inner = activate(projected, config.activation) * weights[..., None]
+    return jnp.sum(jnp.einsum("enf,efd->end", inner, wo), axis=0)
+
+
+def load_balancing_losses(
+    router_logits: jax.Array,
+    experts_per_token: int,
+    attention_mask: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+) -> jax.Array:
+    """Return for each token the load-balancing loss of its text, (B, T), float32.
+
+    It is about `experts_per_token` where all experts are used alike, and the more the fewer are
+    used. A loss_fn adds up those of the tokens that it counts, so that a text weighs as much here
+    as in the loss beside it:
+
+        logits, router_logits = mixtral.apply_with_router(config, params, ids, mask)
+        totals, weights = cross_entropy(logits, labels)
+        losses = load_balancing_losses(router_logits, config.num_experts_per_tok, mask)
+        balance = jnp.sum(losses * (labels >= 0), axis=1)
+        totals = totals + config.router_aux_loss_coef * balance
+        return totals, weights, {"load_balancing_loss": balance}
+
+    Args:
+        router_logits: (L, B, T, E), the second result of `apply_with_router`.
+        attention_mask: (B, T); 0 is padding, which does not count and has loss 0.
+        segment_ids: (B, T); which of the texts packed into a row each token belongs to, in runs.
+            None: a row is one text.
+    """
+    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
+    _, *shape, num_experts = probabilities.shape
+    chosen = _is_chosen(probabilities, experts_per_token).astype(jnp.float32)
+    counted = jnp.ones(shape) if attention_mask is None else (attention_mask != 0)
+    of_layers = [jnp.mean(each, axis=0) for each in (chosen, probabilities)]
+    of_tokens = jnp.concatenate([*of_layers, jnp.ones((*shape, 1))], axis=-1) * counted[..., None]
+    of_texts = _sums_of_texts(of_tokens, segment_ids)
+
+    num_tokens = jnp.maximum(of_texts[..., -1:], 1.0)
+    share_of_tokens, share_of_routing = jnp.split(of_texts[..., :-1] / num_tokens, 2, axis=-1)
+    losses = num_experts * jnp.sum(share_of_tokens * share_of_routing, axis=-1)
+    return jnp.where(counted != 0, losses, 0.0)
+
+
+def _is_chosen(probabilities: jax.Array, experts_per_token: int) -> jax.Array:
+    """Say which experts (…, E) are a token's likeliest, of equals those that stand first.
+
+    As `mixture.choose_experts` does, by comparisons: they are computed where the tokens lie, and
+    to sort tokens the compiler would bring all of a batch together.
+    """
+    experts = jnp.arange(probabilities.shape[-1])
+    other, one = probabilities[..., None, :], probabilities[..., :, None]
+    is_before = (other > one) | ((other == one) & (experts < experts[:, None]))
+    return jnp.sum(is_before, axis=-1) < experts_per_token
+
+
+def _sums_of_texts(of_tokens: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
+    """Give every token its text's sums: (B, T, F) to the same, or to (B, 1, F) of whole rows."""
+    if segment_ids is None:
+        return jnp.sum(of_tokens, axis=1, keepdims=True)
+    is_next = segment_ids[:, 1:] != segment_ids[:, :-1]
+    text = jnp.pad(jnp.cumsum(is_next, axis=1), ((0, 0), (1, 0)))
+    add_up = partial(jax.ops.segment_sum, num_segments=of_tokens.shape[1], indices_are_sorted=True)
+    return jnp.take_along_axis(jax.vmap(add_up)(of_tokens, text), text[..., None], axis=1)

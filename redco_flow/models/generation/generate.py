@@ -1,0 +1,183 @@
+"""Generate texts: greedily, by beam search or by sampling, for any model with a cache.
+
+Pure functions, to be jitted as a whole. A row's result does not depend on the rows beside it.
+Encoder-decoders read a source and begin with their start token; decoder-only models read a prompt,
+padded on either side, and begin with its last token.
+Dims in this file: B batch, S source or prompt, N beams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from redco_flow.models.attention.context import num_context_shards
+from redco_flow.models.generation.beam import beam_search
+from redco_flow.models.generation.greedy import (
+    EndTokens,
+    Generated,
+    greedy_search,
+    is_end,
+    token_search,
+)
+from redco_flow.models.generation.sampling import Sampling, draw
+from redco_flow.models.random import example_keys
+
+
+class ForcedTokens(NamedTuple):
+    """Which token comes first, and which one (of these) last; None: any.
+
+    The last counts where there is room for one token only.
+    """
+
+    first: int | None = None
+    last: EndTokens | None = None
+
+
+def with_forced_tokens(
+    decode_step: Callable[..., tuple[jax.Array, Any]], forced: ForcedTokens, max_new_tokens: int
+) -> Callable[..., tuple[jax.Array, Any]]:
+    """Let nothing else be chosen where a token is forced.
+
+    Args:
+        decode_step: (cache, tokens (B, N), position) to (logits (B, N, V), cache).
+        max_new_tokens: the last of them is where a text that has not ended is made to.
+    """
+    if forced == ForcedTokens():
+        return decode_step
+
+    def step(cache: Any, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
+        logits, cache = decode_step(cache, tokens, position)
+        for token, place in ((forced.first, 0), (forced.last, max_new_tokens - 1)):
+            if token is not None:
+                only = jnp.where(is_end(jnp.arange(logits.shape[-1]), token), 0.0, -jnp.inf)
+                logits = jnp.where(position == place, only, logits)
+        return logits, cache
+
+    return step
+
+
+__all__ = ["Generated", "Sampling", "beam_search", "generate", "greedy_search"]
+
+
+def generate(
+    model: Any,
+    config: Any,
+    params: Any,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    *,
+    max_new_tokens: int,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
+    sampling: Sampling | None = None,
+    rngs: jax.Array | None = None,
+) -> Generated:
+    """Read sources or prompts and search for what follows; pure, to be jitted as a whole.
+
+    Args:
+        model: a family's module, such as `models.t5` or `models.gpt2`.
+        input_ids, attention_mask: (B, S); rows of any lengths, mask 0 is padding.
+        max_new_tokens: the end token included.
+        num_beams: 1 is greedy search; the next two count only above that.
+        sampling: draw tokens instead of searching for the likeliest.
+        rngs: (B,) keys, one per row, for sampling only.
+
+    Raises:
+        ValueError: a count below 1; sampling with beams, or without keys; a model that does
+            not generate; or a mesh that splits sequences.
+    """
+    _check(model, max_new_tokens=max_new_tokens, num_beams=num_beams)
+    search: Any = greedy_search
+    if sampling is not None:
+        search = partial(token_search, choose=_choice(sampling, num_beams, rngs, len(input_ids)))
+    elif num_beams > 1:
+        search = partial(beam_search, length_penalty=length_penalty, early_stopping=early_stopping)
+    if hasattr(model, "decoding_params"):
+        params = model.decoding_params(config, params)
+    start = _start_decoder_only if hasattr(model, "prefill") else _start_encoder_decoder
+    cache, special_tokens = start(
+        model,
+        config,
+        params,
+        input_ids,
+        attention_mask,
+        num_beams=num_beams,
+        max_length=max_new_tokens,
+    )
+    step = partial(model.decode_step, config, params)
+    found: Generated = search(
+        with_forced_tokens(step, _forced(config), max_new_tokens),
+        cache,
+        max_new_tokens=max_new_tokens,
+        **special_tokens,
+    )
+    return found
+
+
+def _check(model: Any, **counts: int) -> None:
+    if num_context_shards() > 1:
+        raise ValueError(
+            f"the mesh splits sequences over {num_context_shards()} context shards, and "
+            "generating takes token after token, which cannot be split: generate on "
+            "deployer.without_context_shards(), where the parameters lie as they are."
+        )
+    if not hasattr(model, "decode_step"):
+        raise ValueError(f"{model.__name__} does not generate: it has no decode_step.")
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} is {count}; it must be at least 1.")
+
+
+def _choice(sampling: Sampling, num_beams: int, rngs: jax.Array | None, num_rows: int) -> Any:
+    if num_beams > 1:
+        raise ValueError(f"num_beams is {num_beams}; sampling follows one hypothesis per row.")
+    keys = example_keys(rngs, num_rows)
+    if keys is None:
+        raise ValueError("sampling needs rngs: one key per row.")
+    return partial(draw, keys=keys, how=sampling)
+
+
+def _forced(config: Any) -> ForcedTokens:
+    """Return what the family's config says, if it is one that says such things."""
+    return ForcedTokens(
+        getattr(config, "forced_bos_token_id", None), getattr(config, "forced_eos_token_id", None)
+    )
+
+
+def _start_encoder_decoder(
+    model: Any,
+    config: Any,
+    params: Any,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    **size: int,
+) -> tuple[Any, dict[str, Any]]:
+    encoded = model.encode(config, params, input_ids, attention_mask)
+    cache = model.init_cache(config, params, encoded, attention_mask, **size)
+    return cache, {
+        "start_token_id": config.decoder_start_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+
+
+def _start_decoder_only(
+    model: Any,
+    config: Any,
+    params: Any,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    **size: int,
+) -> tuple[Any, dict[str, Any]]:
+    cache = model.prefill(config, params, input_ids, attention_mask, **size)
+    return cache, {
+        "start_token_id": cache.source.last_token,
+        "eos_token_id": config.eos_token_ids,
+        "pad_token_id": config.filler_token_id,
+    }

@@ -1,0 +1,162 @@
+"""One hypothesis per row, a token at a time: the likeliest, or whichever a rule chooses.
+
+One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has. A
+row's result does not depend on the rows beside it.
+Dims in this file: B batch, T new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+# One token id, or several of which each ends a text.
+EndTokens = int | tuple[int, ...]
+
+
+class BeamCache(Protocol):
+    """A model's cache: a named tuple in which beams are one field.
+
+    `beams` is a tree whose every leaf has dims (B, N, …): what differs between the hypotheses of
+    a source. Everything else in the cache stays as it is.
+    """
+
+    @property
+    def beams(self) -> Any:
+        """The part that is reordered."""
+
+    def _replace(self, **fields: Any) -> Any: ...
+
+
+CacheT = TypeVar("CacheT", bound=BeamCache)
+DecodeStep = Callable[[CacheT, jax.Array, jax.Array], tuple[jax.Array, CacheT]]
+
+
+class Generated(NamedTuple):
+    """The best sequence found for each row.
+
+    Attributes:
+        tokens: (B, T) int32 without the start token or the prompt; padding after the end token.
+        scores: (B,) float32 log-probability, over length ** length_penalty for beam search.
+    """
+
+    tokens: jax.Array
+    scores: jax.Array
+
+
+def batch_and_beams(cache: Any) -> tuple[int, int]:
+    """Return B and N."""
+    batch_size, num_beams = jax.tree.leaves(cache.beams)[0].shape[:2]
+    return batch_size, num_beams
+
+
+def start_tokens(start: int | jax.Array, batch_size: int, num_beams: int) -> jax.Array:
+    """Return the first inputs (B, N): one token for all rows, or each row's own (B,)."""
+    each_row = jnp.broadcast_to(jnp.asarray(start, jnp.int32), (batch_size,))
+    return jnp.broadcast_to(each_row[:, None], (batch_size, num_beams))
+
+
+def is_end(tokens: jax.Array, eos_token_id: EndTokens) -> jax.Array:
+    """Return which tokens end a text."""
+    ends = eos_token_id if isinstance(eos_token_id, tuple) else (eos_token_id,)
+    return jnp.any(tokens[..., None] == jnp.asarray(ends, tokens.dtype), axis=-1)
+
+
+# (logits (B, V) float32, position) to tokens (B,).
+ChooseToken = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class _State(NamedTuple):
+    position: jax.Array
+    last: jax.Array  # (B, 1)
+    tokens: jax.Array  # (B, T)
+    scores: jax.Array  # (B,)
+    ended: jax.Array  # (B,)
+    cache: Any
+
+
+def greedy_search(
+    decode_step: DecodeStep[CacheT],
+    cache: CacheT,
+    *,
+    max_new_tokens: int,
+    start_token_id: int | jax.Array,
+    eos_token_id: EndTokens,
+    pad_token_id: int,
+) -> Generated:
+    """Take the likeliest token each time; see `token_search`."""
+    return token_search(
+        decode_step,
+        cache,
+        lambda logits, position: _likeliest(logits),
+        max_new_tokens=max_new_tokens,
+        start_token_id=start_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+    )
+
+
+def token_search(
+    decode_step: DecodeStep[CacheT],
+    cache: CacheT,
+    choose: ChooseToken,
+    *,
+    max_new_tokens: int,
+    start_token_id: int | jax.Array,
+    eos_token_id: EndTokens,
+    pad_token_id: int,
+) -> Generated:
+    """Decode with one beam, each token chosen by `choose`.
+
+    Args:
+        decode_step: (cache, tokens (B, 1), position) to (logits (B, 1, V), cache).
+        cache: with one beam and room for `max_new_tokens`.
+        start_token_id: one for all rows, or each row's own (B,).
+
+    Returns:
+        the tokens; scores are the model's own log-probabilities of them, however chosen.
+    """
+    batch_size, _ = batch_and_beams(cache)
+
+    def advance(state: _State) -> _State:
+        logits, cache = decode_step(state.cache, state.last, state.position)
+        scores = logits[:, 0].astype(jnp.float32)
+        best = choose(scores, state.position).astype(jnp.int32)
+        chosen = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+        gained = chosen - jax.nn.logsumexp(scores, axis=-1)
+        token = jnp.where(state.ended, pad_token_id, best)
+        return _State(
+            position=state.position + 1,
+            last=token[:, None],
+            tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.position)),
+            scores=state.scores + jnp.where(state.ended, 0.0, gained),
+            ended=state.ended | is_end(token, eos_token_id),
+            cache=cache,
+        )
+
+    first = _State(
+        position=jnp.zeros((), jnp.int32),
+        last=start_tokens(start_token_id, batch_size, 1),
+        tokens=jnp.full((batch_size, max_new_tokens), pad_token_id, jnp.int32),
+        scores=jnp.zeros((batch_size,), jnp.float32),
+        ended=jnp.zeros((batch_size,), bool),
+        cache=cache,
+    )
+    last = jax.lax.while_loop(
+        lambda state: (state.position < max_new_tokens) & ~jnp.all(state.ended), advance, first
+    )
+    return Generated(last.tokens, last.scores)
+
+
+def _likeliest(logits: jax.Array) -> jax.Array:
+    """Return the place of the largest of each row (B, V), the first of equals.
+
+    A maximum and a minimum are vectorised where an argmax, one reduction of pairs, is not.
+    """
+    last = logits.shape[-1] - 1
+    places = jnp.arange(last + 1, dtype=jnp.int32)
+    is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_largest, places, last), axis=-1)

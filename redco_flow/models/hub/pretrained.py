@@ -1,0 +1,122 @@
+"""Models as directories: `config.json` beside safetensors, on disk or on the Hugging Face hub.
+
+Knows which files a model consists of and puts family, config and tensors together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from redco_flow.hub import download_model, has_weights, is_hub_name
+from redco_flow.models.find import find_model
+from redco_flow.models.hub.tensors import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    TensorFiles,
+    load_params,
+    save_params,
+)
+from redco_flow.records import UnreadableFile, read_json, reading, write_json
+
+CONFIG_FILE = "config.json"
+# The weights in our format, and what a model reads beside them; no other framework's weights.
+_WEIGHTS = "model*.safetensors"
+
+
+def find_checkpoint(
+    name_or_path: str, *, revision: str | None = None, with_weights: bool = True
+) -> Path:
+    """Return the directory of a model, downloading it first where it is a hub id.
+
+    Args:
+        revision: the hub's branch, tag or commit; None means main.
+        with_weights: False needs the configuration alone.
+
+    Raises:
+        ValueError: neither a directory with a config.json nor a model that the hub, or its local
+            cache, has.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        if not (path / CONFIG_FILE).is_file():
+            raise ValueError(f"model directory {path} has no {CONFIG_FILE}.")
+        return path
+    if not is_hub_name(name_or_path):
+        raise ValueError(f"model directory {name_or_path} does not exist.")
+    patterns = ["*.json", *([_WEIGHTS] if with_weights else [])]
+
+    def is_whole(folder: Path) -> bool:
+        return (folder / CONFIG_FILE).is_file() and (not with_weights or has_weights(folder))
+
+    return download_model(name_or_path, revision, patterns, is_whole)
+
+
+def model_type(directory: Path) -> str:
+    """Return what a model's `config.json` calls its family; empty where it does not say."""
+    return str(_read_config(directory).get("model_type", ""))
+
+
+def read_model(
+    directory: Path,
+    *,
+    family: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+) -> tuple[ModuleType, Any]:
+    """Return the family's module and the config of the model in a directory.
+
+    Args:
+        family: by `config.json`'s model_type where None.
+        overrides: config values to use instead of the file's.
+        dtype: what products are computed in.
+
+    Raises:
+        ValueError: an unknown family, key or value.
+    """
+    values = _read_config(directory)
+    path = directory / CONFIG_FILE
+    with reading(path, "a model's configuration"):
+        model = find_model(family or str(values.get("model_type", "")))
+        config = model.Config.from_hugging_face(values, dtype=dtype)
+    config = config.updated(overrides or {})
+    if (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file():
+        with TensorFiles(directory) as files:
+            config = model.config_of_tensors(config, files)
+    return model, config
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    path = directory / CONFIG_FILE
+    with reading(path, "a model's configuration"):
+        values = read_json(path)
+    if not isinstance(values, dict):
+        raise UnreadableFile(f"{path}: not a model's configuration: a {type(values).__name__}.")
+    return values
+
+
+def load_pretrained(directory: Path, model: ModuleType, config: Any, shardings: Any = None) -> Any:
+    """Read a model's parameters, each device's shard straight from the file.
+
+    Args:
+        shardings: tree of `jax.sharding.Sharding` like the parameters; None: the default device.
+
+    Raises:
+        CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
+    """
+    return load_params(
+        directory,
+        model.tensor_layouts(config),
+        model.abstract_params(config),
+        shardings,
+        ignored=model.IGNORED_TENSORS,
+    )
+
+
+def save_pretrained(directory: Path, model: ModuleType, config: Any, params: Any) -> None:
+    """Write what transformers' `from_pretrained` reads: tensors, then `config.json`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_params(directory, model.tensor_layouts(config), params)
+    write_json(directory / CONFIG_FILE, config.to_hugging_face())

@@ -1,0 +1,322 @@
+"""The safetensors files of a checkpoint directory as named tensors, read by blocks.
+
+Knows single files and Hugging Face's sharded index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.records import read_json, reading, write_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_ROWS_AT_A_TIME = 4096
+_DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+class CheckpointMismatch(ValueError):
+    """The tensors are not those of the model; the message names every one that differs."""
+
+
+class TensorFiles:
+    """The tensors of a checkpoint directory, opened without reading them; a context manager.
+
+    Raises:
+        CheckpointMismatch: no safetensors there, or a file that is none (cut off, for example).
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._stack = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
+        try:
+            for path in _find_files(directory):
+                self._open(path)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> set[str]:
+        """Every tensor's name."""
+        return set(self._file_of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return tuple(self._file_of[name].get_slice(name).get_shape())
+
+    def read(self, name: str, block: tuple[slice, ...] = ()) -> np.ndarray:
+        """Read a block of a tensor, all of it by default."""
+        tensor = self._file_of[name].get_slice(name)
+        dtype = tensor.get_dtype()
+        if dtype not in _DTYPES:
+            raise CheckpointMismatch(
+                f"{self._path_of[name]}: tensor {name} is {dtype}; parameters are read from "
+                f"{', '.join(_DTYPES)}."
+            )
+        whole = tuple(slice(0, size) for size in tensor.get_shape())
+        with reading(self._path_of[name], "a safetensors file"):
+            values: np.ndarray = np.asarray(tensor[block or whole])
+        return values
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = self._stack.enter_context(safe_open(path, framework="np"))
+            names = list(file.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointMismatch(f"{path}: not a readable safetensors file: {error}") from error
+        self._file_of.update(dict.fromkeys(names, file))
+        self._path_of.update(dict.fromkeys(names, path))
+
+
+def equal_tensors(files: TensorFiles, one: str, other: str) -> bool:
+    """Compare two matrices, a run of rows at a time."""
+    if files.shape(one) != files.shape(other):
+        return False
+    num_rows, width = files.shape(one)
+    for start in range(0, num_rows, _ROWS_AT_A_TIME):
+        block = (slice(start, min(start + _ROWS_AT_A_TIME, num_rows)), slice(0, width))
+        if not np.array_equal(files.read(one, block), files.read(other, block)):
+            return False
+    return True
+
+
+def _find_files(directory: Path) -> list[Path]:
+    """Return the safetensors files that make up a checkpoint."""
+    index = directory / INDEX_FILE
+    if index.is_file():
+        names = _files_in_index(index)
+        missing = [n for n in names if Path(n).name != n or not (directory / n).is_file()]
+        if missing:
+            raise CheckpointMismatch(
+                f"{index}: names files that are not there: {', '.join(missing)}."
+            )
+        return [directory / name for name in names]
+    if (directory / SINGLE_FILE).is_file():
+        return [directory / SINGLE_FILE]
+    raise CheckpointMismatch(
+        f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there. Other formats are not "
+        "read; transformers saves this one by save_pretrained()."
+    )
+
+
+def _files_in_index(index: Path) -> list[str]:
+    """Return the names of the files that an index spreads the tensors over, each once."""
+    try:
+        record = read_json(index)
+    except ValueError as error:
+        raise CheckpointMismatch(str(error)) from error
+    places = record.get("weight_map") if isinstance(record, dict) else None
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointMismatch(
+            f"{index}: no index of safetensors files: weight_map must name the file of each tensor."
+        )
+    return sorted(set(names))
+
+
+_MAX_FILE_BYTES = 5 * 10**9
+_MAX_LISTED = 20
+
+
+def load_params(
+    directory: Path,
+    layouts: Any,
+    shapes: Any,
+    shardings: Any = None,
+    *,
+    ignored: Iterable[str] = (),
+) -> Any:
+    """Read a checkpoint's tensors into a tree of arrays.
+
+    Args:
+        directory: has `model.safetensors`, or its shards and their index.
+        layouts: tree of TensorLayout.
+        shapes: the same tree of what is wanted, with `shape` and `dtype`.
+        shardings: the same tree of `jax.sharding.Sharding`; None: all on the default device.
+        ignored: names of tensors that may be there and are not read; `*` stands for anything.
+
+    Raises:
+        CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
+    """
+    leaves, layout_leaves = _paired(shapes, layouts)
+    if shardings is None:
+        single = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        sharding_leaves: list[Any] = [single] * len(leaves)
+    else:
+        _, sharding_leaves = _paired(shapes, shardings)
+    with TensorFiles(directory) as files:
+        source_of = _match(files, layout_leaves, leaves, set(ignored))
+        arrays = [
+            _load_one(files, layout, leaf, sharding, source_of)
+            for layout, leaf, sharding in zip(layout_leaves, leaves, sharding_leaves, strict=True)
+        ]
+        # The files are mapped into memory: nothing may still be reading them when they close.
+        jax.block_until_ready(arrays)
+    return jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+
+
+def save_params(
+    directory: Path, layouts: Any, params: Any, *, max_file_bytes: int = _MAX_FILE_BYTES
+) -> list[Path]:
+    """Write parameters as `model.safetensors`, or as shards and an index where they are larger.
+
+    Args:
+        directory: exists; files of these names in it are replaced.
+        layouts: tree of TensorLayout, like `params`.
+
+    Returns:
+        the files written.
+    """
+    leaves, layout_leaves = _paired(params, layouts)
+    plan = _plan_files(layout_leaves, leaves, max_file_bytes)
+    tensors = (
+        tensor
+        for layout, leaf in zip(layout_leaves, leaves, strict=True)
+        for tensor in layout.split(np.asarray(leaf))
+    )
+    written = []
+    for file_name, names in plan.items():
+        content = dict(itertools.islice(tensors, len(names)))
+        assert list(content) == names
+        # transformers refuses files that do not say what wrote them; "pt" is the layout's name.
+        save_file(content, directory / file_name, metadata={"format": "pt"})
+        written.append(directory / file_name)
+    if len(plan) > 1:
+        total_bytes = sum(leaf.nbytes for leaf in leaves)
+        weight_map = {name: file_name for file_name, names in plan.items() for name in names}
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        write_json(directory / INDEX_FILE, index)
+        written.append(directory / INDEX_FILE)
+    for stale in {*directory.glob("model*.safetensors"), directory / INDEX_FILE} - set(written):
+        stale.unlink(missing_ok=True)
+    return written
+
+
+def _paired(tree: Any, other: Any) -> tuple[list[Any], list[Any]]:
+    """Return the leaves of `tree` and what stands in their places in `other`."""
+    leaves, structure = jax.tree.flatten(tree)
+    definition: Any = structure
+    return leaves, definition.flatten_up_to(other)
+
+
+def _match(
+    files: TensorFiles, layouts: list[TensorLayout], leaves: list[Any], ignored: set[str]
+) -> dict[str, str]:
+    """Return under which name each wanted tensor is there, or tell all that is wrong."""
+    found, missing, misshaped = {}, [], []
+    other_names: set[str] = set()
+    for layout, leaf in zip(layouts, leaves, strict=True):
+        wanted_shape = layout.tensor_shape(leaf.shape)
+        for index, name in layout.tensor_names(leaf.shape):
+            names = layout.names(index)
+            other_names.update(names[1:])
+            present = next((n for n in names if n in files.names), None)
+            if present is None and layout.is_optional:
+                continue
+            if present is None:
+                missing.append(name)
+            elif files.shape(present) != wanted_shape:
+                misshaped.append(f"{present} is {files.shape(present)}, expected {wanted_shape}")
+            else:
+                found[name] = present
+    accounted = {*found.values(), *(line.split(" ")[0] for line in misshaped), *other_names}
+    unexpected = sorted(
+        name
+        for name in files.names - accounted
+        if not any(fnmatchcase(name, pattern) for pattern in ignored)
+    )
+    problems = [
+        f"{len(lines)} {what}: {_listed(lines)}"
+        for what, lines in (
+            ("missing", missing),
+            ("of another shape", misshaped),
+            ("not of this model", unexpected),
+        )
+        if lines
+    ]
+    if problems:
+        raise CheckpointMismatch(
+            f"{files.directory}: the tensors do not fit the model's config.json. "
+            f"{'; '.join(problems)}."
+        )
+    return found
+
+
+def _load_one(
+    files: TensorFiles,
+    layout: TensorLayout,
+    leaf: Any,
+    sharding: jax.sharding.Sharding,
+    source_of: Mapping[str, str],
+) -> jax.Array:
+    """Read one parameter, each distinct shard once."""
+    blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def read_tensor(name: str, part: tuple[slice, ...]) -> np.ndarray:
+        if name in source_of:
+            return files.read(source_of[name], part)
+        return np.zeros([one.stop - one.start for one in part], leaf.dtype)
+
+    def read_block(block: tuple[slice, ...] | None) -> np.ndarray:
+        assert block is not None
+        bounds = tuple(part.indices(size)[:2] for part, size in zip(block, leaf.shape, strict=True))
+        if bounds not in blocks:
+            values = layout.read_block(leaf.shape, block, read_tensor)
+            blocks[bounds] = np.ascontiguousarray(values, dtype=leaf.dtype)
+        return blocks[bounds]
+
+    return jax.make_array_from_callback(leaf.shape, sharding, read_block)
+
+
+def _plan_files(
+    layouts: list[TensorLayout], leaves: list[Any], max_file_bytes: int
+) -> dict[str, list[str]]:
+    """Spread the tensors over files in their order: file name to tensor names."""
+    files: list[list[str]] = [[]]
+    file_bytes = 0
+    for layout, leaf in zip(layouts, leaves, strict=True):
+        num_bytes = math.prod(layout.tensor_shape(leaf.shape)) * leaf.dtype.itemsize
+        for _, name in layout.tensor_names(leaf.shape):
+            if files[-1] and file_bytes + num_bytes > max_file_bytes:
+                files.append([])
+                file_bytes = 0
+            files[-1].append(name)
+            file_bytes += num_bytes
+    if len(files) == 1:
+        return {SINGLE_FILE: files[0]}
+    return {
+        f"model-{number:05d}-of-{len(files):05d}.safetensors": names
+        for number, names in enumerate(files, start=1)
+    }
+
+
+def _listed(lines: list[str]) -> str:
+    more = f" and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
+    return ", ".join(lines[:_MAX_LISTED]) + more

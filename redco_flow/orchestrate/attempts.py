@@ -1,0 +1,359 @@
+"""What a run has of each stage: its result, or the attempt that is to make it.
+
+Reads attempts that earlier launchers left and judges which of them still hold. Submits nothing,
+ends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.errors import RedcoFlowError, RunCancelled, StageFailed
+from redco_flow.launch.call import Call, InputReference, read_call
+from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.plan import input_ids
+from redco_flow.orchestrate.state import StateBook
+from redco_flow.orchestrate.stopping import Detached, LogTail, RunContext, Say, StopRequest
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.results import StageResult, find_new_result, find_result, fingerprint
+from redco_flow.tracking.sweep_directory import current_attempt
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob
+    from redco_flow.launch.job import JobStatus
+
+
+class StageAttempts:
+    """Results and attempts by stage; a stage is looked for after those that it takes from.
+
+    Args:
+        context: the run.
+        upstream: of each stage of this session, what it takes from.
+        judges_ended: an attempt that failed unobserved holds until it has been judged.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        upstream: Mapping[str, Sequence[str]],
+        *,
+        judges_ended: bool,
+    ) -> None:
+        self.made: dict[str, Mapping[str, str]] = {}
+        self.current: dict[str, AttemptDirectory] = {}
+        self._found_again: set[AttemptDirectory] = set()
+        self._context = context
+        self._upstream = upstream
+        self._judges_ended = judges_ended
+
+    def find_again(self, stage: str) -> AttemptDirectory | None:
+        """Take over what an earlier launcher submitted for the stage, if it still holds.
+
+        Returns:
+            An attempt that does not hold and whose job is to be ended, if it has not.
+        """
+        # Imported here: what only plans or reads never pays for it.
+        from redco_flow.launch.executor import reattach
+
+        attempt = current_attempt(self._context.run, stage)
+        record = attempt.read_job() if attempt is not None else None
+        if attempt is None or record is None:
+            return None
+        if self.is_of_another_run(attempt):
+            # Once it has ended, its result is reused like any other, or this run makes its own.
+            if attempt.read_exit() is None:
+                self.current[stage] = attempt
+            return None
+        if not self._takes_from_current(read_call(attempt.call_path)):
+            return attempt
+        if not self.is_published(attempt) and reattach(record).done() and not self._judges_ended:
+            return attempt  # of a lost job, ending it ends what it left behind
+        self.current[stage] = attempt
+        self._found_again.add(attempt)
+        return None
+
+    def is_found_again(self, attempt: AttemptDirectory) -> bool:
+        """Whether an earlier launcher submitted it."""
+        return attempt in self._found_again
+
+    def reuse(self, stage: str) -> bool:
+        """Take a published result, where all inputs are known and it has one."""
+        if any(one not in self.made for one in self._upstream[stage]):
+            return False
+        _, digest = self.ingredients(stage)
+        result = find_result(self._context.workspace, digest)
+        if result is not None:
+            self.made[stage] = result.outputs
+        return result is not None
+
+    def is_published(self, attempt: AttemptDirectory) -> bool:
+        """Whether the attempt has made its result; what it made is noted."""
+        result = attempt.read_result()
+        if result is None or not find_result(self._context.workspace, result["fingerprint"]):
+            return False
+        self.made[attempt.stage] = result["outputs"]
+        return True
+
+    def is_of_another_run(self, attempt: AttemptDirectory) -> bool:
+        """Whether the attempt is not this run's to end or to judge."""
+        return not attempt.path.is_relative_to(self._context.run.path)
+
+    def open_upstream(self, stage: str) -> dict[str, AttemptDirectory] | None:
+        """The attempts that `stage` has to wait for; None where it would wait in vain."""
+        found = {}
+        for one in self._upstream[stage]:
+            attempt = self.current.get(one)
+            if one in self.made or (attempt is not None and self.is_published(attempt)):
+                continue
+            if attempt is None:
+                return None
+            found[one] = attempt
+        return found
+
+    def ingredients(self, stage: str) -> tuple[dict[str, Any], str]:
+        """What determines the result of a stage whose inputs are known, and its fingerprint."""
+        resolved = self._context.pipeline.stages[stage]
+        ids = input_ids(resolved, self.made)
+        ingredients = stage_ingredients(resolved, ids, self._context.workspace)
+        return ingredients, fingerprint(ingredients)
+
+    def _takes_from_current(self, call: Call) -> bool:
+        """Whether a call's inputs are those that this run has, or the attempts that make them."""
+        for reference in (one for given in call.inputs.values() for one in given):
+            made = self.made.get(reference.stage, {}).get(reference.output)
+            if reference.id and made != reference.id:
+                return False
+            if not reference.id and not self._comes_from_current(reference, call, made):
+                return False
+        return True
+
+    def _comes_from_current(self, reference: InputReference, call: Call, made: str | None) -> bool:
+        """Whether the attempt that a call waits for is the current one, or has made what is."""
+        path = call.upstream[reference.stage]
+        attempt = self.current.get(reference.stage)
+        if attempt is not None and path == str(attempt.path):
+            return True
+        result = AttemptDirectory(Path(path)).read_result()
+        return result is not None and result["outputs"].get(reference.output) == made
+
+
+_POLL_SECONDS = 0.25
+_EXTRA_SECONDS_TO_STOP = 60.0
+
+
+def follow_job(
+    job: CallJob,
+    stop: StopRequest,
+    say: Say,
+    *,
+    grace_seconds: float,
+    on_news: Callable[[JobStatus], None],
+) -> None:
+    """Return when the job has ended with a result; its log lines go to `say` as they appear.
+
+    A request to cancel is handed on to the job, which then has its grace to save.
+
+    Args:
+        on_news: called when there is news: it waits in a queue, and why; it runs, and where.
+
+    Raises:
+        StageFailed: it ended without a result; names job id, log and last lines.
+        RunCancelled: it was cancelled, by the run's stop request or from outside redco-flow.
+        Detached: this process is to end; the job runs on.
+    """
+    tail = LogTail(job.paths.stdout)
+    give_up_at: float | None = None
+    told = ""
+    while True:
+        # Before the log: what it printed before its end is then all there.
+        status = job.status()
+        finished = status.is_finished
+        if status.news and status.news != told:
+            told = status.news
+            say(f"job {job.job_id} {told}")
+            on_news(status)
+        for line in tail.last_lines() if finished else tail.new_lines():
+            say(line)
+        if finished:
+            break
+        if give_up_at is not None:
+            _doze_until(job, give_up_at)
+        elif stop.wait(_POLL_SECONDS):
+            give_up_at = time.monotonic() + grace_seconds + _EXTRA_SECONDS_TO_STOP
+            _stop(job, stop, say)
+    _raise_unless_completed(job, stop)
+
+
+def _stop(job: CallJob, stop: StopRequest, say: Say) -> None:
+    if stop.kind == "detach":
+        raise Detached(stop.reason)
+    say(f"cancelling job {job.job_id}: {stop.reason}")
+    job.cancel(check=False)
+
+
+def _doze_until(job: CallJob, give_up_at: float) -> None:
+    """Wait a moment for a cancelled job.
+
+    Raises:
+        RunCancelled: it should have ended long ago; it is left to the cluster.
+    """
+    if time.monotonic() > give_up_at:
+        raise RunCancelled(f"job {job.job_id} was cancelled but does not end; look for it there.")
+    job.wait_seconds(_POLL_SECONDS)
+
+
+def _raise_unless_completed(job: CallJob, stop: StopRequest) -> None:
+    error = job.exception()
+    if error is None:
+        return
+    if not isinstance(error, RunCancelled):
+        raise StageFailed(str(error))
+    if stop.kind == "cancel":
+        raise RunCancelled(f"stage '{job.attempt.stage}' was cancelled: {stop.reason}.")
+    raise RunCancelled(str(error))
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A stage that has its result.
+
+    Args:
+        attempt: this run's attempt that made it; None if it was reused.
+    """
+
+    result: StageResult
+    attempt: int | None
+
+    @property
+    def reused(self) -> bool:
+        """Whether nothing had to run."""
+        return self.attempt is None
+
+
+class RetryableFailure(Exception):
+    """An attempt failed, and the profile allows another one."""
+
+
+@dataclass(frozen=True)
+class AttemptFollower:
+    """Follows the attempts of one stage of one run."""
+
+    context: RunContext
+    stage: str
+    say: Say
+
+    def follow(self, event: str, attempt: AttemptDirectory, job: CallJob) -> Finished:
+        """Return when the attempt's job has ended with a result.
+
+        Args:
+            event: how the journal calls it that the stage has this job now.
+
+        Raises:
+            RetryableFailure: it failed, and may be tried again.
+            StageFailed: it failed for good; names job, log and last lines.
+            RunCancelled: it was cancelled.
+            Detached: this process is to end; the job runs on.
+        """
+        fields = {"attempt": attempt.number, "job_id": job.job_id, "message": ""}
+        self.context.book.set_stage(self.stage, State.RUNNING, event=event, **fields)
+        try:
+            follow_job(
+                job,
+                self.context.stop,
+                self.say,
+                grace_seconds=self.context.profile.grace_seconds,
+                on_news=lambda status: self._set_news(job, status),
+            )
+        except StageFailed as failure:
+            self._raise_if_worth_a_retry(attempt, failure)
+            raise
+        finished = self.result_of(attempt, is_new=True)
+        if finished is None:
+            raise StageFailed(
+                f"stage '{self.stage}': job {job.job_id} ended well, but its result is not "
+                f"published or its artifacts are gone; see {attempt.result_path}."
+            )
+        return finished
+
+    def result_of(self, attempt: AttemptDirectory, *, is_new: bool = False) -> Finished | None:
+        """Return the published result of an attempt, if it has one that can be trusted.
+
+        Args:
+            is_new: made just now; the stage that reads it verifies it, on a machine made for work.
+        """
+        record = attempt.read_result()
+        if record is None:
+            return None
+        find = find_new_result if is_new else find_result
+        result = find(self.context.workspace, record["fingerprint"])
+        return Finished(result, attempt.number) if result is not None else None
+
+    def _set_news(self, job: CallJob, status: JobStatus) -> None:
+        """What a person sees who asks for the run's status: a job in a queue is not at work."""
+        is_waiting = status.state is State.PENDING
+        message = f"job {job.job_id} {status.message}" if is_waiting else ""
+        fields = {"message": message, "told_at": utc_now()}
+        self.context.book.set_stage(self.stage, State.RUNNING, event="job_news", **fields)
+
+    def _raise_if_worth_a_retry(self, attempt: AttemptDirectory, failure: StageFailed) -> None:
+        """Raise RetryableFailure if the profile's budget for this ending is not used up.
+
+        The budget is counted from the attempts' own records, so that it outlives this process.
+        """
+        cause = attempt.cause or Cause.LOST
+        num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
+        if not self.context.profile.retries.allows(cause, num_ended):
+            return
+        self.context.book.note("job_retried", stage=self.stage, attempt=attempt.number, cause=cause)
+        self.say(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
+        raise RetryableFailure(str(failure)) from failure
+
+
+@contextmanager
+def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
+    """Write into the state book how bringing the stage to its end went wrong, if it does.
+
+    Raises:
+        StageFailed: for whatever it was (a full disk, a deleted input): the run must go on.
+        RunCancelled: as it came.
+    """
+    try:
+        yield
+    except RunCancelled as error:
+        book.set_stage(stage, State.CANCELLED, message=str(error))
+        raise
+    except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
+        failure = _as_failure(stage, error)
+        book.set_stage(stage, State.FAILED, message=str(failure))
+        raise failure from error
+
+
+def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
+    """Write into the state book what the stage made, or whose result it reuses."""
+    result = finished.result
+    made_by = {"run": result.run, "stage": result.stage, "attempt": result.attempt}
+    book.set_stage(
+        stage,
+        State.COMPLETED,
+        reused=finished.reused,
+        attempt=finished.attempt,
+        seconds=0.0 if finished.reused else result.seconds,
+        artifacts=dict(result.outputs),
+        metrics=result.metrics,
+        fingerprint=result.fingerprint,
+        made_by=made_by if finished.reused and result.run else None,
+        message=f"made by {result.run}" if finished.reused and result.run else "",
+    )
+
+
+def _as_failure(stage: str, error: BaseException) -> StageFailed:
+    if isinstance(error, StageFailed):
+        return error
+    said = str(error) if isinstance(error, RedcoFlowError) else f"{type(error).__name__}: {error}"
+    return StageFailed(f"stage '{stage}': {said}")

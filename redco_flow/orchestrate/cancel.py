@@ -1,0 +1,143 @@
+"""Stop runs from any process: ask their launchers, and end the jobs of those that have none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from redco_flow.errors import RunCancelled, UsageError
+from redco_flow.launch.endings import never_began, write_exit
+from redco_flow.orchestrate.state import (
+    ENDED_RUN_STATES,
+    ENDED_STAGE_STATES,
+    StateBook,
+    note_takeover,
+)
+from redco_flow.tracking.attempt import Cause, State
+from redco_flow.tracking.locks import Lease, acquire, find_holder
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
+
+if TYPE_CHECKING:
+    from redco_flow.launch.executor import CallJob
+
+
+_POLL_SECONDS = 0.1
+_NUM_ASKED_AT_ONCE = 16
+
+
+def cancel_run(run: RunDirectory, reason: str = "") -> None:
+    """Ask for the run to stop and wait for its end; without an orchestrator, end its jobs here.
+
+    Args:
+        reason: for people.
+
+    Raises:
+        UsageError: it has ended already.
+    """
+    state = run.read_state()["state"]
+    if state in ENDED_RUN_STATES:
+        raise UsageError(f"run {run.id} has ended already: it is {state}.")
+    cancel_runs([run], reason)
+
+
+def cancel_runs(runs: Iterable[RunDirectory], reason: str = "") -> None:
+    """Ask for all these runs to stop, then wait for their ends together; as `cancel_run`.
+
+    One that has ended already is left as it is.
+    """
+    left = [run for run in runs if not has_ended(run)]
+    for run in left:
+        run.request_cancel(reason)
+    ends: list[_EndWithoutLauncher] = []
+    with ExitStack() as leases, ThreadPoolExecutor(_NUM_ASKED_AT_ONCE) as pool:
+        while left:
+            undriven = [run for run in left if find_holder(run) is None]
+            begun = pool.map(lambda run: _begin_end(run, reason, leases), undriven)
+            ends += [end for end in begun if end is not None]
+            ends = [end for end in ends if not end.has_come()]
+            left = [run for run in left if not has_ended(run)]
+            if left:
+                time.sleep(_POLL_SECONDS)
+
+
+def has_ended(run: RunDirectory) -> bool:
+    """Tell whether a run has its end; one whose state is damaged has none to be brought to."""
+    state = unless_damaged(run.read_state)
+    return state is None or state["state"] in ENDED_RUN_STATES
+
+
+def _begin_end(run: RunDirectory, reason: str, leases: ExitStack) -> _EndWithoutLauncher | None:
+    """Take a run without an orchestrator, and ask its jobs to stop.
+
+    Args:
+        leases: gets what releases the run's lease.
+
+    Returns:
+        None where another process has just taken the run up: that one sees the request.
+    """
+    try:
+        lease = leases.enter_context(acquire(run))
+    except UsageError:
+        if find_holder(run) is None:
+            raise
+        return None
+    note_takeover(run, lease)
+    end = _EndWithoutLauncher(run, lease, f"cancelled{f': {reason}' if reason else ''}")
+    end.ask()
+    return end
+
+
+class _EndWithoutLauncher:
+    """The launcher's part in a run's end, under its lease: end the jobs, write what became of them.
+
+    Args:
+        message: for people.
+    """
+
+    def __init__(self, run: RunDirectory, lease: Lease, message: str) -> None:
+        self._run = run
+        self._lease = lease
+        self._message = message
+        self._book = StateBook(run)
+        self._jobs: dict[str, CallJob] = {}
+
+    def ask(self) -> None:
+        """Ask the run's jobs to stop, unless its launcher was faster than we."""
+        from redco_flow.launch.executor import reattach
+
+        for stage in () if has_ended(self._run) else self._book.stages():
+            attempt = self._run.latest_attempt(stage)
+            if attempt is None or attempt.read_exit() or not (record := attempt.read_job()):
+                continue
+            self._jobs[stage] = reattach(record)
+            self._jobs[stage].cancel(check=False)
+
+    def has_come(self) -> bool:
+        """Say whether all jobs have ended; if so, the run has its end and its lease is free."""
+        # Every job is looked at: a cluster's word counts some seconds after it was first heard.
+        still_there = [job for job in self._jobs.values() if not job.done()]
+        if still_there:
+            return False
+        if not has_ended(self._run):
+            self._close()
+        self._lease.release()
+        return True
+
+    def _close(self) -> None:
+        for stage, known in self._book.stages().items():
+            if stage in self._jobs:
+                _note_end(self._jobs[stage], self._message)
+            if known["state"] not in ENDED_STAGE_STATES:
+                self._book.set_stage(stage, State.CANCELLED, message=self._message)
+        self._book.close_run(State.CANCELLED, RunCancelled.exit_code, self._message)
+        self._run.clear_cancel()
+
+
+def _note_end(job: CallJob, why: str) -> None:
+    """Of a job that left the queue without a word, say so where a resumed run looks."""
+    if job.attempt.read_exit() is None and job.status().cause is Cause.CANCELLED:
+        write_exit(job.attempt, never_began(why))

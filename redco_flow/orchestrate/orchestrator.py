@@ -1,0 +1,247 @@
+"""The process that drives one run: `python -m redco_flow.orchestrate.orchestrator RUN_DIRECTORY`.
+
+In a session of its own, so it outlives the terminal. Holds the lease, takes signals, and ends
+with the run's exit code; what happens in between is `driving`'s. What a killed process left is
+taken up by the next one on the same directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.launch.redaction import RedactedStream
+from redco_flow.orchestrate.plan import Plan
+from redco_flow.orchestrate.prefect.flow import FlowThread
+from redco_flow.orchestrate.session import Outcome, RunSession
+from redco_flow.orchestrate.state import LaunchRecord, StateBook, note_takeover
+from redco_flow.orchestrate.stopping import RunContext, Say, StopRequest
+from redco_flow.spec.load import Origin, load_pipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import Lease, acquire
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.prefect.flow import FlowThread
+
+
+_SECONDS_FOR_PREFECT_TO_CLOSE = 180.0
+_SECONDS_FOR_PYTHON_TO_CLOSE = 15.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Drive the run to its end; return the exit code."""
+    options = _parse(arguments)
+    run = RunDirectory(options.run)
+    try:
+        with acquire(run) as lease:
+            exit_code, flow = _drive(run, lease, options)
+    except RedcoFlowError as error:
+        say(str(error))
+        return error.exit_code
+    except OSError as error:  # of a record: only the log can still tell it
+        say(
+            f"{error.filename or run.path} cannot be written ({error.strerror or error}): this "
+            f"process ends; jobs run on, and what is recorded stays. Make it writable, or free "
+            f"space, then `redco-flow resume {run.id}`."
+        )
+        return 1
+    if flow is not None:
+        # The run has ended; Prefect may take its time without keeping others from the run.
+        flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
+    return exit_code
+
+
+def _drive(
+    run: RunDirectory, lease: Lease, options: argparse.Namespace
+) -> tuple[int, FlowThread | None]:
+    """Return the exit code, and the flow where there is one to close.
+
+    Raises:
+        OSError: the run's records cannot be written; names the path.
+    """
+    note_takeover(run, lease)
+    book = StateBook(run)
+    stop = StopRequest()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop.on_signal)
+    try:
+        # Imported now, so that the process that started this one sees the lease at once. submitit
+        # configures logging when it is imported, which closes every handler: once Prefect
+        # has its own, that can wait for ever on a lock.
+        importlib.import_module("redco_flow.launch.executor")
+        from redco_flow.orchestrate.prefect.flow import FlowThread
+
+        session = open_session(
+            run,
+            book,
+            stop,
+            leave_cancelled=options.leave_cancelled,
+            judges_ended=options.judge_ended,
+        )
+        flow = FlowThread(session, say)
+        return drive(session, flow, say).exit_code, flow
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (the run's files must say it)
+        say(traceback.format_exc())
+        code = error.exit_code if isinstance(error, RedcoFlowError) else 1
+        book.close_run(State.FAILED, code, _told(error))
+        return code, None
+
+
+def _told(error: BaseException) -> str:
+    """What went wrong, for the run's message: ours speak for themselves."""
+    if isinstance(error, RedcoFlowError):
+        return str(error)
+    return f"the run could not be driven: {type(error).__name__}: {error}"
+
+
+def say(line: str) -> None:
+    """Write one line to orchestrator.log, which is this process's standard error."""
+    sys.stderr.write(f"{utc_now()} {line}\n")
+    sys.stderr.flush()
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="redco_flow.orchestrate.orchestrator")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--leave-cancelled", action="store_true")
+    parser.add_argument("--judge-ended", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def _exit(code: int) -> None:
+    """End the process; Prefect's own threads may wait for a lost server only so long."""
+    late = threading.Timer(_SECONDS_FOR_PYTHON_TO_CLOSE, os._exit, [code])
+    late.daemon = True
+    late.start()
+    sys.exit(code)
+
+
+_POLL_SECONDS = 0.2
+
+
+def drive(session: RunSession, flow: FlowThread, say: Say) -> Outcome:
+    """Bring the stages to their end and write the run's end."""
+    # Before Prefect, which may take its time: from here on nothing of a run ahead needs us.
+    _wait_heeding(session, lambda: session.submit_ahead(say))
+    flow.start()
+    while not session.stages_ended.wait(_POLL_SECONDS):
+        _heed_requests(session)
+        if session.context.stop.is_set and not session.has_begun:
+            break  # Prefect is still waiting for a server
+    if session.runnable:
+        _go_on_without_flow(session, say)
+    outcome = session.outcome()
+    _close(session, outcome, say)
+    return outcome
+
+
+def _go_on_without_flow(session: RunSession, say: Say) -> None:
+    """Do what the flow has not: run the stages or, when the run is to stop, end their jobs."""
+    if not session.context.stop.is_set:
+        session.context.book.note("flow_lost", message="the stages go on without a Prefect flow")
+        say("the Prefect flow is lost; the stages go on without it.")
+    _wait_heeding(session, lambda: session.run_without_flow(say))
+
+
+def _wait_heeding(session: RunSession, action: Callable[[], None]) -> None:
+    """Let a thread do something; requests to stop reach the stages meanwhile."""
+    ended = _in_thread(action)
+    while not ended.wait(_POLL_SECONDS):
+        _heed_requests(session)
+
+
+def _heed_requests(session: RunSession) -> None:
+    """See to it that a signal, or cancel.json, reaches the stages."""
+    run, stop = session.context.run, session.context.stop
+    stop.act_on_signal()
+    if run.cancel_requested() and stop.kind != "cancel":
+        session.context.book.note("cancel_requested")
+        stop.cancel("`redco-flow cancel`")
+
+
+def _in_thread(action: Callable[[], None]) -> threading.Event:
+    """Begin `action` in a thread; return what is set when it has ended."""
+    ended = threading.Event()
+
+    def act() -> None:
+        try:
+            action()
+        finally:
+            ended.set()
+
+    threading.Thread(target=act, daemon=True).start()
+    return ended
+
+
+def open_session(
+    run: RunDirectory,
+    book: StateBook,
+    stop: StopRequest,
+    *,
+    leave_cancelled: bool,
+    judges_ended: bool = False,
+) -> RunSession:
+    """Read what is to be done from the run's directory alone."""
+    record = LaunchRecord.read(run)
+    profile = Profile.from_json(record.profile)
+    # Read back from the resolved file, but each value still comes from where the user wrote it.
+    origins = {key: Origin(**one) for key, one in run.read_origins().items()}
+    pipeline = replace(load_pipeline(run.resolved_path), origins=origins)
+    context = RunContext(
+        run=run,
+        workspace=Workspace(Path(record.workspace)),
+        pipeline=pipeline,
+        profile=profile.model_copy(update={"workspace": record.workspace}),
+        plan=Plan.from_json(run.read_plan()),
+        book=book,
+        stop=stop,
+        slots=threading.BoundedSemaphore(profile.max_parallel_stages),
+        environment=dict(os.environ),
+        code=run.record["code"],
+        ahead=record.ahead,
+    )
+    return RunSession(context, leave_cancelled=leave_cancelled, judges_ended=judges_ended)
+
+
+def _close(session: RunSession, outcome: Outcome, say: Say) -> None:
+    """Write the run's end, then its report; who waits for the report waits for the lease's end."""
+    context = session.context
+    if outcome.state is State.DETACHED:
+        context.book.note("detached", reason=outcome.message)
+        say(f"{outcome.message}: jobs run on; `redco-flow resume {context.run.id}`.")
+        return
+    context.book.close_run(outcome.state, outcome.exit_code, outcome.message)
+    _write_report(context, say)
+    context.run.clear_cancel()
+    say(f"{outcome.state}: {outcome.message}")
+
+
+def _write_report(context: RunContext, say: Say) -> None:
+    """Write the run's page; a run is no failure because its page cannot be written."""
+    try:
+        # By name: the report and the orchestrator know each other's files, not each other.
+        build = importlib.import_module("redco_flow.report.page")
+        build.build_report(context.run, context.workspace)
+    except Exception:  # noqa: BLE001 (whatever it is, it is told and the run has its end)
+        say(f"warning: the report could not be written:\n{traceback.format_exc()}")
+
+
+if __name__ == "__main__":
+    # The run's flow is the user's code, and so are the errors that it raises.
+    sys.stdout = sys.stderr = RedactedStream(sys.stderr, secret_values(os.environ))
+    _exit(main(sys.argv[1:]))

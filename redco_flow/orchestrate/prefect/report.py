@@ -1,0 +1,412 @@
+"""What Prefect is told of a run that is driven here, and what it is asked.
+
+The flow run is made before the flow starts (its id is then known for the page's address, for
+cancelling and for `open_flow_runs`) and carries the tags: a tag on a task would make it ask the
+server for a slot, and a dead server would then stop the run. Every call here may fail without
+harm: Prefect is a view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import http.client
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+from uuid import UUID
+
+from redco_flow.errors import DamagedRecord
+from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
+from redco_flow.orchestrate.prefect.server import home_directory, prefect_directory
+from redco_flow.orchestrate.session import RunSession
+from redco_flow.orchestrate.state import ENDED_RUN_STATES, LaunchRecord
+from redco_flow.records import write_json
+from redco_flow.terminal_text import visible
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import find_record, unless_damaged
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import FlowRun, State
+
+
+def summary_key(run: RunDirectory) -> str:
+    """Return the key of the run's summary among Prefect's artifacts: lowercase, digits, dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"redco-flow-{run.id}".lower())
+
+
+def run_summary(run: RunDirectory, workspace: Workspace) -> str:
+    """Return the run's summary, by its state.json."""
+    states = run.read_state()["stages"]
+    store = ArtifactStore(workspace)
+    parts = [f"# {run.id}"]
+    for name, stage in states.items():
+        if stage.get("metrics"):
+            parts += _metrics(name, stage, store)
+    parts += _stages(states)
+    parts.append(f"Report: {_code(run.report_path)}")
+    parts.append(f"Everything else: {_code(run.path)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def headline(run: RunDirectory) -> str:
+    """Return the run's metrics in one line, for places that show no more."""
+    found = [
+        (name, key, value)
+        for name, stage in run.read_state()["stages"].items()
+        for key, value in (stage.get("metrics") or {}).items()
+    ]
+    counts = Counter(key for _, key, _ in found)
+    named = (
+        f"{_text(key if counts[key] == 1 else f'{stage}.{key}')} {_number(value)}"
+        for stage, key, value in found
+    )
+    return ", ".join(named) or "no metrics"
+
+
+def _metrics(name: str, stage: Mapping[str, Any], store: ArtifactStore) -> Iterator[str]:
+    """A stage's metrics beside what trivial baselines get, and the checkpoint they belong to."""
+    evaluation = _evaluation(stage, store)
+    baselines: Mapping[str, Any] = evaluation.get("baselines") or {}
+    columns = ["metric", "value", *(_text(title.replace("_", " ")) for title in baselines)]
+    rows = [
+        [_text(key), _number(value)]
+        + [_number((one.get("metrics") or {}).get(key)) for one in baselines.values()]
+        for key, value in stage["metrics"].items()
+    ]
+    yield f"## {_text(name)}\n\n{_table(columns, rows)}"
+    checkpoint = _checkpoint(stage, evaluation, store)
+    if checkpoint is not None:
+        step = evaluation.get("step", checkpoint.metadata.get("step"))
+        at = f" (step {_text(step)})" if step is not None else ""
+        yield f"Checkpoint `{checkpoint.short_id}`{at}: {_code(checkpoint.path)}"
+
+
+def _evaluation(stage: Mapping[str, Any], store: ArtifactStore) -> Mapping[str, Any]:
+    """What the stage's metrics artifact says of itself; empty where it made none."""
+    for output, artifact_id in stage["artifacts"].items():
+        if output.partition("/")[0] == "metrics":
+            artifact = store.find(artifact_id)
+            return artifact.metadata if artifact else {}
+    return {}
+
+
+def _checkpoint(
+    stage: Mapping[str, Any], evaluation: Mapping[str, Any], store: ArtifactStore
+) -> Artifact | None:
+    if evaluation.get("checkpoint"):
+        return store.find(str(evaluation["checkpoint"]))
+    found = (_find_checkpoint(store, one, depth=4) for one in stage["artifacts"].values())
+    return next((one for one in found if one is not None), None)
+
+
+def _stages(states: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    rows = []
+    for name, stage in states.items():
+        state = "reused" if stage["reused"] else stage["state"]
+        made = ", ".join(
+            f"{_text(key)} {_code(one[:12])}" for key, one in stage["artifacts"].items()
+        )
+        seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
+        told = made or _text(str(stage["message"]).partition("\n")[0])
+        rows.append([_text(name), state, seconds, told])
+    yield f"## Stages\n\n{_table(['stage', 'state', 'seconds', 'made'], rows)}"
+
+
+def _find_checkpoint(store: ArtifactStore, artifact_id: str, depth: int) -> Artifact | None:
+    """The artifact itself or the nearest of its parents that is a checkpoint."""
+    artifact = store.find(artifact_id)
+    if artifact is None or artifact.kind == "checkpoint":
+        return artifact
+    found = (_find_checkpoint(store, one, depth - 1) for one in artifact.parents.values())
+    return next((one for one in found if one is not None), None) if depth else None
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _text(text: object) -> str:
+    """Text in one line that Markdown shows as it is: no HTML, no link, no image, no code."""
+    line = html.escape(" ".join(visible(str(text)).split()), quote=False)
+    return re.sub(r"[\[\]`\\]", r"\\\g<0>", line)
+
+
+def _code(text: object) -> str:
+    """A path or an id as code; what would end the code is written out."""
+    return "`" + " ".join(visible(str(text)).replace("`", "\\x60").split()) + "`"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+_SECONDS_TO_ANSWER = 10.0
+
+
+class OpenRecord(TypedDict):
+    """A flow run that a process has begun."""
+
+    run: str
+    database: str
+    process: ProcessRecord
+
+
+@dataclass(frozen=True)
+class OpenFlowRun:
+    """One such flow run."""
+
+    path: Path
+    run: RunDirectory
+
+    @classmethod
+    def note(cls, flow_run_id: str, run: RunDirectory, api: PrefectApi) -> OpenFlowRun:
+        """Note that this process has begun a flow run."""
+        folder = _folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        process = ProcessIdentity.current().to_json()
+        record = {"run": str(run.path), "database": api.database, "process": process}
+        write_json(folder / f"{flow_run_id}.json", record)
+        return cls(folder / f"{flow_run_id}.json", run)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server does not have the end yet."""
+        return self.path.exists()
+
+    def close(self) -> None:
+        """Note that the server has the flow run's end."""
+        self.path.unlink(missing_ok=True)
+
+    def settle(self) -> bool:
+        """Tell the server the end, by the run's own files; return whether it has it now."""
+        from prefect.client.orchestration import get_client
+        from prefect.exceptions import ObjectNotFound
+        from prefect.settings import (
+            PREFECT_API_REQUEST_TIMEOUT,
+            PREFECT_CLIENT_MAX_RETRIES,
+            temporary_settings,
+        )
+
+        patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 0}
+        try:
+            with temporary_settings(patience):
+                with get_client(sync_client=True) as client:
+                    self._tell(client, UUID(self.path.stem))
+        except ObjectNotFound:
+            pass  # it was deleted there
+        except Exception:  # noqa: BLE001 (the next run tries again)
+            return False
+        self.close()
+        return True
+
+    def _tell(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+        from prefect.client.schemas.actions import ArtifactCreate
+
+        state = state_left_by(self.run)
+        if not state.is_crashed():
+            workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
+            summary = ArtifactCreate(
+                key=summary_key(self.run),
+                type="markdown",
+                description=headline(self.run),
+                data=run_summary(self.run, workspace),
+                flow_run_id=flow_run_id,
+            )
+            client.create_artifact(summary)
+        client.set_flow_run_state(flow_run_id, state, force=True)
+
+
+def settle_left_over(api: PrefectApi) -> None:
+    """Settle what processes that are gone have left open at this API."""
+    for path, record in _open_records(api):
+        if not ProcessIdentity.from_json(record["process"]).is_alive():
+            is_settled = OpenFlowRun(path, RunDirectory(Path(record["run"]))).settle()
+            if not is_settled:
+                return  # who does not answer for one, in seconds, is not asked about the others
+
+
+def users_of(api: PrefectApi) -> list[str]:
+    """Name the runs and other flows that report to our server now, of all users.
+
+    Flows that are not ours are known only where the server answers.
+    """
+    users, known = [], set()
+    for path, record in _open_records(api):
+        known.add(path.stem)
+        process = ProcessIdentity.from_json(record["process"])
+        if process.is_alive() and not _has_ended(RunDirectory(Path(record["run"]))):
+            users.append(f"run {record['run']} (process {process.pid})")
+    return users + [name for id_, name in _running_flows(api) if id_ not in known]
+
+
+def _open_records(api: PrefectApi) -> Iterator[tuple[Path, OpenRecord]]:
+    """Every flow run that a process has begun at this API, whether that still lives or not."""
+    folder = _folder()
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        record = unless_damaged(lambda path=path: find_record(path, OpenRecord))  # type: ignore[misc]
+        if record is not None and record["database"] == api.database:
+            yield path, record
+
+
+def _has_ended(run: RunDirectory) -> bool:
+    try:
+        return run.read_state()["state"] in ENDED_RUN_STATES
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _running_flows(api: PrefectApi) -> list[tuple[str, str]]:
+    """The id and a name for people of every flow run that the server takes for running."""
+    running = {"state": {"type": {"any_": ["RUNNING", "CANCELLING"]}}}
+    try:
+        found = ask(api, "/flow_runs/filter", {"flow_runs": running, "limit": 50})
+        return [
+            (one["id"], f"flow run {one['name']!r} (since {one['start_time']})") for one in found
+        ]
+    except (OSError, ValueError, http.client.HTTPException, KeyError, TypeError):
+        return []
+
+
+def state_left_by(run: RunDirectory) -> State[Any]:
+    """Return the flow run's end: the run's own, or "crashed" where that has none."""
+    from prefect.states import Cancelled, Completed, Crashed, Failed
+
+    kinds = {"completed": Completed, "failed": Failed, "cancelled": Cancelled}
+    try:
+        state = run.read_state()
+    except DamagedRecord as damage:
+        return Crashed(message=str(damage))
+    if state["state"] in kinds:
+        return kinds[state["state"]](message=state.get("message") or None)
+    return Crashed(message="its launcher died; `redco-flow resume` takes the run up again.")
+
+
+def _folder() -> Path:
+    return home_directory() / "prefect" / "open"
+
+
+_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+def prepare_environment(api: PrefectApi) -> None:
+    """Set what Prefect reads when it is imported; call it before."""
+    settings = {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_LOGGING_COLORS": "false",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+    if api.is_ours:
+        # The user's own Prefect profile may name another API and its key.
+        os.environ["PREFECT_HOME"] = str(prefect_directory())
+        assert api.auth is not None
+        os.environ["PREFECT_API_AUTH_STRING"] = api.auth
+        # A proxy cannot reach this machine's own address.
+        for name in ("NO_PROXY", "no_proxy"):
+            hosts = [os.environ.get(name), "127.0.0.1", "localhost"]
+            os.environ[name] = ",".join(filter(None, hosts))
+    os.environ["PREFECT_API_URL"] = api.url
+
+
+def create_flow_run(
+    flow: Flow[Any, Any], run: RunDirectory, api: PrefectApi, *, tags: Sequence[str]
+) -> tuple[FlowRun, OpenFlowRun]:
+    """Make the run's flow run at the API and note that it is open.
+
+    Args:
+        tags: the pipeline's own; the profile's is added.
+
+    Raises:
+        Exception: whatever Prefect's client raises when the API does not take it within half a
+            minute.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
+    from prefect.states import Pending
+
+    given = run.record
+    parameters = {
+        "pipeline": given["pipeline_path"],
+        "profile": given["profile"],
+        "overrides": given["overrides"],
+    }
+    all_tags = ["redco-flow", f"profile: {given['profile']}", *tags]
+    # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
+    patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 1}
+    with temporary_settings(patience), get_client(sync_client=True) as client:
+        flow_run = client.create_flow_run(
+            flow, parameters=parameters, name=run.id, tags=all_tags, state=Pending()
+        )
+    return flow_run, OpenFlowRun.note(str(flow_run.id), run, api)
+
+
+def page_of(flow_run: FlowRun, api: PrefectApi) -> str | None:
+    """Return the address of the flow run's page; None with a short-lived API, which has none."""
+    return None if api.is_short_lived else f"{ui_url(api.url)}/runs/flow-run/{flow_run.id}"
+
+
+def publish_summary(session: RunSession) -> None:
+    """Put the run's summary on its page; what fails now is tried again after the flow."""
+    from prefect.artifacts import create_markdown_artifact
+    from prefect.logging import get_run_logger
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    run, workspace = session.context.run, session.context.workspace
+    try:
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
+            create_markdown_artifact(
+                run_summary(run, workspace), key=summary_key(run), description=headline(run)
+            )
+        session.summary_is_published = True
+    except Exception as error:  # noqa: BLE001 (the server may be gone, a manifest damaged)
+        get_run_logger().warning("the summary could not be published: %r", error)
+
+
+def watch_for_cancelling(flow_run_id: UUID, on_cancel: Callable[[str], None]) -> threading.Event:
+    """Ask now and then whether the flow run was cancelled on its page.
+
+    Prefect tells the flow of that only if the flow was started by one of its own workers.
+
+    Returns:
+        An event that ends the asking.
+    """
+    done = threading.Event()
+
+    def look() -> None:
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            with get_client(sync_client=True) as client:
+                while not done.wait(_SECONDS_BETWEEN_LOOKS):
+                    with contextlib.suppress(Exception):  # a server that is away has no news
+                        state = client.read_flow_run(flow_run_id).state
+                        if state and (state.is_cancelling() or state.is_cancelled()):
+                            on_cancel("cancelled on its Prefect page")
+                            return
+
+    threading.Thread(target=look, name="watch-for-cancelling", daemon=True).start()
+    return done

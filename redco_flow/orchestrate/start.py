@@ -1,0 +1,316 @@
+"""Start a run, or take one up again, in a process of its own that outlives the caller.
+
+`start_run` writes the run's directory whole before that process starts; `resume_run` and
+`retry_run` start it on a directory that is there. Imports neither Prefect nor JAX.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.launch.executor import ChainingExecutor, make_chaining_executor, make_executor
+from redco_flow.launch.xmanager.executor import require_xmanager
+from redco_flow.orchestrate.calls import job_resources
+from redco_flow.orchestrate.ingredients import CodeState
+from redco_flow.orchestrate.plan import Plan, upstream_of
+from redco_flow.orchestrate.state import ENDED_RUN_STATES, LaunchRecord, note_takeover
+from redco_flow.records import open_no_link, write_json, write_text
+from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.yaml import write_yaml
+from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.locks import Lease, acquire, find_holder
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_TO_START = 30.0
+_SECONDS_TO_CLOSE = 5.0
+_POLL_SECONDS = 0.02
+
+
+def start_run(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    *,
+    profile_name: str = "local",
+    overrides: Sequence[str] = (),
+    argv: Sequence[str] = (),
+    ahead: bool = False,
+) -> RunDirectory:
+    """Write the run's directory and start the process that drives it.
+
+    Args:
+        plan: of `make_plan`, for this pipeline and workspace.
+        profile_name, overrides, argv: as the user gave them, for the records.
+        ahead: submit all stages at once, each behind those it takes from.
+
+    Returns:
+        The run, driven by a process that holds its lease.
+
+    Raises:
+        UsageError: a stage asks for more hosts than its kind can use, or the run cannot be one
+            ahead; there is no run.
+        RedcoFlowError: the process did not come up; the message has its last words.
+        OSError: the disk is full or read-only; names the path.
+    """
+    run = write_run(
+        resolved,
+        profile,
+        workspace,
+        plan,
+        profile_name=profile_name,
+        overrides=overrides,
+        argv=argv,
+        ahead=ahead,
+    )
+    spawn(run)
+    return run
+
+
+def write_run(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    *,
+    profile_name: str = "local",
+    overrides: Sequence[str] = (),
+    argv: Sequence[str] = (),
+    ahead: bool = False,
+    sweep: str = "",
+    code: CodeState | None = None,
+) -> RunDirectory:
+    """Write all that a run needs into a new directory; `start_run` without the start.
+
+    Args:
+        sweep: the id of the sweep that the run is a point of.
+        code: the code as it is now; None means that it is read here.
+
+    Raises:
+        UsageError: a stage asks for more hosts than its kind can use, a library that the executor
+            needs is missing, or the run cannot be one ahead; nothing is written.
+    """
+    check_run(resolved, profile, plan)
+    if ahead:
+        dict(rendered_submissions(resolved, profile, workspace, plan, os.environ, ahead=True))
+    code = code or CodeState.read(Path.cwd())
+    run = RunDirectory.create(
+        workspace,
+        resolved.name,
+        argv=argv,
+        pipeline_path=str(resolved.path),
+        overrides=overrides,
+        profile=profile_name,
+        code=code.record,
+        sweep=sweep,
+    )
+    write_text(run.resolved_path, write_yaml(resolved.document))
+    write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
+    write_json(run.plan_path, plan.to_json())
+    code.write_patch(run.patch_path)
+    settings = profile.model_dump(mode="json")
+    LaunchRecord.of_this_process(workspace.root, settings, ahead=ahead).write(run)
+    return run
+
+
+def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
+    """Raise where what the plan would run cannot be run by the profile.
+
+    Raises:
+        UsageError: a stage asks for more hosts than its kind can use, or a library that the
+            executor needs is missing.
+        DoesNotFit: the profile's machines are too few or too small.
+    """
+    for name, stage in plan.stages.items():
+        if stage.action in ("run", "wait"):
+            job_resources(resolved.stages[name], profile)
+    if profile.executor == "xmanager":
+        require_xmanager()
+
+
+def resume_run(run: RunDirectory) -> None:
+    """Take up a run without an orchestrator: find its jobs again, and run what has not completed.
+
+    Raises:
+        UsageError: it has an orchestrator, or all of it is done.
+    """
+    reopen_run(run)
+    spawn(run)
+
+
+def reopen_run(run: RunDirectory) -> None:
+    """Make a run without an orchestrator one that can be taken up; `resume_run` without the start.
+
+    Raises:
+        UsageError: it has an orchestrator, or all of it is done.
+    """
+    with _take_over(run):
+        if run.read_state()["state"] == State.COMPLETED:
+            raise UsageError(
+                f"run {run.id} is completed: there is nothing to resume. `redco-flow run` again "
+                f"reuses its results; `--force STAGE` computes one anew."
+            )
+        _reopen(run)
+
+
+def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
+    """Give an ended run's failed and cancelled stages new attempts.
+
+    Args:
+        only_failed: leave cancelled stages as they are.
+
+    Raises:
+        UsageError: the run has not ended, or has no such stage.
+    """
+    with _take_over(run):
+        state = run.read_state()
+        if state["state"] not in ENDED_RUN_STATES:
+            raise UsageError(
+                f"run {run.id} has not ended: its launcher is gone while its jobs may live. "
+                f"`redco-flow resume {run.id}` takes it up."
+            )
+        wanted = (State.FAILED,) if only_failed else (State.FAILED, State.CANCELLED)
+        if not any(stage["state"] in wanted for stage in state["stages"].values()):
+            raise UsageError(
+                f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
+            )
+        _reopen(run)
+    spawn(run, *(["--leave-cancelled"] if only_failed else []))
+
+
+def spawn(run: RunDirectory, *options: str) -> None:
+    """Start the orchestrating process and wait until it holds the run's lease.
+
+    Raises:
+        RedcoFlowError: it ended at once; the message has its last words.
+    """
+    record = LaunchRecord.read(run)
+    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.orchestrator", str(run.path)]
+    with open(run.log_path, "ab", opener=open_no_link) as log:
+        said_before = log.tell()
+        process = subprocess.Popen(
+            [*command, *options],
+            cwd=record.directory if Path(record.directory).is_dir() else None,
+            env=os.environ | record.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while not _is_driven_by(run, process.pid):
+        if process.poll() is not None:
+            # A run of reused stages may be over before we look.
+            if process.returncode in (0, 5) or run.read_state()["state"] in ENDED_RUN_STATES:
+                return
+            raise RedcoFlowError(_last_words(run, said_before))
+        if time.monotonic() > deadline:
+            process.kill()
+            raise RedcoFlowError(_last_words(run, said_before))
+        time.sleep(_POLL_SECONDS)
+    # Its end does not matter here; without this Python would complain of a lost child.
+    process.returncode = 0
+
+
+def _is_driven_by(run: RunDirectory, pid: int) -> bool:
+    lease = find_holder(run)
+    return lease is not None and lease.holder.pid == pid
+
+
+def _take_over(run: RunDirectory) -> Lease:
+    """Take the run's lease; a launcher that has written the run's end is given time to leave.
+
+    Raises:
+        UsageError: the run has an orchestrator; names the process, its host, and since when.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_CLOSE
+    while find_holder(run) is not None and run.read_state()["state"] in ENDED_RUN_STATES:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_SECONDS)
+    lease = acquire(run)
+    note_takeover(run, lease)
+    return lease
+
+
+def _reopen(run: RunDirectory) -> None:
+    """Forget the run's end now, so that a follower sees it run from here on."""
+    run.clear_cancel()
+    forgotten = {"state": State.PENDING, "exit_code": None, "message": "", "ended_at": None}
+    run.write_state(run.read_state() | forgotten)
+
+
+def _last_words(run: RunDirectory, offset: int) -> str:
+    said = run.log_path.read_bytes()[offset:].decode("utf-8", "replace").strip()
+    return f"run {run.id} could not be started; {run.log_path} says:\n" + "\n".join(
+        said.splitlines()[-20:]
+    )
+
+
+def rendered_submissions(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    environment: Mapping[str, str],
+    *,
+    ahead: bool = False,
+    behind_others: bool = False,
+) -> Iterator[tuple[str, str]]:
+    """Yield each stage that would run and what would be submitted for it.
+
+    Neither the run's id nor those of jobs are known yet: `RUN` and `JOB_OF_<stage>` stand in
+    their place.
+
+    Args:
+        ahead: as jobs that wait for each other.
+        behind_others: with `ahead`: as a sweep's, whose jobs wait for those of other points too.
+
+    Raises:
+        UsageError: something in it cannot be submitted, or not ahead.
+    """
+    executor = make_executor(profile, environment)
+    chaining = chaining_executor(profile, plan, environment) if ahead else None
+    run = workspace.runs / f"{resolved.name}-RUN"
+    for name, stage in plan.stages.items():
+        if stage.action not in ("run", "wait"):
+            continue
+        resources = job_resources(resolved.stages[name], profile)
+        attempt = AttemptDirectory(run / "stages" / name / "attempts" / "1")
+        title = f"{run.name} {name} 1"
+        if chaining is None:
+            yield name, executor.render(attempt, title, resources)
+            continue
+        behind = ["JOB_OF_ANOTHER_POINT"] if behind_others else []
+        behind += [
+            f"JOB_OF_{one}"
+            for one in upstream_of(resolved.stages[name])
+            if plan.stages[one].action != "reuse"
+        ]
+        yield name, chaining.render_after(attempt, title, resources, behind)
+
+
+def chaining_executor(
+    profile: Profile, plan: Plan, environment: Mapping[str, str]
+) -> ChainingExecutor:
+    """Return the profile's executor for jobs that wait for each other.
+
+    Raises:
+        UsageError: it cannot do that, or the plan forces a stage.
+    """
+    forced = [name for name, stage in plan.stages.items() if stage.forced]
+    if forced:
+        raise UsageError(
+            f"--force {forced[0]} and --ahead do not go together: whether there is an old result "
+            f"to put aside is known only when the stage begins. Leave one of them out."
+        )
+    return make_chaining_executor(profile, environment)

@@ -1,0 +1,207 @@
+"""The one owner of a run's state.json and journal: each fact is written the moment it holds.
+
+Threads of the orchestrating process report here; no other process writes these files while the
+lease is held. Knows the words for states, not how they come about.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_flow import search_path
+from redco_flow.errors import DamagedRecord
+from redco_flow.launch.redaction import redact_text
+from redco_flow.records import write_json
+from redco_flow.spec.secrets import secret_values
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.journal import Journal
+from redco_flow.tracking.locks import Lease
+from redco_flow.tracking.process_identity import Clock, utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import check_shape, read_record
+
+ENDED_RUN_STATES = (State.COMPLETED, State.FAILED, State.CANCELLED)
+_BEGUN_STATES = (State.WAITING, State.RUNNING)
+ENDED_STAGE_STATES = (*ENDED_RUN_STATES, State.SKIPPED)
+
+
+class StateBook:
+    """A run's state, in memory and in its files."""
+
+    def __init__(self, run: RunDirectory, *, clock: Clock = utc_now) -> None:
+        self._run = run
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._state: dict[str, Any] = run.read_state()
+        self.journal = Journal(run.journal_path, clock=clock)
+
+    def open_run(self, stages: Iterable[str], begin: Collection[str]) -> None:
+        """Say that the run runs (again).
+
+        Args:
+            stages: all of the pipeline's, in order.
+            begin: those that are to be brought to their end now; what others are stays.
+        """
+        with self._mutex:
+            known = self._state.get("stages", {})
+            entries = {name: _at_start(known.get(name), begins=name in begin) for name in stages}
+            self._state |= {
+                "state": State.RUNNING,
+                "exit_code": None,
+                "message": "",
+                "started_at": self._state.get("started_at") or self._clock(),
+                "ended_at": None,
+                "stages": entries,
+            }
+            self._write("run_started", {"stages": list(begin)})
+
+    def close_run(self, state: State, exit_code: int, message: str) -> None:
+        """Say how the run ended."""
+        message = _without_secrets(message)
+        with self._mutex:
+            self._state |= {"state": state, "exit_code": exit_code, "message": message}
+            self._state["ended_at"] = self._clock()
+            self._write("run_ended", {"state": state, "exit_code": exit_code, "message": message})
+
+    def set_stage(
+        self, stage: str, state: State, *, event: str | None = None, **fields: Any
+    ) -> None:
+        """Say what became of a stage; `fields` are its further keys in state.json."""
+        fields = _told(fields)
+        with self._mutex:
+            self._state["stages"][stage] |= {"state": state, **fields}
+            if self._state["state"] == State.RUNNING:
+                self._state["message"] = ""  # what the launcher was at before
+            self._write(event or f"stage_{state}", {"stage": stage, **fields})
+
+    def set_phase(self, message: str) -> None:
+        """Say what the launcher is at while no stage has begun: what people wait for."""
+        with self._mutex:
+            begun = [s for s in self._state["stages"].values() if s["state"] in _BEGUN_STATES]
+            if not begun and self._state["state"] == State.RUNNING:
+                self._state["message"] = message
+                self._write("launcher_phase", {"message": message})
+
+    def set_prefect_url(self, url: str) -> None:
+        """Say where the run's page is."""
+        with self._mutex:
+            self._state["prefect_url"] = url
+            self._write("flow_run_created", {"prefect_url": url})
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Write to the journal alone."""
+        self.journal.append(event, **_told(fields))
+
+    def stage(self, name: str) -> Mapping[str, Any]:
+        """Return a copy of what is known of one stage."""
+        with self._mutex:
+            return dict(self._state["stages"][name])
+
+    def stages(self) -> dict[str, dict[str, Any]]:
+        """Return a copy of what is known of all stages, in the pipeline's order."""
+        with self._mutex:
+            return {name: dict(stage) for name, stage in self._state["stages"].items()}
+
+    @property
+    def prefect_url(self) -> str | None:
+        """Where the run's page was last."""
+        return self._state.get("prefect_url")
+
+    def _write(self, event: str, fields: Mapping[str, Any]) -> None:
+        """The journal first: what it says has happened even if state.json cannot be written."""
+        self.journal.append(event, **fields)
+        self._run.write_state(self._state)
+
+
+def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields; what is told in words (a message, a reason) without secrets."""
+    told = {
+        key: value
+        for key, value in fields.items()
+        if isinstance(value, str) and (key == "message" or " " in value)
+    }
+    return {**fields, **{key: _without_secrets(value) for key, value in told.items()}}
+
+
+def _without_secrets(text: str) -> str:
+    return redact_text(text, secret_values(os.environ))
+
+
+def note_takeover(run: RunDirectory, lease: Lease) -> None:
+    """Write to the journal that the lease was taken from a process that is dead, if it was."""
+    if lease.taken_over_from is not None:
+        dead = lease.taken_over_from.to_json()
+        Journal(run.journal_path).append("lease_taken_over", dead_process=dead)
+
+
+def _at_start(known: dict[str, Any] | None, *, begins: bool) -> dict[str, Any]:
+    """A stage's entry when a process takes the run up."""
+    entry = known or {
+        "state": State.PENDING if begins else State.SKIPPED,
+        "reused": False,
+        "attempt": None,
+        "seconds": None,
+        "artifacts": {},
+        "metrics": None,
+        "message": "" if begins else "left out by --from or --until",
+    }
+    if begins and entry["state"] != State.COMPLETED:
+        return entry | {"state": State.PENDING, "message": ""}
+    return entry
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """Where and with what a run was started.
+
+    Args:
+        workspace: an absolute path.
+        directory: the current directory, for relative names.
+        variables: by which its processes look for modules where this one does.
+        profile: the whole profile.
+        ahead: whether all stages' jobs are submitted at once.
+    """
+
+    workspace: str
+    directory: str
+    variables: dict[str, str]
+    profile: dict[str, Any]
+    ahead: bool = False
+
+    @classmethod
+    def of_this_process(
+        cls, workspace: Path, profile: Mapping[str, Any], *, ahead: bool = False
+    ) -> LaunchRecord:
+        """Return the record of a run that is started here."""
+        variables = search_path.variables()
+        return cls(str(workspace), str(Path.cwd()), variables, dict(profile), ahead)
+
+    @classmethod
+    def read(cls, run: RunDirectory) -> LaunchRecord:
+        """Read a run's record.
+
+        Raises:
+            DamagedRecord: it is damaged or gone.
+        """
+        path = _path(run)
+        try:
+            record = read_record(path, dict[str, Any])
+        except OSError as error:
+            raise DamagedRecord(path, "it is gone") from error
+        if isinstance(folders := record.get("search_path"), list):
+            # Of a version that put all folders first.
+            record["variables"] = {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+        return check_shape(record, cls, path)
+
+    def write(self, run: RunDirectory) -> None:
+        """Write it into a new run's directory."""
+        write_json(_path(run), asdict(self))
+
+
+def _path(run: RunDirectory) -> Path:
+    return run.path / "launch.json"

@@ -1,0 +1,216 @@
+"""Start a sweep, take it up again, stop it: one run for each point, some of them at a time.
+
+All runs are written before the first one starts, so a mistake in any point is told before anything
+is submitted. A process of its own starts them; what two points have in common is computed by the
+first and reused by the second, as between any two runs. Where the cluster can have jobs wait for
+each other, the points are runs ahead, and that process submits the jobs of all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
+from redco_flow.orchestrate.cancel import cancel_runs, has_ended
+from redco_flow.orchestrate.ingredients import CodeState
+from redco_flow.orchestrate.plan import Plan
+from redco_flow.orchestrate.start import check_run, reopen_run, write_run
+from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.records import open_no_link, write_json
+from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.spec.overrides import Point
+from redco_flow.spec.profile import Profile
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
+from redco_flow.tracking.typed_records import unless_damaged
+from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_TO_START = 30.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class PlannedPoint:
+    """One point of a sweep, read and planned."""
+
+    overrides: Point
+    pipeline: ResolvedPipeline
+    profile: Profile
+    plan: Plan
+
+
+def plan_points(
+    points: Sequence[Point], load: Callable[[Point], PlannedPoint]
+) -> list[PlannedPoint]:
+    """Read and plan every point.
+
+    Args:
+        load: reads one point's pipeline, with its overrides after all others.
+
+    Raises:
+        ConfigError: the mistakes of all points, each once.
+    """
+    planned: list[PlannedPoint] = []
+    problems: list[Problem] = []
+    for point in points:
+        try:
+            planned.append(load(point))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return planned
+
+
+def start_sweep(
+    planned: Sequence[PlannedPoint],
+    workspace: Workspace,
+    *,
+    max_parallel: int,
+    profile_name: str,
+    overrides: Sequence[str],
+    argv: Sequence[str],
+    ahead: bool = False,
+) -> SweepDirectory:
+    """Write a run for each point, and start the process that starts them.
+
+    Args:
+        planned: at least one.
+        max_parallel: how many runs at once.
+        overrides: of all points.
+        ahead: the user asked for jobs that all stand in the queue.
+
+    Raises:
+        UsageError, DoesNotFit: a point's run cannot be one, or not as it was asked; there is no
+            run.
+        RedcoFlowError: the process did not come up.
+    """
+    for point in planned:
+        check_run(point.pipeline, point.profile, point.plan)
+    ahead = goes_ahead(planned, workspace, asked=ahead)
+    sweep = SweepDirectory.create(workspace, planned[0].pipeline.name)
+    code = CodeState.read(Path.cwd())
+    points = []
+    for point in planned:
+        run = write_run(
+            point.pipeline,
+            point.profile,
+            workspace,
+            point.plan,
+            profile_name=profile_name,
+            overrides=[*overrides, *point.overrides],
+            argv=argv,
+            ahead=ahead,
+            sweep=sweep.id,
+            code=code,
+        )
+        points.append(SweepPoint(run.id, list(point.overrides)))
+    sweep.write(points, max_parallel=max_parallel, argv=argv, ahead=ahead)
+    _spawn(sweep)
+    return sweep
+
+
+def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: bool) -> bool:
+    """Tell whether the jobs of all points can stand in the queue at once, waiting for each other.
+
+    Args:
+        asked: the user wants it.
+
+    Raises:
+        UsageError: it is asked for and cannot be; says why.
+    """
+    from redco_flow.orchestrate.start import rendered_submissions
+
+    try:
+        for one in planned:
+            given = (one.pipeline, one.profile, workspace, one.plan, os.environ)
+            dict(rendered_submissions(*given, ahead=True, behind_others=True))
+    except UsageError:
+        if asked:
+            raise
+        return False
+    return True
+
+
+def resume_sweep(sweep: SweepDirectory) -> None:
+    """Take up a sweep's runs that have not completed; those that are driven go on as they do.
+
+    Raises:
+        UsageError: it is driven by a process, or all its runs have completed.
+    """
+    _refuse_if_driven(sweep)
+    states = {run: unless_damaged(run.read_state) for run in sweep.runs}
+    left = [run for run, state in states.items() if state and state["state"] != State.COMPLETED]
+    if not left:
+        raise UsageError(f"sweep {sweep.id}: every run of it is completed; nothing to resume.")
+    sweep.cancel_path.unlink(missing_ok=True)
+    for run in left:
+        if find_holder(run) is None:
+            reopen_run(run)
+    _spawn(sweep)
+
+
+def cancel_sweep(sweep: SweepDirectory, reason: str) -> None:
+    """Start no further run and stop those that have not ended; waits for their ends.
+
+    Raises:
+        UsageError: all of them have ended.
+    """
+    left = [run for run in sweep.runs if not has_ended(run)]
+    if not left:
+        raise UsageError(f"sweep {sweep.id} has ended already.")
+    write_json(sweep.cancel_path, {"time": utc_now(), "reason": reason})
+    while find_holder(sweep) is not None:
+        time.sleep(_POLL_SECONDS)
+    # The last first: of points that wait for others, none begins meanwhile.
+    cancel_runs(reversed(left), reason)
+
+
+def _refuse_if_driven(sweep: SweepDirectory) -> None:
+    holder = find_holder(sweep)
+    if holder is not None:
+        raise UsageError(
+            f"sweep {sweep.id} is driven by process {holder.holder.pid} on {holder.holder.host}; "
+            f"`redco-flow status {sweep.id}` shows it, `redco-flow cancel {sweep.id}` stops it."
+        )
+
+
+def _spawn(sweep: SweepDirectory) -> None:
+    """Start the process that starts the runs, and wait until it holds the sweep's lease."""
+    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep_process", str(sweep.path)]
+    record = LaunchRecord.read(sweep.runs[0])
+    with open(sweep.log_path, "ab", opener=open_no_link) as log:
+        process = subprocess.Popen(
+            command,
+            cwd=record.directory if Path(record.directory).is_dir() else None,
+            env=os.environ | record.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while (holder := find_holder(sweep)) is None or holder.holder.pid != process.pid:
+        if process.poll() == 0 or all(map(has_ended, sweep.runs)):
+            return  # runs of reused stages may be over before we look
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise RedcoFlowError(
+                f"sweep {sweep.id} could not be started; {sweep.log_path} says:\n"
+                f"{_last_words(sweep.log_path)}"
+            )
+        time.sleep(_POLL_SECONDS)
+    # Its end does not matter here; without this Python would complain of a lost child.
+    process.returncode = 0
+
+
+def _last_words(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:].strip()

@@ -1,0 +1,185 @@
+"""The model that a pipeline's `model` section means: its family, its config, where it lies.
+
+What every recipe does with a model, whatever its kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from redco_flow.models.find import FAMILIES, find_model
+from redco_flow.models.generation.generate import Sampling, generate
+from redco_flow.models.hub.pretrained import (
+    find_checkpoint,
+    load_pretrained,
+    model_type,
+    read_model,
+    save_pretrained,
+)
+from redco_flow.recipes.recipe import Example, Generation, family_problem
+from redco_flow.text.tokenizer import TextTokenizer
+
+_VOCAB_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """A family with one configuration, and where its parameters lie, if they do."""
+
+    family: str
+    module: ModuleType
+    config: Any
+    directory: Path | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """JSON that `choose_model` makes the same model from again, without any file."""
+        values = dataclasses.asdict(self.config)
+        dtype = values.pop("dtype")
+        return {"family": self.family, "config": values, "dtype": dtype}
+
+    @property
+    def load_params(self) -> Callable[[Any], Any] | None:
+        """(shardings) -> the parameters; None where the model starts with nothing."""
+        if self.directory is None:
+            return None
+        return partial(load_pretrained, self.directory, self.module, self.config)
+
+    def save(self, params: Any, directory: Path) -> None:
+        """Write the model in Hugging Face's format."""
+        save_pretrained(directory, self.module, self.config, params)
+
+
+def choose_model(
+    model: Mapping[str, Any],
+    tokenizer: TextTokenizer,
+    *,
+    recipe: ModuleType,
+    special_tokens: Mapping[str, int],
+) -> ChosenModel:
+    """Find the family and make the config.
+
+    Args:
+        model: the keys of a pipeline's `model` section, or a `Recipe.model` of before.
+        recipe: says which family it is where nothing does, and which it trains.
+        special_tokens: the token ids of a config that starts with nothing.
+
+    Raises:
+        ValueError: an unknown family or config key, a family that the recipe does not train, or a
+            vocabulary smaller than the tokenizer's.
+    """
+    dtype = model.get("dtype") or "float32"
+    changes = dict(model.get("config") or {})
+    anew = _sized_for(tokenizer) | dict(special_tokens) | changes
+    if not model.get("name_or_path"):
+        family = model.get("family") or recipe.DEFAULT_FAMILY
+        _check_family(recipe, family)
+        module = find_model(family)
+        config = module.Config(dtype=dtype).updated(anew)
+        found = ChosenModel(family, module, config, None)
+    else:
+        is_new = bool(model.get("from_scratch"))
+        directory = find_checkpoint(
+            str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
+        )
+        family = model.get("family") or model_type(directory)
+        _check_family(recipe, family)
+        module, config = read_model(
+            directory, family=family, overrides=anew if is_new else changes, dtype=dtype
+        )
+        found = ChosenModel(family, module, config, None if is_new else directory)
+    _check_vocabulary(found, tokenizer)
+    return found
+
+
+def _sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
+    # A multiple of 8 lets up to 8 model shards split the table evenly.
+    return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
+
+
+def _check_family(recipe: ModuleType, family: str) -> None:
+    if family in FAMILIES and (problem := family_problem(recipe, family)):
+        raise ValueError(problem)
+
+
+def _check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
+    if model.config.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"the model's vocab_size is {model.config.vocab_size}, and the tokenizer has "
+            f"{tokenizer.vocab_size} tokens: give the model its own tokenizer, or a larger "
+            "vocab_size when it starts from scratch."
+        )
+
+
+def make_pred_fn(
+    module: ModuleType, config: Any, generation: Generation
+) -> Callable[[Any, Mapping[str, jax.Array], jax.Array], jax.Array]:
+    """Return (params, batch, rngs (B,)) -> token ids (B, T).
+
+    Raises:
+        ValueError: a number of sampling out of its range.
+    """
+    drawn = generation.sampling
+    sampling = None
+    if drawn is not None:
+        sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
+
+    def pred_fn(params: Any, batch: Mapping[str, jax.Array], rngs: jax.Array) -> jax.Array:
+        return generate(
+            module,
+            config,
+            params,
+            batch["input_ids"],
+            batch["attention_mask"],
+            max_new_tokens=generation.max_length,
+            num_beams=generation.num_beams,
+            length_penalty=generation.length_penalty,
+            sampling=sampling,
+            rngs=rngs,
+        ).tokens
+
+    return pred_fn
+
+
+Row = NDArray[np.int32]
+
+
+def checked_ids(example: Example, key: str, length: int, vocab_size: int) -> Row:
+    """Return an example's ids.
+
+    Raises:
+        ValueError: a token id outside the vocabulary, or more than `length` tokens.
+    """
+    ids = np.asarray(example[key], np.int32)
+    name = example.get("row_id", "an example")
+    if len(ids) > length:
+        raise ValueError(f"{name}: {key} has {len(ids)} tokens; batches are {length} wide.")
+    # JAX reads the nearest row of a table for an id outside it, silently.
+    if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+        bad = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise ValueError(
+            f"{name}: {key} holds token id {bad}, outside the model's vocabulary of {vocab_size}: "
+            "was the data preprocessed with another tokenizer?"
+        )
+    return ids
+
+
+def padded(
+    rows: Sequence[Row], length: int, fill: int, *, on_the_left: bool = False
+) -> NDArray[np.int32]:
+    """Return the rows as (B, T) of `length`."""
+    found = np.full((len(rows), length), fill, np.int32)
+    for row, ids in zip(found, rows, strict=True):
+        start = length - len(ids) if on_the_left else 0
+        row[start : start + len(ids)] = ids
+    return found

@@ -1,0 +1,243 @@
+"""The run's metrics beside what trivial baselines score on the same examples.
+
+Reads stages' metrics and what the metrics artifacts say of them; computes only differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.report.numbers import signed
+from redco_flow.report.stage_facts import StageFacts
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+
+_MAX_TEXT = 200
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A trivial prediction.
+
+    Args:
+        name: such as "most frequent target".
+        text: what it says of every example; empty if that is not one text.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric.
+
+    Args:
+        baselines: one value for each of the group's; None where one has none.
+        better: "higher" or "lower"; empty where that is not known.
+        difference: value minus the best baseline, with its sign; empty without one.
+        is_better: whether the value beats that baseline; None where that is not known.
+        bar, ticks: the value and the baselines in percent of the scale; None without a scale.
+    """
+
+    name: str
+    value: float
+    baselines: tuple[float | None, ...] = ()
+    better: str = ""
+    difference: str = ""
+    is_better: bool | None = None
+    bar: float | None = None
+    ticks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class MetricsGroup:
+    """One stage's metrics.
+
+    Args:
+        is_evaluation: whether the stage made a metrics artifact; the others only report.
+        num_examples: how many were scored; None where that is not said.
+        scored: what was scored: split and checkpoint; empty where that is not said.
+    """
+
+    stage: str
+    is_evaluation: bool
+    rows: tuple[MetricRow, ...]
+    baselines: tuple[Baseline, ...]
+    num_examples: int | None
+    scored: str
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether any metric can be drawn as a bar; what a stage only reports is not."""
+        return self.is_evaluation and any(row.bar is not None for row in self.rows)
+
+
+def metrics_groups(stages: Iterable[StageFacts], store: ArtifactStore) -> list[MetricsGroup]:
+    """Return the metrics of every stage that has some, evaluations first; no comparisons."""
+    made = [(stage, metrics_artifact(stage, store)) for stage in stages if stage.metrics]
+    scored = [(stage, one) for stage, one in made if not (one and "pairs" in one.metadata)]
+    directions: dict[str, str] = {}
+    for _, artifact in scored:
+        directions |= artifact.metadata.get("directions") or {} if artifact else {}
+    groups = [_group(stage, artifact, directions, store) for stage, artifact in scored]
+    return sorted(groups, key=lambda group: not group.is_evaluation)
+
+
+def metrics_artifact(stage: StageFacts, store: ArtifactStore) -> Artifact | None:
+    """Return the metrics artifact that a stage made, if it made one and it is still there."""
+    found = (store.find(one) for name, one in stage.outputs.items() if _is_metrics(name))
+    return next((one for one in found if one is not None), None)
+
+
+def direction_of(key: str, directions: Mapping[str, str]) -> str:
+    """Return "max" or "min", which is better for this score; "" where that is not known."""
+    return directions.get(key) or ("min" if key.endswith("loss") else "")
+
+
+def _is_metrics(output: str) -> bool:
+    return output.partition("/")[0] == "metrics"
+
+
+def _group(
+    stage: StageFacts,
+    artifact: Artifact | None,
+    directions: Mapping[str, str],
+    store: ArtifactStore,
+) -> MetricsGroup:
+    known: Mapping[str, Any] = artifact.metadata if artifact else {}
+    baselines: Mapping[str, Any] = known.get("baselines") or {}
+    count = known.get("num_examples")
+    scores = [one.get("metrics") or {} for one in baselines.values()]
+    return MetricsGroup(
+        stage=stage.name,
+        is_evaluation=any(_is_metrics(name) for name in stage.outputs),
+        rows=tuple(_rows(stage.metrics, scores, directions)),
+        baselines=tuple(
+            Baseline(name.replace("_", " "), _shortened(one.get("text")))
+            for name, one in baselines.items()
+        ),
+        num_examples=count if isinstance(count, int) else None,
+        scored=", ".join(_scored(known, store)),
+    )
+
+
+def _rows(
+    metrics: Mapping[str, float],
+    baselines: list[Mapping[str, float]],
+    directions: Mapping[str, str],
+) -> Iterator[MetricRow]:
+    top = _scale([*metrics.values(), *(v for one in baselines for v in one.values())], directions)
+    for name, value in metrics.items():
+        better = direction_of(name, directions)
+        others = tuple(one.get(name) for one in baselines)
+        known = [one for one in others if one is not None]
+        best = (min if better == "min" else max)(known, default=None)
+        gain = None if best is None else value - best
+        yield MetricRow(
+            name=name,
+            value=value,
+            baselines=others,
+            better={"max": "higher", "min": "lower"}.get(better, ""),
+            difference="" if gain is None else signed(gain),
+            is_better=None if not gain or not better else (gain > 0) == (better == "max"),
+            bar=100 * value / top if top and better != "min" else None,
+            ticks=tuple(100 * one / top for one in known) if top else (),
+        )
+
+
+def _scale(values: list[float], directions: Mapping[str, str]) -> float | None:
+    """The end of a scale from 0: 100 for our scores, which are percentages; 1 for fractions."""
+    if not values or min(values) < 0 or max(values) > 100:
+        return None
+    return 1.0 if max(values) <= 1 and not directions else 100.0
+
+
+def _scored(known: Mapping[str, Any], store: ArtifactStore) -> Iterator[str]:
+    """What was scored: the split, the checkpoint with its stage and step."""
+    if known.get("split"):
+        yield f"split {known['split']}"
+    checkpoint_id = str(known.get("checkpoint") or "")
+    if checkpoint_id:
+        found = store.find(checkpoint_id)
+        made_by = found.produced_by.get("stage") if found else None
+        yield f"checkpoint {checkpoint_id[:12]}{f' of stage {made_by}' if made_by else ''}"
+    if known.get("step") is not None:
+        yield f"step {known['step']:,}"
+
+
+def _shortened(text: object) -> str:
+    shown = "" if text is None else str(text)
+    return shown if len(shown) <= _MAX_TEXT else f"{shown[:_MAX_TEXT]}…"
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One pair of systems by one metric.
+
+    Args:
+        interval: of the difference.
+        verdict: who is better, if that is significant.
+    """
+
+    metric: str
+    first: str
+    first_score: float
+    second: str
+    second_score: float
+    difference: str
+    interval: str
+    p_value: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One comparing stage.
+
+    Args:
+        confidence: in percent, of intervals and verdicts.
+    """
+
+    stage: str
+    num_examples: int
+    num_resamples: int
+    confidence: str
+    rows: tuple[ComparisonRow, ...]
+
+
+def comparisons(stages: Iterable[StageFacts], store: ArtifactStore) -> list[Comparison]:
+    """Return the comparisons that a run's stages made."""
+    found = []
+    for stage in stages:
+        artifact = metrics_artifact(stage, store)
+        if artifact is not None and "pairs" in artifact.metadata:
+            found.append(_comparison(stage.name, artifact.metadata))
+    return found
+
+
+def _comparison(stage: str, record: Mapping[str, Any]) -> Comparison:
+    return Comparison(
+        stage=stage,
+        num_examples=int(record["num_examples"]),
+        num_resamples=int(record["num_resamples"]),
+        confidence=f"{100 * record['confidence']:g}",
+        rows=tuple(_row(pair) for pair in record["pairs"]),
+    )
+
+
+def _row(pair: Mapping[str, Any]) -> ComparisonRow:
+    first_is_better = (pair["difference"] > 0) == (pair["better"] == "max")
+    better = pair["first"] if first_is_better else pair["second"]
+    return ComparisonRow(
+        metric=str(pair["key"]),
+        first=str(pair["first"]),
+        first_score=float(pair["first_score"]),
+        second=str(pair["second"]),
+        second_score=float(pair["second_score"]),
+        difference=signed(pair["difference"]),
+        interval=f"{signed(pair['low'])} to {signed(pair['high'])}",
+        p_value=f"{pair['p_value']:.2g}",
+        verdict=f"{better} is better" if pair["is_significant"] else "not significant",
+    )

@@ -1,0 +1,216 @@
+"""How messages show a value, a place in a pipeline, and the nearest known name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from redco_flow.spec.secrets import hide_secrets
+
+_SHOWN_CHARACTERS = 60
+
+
+def shown(value: Any) -> str:
+    """Return a value as one short printable line, without any secret in it."""
+    text = hide_secrets(repr(value))
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return a path as a person types it: `stages.train.keep.best[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the nearest known name, or "."."""
+    names = sorted(known)
+    matches = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    if not matches and len(given) >= 3:
+        matches = [name for name in names if name.startswith(given)]  # `gpus` for `gpus_per_host`
+    return f"; did you mean '{matches[0]}'?" if matches else "."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names joined by commas, or "none"."""
+    return ", ".join(names) or "none"
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PACKAGE = Path(__file__).resolve().parents[1]
+_DOTTED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
+
+# The executors of this package; a profile may also name a dotted module of the user's own.
+EXECUTORS = {
+    "local": "redco_flow.launch.local",
+    "slurm": "redco_flow.launch.slurm.executor",
+    "hosts": "redco_flow.launch.hosts.executor",
+    "xmanager": "redco_flow.launch.xmanager.executor",
+}
+
+
+class NoSuchModuleError(ValueError):
+    """No importable module has this name."""
+
+
+def import_named(dotted: str) -> ModuleType:
+    """Import a module that a user named.
+
+    Raises:
+        NoSuchModuleError: there is none of this name.
+        ValueError: it fails while it is imported; the message says how, and at which file and line.
+    """
+    try:
+        return importlib.import_module(dotted)
+    except (Exception, SystemExit) as error:
+        if _is_absent(dotted, error):
+            raise NoSuchModuleError(f"there is no module {dotted}") from error
+        raise ValueError(f"importing {dotted} failed{failure(error)}") from error
+
+
+def failure(error: BaseException) -> str:
+    """Return ` at FILE:LINE: TYPE: MESSAGE` of what a module of the user's raised."""
+    said = f": {type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" at {error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = _frames_outside(error)
+    installed = (f"{sys.prefix}{os.sep}", f"{sys.base_prefix}{os.sep}", f"{_PACKAGE}{os.sep}")
+    # The user's own line rather than that of the library which it calls.
+    own = [frame for frame in frames if not frame.filename.startswith(installed)] or frames
+    return f" at {own[-1].filename}:{own[-1].lineno}{said}" if own else said
+
+
+def executor_problem(name: str) -> str | None:
+    """Say why a profile cannot name this executor, or None where it can; a user's is imported."""
+    if name in EXECUTORS:
+        return None
+    if not _DOTTED_NAME.fullmatch(name):
+        return (
+            f"there is no executor '{name}'{nearest(name, EXECUTORS)} Known: {listed(EXECUTORS)}; "
+            f"or the dotted name of a module with make(profile, environment) and reattach(record)."
+        )
+    try:
+        module = import_named(name)
+    except ValueError as error:
+        return f"executor '{name}': {error}"
+    missing = [one for one in ("make", "reattach") if not callable(getattr(module, one, None))]
+    if missing:
+        return (
+            f"executor '{name}': {module.__file__} lacks {' and '.join(missing)}; an executor is a "
+            f"module with make(profile, environment) and reattach(record)."
+        )
+    return None
+
+
+def find_module(package: str, name: str) -> str | None:
+    """Return the dotted module that `name` means, or None where there is no such module.
+
+    Raises:
+        ValueError: a parent package of a dotted name fails to import; the message says how.
+    """
+    if _PLAIN_NAME.fullmatch(name):
+        dotted = f"{package}.{name}"
+    elif _DOTTED_NAME.fullmatch(name):
+        dotted = name
+    else:
+        return None
+    return dotted if _find_spec(dotted) else None
+
+
+def known_modules(package: str, *, defines: str) -> tuple[str, ...]:
+    """Return the names of a package's modules whose source defines `defines` at its top level."""
+    spec = _find_spec(package)
+    locations = (spec.submodule_search_locations if spec else None) or []
+    pattern = re.compile(rf"^(?:class|def|async def) {re.escape(defines)}\b", re.MULTILINE)
+    return tuple(
+        sorted(
+            info.name
+            for info in pkgutil.iter_modules(locations)
+            if pattern.search(_source(f"{package}.{info.name}"))
+        )
+    )
+
+
+def known_packages(package: str, *, having: str) -> tuple[str, ...]:
+    """Return the names of a package's own packages that have a module called `having`."""
+    spec = _find_spec(package)
+    locations = (spec.submodule_search_locations if spec else None) or []
+    found = (info.name for info in pkgutil.iter_modules(locations) if info.ispkg)
+    return tuple(sorted(name for name in found if _find_spec(f"{package}.{name}.{having}")))
+
+
+def module_problem(package: str, name: str, *, what: str, defines: str) -> str | None:
+    """Say why `name` is no usable module of this sort, or None where it is one.
+
+    Args:
+        what: the sort's name in messages: "recipe".
+        defines: the function or class that makes a module one of this sort: "build".
+    """
+    try:
+        if find_module(package, name):
+            return None
+    except ValueError as error:
+        return f"{what} '{name}': {error}"
+    known = known_modules(package, defines=defines)
+    return (
+        f"there is no {what} '{name}'{nearest(name, known)} "
+        f"Known: {listed(known)}; {dotted_name_advice(name)}"
+    )
+
+
+def dotted_name_advice(name: str) -> str:
+    """Say how a module of the user's own is named, where `name` names none of this package."""
+    # Unlike pathlib's, this is no error where the name is too long for a file.
+    if _PLAIN_NAME.fullmatch(name) and os.path.isfile(f"{name}.py"):  # noqa: PTH113
+        return f"a module of your own stands in a folder: FOLDER/{name}.py is 'FOLDER.{name}'."
+    return "or the dotted name of an importable module."
+
+
+def _find_spec(dotted: str) -> ModuleSpec | None:
+    parent = dotted.rpartition(".")[0]
+    try:
+        return importlib.util.find_spec(dotted)
+    except (Exception, SystemExit) as error:
+        if _is_absent(dotted, error):
+            return None
+        raise ValueError(f"importing {parent} failed{failure(error)}") from error
+
+
+def _is_absent(dotted: str, error: BaseException) -> bool:
+    """Whether the search itself found no such module: no module of the user's was at work."""
+    return (
+        isinstance(error, ModuleNotFoundError)
+        and f"{dotted}.".startswith(f"{error.name}.")
+        and not _frames_outside(error)
+    )
+
+
+def _frames_outside(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of what was imported: neither Python's import machinery nor this file."""
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen importlib")
+        and Path(frame.filename).parent.name != "importlib"
+        and frame.filename != __file__
+    ]
+
+
+def _source(dotted: str) -> str:
+    spec = _find_spec(dotted)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return ""
+    return Path(spec.origin).read_text(encoding="utf-8", errors="replace")

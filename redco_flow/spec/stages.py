@@ -1,0 +1,294 @@
+"""What a pipeline says about each stage: its kind, its Config's values, its references.
+
+A stage's Config is the pipeline's sections that its kind takes, with the stage's own body laid
+over them. Knows one stage at a time; how stages depend on each other is `references.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from redco_flow.errors import Problem
+from redco_flow.spec.document import COMMAND_LINE, Document, Path, is_inside, written_at
+from redco_flow.spec.interpolation import find_path
+from redco_flow.spec.model import ContentOf, InWorkspace, field_paths, is_open, marked
+from redco_flow.spec.names import dotted, module_problem, shown
+from redco_flow.spec.overrides import (
+    KeySpace,
+    Override,
+    TextPath,
+    apply_override,
+    for_pipeline,
+    read_override,
+)
+from redco_flow.spec.pipeline import PipelineSection
+from redco_flow.spec.problems import validated
+from redco_flow.spec.stage_kind import StageConfig, StageKind, find_stage_kind
+
+RECIPES_PACKAGE = "redco_flow.recipes"
+
+
+@dataclass(frozen=True)
+class StageBody:
+    """One stage as the pipeline writes it.
+
+    Args:
+        own: the stage's body alone.
+        config: the values for the kind's Config: sections with the body laid over them.
+        references: the value given for each input slot that is given one.
+    """
+
+    name: str
+    kind: StageKind
+    own: Document
+    config: Document
+    references: Mapping[str, Any]
+
+    def full_path(self, path: Path) -> Path:
+        """Return where in the pipeline a value of the Config is said."""
+        if path and path[0] in self.kind.sections and not self._is_own(path):
+            return path
+        return ("stages", self.name, *path)
+
+    def _is_own(self, path: Path) -> bool:
+        value = self.own.values
+        for part in path:
+            if not is_inside(value, part):
+                return False
+            value = value[part]
+        return True
+
+
+def stage_kind_of(document: Document, stage: str) -> StageKind:
+    """Return the kind of a stage that the document names.
+
+    Raises:
+        ValueError: there is no such kind; the message says which there are.
+    """
+    body = document.get(("stages", stage))
+    given = body.get("kind") if isinstance(body, dict) else None
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"'stages.{stage}.kind' must be text, not {shown(given)}")
+    try:
+        return find_stage_kind(given or stage)
+    except ValueError as error:
+        if given:
+            raise ValueError(f"stage '{stage}': {error}") from error
+        raise ValueError(
+            f"stage '{stage}' has no 'kind', and its name is none: {error} Add `kind:` to it."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a pipeline, in the file's order.
+
+    Args:
+        bodies: of those whose kind exists.
+        broken: names of the others; nothing is known of what they take or produce.
+        problems: what is wrong with those.
+    """
+
+    bodies: Mapping[str, StageBody]
+    broken: frozenset[str]
+    problems: tuple[Problem, ...]
+
+
+def read_stages(document: Document) -> Stages:
+    """Return what the document says about its stages."""
+    bodies: dict[str, StageBody] = {}
+    problems: list[Problem] = []
+    written = document.get(("stages",))
+    names = list(written) if isinstance(written, dict) else []
+    for name in names:
+        if not isinstance(written[name], dict | None):
+            continue  # the pipeline's own model says so already
+        try:
+            bodies[name] = _read_stage(document, name)
+        except ValueError as error:
+            path = ("stages", name, "kind")
+            problems.append(document.origin(path).problem(str(error)))
+    return Stages(bodies, frozenset(names) - frozenset(bodies), tuple(problems))
+
+
+def validate_stage(body: StageBody) -> tuple[StageConfig | None, list[Problem]]:
+    """Return the stage's Config, or None with what is wrong with it."""
+    return validated(
+        body.kind.config_type,
+        body.config,
+        root=f"stage '{body.name}'",
+        full_path=body.full_path,
+        extra_keys={(): {"kind", *body.kind.inputs}},
+    )
+
+
+def surroundings_problems(
+    body: StageBody, config: StageConfig, workspace: FilePath | None
+) -> Iterator[Problem]:
+    """Yield what is wrong with the recipe, the data files and the paths that a Config names."""
+    for path, message in _surroundings(body, config, workspace):
+        full = dotted(body.full_path(path))
+        yield body.config.origin(path).problem(f"'{full}': {message}")
+
+
+def data_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
+    """Yield what a quick look into the stage's data shows to be wrong."""
+    for path, message in body.kind.data_problems(config):
+        full = dotted(body.full_path(path))
+        yield body.config.origin(path).problem(f"'{full}': {message}")
+
+
+def _surroundings(
+    body: StageBody, config: StageConfig, workspace: FilePath | None
+) -> Iterator[tuple[Path, str]]:
+    recipe = getattr(config, "recipe", None) if "recipe" in body.kind.sections else None
+    if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
+        yield ("recipe",), problem
+    for path, file in marked(config, ContentOf):
+        if file is not None and not FilePath(file).is_file():
+            yield path, f"there is no file {shown(file)}"
+    for path, relative in marked(config, InWorkspace):
+        if relative is not None and workspace is not None:
+            try:
+                inside(workspace, relative)
+            except ValueError as error:
+                yield path, str(error)
+
+
+def recipe_problem(recipe: str) -> str | None:
+    """Say why there is no such recipe, or None where there is one; nothing is imported."""
+    return module_problem(RECIPES_PACKAGE, recipe, what="recipe", defines="build")
+
+
+def _read_stage(document: Document, name: str) -> StageBody:
+    kind = stage_kind_of(document, name)
+    own = document.section(("stages", name))
+    if own.values is None:
+        own = Document({}, own.origins)
+    references = {slot: own.values[slot] for slot in kind.inputs if slot in own.values}
+    config = Document({}, {(): own.origin(())})
+    for section in kind.sections:
+        if document.get((section,)) is not None:
+            config = config.with_part((section,), document.section((section,)))
+        elif section != "recipe":  # a recipe has no default, the other sections' keys have
+            config = config.with_part((section,), written_at({}, own.origin(())))
+    body = own.without(("kind",))
+    for slot in kind.inputs:
+        body = body.without((slot,))
+    return StageBody(name, kind, own, config.merged(body), references)
+
+
+def inside(root: FilePath, relative: str) -> FilePath:
+    """Return `root/relative`, a path inside of `root`.
+
+    Raises:
+        ValueError: the path is absolute, climbs out by `..`, or passes a symbolic link that
+            leads out of `root`.
+    """
+    path = FilePath(relative)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(
+            f"{relative!r} leads out of the workspace {root}; give a relative path without '..'"
+        )
+    if not (root / path).resolve().is_relative_to(root.resolve()):
+        raise ValueError(
+            f"{relative!r} passes a symbolic link that leads out of the workspace {root}; remove "
+            f"the link or choose another path"
+        )
+    return root / path
+
+
+# What one stage needs says nothing of the others: each is asked for by its full name.
+_RESOURCES = "resources"
+_NEW_STAGE = re.compile(r"stages\.([^.]+)(\.kind)?")
+
+
+@dataclass(frozen=True)
+class Overridden:
+    """A document with the command line's overrides over it.
+
+    Args:
+        problems: what is wrong with the overrides.
+        notes: which settings a key set, where it set several.
+    """
+
+    document: Document
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def with_overrides(document: Document, overrides: Sequence[str]) -> Overridden:
+    """Lay the overrides over a document, in their order."""
+    problems: list[Problem] = []
+    notes: list[str] = []
+    for text in for_pipeline(overrides):
+        override, more = read_override(text)
+        problems += more
+        if override is None:
+            continue
+        try:
+            paths = _find(document, override)
+        except ValueError as error:
+            problems.append(COMMAND_LINE.problem(str(error)))
+            continue
+        for path in paths:
+            document = apply_override(document, override, path)
+        if len(paths) > 1:
+            what = "deletes" if override.is_deletion else "sets"
+            notes.append(f"'{override.key}' {what} {', '.join(map('.'.join, paths))}")
+    return Overridden(document, tuple(problems), tuple(notes))
+
+
+def _find(document: Document, override: Override) -> list[TextPath]:
+    new = _NEW_STAGE.fullmatch(override.key)
+    if new and not override.is_deletion and (new.group(2) or isinstance(override.value, dict)):
+        return [("stages", new.group(1), *(["kind"] if new.group(2) else []))]
+    if override.is_deletion and (written := find_path(document.values, override.key)):
+        return [tuple(map(str, written))]  # whatever is written can go, a mistake too
+    return key_space(document).find(override.key)
+
+
+def key_space(document: Document) -> KeySpace:
+    """Return every setting of the pipeline that the document describes."""
+    space = KeySpace()
+    for path, info in field_paths(PipelineSection):
+        if path != ("stages",):
+            space.settings.add(path)
+            if is_open(info.annotation):
+                space.open_paths.add(path)
+    stages = document.get(("stages",))
+    for name in stages if isinstance(stages, dict) else ():
+        _add_stage(space, document, name)
+    return space
+
+
+def _add_stage(space: KeySpace, document: Document, name: str) -> None:
+    root = ("stages", name)
+    space.settings |= {root, (*root, "kind")}
+    try:
+        kind = stage_kind_of(document, name)
+    except ValueError:
+        space.open_paths.add(root)  # that there is no such kind is said elsewhere
+        return
+    space.settings |= {(*root, slot) for slot in kind.inputs}
+    for path, info in field_paths(kind.config_type):
+        full = (*root, *path)
+        if path[0] in kind.sections:
+            space.hidden.add(full)
+        else:
+            space.settings.add(full)
+            if path[0] != _RESOURCES:
+                space.meanings[full] = _meaning(path, info)
+        if is_open(info.annotation):
+            space.open_paths.add(full)
+
+
+def _meaning(path: TextPath, info: FieldInfo) -> tuple[TextPath, str]:
+    """Return what a stage's setting means: its place in the Config, its type and its default."""
+    return path, repr(info)

@@ -1,0 +1,215 @@
+"""What stands in a checkpoint artifact: everything that predicting and exporting need.
+
+`checkpoint/` (one committed step), `recipe.json` (which recipe around which model) and
+`tokenizer/`. Nothing in it points anywhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from redco_flow.engine.checkpoint.checkpointer import checkpoint_files, restore_params
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.sharding.rules import ShardingRules
+from redco_flow.errors import ArtifactError
+from redco_flow.models.find import FAMILIES, find_module_name
+from redco_flow.recipes.recipe import Recipe, find_recipe, recipe_module
+from redco_flow.records import digest_file, read_json, write_json
+from redco_flow.spec.model import Text
+from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
+from redco_flow.stages.context import Output, StageContext, StageOutputs
+from redco_flow.text.tokenizer import TextTokenizer
+
+FORMAT = 1
+RECIPE_FILE = "recipe.json"
+CHECKPOINT_FOLDER = "checkpoint"
+
+
+@dataclass(frozen=True)
+class RecipeRecord:
+    """`recipe.json`.
+
+    Args:
+        model: what the recipe's `build` makes the model from, without any other file.
+        source_length, target_length: what batches were padded to in training.
+        tokenizer_digest: the tokenizer that the model was trained with.
+        step, metrics: of this checkpoint.
+        data, config: digests of the dataset and of the training's settings.
+    """
+
+    recipe: str
+    model: Mapping[str, Any]
+    source_length: int
+    target_length: int
+    tokenizer_digest: str
+    step: int
+    metrics: Mapping[str, float | None]
+    data: str
+    config: str
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class CheckpointArtifact:
+    """A checkpoint artifact's files."""
+
+    path: Path
+
+    @cached_property
+    def record(self) -> RecipeRecord:
+        """What `recipe.json` says.
+
+        Raises:
+            ArtifactError: there is none, or it is of another version.
+        """
+        try:
+            record = read_json(self.path / RECIPE_FILE)
+            if record["format"] != FORMAT:
+                raise ArtifactError(
+                    f"{self.path}: checkpoint format {record['format']}; this version reads "
+                    f"{FORMAT}: train again."
+                )
+            return RecipeRecord(**record)
+        except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{self.path}: no checkpoint of redco-flow: {error}") from error
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the model was trained with."""
+        return TextTokenizer.load(self.path / TOKENIZER_FOLDER)
+
+    def build_recipe(
+        self, source_length: int | None = None, target_length: int | None = None
+    ) -> Recipe:
+        """Make the recipe around the model, for batches of training's lengths or others."""
+        recipe: Recipe = find_recipe(self.record.recipe).build(
+            self.record.model,
+            self.tokenizer,
+            source_length=source_length or self.record.source_length,
+            target_length=target_length or self.record.target_length,
+        )
+        return recipe
+
+    def load_params(
+        self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None
+    ) -> Any:
+        """Read the parameters, laid out over the deployer's mesh, after checking their digests.
+
+        Args:
+            rules: not needed where there is one model shard.
+
+        Raises:
+            CheckpointError: a file is damaged, or the parameters are another model's.
+        """
+        shapes = recipe.abstract_params()
+        rules = rules or deployer.get_sharding_rules(shapes)
+        shardings = deployer.params_sharding(shapes, rules)
+        like = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        )
+        return restore_params(self.path / CHECKPOINT_FOLDER, like)
+
+
+def write_checkpoint_artifact(
+    folder: Path, step_directory: Path, tokenizer: Path, record: RecipeRecord
+) -> dict[str, str]:
+    """Put an artifact's files together; big ones are linked where the disk can.
+
+    Returns:
+        BLAKE3 by path relative to `folder`, of all its files.
+    """
+    if folder.exists():
+        shutil.rmtree(folder)
+    digests = {}
+    for path, digest in checkpoint_files(step_directory).items():
+        _link(step_directory / path, folder / CHECKPOINT_FOLDER / path)
+        digests[f"{CHECKPOINT_FOLDER}/{path}"] = digest
+    for file in sorted(tokenizer.iterdir()):
+        _link(file, folder / TOKENIZER_FOLDER / file.name)
+        digests[f"{TOKENIZER_FOLDER}/{file.name}"] = digest_file(file)
+    write_json(folder / RECIPE_FILE, asdict(record))
+    return digests | {RECIPE_FILE: digest_file(folder / RECIPE_FILE)}
+
+
+def checkpoint_identity(
+    digests: Mapping[str, str], parameters: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what a checkpoint artifact's id follows: its parameters, recipe and tokenizer.
+
+    Orbax lays equal parameters into different files each time, so those are left out; with them
+    the optimizer's state, which no reader of an artifact uses.
+
+    Args:
+        digests: of the artifact's files, from `write_checkpoint_artifact`.
+        parameters: the `parameter_digests` of its step.
+    """
+    folder = f"{CHECKPOINT_FOLDER}/"
+    others = {path: digest for path, digest in digests.items() if not path.startswith(folder)}
+    return others | {f"{folder}params/{path}": digest for path, digest in parameters.items()}
+
+
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one that knows no links
+        shutil.copyfile(source, target)
+
+
+SECTIONS = ("recipe",)
+INPUTS = {"checkpoint": InputSlot(kind="checkpoint", default_selector="last")}
+OUTPUTS = {"metrics": "metrics"}
+DIGESTS_FILE = "parameters.json"
+
+
+class Config(StageConfig):
+    """Nothing to be set but which checkpoint, and the recipe that made it.
+
+    Args:
+        recipe: the checkpoint's; the pipeline's own where the stage does not say it.
+    """
+
+    recipe: Text = "text_to_text"
+
+
+def code_modules(config: Config) -> list[str]:
+    """The recipe, and every family: which one the checkpoint is of, no plan can know."""
+    return [recipe_module(config.recipe), *map(find_module_name, FAMILIES)]
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Read all parameters onto one device and digest them.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    del config  # it says what the result depends on
+    import jax
+    import numpy as np
+
+    from redco_flow.engine.deployer import Deployer
+    from redco_flow.engine.sharding.rules import join, named_leaves
+
+    context.report(phase="digesting")
+    checkpoint = CheckpointArtifact(context.input("checkpoint").path)
+    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer(devices=jax.devices()[:1]))
+    digests = {
+        join(path): hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
+        for path, leaf in named_leaves(params)
+    }
+    folder = context.work_dir / "digests"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / DIGESTS_FILE, digests)
+    return StageOutputs({"metrics": Output("metrics", folder)}, {"parameters": len(digests)})

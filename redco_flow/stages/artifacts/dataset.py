@@ -1,0 +1,370 @@
+"""What stands in a dataset artifact, for the stages that read one.
+
+`dataset.json` (the summary), Arrow files, each with one split's share of a block of the raw
+rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that a
+prediction needs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redco_flow.errors import ArtifactError
+from redco_flow.records import digest_file, read_json, reading
+from redco_flow.stages.context import StageContext
+from redco_flow.stages.data.rows import DataChanged
+from redco_flow.text.tokenizer import FlatIds, TextTokenizer
+
+BATCH_ROWS = 1000
+_WHAT = "a split of examples with these columns"
+TEXT = "string"
+TEXTS = "texts"
+IDS = "ids"
+
+_FEATURES: Mapping[str, Any] = {
+    TEXT: {"dtype": "string", "_type": "Value"},
+    TEXTS: {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"},
+    IDS: {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"},
+}
+
+
+class SplitWriter:
+    """Write rows column by column into one file; a context manager.
+
+    Args:
+        path: replaced if it exists.
+        columns: TEXT, TEXTS or IDS by column name.
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
+        self.num_rows = 0
+        self._path = path
+        self._columns = dict(columns)
+        self._pending: dict[str, list[Any] | FlatIds] = {
+            name: FlatIds() if kind == IDS else [] for name, kind in columns.items()
+        }
+
+    def __enter__(self) -> Self:
+        import pyarrow as pa
+
+        self._schema = _schema(self._columns)
+        self._sink = pa.OSFile(str(self._path), "wb")
+        self._stream = pa.ipc.new_stream(self._sink, self._schema)
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None:
+            self._flush(1)
+        self._stream.close()
+        self._sink.close()
+
+    def write(self, rows: Mapping[str, Any]) -> None:
+        """Append rows, given as equally long columns; ids as `FlatIds`, or any lists of them."""
+        counts = {len(rows[name]) for name in self._columns}
+        assert len(counts) == 1, f"columns of unequal lengths: {counts}"
+        for name, pending in self._pending.items():
+            pending.extend(rows[name])
+        self.num_rows += counts.pop()
+        self._flush(BATCH_ROWS)
+
+    def _flush(self, at_least: int) -> None:
+        import pyarrow as pa
+
+        while len(next(iter(self._pending.values()))) >= at_least:
+            head = [
+                _array(_take_first(self._pending[column.name]), column.type)
+                for column in self._schema
+            ]
+            self._stream.write_batch(pa.RecordBatch.from_arrays(head, schema=self._schema))
+
+
+class ArrowSplit(Sequence[dict[str, Any]]):
+    """The rows of some files, one after the other, read on demand; token ids are int32 arrays.
+
+    Args:
+        paths: written by SplitWriter, with the same columns; at least one.
+        columns: which to read; all of them by default.
+
+    Raises:
+        ValueError: no Arrow file, or a column that it has not.
+    """
+
+    def __init__(self, paths: Sequence[Path], columns: Sequence[str] | None = None) -> None:
+        self._paths = tuple(paths)
+        tables = [_mapped(path, columns) for path in paths]
+        self._columns = tables[0].schema.names
+        self._batches = [batch for table in tables for batch in table.to_batches()]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self._paths[0].parent}: row {index} of {len(self)}.")
+        position = int(np.searchsorted(self._starts, index, side="right")) - 1
+        batch, row = self._batches[position], int(index - self._starts[position])
+        return {
+            name: _value(batch.column(column), row)
+            for column, name in enumerate(batch.schema.names)
+        }
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several rows, in the given order."""
+        return [self[int(index)] for index in indices]
+
+    def lengths(self, column: str) -> NDArray[np.int64]:
+        """Return how many entries each row's list has, without reading the lists."""
+        import pyarrow.compute as pc
+
+        parts = [pc.list_value_length(batch.column(column)) for batch in self._batches]
+        return np.concatenate([np.asarray(part, np.int64) for part in [[], *parts]])
+
+    def batches(self) -> Iterator[dict[str, list[Any]]]:
+        """Yield the rows column by column, BATCH_ROWS at a time, in order."""
+        for path in self._paths:
+            yield from read_batches(path, self._columns)
+
+
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
+    """Yield some columns of a file's rows, at most BATCH_ROWS at a time, in order.
+
+    Read, not mapped: pages of a mapped file count as this process's memory once touched.
+    """
+    import pyarrow as pa
+
+    with pa.OSFile(str(path), "rb") as source:
+        with reading(path, _WHAT):
+            batches = pa.ipc.open_stream(source)
+        while True:
+            with reading(path, _WHAT):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                batch.validate(full=True)
+                rows = {name: batch.column(name).to_pylist() for name in columns}
+            yield rows
+
+
+def _mapped(path: Path, columns: Sequence[str] | None) -> Any:
+    """Open a file; that its bytes are what was published is for the caller to know."""
+    import pyarrow as pa
+
+    with reading(path, _WHAT):
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        chosen = table if columns is None else table.select(list(columns))
+        chosen.validate()
+    return chosen
+
+
+def _value(column: Any, row: int) -> Any:
+    import pyarrow as pa
+
+    scalar = column[row]
+    if pa.types.is_list(column.type) and pa.types.is_int32(column.type.value_type):
+        return scalar.values.to_numpy(zero_copy_only=True)
+    return scalar.as_py()
+
+
+def _take_first(pending: list[Any] | FlatIds) -> list[Any] | FlatIds:
+    """Take a record batch's rows out of a column."""
+    if isinstance(pending, FlatIds):
+        return pending.take_first(BATCH_ROWS)
+    taken = pending[:BATCH_ROWS]
+    del pending[:BATCH_ROWS]
+    return taken
+
+
+def _array(values: list[Any] | FlatIds, column_type: Any) -> Any:
+    """Return one column; the ids of FlatIds are not copied."""
+    import pyarrow as pa
+
+    if not isinstance(values, FlatIds):
+        return pa.array(values, column_type)
+    ids = pa.Array.from_buffers(pa.int32(), len(values.ids), [None, pa.py_buffer(values.ids)])
+    offsets = pa.py_buffer(values.offsets)
+    return pa.Array.from_buffers(column_type, len(values), [None, offsets], children=[ids])
+
+
+def _schema(columns: Mapping[str, str]) -> Any:
+    import pyarrow as pa
+
+    types = {TEXT: pa.string(), TEXTS: pa.list_(pa.string()), IDS: pa.list_(pa.int32())}
+    features = {name: _FEATURES[kind] for name, kind in columns.items()}
+    return pa.schema(
+        [(name, types[kind]) for name, kind in columns.items()],
+        metadata={"huggingface": json.dumps({"info": {"features": features}})},
+    )
+
+
+FORMAT = 3
+SUMMARY_FILE = "dataset.json"
+TOKENIZER_FOLDER = "tokenizer"
+_PADDING_MULTIPLE = 8
+COLUMNS: Mapping[str, str] = {
+    "row_id": TEXT,
+    "source": TEXT,
+    "references": TEXTS,
+    "source_ids": IDS,
+    "target_ids": IDS,
+}
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """`dataset.json`.
+
+    Args:
+        recipe: whose `encode` made the ids.
+        splits: per split: rows and references, and of both sides: tokens, texts that were cut,
+            and the longest in tokens.
+        files: per split: its Arrow files, in order.
+        skipped_rows: bad rows that the pipeline allowed to leave out, by reason.
+        tokenizer: digest, vocab_size, pad_id, eos_id.
+        most_frequent_target: what a model that ignores its input would say: text, count, and
+            the number of training rows it was counted among.
+    """
+
+    recipe: str
+    source_prefix: str
+    source_suffix: str
+    max_source_length: int
+    max_target_length: int
+    splits: Mapping[str, Mapping[str, int]]
+    files: Mapping[str, Sequence[str]]
+    skipped_rows: Mapping[str, int]
+    tokenizer: Mapping[str, Any]
+    most_frequent_target: Mapping[str, Any]
+    format: int = FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record."""
+        return asdict(self)
+
+    @property
+    def is_plain_text(self) -> bool:
+        """Whether the examples are texts without a source."""
+        return not any(counts["longest_source"] for counts in self.splits.values())
+
+    def padded_length(self, side: str, splits: Iterable[str] | None = None) -> int:
+        """Return what batches are padded to: the longest text, rounded up to a multiple of 8.
+
+        Args:
+            side: source or target.
+            splits: of these only, where the dataset has them; None: of all.
+        """
+        chosen = set(splits or self.splits) & set(self.splits)
+        longest = max(self.splits[split][f"longest_{side}"] for split in chosen)
+        return -(-longest // _PADDING_MULTIPLE) * _PADDING_MULTIPLE
+
+
+@dataclass(frozen=True)
+class DatasetArtifact:
+    """A dataset artifact's files."""
+
+    path: Path
+
+    @cached_property
+    def summary(self) -> DatasetSummary:
+        """What `dataset.json` says.
+
+        Raises:
+            ArtifactError: there is none, or it is of another version.
+        """
+        try:
+            record = read_json(self.path / SUMMARY_FILE)
+            if record["format"] != FORMAT:
+                raise ArtifactError(
+                    f"{self.path}: dataset format {record['format']}; this version reads {FORMAT}: "
+                    "preprocess again."
+                )
+            return DatasetSummary(**record)
+        except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{self.path}: no dataset of redco-flow: {error}") from error
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer that made the ids."""
+        return TextTokenizer.load(self.path / TOKENIZER_FOLDER)
+
+    def has(self, split: str) -> bool:
+        """Tell whether the dataset has such a split."""
+        return split in self.summary.splits
+
+    def split(self, name: str, columns: Sequence[str] | None = None) -> ArrowSplit:
+        """Open a split.
+
+        Raises:
+            ArtifactError: the dataset has no such split.
+        """
+        if not self.has(name):
+            raise ArtifactError(
+                f"{self.path}: the dataset has no split '{name}'; it has "
+                f"{', '.join(self.summary.splits)}. Give data.{name}, or hold some out with "
+                f"data.{'test' if name == 'test' else 'validation'}_fraction."
+            )
+        return ArrowSplit([self.path / file for file in self.summary.files[name]], columns)
+
+
+def split_file(split: str, block: int) -> str:
+    """Return the name of the file with a split's share of a block."""
+    return f"{split}-{block:05d}.arrow"
+
+
+class DataGuard:
+    """Compare files with the plan's digests now, and again after they were read.
+
+    Args:
+        context: its provenance holds the fingerprint's ingredients; where it holds none (a stage
+            run by hand) there is nothing to compare with.
+        paths: the files that the stage reads.
+
+    Raises:
+        DataChanged: a file is not among those that were planned with.
+    """
+
+    def __init__(self, context: StageContext, paths: Sequence[Path]) -> None:
+        planned = context.provenance.get("ingredients", {}).get("data", {})
+        digests = {value for value in planned.values() if isinstance(value, str)}
+        self.digests = {}
+        for path in paths:
+            context.report(phase="checking data")
+            self.digests[path] = digest_file(path)
+            if digests and self.digests[path] not in digests:
+                raise DataChanged(_message(path, "since this run was planned"))
+        self._seen = {path: _identity(path) for path in paths}
+
+    def check_again(self) -> None:
+        """Refuse files that were written to while they were read.
+
+        Raises:
+            DataChanged: size or time of change differ from before.
+        """
+        for path, seen in self._seen.items():
+            if _identity(path) != seen:
+                raise DataChanged(_message(path, "while it was read"))
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _message(path: Path, when: str) -> str:
+    return (
+        f"{path}: changed {when}: its content is not what the stage's fingerprint was made of. "
+        "Nothing was written; run again to plan with what is there now."
+    )

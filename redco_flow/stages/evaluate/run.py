@@ -1,0 +1,171 @@
+"""evaluate: predictions in, scores out: of the whole set, of each example, of trivial baselines.
+
+A score means little alone, so each is stored beside what two models that learnt nothing get: one
+that always says the most frequent training target, and one that repeats its source.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.metric import (
+    AnyMetric,
+    ExampleMetric,
+    LikelihoodMetric,
+    Metric,
+    PooledMetric,
+    find_any_metric,
+)
+from redco_flow.records import digest_json, write_json
+from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
+from redco_flow.stages.artifacts.predictions import Prediction, read_predictions
+from redco_flow.stages.context import Output, StageContext, StageOutputs, provenance_of
+from redco_flow.stages.evaluate.config import Config
+
+Texts = Sequence[str]
+References = Sequence[Sequence[str]]
+
+
+class CannotEvaluate(RedcoFlowError):
+    """The predictions lack what a metric reads."""
+
+
+@dataclass(frozen=True)
+class _Example:
+    """One line of per_example.jsonl."""
+
+    row_id: str
+    scores: dict[str, float]
+    statistics: dict[str, list[float]]
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Score the predictions and, where texts are scored, two trivial baselines.
+
+    Raises:
+        CannotEvaluate: likelihoods are to be scored, and the predictions have none.
+    """
+    predictions, source = read_predictions(context.input("predictions").path)
+    references = [line.references for line in predictions]
+    texts = [line.prediction for line in predictions]
+    provenance = provenance_of(context, config, data=source.data)
+    all_metrics = {name: find_any_metric(name) for name in config.metrics}
+    metrics = {name: metric for name, metric in all_metrics.items() if isinstance(metric, Metric)}
+    likelihoods = _likelihoods(predictions, all_metrics)
+    context.report(phase="scoring", step=0, total_steps=len(metrics))
+    frequent = str(source.most_frequent_target["text"])
+    copied = [line.source for line in predictions]
+    baselines: dict[str, dict[str, Any]] = {}
+    if metrics:
+        frequent_scores = _compute(context, metrics, [frequent] * len(texts), references)
+        copied_scores = _compute(context, metrics, copied, references)
+        baselines["most_frequent_target"] = {"text": frequent, "metrics": frequent_scores}
+        baselines["copy_source"] = {"text": None, "metrics": copied_scores}
+    summary = MetricsSummary(
+        metrics=_compute(context, metrics, texts, references) | likelihoods.scores,
+        directions={key: way for one in all_metrics.values() for key, way in one.KEYS.items()},
+        modules=list(all_metrics),
+        baselines=baselines,
+        num_examples=len(predictions),
+        split=source.split,
+        step=source.step,
+        predictions=context.input("predictions").id,
+        checkpoint=source.checkpoint,
+        data=provenance.data,
+        config=provenance.config,
+        examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
+    )
+    folder = context.work_dir / "metrics"
+    examples = _per_example(metrics, predictions)
+    likelihoods.add_to(examples)
+    _write(folder, summary, examples)
+    record = {"kind": "evaluation", "step": source.step, "metrics": summary.metrics}
+    digests = {"checkpoint": source.checkpoint, "data": source.data, "config": provenance.config}
+    context.log_metrics(record | digests)
+    return StageOutputs(
+        {"metrics": Output("metrics", folder, summary.to_json())}, dict(summary.metrics)
+    )
+
+
+def _compute(
+    context: StageContext, metrics: dict[str, Metric], texts: Texts, references: References
+) -> dict[str, float]:
+    scores: dict[str, float] = {}
+    for name, metric in metrics.items():
+        context.raise_if_stopped()
+        context.report(phase=f"scoring {name}")
+        scores |= metric.compute(texts, references)
+    return scores
+
+
+@dataclass(frozen=True)
+class _Likelihoods:
+    """What the metrics of likelihoods say, of the whole set and of each example."""
+
+    scores: dict[str, float]
+    per_example: dict[str, list[float]]
+    statistics: dict[str, list[list[float]]]
+
+    def add_to(self, examples: list[_Example]) -> None:
+        """Put the examples' parts into their lines."""
+        for place, example in enumerate(examples):
+            example.scores.update({key: all_[place] for key, all_ in self.per_example.items()})
+            example.statistics.update({name: all_[place] for name, all_ in self.statistics.items()})
+
+
+def _likelihoods(predictions: list[Prediction], metrics: dict[str, AnyMetric]) -> _Likelihoods:
+    found = _Likelihoods({}, {}, {})
+    for name, metric in metrics.items():
+        if not isinstance(metric, LikelihoodMetric):
+            continue
+        losses = [line.loss for line in predictions if line.loss is not None]
+        counts = [line.num_tokens for line in predictions if line.num_tokens is not None]
+        if not len(losses) == len(counts) == len(predictions):
+            raise CannotEvaluate(
+                f"the metric '{name}' reads how likely each reference is, and the predictions do "
+                "not say: set score_targets: true in the predict stage."
+            )
+        rows = metric.likelihood_statistics(losses, counts)
+        found.statistics[name] = rows
+        found.scores.update(
+            metric.from_statistics([sum(column) for column in zip(*rows, strict=True)])
+        )
+        found.per_example.update(metric.of_likelihoods(losses, counts))
+    return found
+
+
+def _per_example(metrics: dict[str, Metric], predictions: list[Prediction]) -> list[_Example]:
+    texts = [line.prediction for line in predictions]
+    references = [line.references for line in predictions]
+    examples = [_Example(line.row_id, {}, {}) for line in predictions]
+    for name, metric in metrics.items():
+        if not isinstance(metric, ExampleMetric):
+            continue
+        for key, scores in metric.per_example(texts, references).items():
+            for example, score in zip(examples, scores, strict=True):
+                example.scores[key] = score
+        if isinstance(metric, PooledMetric):
+            statistics = metric.statistics(texts, references)
+            for example, counts in zip(examples, statistics, strict=True):
+                example.statistics[name] = counts
+    return examples
+
+
+def _write(folder: Path, summary: MetricsSummary, examples: list[_Example]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with (folder / LINES_FILE).open("w", encoding="utf-8") as file:
+        for example in examples:
+            line: dict[str, Any] = {
+                "row_id": example.row_id,
+                "scores": example.scores,
+                "statistics": example.statistics,
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    write_json(folder / SUMMARY_FILE, summary.to_json())

@@ -1,0 +1,236 @@
+"""Generate texts with a checkpoint: the heavy body of the predict stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.predictor import Predictor
+from redco_flow.engine.sharding.rules import ShardingRules
+from redco_flow.errors import RedcoFlowError
+from redco_flow.recipes.recipe import Generation, RandomChoice, Recipe, find_recipe
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.predictions import (
+    Prediction,
+    PredictionsSummary,
+    write_predictions,
+)
+from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
+from redco_flow.stages.context import CommonStop, Output, StageContext, StageOutputs, provenance_of
+from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
+from redco_flow.stages.predict.config import Config
+from redco_flow.stages.process_group import describe_devices
+from redco_flow.text.tokenizer import TextTokenizer
+
+
+def begun(example: Mapping[str, Any], length: int, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return the example as a prompt of at most `length` tokens and what comes after it."""
+    ids = example["target_ids"]
+    # At least the last token is left to generate.
+    cut = min(length, len(ids) - 1)
+    prompt, rest = tokenizer.decode_batch([ids[:cut], ids[cut:]])
+    return {
+        "row_id": example["row_id"],
+        "source": prompt,
+        "references": [rest],
+        "source_ids": ids[:cut],
+        "target_ids": ids[cut:],
+    }
+
+
+class CannotPredict(RedcoFlowError):
+    """The checkpoint, the dataset and the settings do not fit each other."""
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Write the predictions into the work directory.
+
+    Raises:
+        CannotPredict, WrongTokenizer: before anything is generated.
+        CheckpointError: the checkpoint is damaged.
+    """
+    context.report(phase="preparing", devices=describe_devices())
+    dataset = DatasetArtifact(context.input("dataset").path)
+    checkpoint = CheckpointArtifact(context.input("checkpoint").path)
+    _check(dataset, checkpoint, config)
+    split = config.split or ("test" if dataset.has("test") else "validation")
+    rows = dataset.split(split)
+    examples = rows.__getitems__(range(min(len(rows), config.num_examples or len(rows))))
+    predictor = _Prediction(context, config, dataset, checkpoint, split)
+    lines = predictor.run(examples)
+    provenance = provenance_of(context, config, data=context.input("dataset").id)
+    summary = PredictionsSummary(
+        split=split,
+        num_examples=len(examples),
+        generation=config.model_dump(mode="json", include=set(_GENERATION)),
+        checkpoint=context.input("checkpoint").id,
+        step=checkpoint.record.step,
+        data=provenance.data,
+        config=provenance.config,
+        most_frequent_target=dataset.summary.most_frequent_target,
+    )
+    folder = context.work_dir / "predictions"
+    if context.attempt_dir.rank == 0:  # every process has all texts, in input order
+        shutil.rmtree(folder, ignore_errors=True)
+        write_predictions(folder, lines, summary)
+    return StageOutputs({"predictions": Output("predictions", folder, summary.to_json())})
+
+
+_GENERATION = (
+    "num_beams",
+    "length_penalty",
+    "max_target_length",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+)
+
+
+def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Config) -> None:
+    record = checkpoint.record
+    if not config.recipe == record.recipe == dataset.summary.recipe:
+        raise CannotPredict(
+            f"recipes differ: this stage has '{config.recipe}', the checkpoint "
+            f"'{record.recipe}', the dataset '{dataset.summary.recipe}'; use one for all."
+        )
+    if record.tokenizer_digest != dataset.tokenizer.digest:
+        raise WrongTokenizer(
+            f"the checkpoint was trained with tokenizer {record.tokenizer_digest[:12]}, and the "
+            f"dataset was encoded with {dataset.tokenizer.digest[:12]}: predict on a dataset that "
+            "was preprocessed with the checkpoint's tokenizer."
+        )
+
+
+class _Prediction:
+    """A checkpoint laid out over the devices, and what it is asked about one split."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        config: Config,
+        dataset: DatasetArtifact,
+        checkpoint: CheckpointArtifact,
+        split: str,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._dataset = dataset
+        self._checkpoint = checkpoint
+        self._stop = CommonStop(context)
+        self._deployer = Deployer(config.num_model_shards, seed=config.seed)
+        summary = dataset.summary
+        # Training's width where it is enough, so that its evaluations are repeated to the last bit.
+        self._source_length = max(
+            checkpoint.record.source_length, summary.padded_length("source", (split,))
+        )
+        self._target_length = summary.padded_length("target")
+
+    def run(self, examples: Sequence[dict[str, Any]]) -> list[Prediction]:
+        """Return a line per example."""
+        recipe = self._recipe()
+        rules = self._rules(recipe, examples)
+        params = self._checkpoint.load_params(recipe, self._deployer, rules)
+        asked = examples
+        target_length = self._target_length
+        if self._dataset.summary.is_plain_text:
+            length = self._config.prompt_length
+            asked = [begun(example, length, self._dataset.tokenizer) for example in examples]
+            target_length = self._rest_of_text(length)
+            recipe = self._checkpoint.build_recipe(length, target_length)
+        texts = self._generate(recipe, rules, params, asked, target_length)
+        lines = [
+            Prediction(example["row_id"], example["source"], text, example["references"])
+            for example, text in zip(asked, texts, strict=True)
+        ]
+        if not self._scores_targets():
+            return lines
+        scores = self._score(rules, params, examples)
+        return [
+            replace(line, loss=float(loss), num_tokens=int(weight))
+            for line, (loss, weight) in zip(lines, scores, strict=True)
+        ]
+
+    def _recipe(self) -> Recipe:
+        return self._checkpoint.build_recipe(self._source_length, self._target_length)
+
+    def _rest_of_text(self, prompt_length: int) -> int:
+        if prompt_length < self._target_length:
+            return self._target_length - prompt_length
+        raise CannotPredict(
+            f"prompt_length is {prompt_length}, and the dataset's texts have at most "
+            f"{self._target_length} tokens: nothing would be left to generate."
+        )
+
+    def _rules(self, recipe: Recipe, examples: Sequence[dict[str, Any]]) -> ShardingRules:
+        batch = recipe.collate_fn(examples[:1])
+        shapes = recipe.abstract_params()
+        return self._deployer.get_sharding_rules(shapes, recipe.loss_fn, batch, None, False)
+
+    def _scores_targets(self) -> bool:
+        asked = self._config.score_targets
+        recipe = find_recipe(self._config.recipe)
+        return bool(getattr(recipe, "MEASURES_PERPLEXITY", False)) if asked is None else asked
+
+    def _generate(
+        self,
+        recipe: Recipe,
+        rules: ShardingRules,
+        params: Any,
+        examples: Sequence[dict[str, Any]],
+        target_length: int,
+    ) -> list[str]:
+        config = self._config
+        sampling = RandomChoice(config.temperature, config.top_k, config.top_p)
+        generation = Generation(
+            max_length=config.max_target_length or target_length,
+            num_beams=config.num_beams,
+            length_penalty=config.length_penalty,
+            sampling=sampling if config.do_sample else None,
+        )
+        predictor = Predictor(
+            self._deployer,
+            collate_fn=recipe.collate_prompts,
+            pred_fn=recipe.make_pred_fn(generation),
+            output_fn=recipe.output_fn,
+            sharding_rules=rules,
+            batch_size=config.batch_size,
+        )
+        return predictor.predict(
+            examples,
+            params,
+            bucketing=bucket_prompts(recipe, examples, config.batch_size),
+            on_progress=self._reporter("predicting"),
+        )
+
+    def _score(
+        self, rules: ShardingRules, params: Any, examples: Sequence[dict[str, Any]]
+    ) -> list[tuple[Any, Any]]:
+        """Return each first reference's summed loss, in nats, and its number of tokens."""
+        recipe = self._recipe()
+        predictor = Predictor(
+            self._deployer,
+            collate_fn=recipe.collate_fn,
+            pred_fn=lambda params, batch, rngs: recipe.loss_fn(params, batch, rngs, False),
+            sharding_rules=rules,
+            batch_size=self._config.batch_size,
+        )
+        return predictor.predict(
+            examples,
+            params,
+            bucketing=bucket_rows(recipe, examples, self._config.batch_size),
+            on_progress=self._reporter("scoring targets"),
+            verb="scored targets of",
+        )
+
+    def _reporter(self, phase: str) -> Callable[[int, int], None]:
+        def on_progress(done: int, total: int) -> None:
+            self._context.report(phase=phase, step=done, total_steps=total)
+            self._stop.raise_if_requested()
+
+        return on_progress

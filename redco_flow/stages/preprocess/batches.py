@@ -1,0 +1,120 @@
+"""Read a pipeline's raw data as checked pairs in batches, saying how far it is.
+
+Ends with an error where the data cannot be used: bad rows, changed files, splits without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
+from redco_flow.stages.context import StageContext
+from redco_flow.stages.data.rows import BadRowLog, NoRows
+from redco_flow.stages.data.source import SPLITS, open_sources
+from redco_flow.stages.preprocess.config import Config, data_files
+from redco_flow.stages.preprocess.pairs import (
+    RAW_COLUMNS,
+    BlockSplit,
+    PairBatch,
+    RowCounts,
+    batches_by_place,
+    read_pairs,
+)
+
+_ROWS_BETWEEN_REPORTS = 1000
+
+
+class RawPairs:
+    """The pipeline's raw data, read once as pairs.
+
+    Attributes:
+        bad_rows: the rows that cannot be used, of all blocks.
+        counts: the numbers of all blocks.
+    """
+
+    def __init__(self, context: StageContext, config: Config) -> None:
+        self._context, self._config = context, config
+        self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
+
+    def batches(
+        self, phase: str, is_wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[BlockSplit, PairBatch]]:
+        """Yield the usable pairs of the wanted blocks batch by batch, in reading order.
+
+        Where bad rows are an error, nothing is yielded after the first one, but all are read, so
+        that the error has them all.
+
+        Args:
+            phase: what the stage is said to be doing meanwhile.
+            is_wanted: takes a block's number.
+
+        Raises:
+            BadRows, NoRows, DataChanged: the data cannot be used; after the last batch.
+        """
+        data, bad_rows, counts = self._config.data, self.bad_rows, self.counts
+        guard = DataGuard(self._context, data_files(self._config))
+
+        def on_row() -> None:
+            if counts.rows % _ROWS_BETWEEN_REPORTS == 0:
+                self._context.raise_if_stopped()
+                self._context.report(phase=phase, step=counts.rows)
+
+        pairs = read_pairs(open_sources(data), data, bad_rows, counts, on_row, is_wanted)
+        for place, batch in batches_by_place(pairs):
+            if data.on_bad_row == "skip" or not bad_rows.counts:
+                yield place, batch
+        guard.check_again()
+        bad_rows.raise_if_any()
+        for split in SPLITS:
+            if not counts.usable[split] and (split == "train" or getattr(data, split)):
+                raise NoRows(_no_rows_message(data, split, bad_rows))
+
+
+class KeptPairs:
+    """All pairs of one reading, kept in a file: what is expensive to read is read once.
+
+    Args:
+        raw: is read by `keep`.
+        path: of the file; the caller's to remove.
+    """
+
+    def __init__(self, context: StageContext, raw: RawPairs, path: Path) -> None:
+        self._context, self._raw, self._path = context, raw, path
+        self._places: list[BlockSplit] = []
+        self.bad_rows, self.counts = raw.bad_rows, raw.counts
+
+    def keep(self, phase: str) -> Iterator[tuple[BlockSplit, PairBatch]]:
+        """Yield every batch of the raw data, and keep it.
+
+        Raises:
+            BadRows, NoRows, DataChanged: as `RawPairs.batches`.
+        """
+        import pyarrow as pa
+
+        schema = pa.schema([(name, pa.string()) for name in RAW_COLUMNS])
+        with pa.OSFile(str(self._path), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+            for place, batch in self._raw.batches(phase, is_wanted=lambda _: True):
+                stream.write_batch(pa.RecordBatch.from_pydict(batch, schema=schema))
+                self._places.append(place)
+                yield place, batch
+
+    def batches(
+        self, phase: str, is_wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[BlockSplit, PairBatch]]:
+        """Yield what was kept of the wanted blocks; see `RawPairs.batches`."""
+        num_rows = 0
+        kept = read_batches(self._path, list(RAW_COLUMNS))
+        for place, batch in zip(self._places, kept, strict=True):
+            self._context.raise_if_stopped()
+            self._context.report(phase=phase, step=num_rows)
+            num_rows += len(batch["row_id"])
+            if is_wanted(place.block):
+                yield place, batch
+
+
+def _no_rows_message(data: DataSection, split: str, bad_rows: BadRowLog) -> str:
+    where = getattr(data, split) or data.dataset
+    skipped = f" ({bad_rows.counts.total()} bad rows were skipped)" if bad_rows.counts else ""
+    return f"{where}: no usable row for split '{split}'{skipped}; is the file empty?"

@@ -1,0 +1,225 @@
+"""A dataset's blocks in a stage's work directory: each is there whole, with its record, or not.
+
+    dataset/train-00003.arrow       a split's encoded examples of block 3
+    held_back/test-00003.arrow      rows of block 3 that are encoded when all blocks are there
+    blocks/00003.json               written last: the block's files with their digests, its counts
+    unfinished/                     files that are being written
+
+Several processes, on several hosts, may write different blocks at once.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
+from redco_flow.stages.artifacts.dataset import COLUMNS, SplitWriter, split_file
+from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
+
+DATASET = "dataset"
+HELD_BACK = "held_back"
+
+
+@dataclass(frozen=True)
+class BlockFile:
+    """One file of a block.
+
+    Args:
+        folder: DATASET or HELD_BACK.
+        blake3: of its bytes.
+    """
+
+    folder: str
+    split: str
+    name: str
+    bytes: int
+    blake3: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block's record says.
+
+    Args:
+        files: none where the block has no usable row.
+        counts: of the encoded examples by split: see `DatasetSummary.splits`.
+    """
+
+    files: tuple[BlockFile, ...]
+    counts: Mapping[str, Mapping[str, int]]
+
+
+class BlockStore:
+    """The blocks in one work directory."""
+
+    def __init__(self, work_dir: Path) -> None:
+        self._root = work_dir
+        self.dataset = work_dir / DATASET
+        self._records = work_dir / "blocks"
+        self._unfinished = work_dir / "unfinished"
+        for folder in (self.dataset, work_dir / HELD_BACK, self._records, self._unfinished):
+            folder.mkdir(exist_ok=True)
+
+    def new_file(self) -> Path:
+        """Return a path for a file that is to be written; no other process uses it."""
+        return self._unfinished / secrets.token_hex(8)
+
+    def finish(self, path: Path, folder: str, place: BlockSplit) -> BlockFile:
+        """Give a written file its name, durably."""
+        name = split_file(place.split, place.block)
+        file = BlockFile(folder, place.split, name, path.stat().st_size, digest_file(path))
+        sync(path)
+        os.replace(path, self._root / folder / name)
+        sync(self._root / folder)
+        return file
+
+    def commit(self, number: int, block: Block) -> None:
+        """Write a block's record: from here on it is there."""
+        write_json(self._record_path(number), asdict(block))
+
+    def read(self, number: int) -> Block:
+        """Return a block's record.
+
+        Raises:
+            FileNotFoundError: the block is not there.
+        """
+        record = read_json(self._record_path(number))
+        return Block(tuple(BlockFile(**file) for file in record["files"]), record["counts"])
+
+    def is_there(self, number: int) -> bool:
+        """Tell whether a block has its record and its files, as long as they were."""
+        if read_json_if_present(self._record_path(number)) is None:
+            return False
+        return all(self._size(file) == file.bytes for file in self.read(number).files)
+
+    def is_intact(self, number: int) -> bool:
+        """Tell whether a block is there and its files hold what was written; reads them."""
+        return self.is_there(number) and all(
+            digest_file(self.path_of(file)) == file.blake3 for file in self.read(number).files
+        )
+
+    def path_of(self, file: BlockFile) -> Path:
+        """Return where a block's file stands."""
+        return self._root / file.folder / file.name
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Remove all but these files from `dataset/`, and what was never finished."""
+        strays = {path.name for path in self.dataset.glob("*.arrow")} - set(names)
+        for path in [*(self.dataset / name for name in strays), *self._unfinished.iterdir()]:
+            path.unlink(missing_ok=True)
+
+    def _record_path(self, number: int) -> Path:
+        return self._records / f"{number:05d}.json"
+
+    def _size(self, file: BlockFile) -> int | None:
+        try:
+            return self.path_of(file).stat().st_size
+        except FileNotFoundError:
+            return None
+
+
+class SplitCounts:
+    """What the summary says of the examples of each split, summed up."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Counter[str]] = {}
+
+    def add_batch(self, split: str, batch: Batch, encoded: Any) -> None:
+        """Count examples with their `EncodedPairs`."""
+        counted = {"rows": len(batch["row_id"]), "references": sum(map(len, batch["references"]))}
+        for side in ("source", "target"):
+            lengths = getattr(encoded, f"{side}_ids").lengths()
+            counted[f"{side}_tokens"] = sum(lengths)
+            counted[f"cut_{side}s"] = sum(getattr(encoded, f"is_{side}_cut"))
+            counted[f"longest_{side}"] = max(lengths, default=0)
+        self.add(split, counted)
+
+    def add(self, split: str, counted: Mapping[str, int]) -> None:
+        """Add what was counted elsewhere."""
+        counts = self._of.setdefault(split, Counter())
+        for name, value in counted.items():
+            is_maximum = name.startswith("longest_")
+            counts[name] = max(counts[name], value) if is_maximum else counts[name] + value
+
+    def num_rows(self, split: str) -> int:
+        """Return how many examples of a split were counted."""
+        return self._of[split]["rows"] if split in self._of else 0
+
+    def by_split(self) -> dict[str, dict[str, int]]:
+        """Return the counts of every split that has examples."""
+        return {split: dict(self._of[split]) for split in SPLITS if split in self._of}
+
+
+@dataclass
+class _OpenBlock:
+    """A block that is being written: its open files by folder and split."""
+
+    stack: ExitStack = field(default_factory=ExitStack)
+    files: dict[tuple[str, str], tuple[Path, SplitWriter]] = field(default_factory=dict)
+    counts: SplitCounts = field(default_factory=SplitCounts)
+
+
+class BlockWriters:
+    """Writers of the blocks that are at work; a context manager.
+
+    A block is committed when a later one's batch comes, and the last one at the end.
+    """
+
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
+        self._open: dict[int, _OpenBlock] = {}
+        self.committed: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *error: Any) -> None:
+        if error_type is None:
+            self._commit_before(None)
+        for block in self._open.values():
+            block.stack.__exit__(error_type, *error)
+
+    def write(self, place: BlockSplit, batch: Batch, encoded: Any) -> None:
+        """Append examples with their `EncodedPairs`."""
+        self._commit_before(place.block)
+        self._writer(DATASET, place, COLUMNS).write(
+            {**batch, "source_ids": encoded.source_ids, "target_ids": encoded.target_ids}
+        )
+        self._open[place.block].counts.add_batch(place.split, batch, encoded)
+
+    def hold_back(self, place: BlockSplit, batch: PairBatch) -> None:
+        """Append rows that are to be encoded when all blocks are there."""
+        self._writer(HELD_BACK, place, RAW_COLUMNS).write(batch)
+
+    def _writer(self, folder: str, place: BlockSplit, columns: Mapping[str, str]) -> SplitWriter:
+        block = self._open.setdefault(place.block, _OpenBlock())
+        key = (folder, place.split)
+        if key not in block.files:
+            path = self._store.new_file()
+            block.files[key] = path, block.stack.enter_context(SplitWriter(path, columns))
+        return block.files[key][1]
+
+    def _commit_before(self, number: int | None) -> None:
+        """Commit the blocks before this one; None: all."""
+        for done in sorted(self._open):
+            if number is None or done < number:
+                self._commit(done)
+
+    def _commit(self, number: int) -> None:
+        block = self._open[number]
+        block.stack.close()
+        files = tuple(
+            self._store.finish(path, folder, BlockSplit(number, split))
+            for (folder, split), (path, _) in sorted(block.files.items())
+        )
+        self._store.commit(number, Block(files, block.counts.by_split()))
+        del self._open[number]
+        self.committed.add(number)

@@ -1,0 +1,267 @@
+"""preprocess: raw rows in, a dataset of token ids with its tokenizer out.
+
+Light at the top, for plans read its Config; the work is in `encode_dataset`, imported when it
+runs. Equal inputs give a byte-identical dataset, whatever the number of workers and shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from redco_flow.recipes.recipe import find_own_recipe, find_recipe
+from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
+from redco_flow.spec.names import nearest
+from redco_flow.spec.pipeline import DataSection, ModelSection
+from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.stages.artifacts.tokenizer import tokenizer_files
+from redco_flow.stages.data import source as data_source
+from redco_flow.stages.data.rows import BadRow, problem_of_text, read_file
+from redco_flow.stages.data.source import files_by_split
+
+_NUM_ROWS = 100
+_MAX_CHARACTERS = 4_000_000  # long documents: enough is seen before so many rows
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the rows of a file must have.
+
+    Args:
+        keys: the columns of texts.
+        skips: whether bad rows may be left out.
+        num_rows: to look at.
+    """
+
+    keys: tuple[str, ...]
+    skips: bool
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What the head of a file shows; nothing is said of the rows that were not looked at."""
+
+    has_rows: bool
+    problems: tuple[str, ...] = ()
+
+
+def head_problems(data: DataSection) -> Iterator[tuple[str, str]]:
+    """Yield the key of `data` and what is wrong with the head of each file that it names.
+
+    Data of the hub and of a module are not looked at; files that are not there neither.
+    """
+    asked = _Asked(
+        keys=(data.text_key,) if data.text_key else (data.source_key, data.target_key),
+        skips=data.on_bad_row == "skip",
+        num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
+    )
+    try:
+        files = files_by_split(data)
+    except ValueError as error:
+        yield "dataset", str(error)
+        return
+    for split, paths in files.items():
+        key = "dataset" if data.dataset else split
+        heads = [_head_of_state(path, asked) for path in paths if path.is_file()]
+        for problem in (problem for head in heads for problem in head.problems):
+            yield key, problem
+        if heads and not any(head.has_rows or head.problems for head in heads):
+            yield key, f"{', '.join(map(str, paths))}: no rows in it"
+
+
+def _head_of_state(path: Path, asked: _Asked) -> _Head:
+    """The head of a file as it is now; the points of a sweep read it once."""
+    state = path.stat()
+    return _head(path, asked, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _head(path: Path, asked: _Asked, _time: int, _size: int) -> _Head:
+    look = _SCHEMAS.get(path.suffix.lower())
+    try:
+        return _columns_head(path, look(path), asked) if look else _rows_head(path, asked)
+    except Exception as error:  # noqa: BLE001 (a damaged file may make a reader raise anything)
+        text = str(error)
+        return _Head(has_rows=True, problems=(text if str(path) in text else f"{path}: {text}",))
+
+
+def _rows_head(path: Path, asked: _Asked) -> _Head:
+    """Read the first rows."""
+    num_rows, num_characters, bad_rows = 0, 0, list[BadRow]()
+    for row in islice(read_file(path), asked.num_rows):
+        num_rows += 1
+        if isinstance(row, BadRow):
+            bad_rows.append(row)
+            continue
+        found = (problem_of_text(row.fields, key) for key in asked.keys)
+        bad_rows += [BadRow(f"{path}:{row.line}", *one) for one in found if one]
+        num_characters += sum(len(v) for v in row.fields.values() if isinstance(v, str))
+        if num_characters > _MAX_CHARACTERS:
+            break
+    if asked.skips and not _is_hopeless(bad_rows, num_rows, asked):
+        bad_rows = []
+    return _Head(num_rows > 0, tuple(_by_reason(bad_rows, num_rows)))
+
+
+def _is_hopeless(bad_rows: Sequence[BadRow], num_rows: int, asked: _Asked) -> bool:
+    """Whether a file whose bad rows are left out has a column in none of its first rows."""
+    reasons = [row.reason for row in bad_rows]
+    return any(reasons.count(f"no field '{key}'") == num_rows for key in asked.keys if num_rows)
+
+
+def _by_reason(bad_rows: Sequence[BadRow], num_rows: int) -> Iterator[str]:
+    """Tell the first row of each reason, and how many more there are of it."""
+    by_reason: dict[str, list[BadRow]] = {}
+    for row in bad_rows:
+        by_reason.setdefault(row.reason, []).append(row)
+    for same in by_reason.values():
+        more = f" (so are {len(same) - 1} more of the first {num_rows} rows)"
+        yield f"{same[0]}{more if len(same) > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """The columns of a file: name to type, and whether that is text; num_rows: None if unknown."""
+
+    columns: Mapping[str, tuple[str, bool]]
+    num_rows: int | None
+
+
+def _columns_head(path: Path, schema: _Schema, asked: _Asked) -> _Head:
+    problems = []
+    for key in asked.keys:
+        if key not in schema.columns:
+            known = ", ".join(schema.columns) or "(none)"
+            hint = nearest(key, schema.columns)
+            problems.append(f"{path}: no field '{key}'{hint} Its fields are {known}")
+        elif not schema.columns[key][1]:
+            problems.append(f"{path}: field '{key}' is not text: it is {schema.columns[key][0]}")
+    return _Head(schema.num_rows != 0, tuple(problems))
+
+
+def _parquet_schema(path: Path) -> _Schema:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        return _Schema(_columns(file.schema_arrow), file.metadata.num_rows)
+
+
+def _arrow_schema(path: Path) -> _Schema:
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as source:
+        try:
+            return _Schema(_columns(pa.ipc.open_stream(source).schema), None)
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return _Schema(_columns(pa.ipc.open_file(source).schema), None)
+
+
+def _columns(schema: Any) -> Mapping[str, tuple[str, bool]]:
+    import pyarrow as pa
+
+    def is_text(type_: Any) -> bool:
+        if pa.types.is_dictionary(type_):
+            return is_text(type_.value_type)
+        kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        return any(is_kind(type_) for is_kind in kinds)
+
+    return {field.name: (str(field.type), is_text(field.type)) for field in schema}
+
+
+_SCHEMAS: Mapping[str, Callable[[Path], _Schema]] = {
+    ".parquet": _parquet_schema,
+    ".arrow": _arrow_schema,
+}
+
+SECTIONS = ("recipe", "model", "data")
+OUTPUTS = {"dataset": "dataset"}
+
+
+class TokenizerModel(ModelSection):
+    """The model section as preprocessing sees it: only whose tokenizer it is."""
+
+    reads_weights: ClassVar[bool] = False
+
+    family: Annotated[Text | None, Placement()] = None
+    config: Annotated[dict[str, Scalar], Placement()] = Field(default_factory=dict)
+    dtype: Annotated[Literal["float32", "bfloat16"], Placement()] = "float32"
+    from_scratch: Annotated[bool, Placement()] = False
+
+
+class Config(StageConfig):
+    """Preprocessing.
+
+    Args:
+        recipe: the pipeline's own where the stage does not say it.
+        model, data: the pipeline's sections of these names, with changes for this stage.
+        max_source_length, max_target_length: in tokens, the end token included; more is cut off.
+            Plain texts are cut into pieces of max_target_length, of which each is an example.
+        num_workers: processes that encode.
+        num_shards: parts that are encoded by tasks of their own where the executor has job arrays
+            (Slurm); elsewhere one job encodes all.
+    """
+
+    recipe: Text = "text_to_text"
+    model: TokenizerModel = TokenizerModel()
+    data: DataSection
+    max_source_length: Annotated[int, Field(ge=2)] = 512
+    max_target_length: Annotated[int, Field(ge=2)] = 128
+    num_workers: Annotated[PositiveInt, Placement()] = 1
+    num_shards: Annotated[PositiveInt, Placement()] = 1
+
+    @field_validator("data")
+    @classmethod
+    def _can_be_read(cls, data: DataSection, info: ValidationInfo) -> DataSection:
+        recipe = find_own_recipe(info.data.get("recipe", ""))
+        problem = data_source.problem_of(data) or (recipe and problem_of_texts(data, recipe))
+        if problem:
+            raise ValueError(problem)
+        model = info.data.get("model")
+        if model is not None and model.name_or_path is None and data.tokenizer is None:
+            raise ValueError(
+                "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
+                "data.tokenizer.name_or_path, or a model.name_or_path that has one."
+            )
+        return data
+
+
+def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
+    """Say that a recipe takes no plain texts, where it is to."""
+    if data.text_key is None or hasattr(recipe, "encode_texts"):
+        return None
+    name = recipe.__name__.rpartition(".")[2]
+    return (
+        f"'data.text_key' gives plain texts, and recipe '{name}' takes pairs: use recipe "
+        "language_modeling, or data.source_key and data.target_key."
+    )
+
+
+def code_modules(config: Config) -> list[str]:
+    """The module that encodes, and the one that makes rows, if one does."""
+    encoder = find_recipe(config.recipe).encode.__module__
+    return [str(encoder), *data_source.data_modules(config.data)]
+
+
+def data_files(config: Config) -> list[Path]:
+    """The raw data, and a tokenizer that lies in a local directory."""
+    return [*data_source.data_files(config.data), *tokenizer_files(config.model, config.data)]
+
+
+def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what the first rows of the data files show to be wrong, and the key that names them."""
+    for key, problem in head_problems(config.data):
+        yield ("data", key), problem
+
+
+def data_identity(config: Config) -> dict[str, Any]:
+    """What identifies data that is no file."""
+    return data_source.data_identity(config.data)

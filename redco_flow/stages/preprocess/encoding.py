@@ -1,0 +1,150 @@
+"""Encode batches beside the caller, giving them back in order: the result does not depend on
+how many processes there are.
+
+One worker is this process itself, in threads: a tokenizer works without the interpreter's lock
+and on all cores. Knows processes and order; the encoding itself is a recipe's `encode`. At most
+two batches per worker wait at a time, so memory stays flat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from redco_flow.stages.preprocess.pairs import Batch, BlockSplit
+from redco_flow.text.pairs import Windows
+from redco_flow.text.tokenizer import TextTokenizer, as_flat
+
+
+def in_windows(batch: Batch, windows: Windows) -> Batch:
+    """Return one example per window; the second one of a row is "row#2"."""
+    seen: Counter[int] = Counter()
+    row_ids = []
+    for row in windows.text_of:
+        seen[row] += 1
+        row_id = batch["row_id"][row]
+        row_ids.append(row_id if seen[row] == 1 else f"{row_id}#{seen[row]}")
+    return {
+        "row_id": row_ids,
+        "source": [batch["source"][row] for row in windows.text_of],
+        "references": [[text] for text in windows.texts],
+    }
+
+
+_WAITING_PER_WORKER = 2
+# One thread reads a batch's ids, which holds the interpreter, while the other's tokenizer works.
+_NUM_THREADS = 2
+
+
+@dataclass(frozen=True)
+class EncodeCall:
+    """What to encode with: plain values that travel to another process.
+
+    Args:
+        module: the recipe's dotted module.
+        tokenizer: the tokenizer's directory.
+        is_plain_text: whether the targets are texts without a source.
+    """
+
+    module: str
+    tokenizer: str
+    is_plain_text: bool
+    source_prefix: str
+    source_suffix: str
+    max_source_length: int
+    max_target_length: int
+
+    def __call__(self, sources: list[str], targets: list[str]) -> Any:
+        """Return the recipe's `EncodedPairs`, whose ids are `FlatIds`."""
+        encoded = self._encoded(sources, targets)
+        source_ids, target_ids = as_flat(encoded.source_ids), as_flat(encoded.target_ids)
+        return dataclasses.replace(encoded, source_ids=source_ids, target_ids=target_ids)
+
+    def _encoded(self, sources: list[str], targets: list[str]) -> Any:
+        recipe = importlib.import_module(self.module)
+        tokenizer = load_tokenizer(self.tokenizer)
+        if self.is_plain_text:
+            return recipe.encode_texts(targets, tokenizer, max_length=self.max_target_length)
+        return recipe.encode(
+            sources,
+            targets,
+            tokenizer,
+            source_prefix=self.source_prefix,
+            source_suffix=self.source_suffix,
+            max_source_length=self.max_source_length,
+            max_target_length=self.max_target_length,
+        )
+
+
+def encode_batches(
+    call: EncodeCall, batches: Iterable[tuple[BlockSplit, Batch]], num_workers: int
+) -> Generator[tuple[BlockSplit, Batch, Any], None, None]:
+    """Yield each place and its batch with its encoding, in order; targets are the first references.
+
+    Batches are drawn, and their encodings used, in the caller's thread while others are encoded.
+    """
+    with _collecting_only_what_is_new(), _pool(call, num_workers) as pool:
+        waiting: deque[tuple[BlockSplit, Batch, Future[Any]]] = deque()
+        try:
+            for place, batch in batches:
+                future = pool.submit(call, batch["source"], _first_references(batch))
+                waiting.append((place, batch, future))
+                if len(waiting) >= _WAITING_PER_WORKER * max(num_workers, _NUM_THREADS):
+                    yield _finished(waiting)
+            while waiting:
+                yield _finished(waiting)
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def _collecting_only_what_is_new() -> Iterator[None]:
+    """Keep what is there now out of the garbage collector's sight.
+
+    Each batch makes thousands of objects, and for them it would look through those of every
+    imported module again and again.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _pool(call: EncodeCall, num_workers: int) -> Executor:
+    if num_workers == 1:
+        load_tokenizer(call.tokenizer)  # not by every thread at the same time
+        return ThreadPoolExecutor(_NUM_THREADS)
+    # Spawned, not forked: a fork of a process with threads (Arrow's, the tokenizer's) can hang.
+    return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _finished(
+    waiting: deque[tuple[BlockSplit, Batch, Future[Any]]],
+) -> tuple[BlockSplit, Batch, Any]:
+    """Wait for the oldest batch and take it out."""
+    place, batch, future = waiting.popleft()
+    encoded = future.result()
+    windows = encoded.windows
+    return place, batch if windows is None else in_windows(batch, windows), encoded
+
+
+def _first_references(batch: Batch) -> list[str]:
+    return [references[0] for references in batch["references"]]
+
+
+@lru_cache(maxsize=1)
+def load_tokenizer(directory: str) -> TextTokenizer:
+    """Load a dataset's tokenizer once per process: thousands of batches share it."""
+    return TextTokenizer.load(Path(directory))

@@ -1,0 +1,161 @@
+"""Make one dataset of blocks that are there: no row is copied, its files are the blocks' files.
+
+Only here are all blocks seen together: their digests are checked, counts are summed up, and rows
+with the same source are put together where an evaluation split is grouped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from redco_flow.records import write_json
+from redco_flow.stages.artifacts.dataset import (
+    COLUMNS,
+    SUMMARY_FILE,
+    ArrowSplit,
+    DatasetSummary,
+    SplitWriter,
+    read_batches,
+)
+from redco_flow.stages.context import Output, StageContext, StageOutputs
+from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.preprocess.blocks import (
+    DATASET,
+    HELD_BACK,
+    Block,
+    BlockFile,
+    BlockStore,
+    SplitCounts,
+)
+from redco_flow.stages.preprocess.config import Config
+from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches, load_tokenizer
+from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
+
+_MAX_COUNTED_TARGETS = 100_000
+
+
+@dataclass(frozen=True)
+class DatasetJoin:
+    """What a dataset is joined from and with.
+
+    Args:
+        call: encodes the rows that were held back.
+    """
+
+    context: StageContext
+    config: Config
+    store: BlockStore
+    call: EncodeCall
+
+    def damaged(self, numbers: Iterable[int]) -> set[int]:
+        """Return those blocks that are missing, or are not what was written."""
+        found = set()
+        for number in numbers:
+            self.context.raise_if_stopped()
+            self.context.report(phase="checking blocks", step=number)
+            if not self.store.is_intact(number):
+                found.add(number)
+        return found
+
+    def join(self, num_blocks: int, skipped_rows: Mapping[str, int]) -> StageOutputs:
+        """Return the dataset of all blocks.
+
+        Args:
+            skipped_rows: see `DatasetSummary`.
+        """
+        blocks = [self.store.read(number) for number in range(num_blocks)]
+        files, counts = _files(blocks, DATASET), _summed(blocks)
+        for split, held_back in _files(blocks, HELD_BACK).items():
+            files[split] = [self._encode_held_back(split, held_back, counts)]
+        self.store.keep_only(file.name for of_split in files.values() for file in of_split)
+        summary = self._summary(files, counts, skipped_rows)
+        write_json(self.store.dataset / SUMMARY_FILE, summary.to_json())
+        metadata = {
+            "splits": summary.splits,
+            "skipped_rows": summary.skipped_rows,
+            "recipe": summary.recipe,
+        }
+        digests = {file.name: file.blake3 for of_split in files.values() for file in of_split}
+        return StageOutputs({"dataset": Output("dataset", self.store.dataset, metadata, digests)})
+
+    def _encode_held_back(
+        self, split: str, files: list[BlockFile], counts: SplitCounts
+    ) -> BlockFile:
+        """Encode one example per source, with all its targets as references."""
+        rows = ArrowSplit([self.store.path_of(file) for file in files])
+        place, path = BlockSplit(0, split), self.store.new_file()
+        batches = ((place, batch) for batch in self._reported(split, rows, counts))
+        encoded = encode_batches(self.call, batches, self.config.num_workers)
+        with SplitWriter(path, COLUMNS) as writer, closing(encoded):
+            for _, batch, ids in encoded:
+                writer.write({**batch, "source_ids": ids.source_ids, "target_ids": ids.target_ids})
+                counts.add_batch(split, batch, ids)
+        return self.store.finish(path, DATASET, place)
+
+    def _reported(self, split: str, rows: ArrowSplit, counts: SplitCounts) -> Iterator[Batch]:
+        for batch in grouped(rows):
+            self.context.raise_if_stopped()
+            self.context.report(phase=f"encoding {split}", step=counts.num_rows(split))
+            yield batch
+
+    def _summary(
+        self,
+        files: Mapping[str, list[BlockFile]],
+        counts: SplitCounts,
+        skipped_rows: Mapping[str, int],
+    ) -> DatasetSummary:
+        config = self.config
+        tokenizer = load_tokenizer(self.call.tokenizer)
+        return DatasetSummary(
+            recipe=config.recipe,
+            source_prefix=config.data.source_prefix,
+            source_suffix=config.data.source_suffix,
+            max_source_length=config.max_source_length,
+            max_target_length=config.max_target_length,
+            splits=counts.by_split(),
+            files={s: [file.name for file in files[s]] for s in SPLITS if s in files},
+            skipped_rows=dict(sorted(skipped_rows.items())),
+            tokenizer={
+                "digest": tokenizer.digest,
+                "vocab_size": tokenizer.vocab_size,
+                "pad_id": tokenizer.pad_id,
+                "eos_id": tokenizer.eos_id,
+            },
+            most_frequent_target=self._most_frequent_target(files["train"]),
+        )
+
+    def _most_frequent_target(self, files: Iterable[BlockFile]) -> dict[str, object]:
+        """The commonest target among the first training examples."""
+        paths = map(self.store.path_of, files)
+        targets: Counter[str] = Counter()
+        num_counted = 0
+        for batch in (batch for path in paths for batch in read_batches(path, ["references"])):
+            targets.update(references[0] for references in batch["references"])
+            num_counted += len(batch["references"])
+            if num_counted >= _MAX_COUNTED_TARGETS:
+                break
+        # Ties go to the smallest text, not to the first: the order of rows is no property of a
+        # task.
+        text, count = min(targets.items(), key=lambda item: (-item[1], item[0]))
+        return {"text": text, "count": count, "among": num_counted}
+
+
+def _files(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
+    """The blocks' files in one folder by split, in order."""
+    found: dict[str, list[BlockFile]] = {}
+    for block in blocks:
+        for file in block.files:
+            if file.folder == folder:
+                found.setdefault(file.split, []).append(file)
+    return found
+
+
+def _summed(blocks: Iterable[Block]) -> SplitCounts:
+    counts = SplitCounts()
+    for block in blocks:
+        for split, counted in block.counts.items():
+            counts.add(split, counted)
+    return counts

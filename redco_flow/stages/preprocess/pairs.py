@@ -1,0 +1,209 @@
+"""Turn raw rows into pairs of source and target text, spread over the splits.
+
+Knows which fields matter, what a usable text is, how sources are held out, and where one block of
+rows ends and the next begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.artifacts.dataset import BATCH_ROWS, TEXT, ArrowSplit
+from redco_flow.stages.data.rows import BadRow, BadRowLog, FileRow, problem_of_text
+from redco_flow.stages.data.source import SPLITS, Source
+
+BLOCK_ROWS = 20 * BATCH_ROWS
+"""Rows as they stand in the data, usable or not, that are encoded and kept together."""
+
+RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT}
+
+PairBatch = dict[str, list[str]]
+"""Pairs column by column: RAW_COLUMNS."""
+
+SplitOf = Callable[[str], str]
+"""From a source text to its split."""
+
+
+class BlockSplit(NamedTuple):
+    """One split's share of one block of rows; blocks count from 0 in reading order."""
+
+    block: int
+    split: str
+
+
+@dataclass
+class RowCounts:
+    """What was read: rows of all sources, usable or not, and the usable ones by split."""
+
+    rows: int = 0
+    usable: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the rows make."""
+        return -(-self.rows // BLOCK_ROWS)
+
+
+class TextPair(NamedTuple):
+    """One usable row.
+
+    Args:
+        block, split: where it belongs.
+        row_id: "file name:line", the same wherever the file lies.
+        source: empty where the row is a plain text, which is the target.
+    """
+
+    block: int
+    split: str
+    row_id: str
+    source: str
+    target: str
+
+
+def read_pairs(
+    sources: list[Source],
+    data: DataSection,
+    bad_rows: BadRowLog,
+    counts: RowCounts,
+    on_row: Callable[[], None],
+    is_wanted: Callable[[int], bool],
+) -> Iterator[TextPair]:
+    """Yield the usable rows of the wanted blocks, in reading order.
+
+    All rows are read and checked, so limits and bad rows are the same whatever is wanted.
+
+    Args:
+        bad_rows: gets the rows that cannot be used, of all blocks.
+        counts: gets the numbers of all blocks.
+        on_row: called once for each row read, good or bad: progress, and the place to stop.
+        is_wanted: takes a block's number.
+    """
+    split_of_train = _held_out(sources, data)
+    num_read = dict.fromkeys(SPLITS, 0)
+    for source in sources:
+        split_of = split_of_train if source.split == "train" else None
+        for row in source.rows():
+            on_row()
+            if num_read[source.split] == data.max_examples:
+                break
+            block = counts.rows // BLOCK_ROWS
+            counts.rows += 1
+            pair = _pair(row, source, data, split_of, block)
+            if isinstance(pair, BadRow):
+                bad_rows.add(pair)
+                continue
+            num_read[source.split] += 1
+            counts.usable[pair.split] += 1
+            if is_wanted(block):
+                yield pair
+
+
+def batches_by_place(pairs: Iterable[TextPair]) -> Iterator[tuple[BlockSplit, PairBatch]]:
+    """Yield the pairs of each block and split column by column, BATCH_ROWS at a time, in order.
+
+    A split's last batch of a block may be shorter; it comes when the block's pairs have been read.
+    """
+    waiting: dict[str, PairBatch] = {}
+    block = 0
+    for block_of_pair, split, row_id, source, target in pairs:
+        if block_of_pair != block:
+            yield from _rest(block, waiting)
+            block = block_of_pair
+        batch = waiting.get(split)
+        if batch is None:
+            batch = waiting[split] = {"row_id": [], "source": [], "target": []}
+        batch["row_id"].append(row_id)
+        batch["source"].append(source)
+        batch["target"].append(target)
+        if len(batch["row_id"]) == BATCH_ROWS:
+            yield BlockSplit(block, split), waiting.pop(split)
+    yield from _rest(block, waiting)
+
+
+def _rest(block: int, waiting: dict[str, PairBatch]) -> Iterator[tuple[BlockSplit, PairBatch]]:
+    """Take out what is left of a block."""
+    for split in sorted(waiting, key=SPLITS.index):
+        yield BlockSplit(block, split), waiting.pop(split)
+
+
+def _pair(
+    row: FileRow | BadRow,
+    source: Source,
+    data: DataSection,
+    split_of: SplitOf | None,
+    block: int,
+) -> TextPair | BadRow:
+    """Check one row; `split_of` tells the split where the source of the data does not."""
+    if isinstance(row, BadRow):
+        return row
+    line, fields = row
+    keys = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
+    for key in keys:
+        if problem := problem_of_text(fields, key):
+            return BadRow(f"{source.place}:{line}", *problem)
+    first, last = fields[keys[0]], fields[keys[-1]]
+    split = split_of(first) if split_of else source.split
+    row_id = f"{source.name}:{line}"
+    return TextPair(block, split, row_id, "" if data.text_key else first, last)
+
+
+def _held_out(sources: list[Source], data: DataSection) -> SplitOf:
+    """A function from a training source, or plain text, to its split; equals stay together."""
+    given = {source.split for source in sources}
+    test = 0.0 if "test" in given else data.test_fraction
+    validation = 0.0 if "validation" in given else data.validation_fraction
+    if test + validation == 0:
+        return lambda _: "train"
+
+    def split_of(source: str) -> str:
+        # A hash, not a random number: the split survives reordering and added rows.
+        head = hashlib.sha256(source.encode()).digest()[:8]
+        share = int.from_bytes(head, "big") / 2**64
+        if share < test:
+            return "test"
+        return "validation" if share < test + validation else "train"
+
+    return split_of
+
+
+Batch = dict[str, list[Any]]
+
+
+def ungrouped(batch: PairBatch) -> Batch:
+    """Return a batch of examples with one reference each."""
+    return {
+        "row_id": batch["row_id"],
+        "source": batch["source"],
+        "references": [[target] for target in batch["target"]],
+    }
+
+
+def grouped(rows: ArrowSplit) -> Iterator[Batch]:
+    """Yield batches of examples, one per distinct source, in the order of their first rows.
+
+    An example's id is that of its first row; its references stand in row order, each once.
+    """
+    groups: dict[bytes, list[int]] = {}
+    index = 0
+    for batch in rows.batches():
+        for source in batch["source"]:
+            groups.setdefault(hashlib.sha256(source.encode()).digest(), []).append(index)
+            index += 1
+    members = list(groups.values())
+    for start in range(0, len(members), BATCH_ROWS):
+        yield _examples(rows, members[start : start + BATCH_ROWS])
+
+
+def _examples(rows: ArrowSplit, members: list[list[int]]) -> Batch:
+    batch: Batch = {"row_id": [], "source": [], "references": []}
+    for indices in members:
+        group = rows.__getitems__(indices)
+        batch["row_id"].append(group[0]["row_id"])
+        batch["source"].append(group[0]["source"])
+        batch["references"].append(list(dict.fromkeys(row["target"] for row in group)))
+    return batch

@@ -1,0 +1,129 @@
+"""Build a dataset: read pairs, hold out splits, get a tokenizer, encode, write.
+
+The heavy body of preprocess. The rows are cut into blocks of fixed size, whatever computes them, so
+that a dataset is the same however many processes share its blocks, and a block that is there whole
+is not encoded again. A stage that trains a tokenizer keeps what it reads for it. Memory does not
+grow with the data, except for the distinct words (for a trained tokenizer) and one hash per row of
+a grouped evaluation split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from redco_flow.recipes.recipe import find_recipe
+from redco_flow.stages.context import Shard, StageContext, StageOutputs
+from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
+from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
+from redco_flow.stages.preprocess.config import Config, problem_of_texts
+from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches
+from redco_flow.stages.preprocess.joined import DatasetJoin
+from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
+from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Read, check, split and encode the data."""
+    return run_shard(context, config, Shard())()
+
+
+def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[], StageOutputs]:
+    """Encode a shard's blocks; return what joins all shards' into the dataset.
+
+    Raises:
+        BadRows, NoRows, DataChanged: the data cannot be used.
+        ValueError: the tokenizer cannot be had or trained.
+    """
+    store = BlockStore(context.work_dir)
+    tokenizer, kept = ensure_tokenizer(context, config, store)
+    call = _encode_call(config, tokenizer)
+    blocks = _Blocks(context, config, store, call, kept)
+    encoded = blocks.encode(lambda block: shard.has(block) and not store.is_there(block))
+
+    def join() -> StageOutputs:
+        dataset = DatasetJoin(context, config, store, call)
+        damaged = dataset.damaged(set(range(encoded.num_blocks)) - encoded.written)
+        if damaged:
+            blocks.encode(damaged.__contains__)
+        return dataset.join(encoded.num_blocks, encoded.skipped_rows)
+
+    return join
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """What one reading of the rows brought.
+
+    Args:
+        num_blocks: of all rows.
+        written: the blocks that were written.
+        skipped_rows: of all blocks, by reason.
+    """
+
+    num_blocks: int
+    written: set[int]
+    skipped_rows: Counter[str]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """How blocks are encoded.
+
+    Args:
+        kept: the pairs, where this process has read them all already.
+    """
+
+    context: StageContext
+    config: Config
+    store: BlockStore
+    call: EncodeCall
+    kept: KeptPairs | None
+
+    def encode(self, is_wanted: Callable[[int], bool]) -> _Encoded:
+        """Read all rows, and encode and write the blocks that are wanted."""
+        source = self.kept or RawPairs(self.context, self.config)
+        # It is asked at every row: each block is looked up once.
+        pairs = source.batches("reading and encoding", cache(is_wanted))
+        with BlockWriters(self.store) as writers:
+            batches = self._held_back(pairs, writers)
+            with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
+                for place, batch, ids in encoded:
+                    writers.write(place, batch, ids)
+        written = set(writers.committed)
+        for number in range(source.counts.num_blocks):
+            if number not in written and is_wanted(number):  # it has no usable row
+                self.store.commit(number, Block((), {}))
+                written.add(number)
+        return _Encoded(source.counts.num_blocks, written, source.bad_rows.counts)
+
+    def _held_back(
+        self, pairs: Iterable[tuple[BlockSplit, PairBatch]], writers: BlockWriters
+    ) -> Iterator[tuple[BlockSplit, Batch]]:
+        """Put aside the rows of splits that are to be grouped; yield the others."""
+        splits = frozenset(SPLITS[1:]) if self.config.data.group_by_source else frozenset()
+        for place, batch in pairs:
+            if place.split in splits:
+                writers.hold_back(place, batch)
+            else:
+                yield place, ungrouped(batch)
+
+
+def _encode_call(config: Config, tokenizer: Path) -> EncodeCall:
+    recipe = find_recipe(config.recipe)
+    if problem := problem_of_texts(config.data, recipe):
+        raise ValueError(problem)
+    return EncodeCall(
+        module=recipe.__name__,
+        tokenizer=str(tokenizer),
+        is_plain_text=config.data.text_key is not None,
+        source_prefix=config.data.source_prefix,
+        source_suffix=config.data.source_suffix,
+        max_source_length=config.max_source_length,
+        max_target_length=config.max_target_length,
+    )

@@ -1,0 +1,243 @@
+"""The tokenizer of a dataset that is being made: fetched or trained once, by one of the processes.
+
+The others wait; if the one dies, the kernel hands its lock to the next. Equal training rows give
+an equal tokenizer, whichever process trains it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from redco_flow.launch.work_lock import acquire
+from redco_flow.records import sync, write_json
+from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
+from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer, tokenizer_source
+from redco_flow.stages.context import StageContext
+from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
+from redco_flow.stages.preprocess.blocks import BlockStore
+from redco_flow.stages.preprocess.config import Config
+
+SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
+_MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
+_CANDIDATES_PER_TOKEN = 3
+_KEPT_PER_ROUND = 0.75
+_NUM_ROUNDS_AT_SIZE = 2
+
+Scores = dict[str, float]
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "bpe"]) -> Any:
+    """Return a trained `tokenizers.Tokenizer` with <pad> 0, </s> 1, <unk> 2.
+
+    Args:
+        texts: read once; memory grows with the number of distinct words only.
+        vocab_size: an upper limit; a small corpus gives fewer tokens.
+
+    Raises:
+        ValueError: vocab_size leaves no room for the 256 bytes and the special tokens.
+    """
+    if vocab_size < _MIN_VOCAB_SIZE:
+        raise ValueError(
+            f"data.tokenizer.train.vocab_size is {vocab_size}; a byte-level tokenizer needs at "
+            f"least {_MIN_VOCAB_SIZE}."
+        )
+    if kind == "bpe":
+        return _assembled(_train_bpe(texts, vocab_size).model)
+    words: Counter[str] = Counter()
+    candidates = _train_bpe(_counting(texts, words), _CANDIDATES_PER_TOKEN * vocab_size)
+    return _assembled(_unigram_model(words, candidates, vocab_size))
+
+
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a trained tokenizer as a directory that transformers' AutoTokenizer reads."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(
+        directory / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": SPECIAL_TOKENS[0],
+            "eos_token": SPECIAL_TOKENS[1],
+            "unk_token": SPECIAL_TOKENS[2],
+            # A text that holds "</s>" is text: it must not end the sequence.
+            "split_special_tokens": True,
+            "clean_up_tokenization_spaces": False,
+        },
+    )
+
+
+def _byte_level() -> Any:
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
+
+
+def _train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = _byte_level()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    return tokenizer
+
+
+def _assembled(model: Any) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, processors
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = _byte_level()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    eos = SPECIAL_TOKENS[1]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, 1)]
+    )
+    return tokenizer
+
+
+def _counting(texts: Iterable[str], words: Counter[str]) -> Iterator[str]:
+    """Pass texts on while counting their words, as BPE will see them."""
+    split = _byte_level().pre_tokenize_str
+    for text in texts:
+        words.update(word for word, _ in split(text))
+        yield text
+
+
+def _unigram_model(words: Counter[str], candidates: Any, vocab_size: int) -> Any:
+    """Prune the candidates round by round to those that explain the words best."""
+    from tokenizers import pre_tokenizers
+
+    alphabet = frozenset(pre_tokenizers.ByteLevel.alphabet())
+    tokens = set(candidates.get_vocab()) - set(SPECIAL_TOKENS)
+    scores: Scores = dict.fromkeys(sorted(tokens), -math.log(len(tokens)))
+    distinct = sorted(words)
+    target = vocab_size - len(SPECIAL_TOKENS)
+    rounds_left = _NUM_ROUNDS_AT_SIZE
+    while rounds_left:
+        counts = _segment_counts(scores, distinct, words)
+        scores = _log_shares(scores, counts)
+        if len(scores) > target:
+            size = max(target, int(len(scores) * _KEPT_PER_ROUND))
+            scores = _pruned(scores, counts, alphabet, size)
+        else:
+            rounds_left -= 1
+    return _model(scores)
+
+
+def _model(scores: Scores) -> Any:
+    from tokenizers import models
+
+    specials = [(token, 0.0) for token in SPECIAL_TOKENS]
+    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    return models.Unigram([*specials, *ranked], unk_id=SPECIAL_TOKENS.index("<unk>"))
+
+
+def _segment_counts(scores: Scores, distinct: list[str], words: Counter[str]) -> Counter[str]:
+    """How often each token occurs in the best segmentation of all words."""
+    from tokenizers import Tokenizer
+
+    counts: Counter[str] = Counter()
+    encodings = Tokenizer(_model(scores)).encode_batch(distinct, add_special_tokens=False)
+    for word, encoding in zip(distinct, encodings, strict=True):
+        for token in encoding.tokens:
+            counts[token] += words[word]
+    return counts
+
+
+def _log_shares(scores: Scores, counts: Counter[str]) -> Scores:
+    total = counts.total() + 0.5 * len(scores)
+    return {token: math.log((counts[token] + 0.5) / total) for token in scores}
+
+
+def _pruned(scores: Scores, counts: Counter[str], alphabet: frozenset[str], size: int) -> Scores:
+    """Keep the alphabet and the tokens whose loss would cost the most likelihood."""
+
+    def score(piece: str) -> float:
+        return scores[piece] if piece in scores else sum(scores[byte] for byte in piece)
+
+    def cost(token: str) -> float:
+        best = max(score(token[:i]) + score(token[i:]) for i in range(1, len(token)))
+        return counts[token] * (scores[token] - best)
+
+    removable = sorted((cost(token), token) for token in scores if token not in alphabet)
+    kept = set(alphabet) | {token for _, token in removable[len(scores) - size :]}
+    return {token: score for token, score in scores.items() if token in kept}
+
+
+def ensure_tokenizer(
+    context: StageContext, config: Config, store: BlockStore
+) -> tuple[Path, KeptPairs | None]:
+    """Return the directory of the dataset's tokenizer, which is made if it is not there.
+
+    And the pairs, where all of them had to be read for it.
+
+    Raises:
+        BadRows, NoRows, DataChanged: a tokenizer is to be trained on data that cannot be used.
+        ValueError: the tokenizer cannot be had or trained.
+        Stopped: a stop was requested.
+    """
+    directory = store.dataset / TOKENIZER_FOLDER
+
+    def while_waiting(holder: str) -> None:
+        context.report(phase=f"waiting for the tokenizer of {holder}")
+        context.raise_if_stopped()
+
+    kept = None
+    lock = acquire(context.work_dir / "tokenizer.lock", context.holder(), while_waiting)
+    try:
+        if not directory.exists():
+            unfinished = store.new_file()
+            kept = _make_tokenizer(context, config, store, unfinished)
+            _put_in_place(unfinished, directory)
+    finally:
+        lock.release()
+    return directory, kept
+
+
+def _make_tokenizer(
+    context: StageContext, config: Config, store: BlockStore, directory: Path
+) -> KeptPairs | None:
+    source = tokenizer_source(config.model, config.data)
+    if source is not None:
+        context.report(phase="tokenizer")
+        of = config.data.tokenizer or config.model
+        save_pretrained_tokenizer(source, directory, revision=of.revision)
+        return None
+    asked = config.data.tokenizer.train if config.data.tokenizer else None
+    assert asked is not None  # Config sees to it
+    kept = KeptPairs(context, RawPairs(context, config), store.new_file())
+    texts = _training_texts(context, config, kept)
+    save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
+    return kept
+
+
+def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> Iterator[str]:
+    """Every text of the training rows, in reading order."""
+    data = config.data
+    for place, batch in kept.keep("reading for the tokenizer"):
+        if place.split != "train":
+            continue
+        if data.text_key is None:
+            around = data.source_prefix, data.source_suffix
+            yield from (around[0] + source + around[1] for source in batch["source"])
+        yield from batch["target"]
+    context.report(phase="tokenizer")
+
+
+def _put_in_place(unfinished: Path, directory: Path) -> None:
+    for path in (*unfinished.iterdir(), unfinished):
+        sync(path)
+    unfinished.rename(directory)
+    sync(directory.parent)

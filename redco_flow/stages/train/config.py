@@ -1,0 +1,364 @@
+"""train: a dataset in, checkpoints out: the last one, and the best by each metric asked for.
+
+Light at the top, for plans read its Config; the work is in `training`, imported when it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from redco_flow.metrics.metric import Score, find_metric, find_score, metric_module
+from redco_flow.models.find import FAMILIES, find_config, find_module_name
+from redco_flow.recipes.recipe import family_problem, find_own_recipe, recipe_module
+from redco_flow.spec.model import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Placement,
+    PositiveFloat,
+    PositiveInt,
+    StrictModel,
+    Text,
+)
+from redco_flow.spec.pipeline import ModelSection
+from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
+
+EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
+# Scores of the validation loss; all others are of generated texts.
+LOSS_SCORES = (EVAL_LOSS, PERPLEXITY)
+
+
+class Schedule(StrictModel):
+    """The learning rate over the optimizer steps.
+
+    Args:
+        type: what follows the linear warmup: a linear or cosine decay to 0, none, the inverse
+            square root of the step, or `wsd`: constant, then a linear decay over the last fifth.
+        warmup_ratio, warmup_steps: of the linear warmup, as a share of all steps or as a number.
+    """
+
+    type: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd"] = "linear"
+    warmup_ratio: Fraction | None = None
+    warmup_steps: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Schedule:
+        if self.warmup_ratio is not None and self.warmup_steps is not None:
+            raise ValueError("give 'warmup_ratio' or 'warmup_steps', not both")
+        return self
+
+
+class Keep(StrictModel):
+    """Which checkpoints to keep.
+
+    Args:
+        last: how many of the newest.
+        best: also the best by each of these scores: rouge2, bleu, eval_loss, …; a key of a metric
+            that `eval.metrics` names; or the dotted module of one (MODULE.KEY if it has several).
+    """
+
+    last: PositiveInt = 1
+    best: list[Text] = Field(default_factory=list)
+
+    @field_validator("best")
+    @classmethod
+    def _each_once(cls, best: list[str]) -> list[str]:
+        if len(set(best)) < len(best):
+            raise ValueError("names a score twice")
+        return best
+
+
+class Evaluation(StrictModel):
+    """Evaluation on the validation split during training.
+
+    Args:
+        every_epochs, every_steps: give one; once per epoch by default. The end is always scored.
+        num_examples: the first ones of the split; None: all.
+        metrics: whose scores to compute on generated texts, besides those `keep.best` needs.
+        num_beams: for generating them; 1 is greedy.
+    """
+
+    every_epochs: PositiveInt | None = None
+    every_steps: PositiveInt | None = None
+    num_examples: PositiveInt | None = None
+    metrics: list[Text] = Field(default_factory=list)
+    num_beams: PositiveInt = 1
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, metrics: list[str]) -> list[str]:
+        for name in metrics:
+            find_metric(name)
+        return metrics
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> Evaluation:
+        if self.every_epochs is not None and self.every_steps is not None:
+            raise ValueError("give 'every_epochs' or 'every_steps', not both")
+        return self
+
+
+class Batching(StrictModel):
+    """How examples of different lengths become batches of one shape.
+
+    `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
+    like length, in a few widths, each of which is compiled for. `packed`: several examples share a
+    row, and none sees another.
+
+    Args:
+        type: one of the three.
+        num_buckets: widths at most, where bucketed.
+        packed_length: tokens of a packed row; None: of the longest example.
+    """
+
+    type: Literal["padded", "bucketed", "packed"] = "padded"
+    num_buckets: PositiveInt = 4
+    packed_length: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _only_packed_has_a_length(self) -> Batching:
+        if self.packed_length is not None and self.type != "packed":
+            raise ValueError(f"'packed_length' is for type packed, and the type is {self.type}")
+        return self
+
+
+class Lora(StrictModel):
+    """Train low-rank factors beside kernels; the checkpoints that come out are merged.
+
+    Args:
+        rank: of the factors.
+        alpha: their product counts alpha / rank times.
+        targets: a regex searched in the kernels' paths.
+    """
+
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    targets: Text
+
+    @field_validator("targets")
+    @classmethod
+    def _regex(cls, targets: str) -> str:
+        return checked_regex(targets)
+
+
+def checked_regex(pattern: str) -> str:
+    """Return a regex that compiles.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regex: {error}") from error
+    return pattern
+
+
+SECTIONS = ("recipe", "model")
+INPUTS = {"dataset": InputSlot(kind="dataset")}
+OUTPUTS = {"checkpoint": "checkpoint"}
+SEVERAL_PROCESSES = True
+
+ParameterAxis = Literal["model", "fsdp"]
+Overrides = dict[str, list[ParameterAxis | None]]
+
+
+class Config(StageConfig):
+    """Training.
+
+    Args:
+        recipe: the pipeline's own where the stage does not say it.
+        model: the pipeline's section of this name, with changes for this stage.
+        num_epochs: passes over the training split.
+        global_batch_size: examples per optimizer step, whatever the number of devices; where
+            examples are packed, rows of them.
+        batching: how examples of different lengths become batches.
+        per_device_batch_size: examples a device works on at once; the rest is accumulated.
+        optimizer: of optax, by this name.
+        learning_rate: at the end of the warmup.
+        schedule: the learning rate over the steps.
+        weight_decay: decoupled, times the learning rate (of sgd: added to the gradient); norms,
+            biases and relative position biases have none.
+        max_grad_norm: gradients are scaled down to this global norm; None: never.
+        lora: train low-rank factors beside kernels.
+        dropout_rate: None leaves the model's own.
+        num_model_shards: devices that split every product among them.
+        num_context_shards: devices that split every sequence among them.
+        fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
+            `auto`: as few as their memory allows.
+        sharding_overrides: by a regex searched in the parameters' paths, the mesh axis or null for
+            each dim, instead of what the rules would choose.
+        freeze: a regex searched in the parameters' paths: those stay as they are.
+        on_nonfinite: whether a step whose loss or gradient is not finite ends the training or is
+            skipped.
+        max_skipped: so many skipped steps in a row end the training.
+        seed: of initialisation, data order and dropout.
+        eval: when the validation split is scored, and how.
+        keep: which checkpoints stay.
+        log_every_steps: steps between two lines of the log and of the metrics.
+        save_every_steps: checkpoints besides those at evaluations and ends of epochs.
+        log_to: where losses and scores go besides the run's own records. W&B takes its project,
+            its mode and its key from the environment.
+    """
+
+    recipe: Text = "text_to_text"
+    model: ModelSection = ModelSection()
+    num_epochs: PositiveInt = 1
+    global_batch_size: PositiveInt = 32
+    batching: Batching = Batching()
+    per_device_batch_size: Annotated[PositiveInt | None, Placement()] = None
+    optimizer: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
+    learning_rate: PositiveFloat = 1e-4
+    schedule: Schedule = Schedule()
+    weight_decay: NonNegativeFloat = 0.0
+    max_grad_norm: PositiveFloat | None = 1.0
+    lora: Lora | None = None
+    freeze: Text | None = None
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_skipped: PositiveInt = 10
+    dropout_rate: Fraction | None = None
+    num_model_shards: Annotated[PositiveInt, Placement()] = 1
+    num_context_shards: Annotated[PositiveInt, Placement()] = 1
+    fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1
+    sharding_overrides: Annotated[dict[Text, list[ParameterAxis | None]], Placement()] = Field(
+        default_factory=dict
+    )
+    seed: NonNegativeInt = 0
+    eval: Evaluation = Evaluation()  # before what is kept: its metrics' scores may choose
+    keep: Keep = Keep()
+    log_every_steps: Annotated[PositiveInt, Placement()] = 10
+    save_every_steps: Annotated[PositiveInt | None, Placement()] = None
+    log_to: Annotated[list[Literal["tensorboard", "wandb"]], Placement()] = Field(
+        default_factory=list
+    )
+
+    @field_validator("freeze")
+    @classmethod
+    def _regex(cls, freeze: str | None) -> str | None:
+        return None if freeze is None else checked_regex(freeze)
+
+    @field_validator("sharding_overrides")
+    @classmethod
+    def _regexes(cls, overrides: Overrides) -> Overrides:
+        for pattern, axes in overrides.items():
+            checked_regex(pattern)
+            named = [axis for axis in axes if axis is not None]
+            if len(set(named)) < len(named):
+                raise ValueError(f"{pattern!r} names one axis twice")
+        return overrides
+
+    @model_validator(mode="after")
+    def _one_way_to_freeze(self) -> Config:
+        if self.lora is not None and self.freeze is not None:
+            raise ValueError("give 'lora' or 'freeze', not both: lora freezes all of the model")
+        return self
+
+    @field_validator("model")
+    @classmethod
+    def _known_model_keys(cls, model: ModelSection, info: ValidationInfo) -> ModelSection:
+        # What can be checked before anything runs; the hub's config.json is read later.
+        recipe = _recipe(info)
+        if model.family is not None:
+            find_module_name(model.family)
+        family = model.family or family_in_files(model)
+        if family is None and model.name_or_path is None:
+            family = getattr(recipe, "DEFAULT_FAMILY", None)
+        if family not in FAMILIES:
+            return model
+        if recipe and (problem := family_problem(recipe, family)):
+            raise ValueError(problem)
+        if model.name_or_path is None:
+            _check_config(family, model.config)
+        return model
+
+    @field_validator("batching")
+    @classmethod
+    def _can_be_packed(cls, batching: Batching, info: ValidationInfo) -> Batching:
+        recipe = _recipe(info)
+        if batching.type == "packed" and recipe and not getattr(recipe, "CAN_PACK", False):
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' cannot put several examples into one row: use "
+                "type bucketed, or recipe language_modeling"
+            )
+        return batching
+
+    @field_validator("keep")
+    @classmethod
+    def _is_measured(cls, keep: Keep, info: ValidationInfo) -> Keep:
+        if "eval" in info.data:
+            texts_scores(keep, info.data["eval"])
+        recipe = _recipe(info)
+        is_measured = recipe is None or getattr(recipe, "MEASURES_PERPLEXITY", False)
+        if PERPLEXITY in keep.best and not is_measured:
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' measures no perplexity; {EVAL_LOSS} ranks the same"
+            )
+        return keep
+
+
+def _recipe(info: ValidationInfo) -> ModuleType | None:
+    """The recipe's module where it is ours; another's may not be importable on a login node."""
+    return find_own_recipe(info.data.get("recipe", ""))
+
+
+def _check_config(family: str, changes: Mapping[str, Any]) -> None:
+    """Refuse keys and values that no model of the family has.
+
+    Raises:
+        ValueError: one of them; the message names it.
+    """
+    defaults = find_config(family)()
+    # Those of the tokenizer take their places, and a small vocabulary lacks the defaults.
+    tokens = {
+        field.name: 0 for field in dataclasses.fields(defaults) if field.name.endswith("_token_id")
+    }
+    defaults.updated({**tokens, **changes})
+
+
+def texts_scores(keep: Keep, evaluation: Evaluation) -> dict[str, Score]:
+    """Return the scores of generated texts that choose checkpoints, by their names in `keep.best`.
+
+    Raises:
+        ValueError: no metric gives one of them.
+    """
+    named = [text for text in keep.best if text not in LOSS_SCORES]
+    return {text: find_score(text, evaluation.metrics) for text in named}
+
+
+def metrics_needed(config: Config) -> list[str]:
+    """Return the metrics to compute on generated texts, each once."""
+    for_best = (score.metric for score in texts_scores(config.keep, config.eval).values())
+    return list(dict.fromkeys([*config.eval.metrics, *for_best]))
+
+
+def output_names(config: Config) -> list[str]:
+    """Return `checkpoint/last` and `checkpoint/best/<score>` of each score."""
+    return ["checkpoint/last", *(f"checkpoint/best/{key}" for key in config.keep.best)]
+
+
+def code_modules(config: Config) -> list[str]:
+    """The recipe, the model behind it, and the metrics."""
+    metrics = map(metric_module, metrics_needed(config))
+    return [recipe_module(config.recipe), *_model_modules(config), *metrics]
+
+
+def _model_modules(config: Config) -> list[str]:
+    """The family's module; of a model whose config.json says which it is, every one."""
+    model, recipe = config.model, find_own_recipe(config.recipe)
+    if model.family is None and model.name_or_path is not None:
+        return [find_module_name(family) for family in FAMILIES]
+    family = model.family or getattr(recipe, "DEFAULT_FAMILY", None)
+    return [find_module_name(family)] if family else []
+
+
+def data_files(config: Config) -> list[Path]:
+    """The files of a model that lies in a local directory."""
+    return model_files(config.model)

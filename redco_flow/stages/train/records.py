@@ -1,0 +1,115 @@
+"""What a training tells the outside: progress, and records that name what they belong to.
+
+An evaluation is recorded when its checkpoint is committed, not before: a score always points at
+parameters that are on the disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.logs import GuardedLog, MetricLog, TensorBoardLog, WandbLog
+from redco_flow.records import digest_file
+from redco_flow.stages.context import CommonStop, Provenance, StageContext
+from redco_flow.stages.train.config import Config
+
+COMMIT_FILE = "commit.json"
+
+
+class TrainingRecords(Callback):
+    """Write progress.json and metrics.jsonl while the engine trains."""
+
+    def __init__(
+        self, context: StageContext, checkpointer: Checkpointer, provenance: Provenance
+    ) -> None:
+        self._context = context
+        self._checkpointer = checkpointer
+        self._provenance = asdict(provenance)
+        self._pace: tuple[int, float] | None = None
+        self._stop = CommonStop(context)
+        self._record_what_is_resumed()
+
+    def should_stop(self) -> bool:
+        """Ask after each step; also the heartbeat between log records."""
+        self._context.report(phase="training")
+        return self._stop.requested()
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        """Record a training loss."""
+        self._context.report(
+            phase="training",
+            step=record["step"],
+            total_steps=record["total_steps"],
+            epoch=record["epoch"],
+            loss=record["loss"],
+            tokens_per_second=record.get("tokens_per_second"),
+            seconds_left=self._seconds_left(record["step"], record["total_steps"]),
+        )
+        self._context.log_metrics({"kind": "training", **record, **self._provenance})
+
+    def on_eval(self, record: dict[str, Any]) -> None:
+        """Restart the clock: evaluations are no steps."""
+        self._pace = None
+
+    def on_save(self, step: int) -> None:
+        """Let nothing be saved that was trained on damaged bytes: later attempts go on from it."""
+        self._context.check_inputs()
+
+    def on_checkpoint(self, record: dict[str, Any]) -> None:
+        """Record the scores of a checkpoint that is committed."""
+        if record["metrics"] is None:
+            return
+        self._record_scores(record["step"], record["epoch"], record["metrics"])
+
+    def _record_what_is_resumed(self) -> None:
+        """The scores of the checkpoint that training goes on from, for this attempt's readers."""
+        step = self._checkpointer.latest()
+        if step is not None and (metrics := self._checkpointer.commit(step).metrics):
+            self._record_scores(step, None, dict(metrics), is_resumed=True)
+
+    def _record_scores(
+        self, step: int, epoch: float | None, metrics: dict[str, Any], **more: Any
+    ) -> None:
+        commit = self._checkpointer.step_directory(step) / COMMIT_FILE
+        record = {"kind": "evaluation", "step": step, "epoch": epoch, "metrics": metrics, **more}
+        self._context.log_metrics({**record, "checkpoint": digest_file(commit), **self._provenance})
+
+    def _seconds_left(self, step: int, total_steps: int) -> float | None:
+        """From the pace since the last evaluation; None before there is one."""
+        now = time.monotonic()
+        if self._pace is None:
+            self._pace = (step, now)
+            return None
+        first_step, since = self._pace
+        return (now - since) / (step - first_step) * (total_steps - step)
+
+
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@contextmanager
+def open_logs(context: StageContext, config: Config) -> Iterator[list[Callback]]:
+    """Yield a callback for each of `config.log_to`; none but in rank 0."""
+    with ExitStack() as stack:
+        names = config.log_to if context.attempt_dir.rank == 0 else []
+        logs = [GuardedLog(name, partial(_open, name, context, config)) for name in names]
+        for log in logs:
+            stack.callback(log.close)
+        yield list(logs)
+
+
+def _open(name: str, context: StageContext, config: Config) -> MetricLog:
+    if name == "tensorboard":
+        return TensorBoardLog(context.attempt_dir.path / TENSORBOARD_FOLDER)
+    return WandbLog(
+        name=f"{context.run}/{context.stage}",
+        directory=context.attempt_dir.path,
+        settings=config.model_dump(mode="json"),
+    )

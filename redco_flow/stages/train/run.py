@@ -1,0 +1,294 @@
+"""Train on a dataset with the engine: the heavy body of the train stage.
+
+Brings together dataset, recipe, engine and records. How steps, evaluations and checkpoints
+follow each other is the engine's; what a record must name is `training_records`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_flow.engine import errors as engine_errors
+from redco_flow.engine.agreement import decide_first
+from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit, parameter_digests
+from redco_flow.engine.data.order import BatchPlan
+from redco_flow.engine.training_loop import FitResult
+from redco_flow.recipes.recipe import Recipe, find_recipe
+from redco_flow.stages.artifacts.checkpoint import (
+    RecipeRecord,
+    checkpoint_identity,
+    write_checkpoint_artifact,
+)
+from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
+from redco_flow.stages.artifacts.tokenizer import check_model_tokenizer
+from redco_flow.stages.context import (
+    Output,
+    Provenance,
+    StageContext,
+    StageOutputs,
+    Stopped,
+    provenance_of,
+)
+from redco_flow.stages.process_group import describe_devices
+from redco_flow.stages.train.config import Config, data_files, output_names
+from redco_flow.stages.train.data import COLUMNS, TrainingData, read_training_data
+from redco_flow.stages.train.records import TrainingRecords, open_logs
+from redco_flow.stages.train.scores import (
+    CannotTrain,
+    EvalFn,
+    keys_of_best,
+    make_eval_fn,
+    make_text_scores,
+    modes_of_best,
+)
+from redco_flow.stages.train.setup import TrainerSetup, set_up_trainer
+
+
+@dataclass(frozen=True)
+class _Training:
+    """All that a training consists of, ready to run."""
+
+    dataset: DatasetArtifact
+    recipe: Recipe
+    data: TrainingData
+    setup: TrainerSetup
+    eval_fn: EvalFn | None
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Train to the end and return the checkpoints' artifacts.
+
+    Raises:
+        CannotTrain, WrongTokenizer, DataChanged: before the first step.
+        Stopped: as asked; saved, a later attempt goes on from here.
+        NonFiniteLoss: the last checkpoint is from before.
+        CheckpointError: one that is to be published is damaged; a later attempt makes it again.
+    """
+    context.report(phase="preparing", devices=describe_devices())
+    guard = DataGuard(context, data_files(config))
+    training = _prepare(context, config)
+    guard.check_again()
+    provenance = provenance_of(context, config, data=context.input("dataset").id)
+    with Checkpointer(
+        context.work_dir / "checkpoints",
+        # One more than asked for, to fall back to if the newest is damaged.
+        keep_last=config.keep.last + 1,
+        keep_best=modes_of_best(config),
+        is_shared=context.shares_disk,
+    ) as checkpointer:
+        result = _fit(context, config, training, checkpointer, provenance)
+        steps = {name: _step_of(name, checkpointer, config) for name in output_names(config)}
+        for step in set(steps.values()):
+            if step < result.start_step:  # neither saved nor restored by this attempt
+                context.report(phase="checking checkpoints")
+                checkpointer.verify(step)
+        # All processes take part in a merge, and so none may wait there for a first one that reads.
+        checkpoints = {
+            step: _checkpoint(context, step, checkpointer, training.setup)
+            for step in sorted(set(steps.values()))
+        }
+    context.report(phase="digesting parameters")
+    parameters = _digest_parameters(checkpoints)
+    outputs = {
+        name: _output(
+            context, name, checkpoints[step], training, config, provenance, parameters.get(step)
+        )
+        for name, step in steps.items()
+    }
+    metrics = dict(result.metrics)
+    if result.loss is not None:
+        metrics["loss"] = result.loss
+    return StageOutputs(outputs, metrics)
+
+
+def _prepare(context: StageContext, config: Config) -> _Training:
+    dataset = DatasetArtifact(context.input("dataset").path)
+    summary = dataset.summary
+    if summary.recipe != config.recipe:
+        raise CannotTrain(
+            f"the dataset was preprocessed for recipe '{summary.recipe}', and this stage trains "
+            f"with '{config.recipe}': use one recipe for both."
+        )
+    check_model_tokenizer(config.model, dataset.tokenizer)
+    recipe: Recipe = find_recipe(config.recipe).build(
+        _model(config),
+        dataset.tokenizer,
+        source_length=_source_length(dataset),
+        target_length=summary.padded_length("target"),
+    )
+    batch = recipe.collate_fn(dataset.split("train", COLUMNS).__getitems__([0]))
+    validation = _validation(dataset, config)
+    data = read_training_data(dataset, recipe, config, validation)
+    num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
+    setup = set_up_trainer(config, recipe, batch, num_steps, collate_fn=data.collate_fn)
+    score_texts = make_text_scores(context, config, dataset, recipe, setup, validation)
+    eval_fn = make_eval_fn(config, data, recipe, setup, validation, score_texts)
+    return _Training(dataset, recipe, data, setup, eval_fn)
+
+
+def _source_length(dataset: DatasetArtifact) -> int:
+    """What training's batches need; a longer test text must not make every step dearer."""
+    return dataset.summary.padded_length("source", ("train", "validation"))
+
+
+def _model(config: Config) -> dict[str, Any]:
+    """The model section, with the training's dropout in it."""
+    model = config.model.model_dump()
+    if config.dropout_rate is not None:
+        model["config"] = {**model["config"], "dropout_rate": config.dropout_rate}
+    return model
+
+
+def _steps_per_epoch(config: Config, num_rows: int) -> int:
+    return BatchPlan(num_rows, config.global_batch_size, config.seed).steps_per_epoch
+
+
+def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
+    """The examples to evaluate on, texts included; None where there is no such split."""
+    if not dataset.has("validation"):
+        if config.keep.best or config.eval.metrics:
+            raise CannotTrain(
+                "keep.best and eval.metrics need validation rows and the dataset has none: give "
+                "data.validation, or a larger data.validation_fraction."
+            )
+        return None
+    rows = dataset.split("validation")
+    count = min(len(rows), config.eval.num_examples or len(rows))
+    return rows.__getitems__(range(count))
+
+
+def _fit(
+    context: StageContext,
+    config: Config,
+    training: _Training,
+    checkpointer: Checkpointer,
+    provenance: Provenance,
+) -> FitResult:
+    examples = training.data.examples
+    records = TrainingRecords(context, checkpointer, provenance)
+    every = config.eval.every_steps
+    if config.eval.every_epochs:
+        every = config.eval.every_epochs * _steps_per_epoch(config, len(examples))
+    intervals = [config.log_every_steps, every, config.save_every_steps]
+    try:
+        with open_logs(context, config) as logs:
+            return training.setup.trainer.fit(
+                examples,
+                num_epochs=config.num_epochs,
+                bucketing=training.data.bucketing,
+                eval_fn=training.eval_fn,
+                checkpointer=checkpointer,
+                callbacks=[records, *logs],
+                # A checkpoint is announced with a log record: it must still be there by then.
+                log_every_steps=min(interval for interval in intervals if interval),
+                eval_every_steps=every,
+                save_every_steps=config.save_every_steps,
+                should_stop=records.should_stop,
+            )
+    except engine_errors.Stopped as stopped:
+        raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
+            stopped
+        )
+
+
+def _step_of(name: str, checkpointer: Checkpointer, config: Config) -> int:
+    """The newest or best step, as an output's name says."""
+    if name == "checkpoint/last":
+        step = checkpointer.latest()
+    else:
+        step = checkpointer.best(keys_of_best(config)[name.removeprefix("checkpoint/best/")])
+    if step is None:
+        raise CannotTrain(f"there is no checkpoint for '{name}' in {checkpointer.directory}.")
+    return step
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """One to be published: its commit, and where the model's parameters are."""
+
+    commit: Commit
+    directory: Path
+
+
+def _checkpoint(
+    context: StageContext, step: int, checkpointer: Checkpointer, setup: TrainerSetup
+) -> _Checkpoint:
+    commit = checkpointer.commit(step)
+    directory = checkpointer.step_directory(step)
+    if setup.is_merged:
+        directory = _merge_checkpoint(context.work_dir / "merged", checkpointer, commit, setup)
+    return _Checkpoint(commit, directory)
+
+
+def _digest_parameters(checkpoints: dict[int, _Checkpoint]) -> dict[int, dict[str, str]]:
+    """Digest each checkpoint's parameters, on process 0 alone; nothing is returned on the others.
+
+    They wait, for processes that part have little time for each other.
+    """
+    found: dict[int, dict[str, str]] = {}
+
+    def digest() -> int:
+        found.update({step: parameter_digests(one.directory) for step, one in checkpoints.items()})
+        return len(found)
+
+    decide_first(digest)
+    return found
+
+
+def _output(
+    context: StageContext,
+    name: str,
+    checkpoint: _Checkpoint,
+    training: _Training,
+    config: Config,
+    provenance: Provenance,
+    parameters: dict[str, str] | None,
+) -> Output:
+    """The artifact of a checkpoint.
+
+    Args:
+        parameters: their digests; None where another process writes the files.
+    """
+    commit = checkpoint.commit
+    record = RecipeRecord(
+        recipe=config.recipe,
+        model=training.recipe.model,
+        source_length=_source_length(training.dataset),
+        target_length=training.dataset.summary.padded_length("target"),
+        tokenizer_digest=training.dataset.tokenizer.digest,
+        step=commit.step,
+        metrics=commit.metrics,
+        data=provenance.data,
+        config=provenance.config,
+    )
+    folder = context.work_dir / "outputs" / name.replace("/", "-")
+    metadata = {
+        "step": commit.step,
+        "metrics": dict(commit.metrics),
+        "recipe": config.recipe,
+        "padding": training.data.padding,
+    }
+    if parameters is None:
+        return Output("checkpoint", folder, metadata, {})
+    digests = write_checkpoint_artifact(
+        folder, checkpoint.directory, training.dataset.path / TOKENIZER_FOLDER, record
+    )
+    identity = checkpoint_identity(digests, parameters)
+    return Output("checkpoint", folder, metadata, digests, identity)
+
+
+def _merge_checkpoint(
+    folder: Path, checkpointer: Checkpointer, commit: Commit, setup: TrainerSetup
+) -> Path:
+    """Save the model's parameters of a checkpoint that holds more; return where they are."""
+    scores = {name: value for name, value in commit.metrics.items() if value is not None}
+    is_shared = checkpointer.is_shared
+    with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
+        if commit.step not in merged.steps():
+            setup.trainer.restore(checkpointer, commit.step)
+            params = setup.model_params(setup.trainer.state["params"])
+            merged.save(commit.step, {"params": params}, metrics=scores, cursor=commit.cursor)
+        return merged.step_directory(commit.step)

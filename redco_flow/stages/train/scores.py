@@ -1,0 +1,127 @@
+"""What a training is evaluated by while it runs: the validation loss, and scores of texts.
+
+Brings together recipe, predictor and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from redco_flow.engine.checkpoint.directory import Mode
+from redco_flow.engine.predictor import Predictor
+from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.metric import find_metric
+from redco_flow.metrics.perplexity import perplexity
+from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
+from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.context import StageContext
+from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
+from redco_flow.stages.train.config import (
+    EVAL_LOSS,
+    LOSS_SCORES,
+    PERPLEXITY,
+    Config,
+    metrics_needed,
+    texts_scores,
+)
+from redco_flow.stages.train.data import TrainingData
+from redco_flow.stages.train.setup import TrainerSetup
+
+# (params, step) -> scores
+EvalFn = Callable[[Any, int], Mapping[str, float]]
+# (params) -> scores of generated texts
+ScoreTexts = Callable[[Any], Mapping[str, float]]
+
+
+class CannotTrain(RedcoFlowError):
+    """The dataset and the settings do not fit each other; no step was done."""
+
+
+def make_eval_fn(
+    config: Config,
+    data: TrainingData,
+    recipe: Recipe,
+    setup: TrainerSetup,
+    validation: list[dict[str, Any]] | None,
+    score_texts: ScoreTexts | None,
+) -> EvalFn | None:
+    """Return what measures the loss on the validation examples, and scores texts for them."""
+    if validation is None or data.validation is None:
+        return None
+    rows, bucketing = data.validation, None
+    if config.batching.type != "packed":
+        bucketing = bucket_rows(recipe, validation, setup.trainer.layout.micro_batch_size)
+    measures_perplexity = getattr(find_recipe(config.recipe), "MEASURES_PERPLEXITY", False)
+
+    def evaluate(params: Any, step: int) -> dict[str, float]:
+        loss = setup.trainer.eval_loss(rows, bucketing=bucketing)
+        scores = {EVAL_LOSS: loss}
+        if measures_perplexity:
+            scores[PERPLEXITY] = perplexity(loss)
+        return scores | dict(score_texts(params) if score_texts else {})
+
+    return evaluate
+
+
+def make_text_scores(
+    context: StageContext,
+    config: Config,
+    dataset: DatasetArtifact,
+    recipe: Recipe,
+    setup: TrainerSetup,
+    validation: list[dict[str, Any]] | None,
+) -> ScoreTexts | None:
+    """Return what generates texts for the validation examples and scores them; None: nothing.
+
+    Raises:
+        CannotTrain: the examples have no targets.
+    """
+    names = metrics_needed(config)
+    if validation is None or not names:
+        return None
+    if dataset.summary.is_plain_text:
+        raise CannotTrain(
+            f"the dataset is of plain texts, which have no targets to be generated for "
+            f"{', '.join(names)}: leave eval.metrics out and keep the best by "
+            f"{' or '.join(LOSS_SCORES)}, or preprocess with data.source_key and data.target_key."
+        )
+    length = dataset.summary.padded_length("target")
+    deployer = setup.trainer.deployer
+    predictor = Predictor(
+        deployer.without_context_shards(),
+        collate_fn=recipe.collate_prompts,
+        pred_fn=recipe.make_pred_fn(Generation(length, num_beams=config.eval.num_beams)),
+        output_fn=recipe.output_fn,
+        sharding_rules=setup.rules,
+        batch_size=setup.trainer.layout.micro_batch_size * deployer.num_context_shards,
+    )
+    bucketing = bucket_prompts(recipe, validation, predictor.batch_size)
+    references: Sequence[Sequence[str]] = [row["references"] for row in validation]
+
+    def on_progress(done: int, total: int) -> None:
+        context.report(phase="evaluating", step=done, total_steps=total)
+
+    def score_texts(params: Any) -> dict[str, float]:
+        params = setup.model_params(params)
+        texts = predictor.predict(validation, params, bucketing=bucketing, on_progress=on_progress)
+        scores: dict[str, float] = {}
+        for name in names:
+            scores |= find_metric(name).compute(texts, references)
+        return scores
+
+    return score_texts
+
+
+def keys_of_best(config: Config) -> dict[str, str]:
+    """Return the scores' keys by their names in `keep.best`."""
+    scores = texts_scores(config.keep, config.eval)
+    return {text: scores[text].key if text in scores else text for text in config.keep.best}
+
+
+def modes_of_best(config: Config) -> dict[str, Mode]:
+    """Return whether a larger or a smaller score is better, by the keys of `keep.best`."""
+    modes: dict[str, Mode] = {key: "min" for key in LOSS_SCORES if key in config.keep.best}
+    for score in texts_scores(config.keep, config.eval).values():
+        modes[score.key] = "max" if score.direction == "max" else "min"
+    return modes
