@@ -66,7 +66,7 @@ def _plan(options: argparse.Namespace) -> int:
     loaded = loader.load()
     _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
     if options.render:
-        from redco_flow.orchestrate.start import rendered_submissions
+        from redco_flow.orchestrate.rendering import rendered_submissions
 
         given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
         submissions = rendered_submissions(*given, ahead=options.ahead)

@@ -8,13 +8,10 @@ pipeline's model section.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import re
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 DTYPES = ("float32", "bfloat16")
@@ -185,235 +182,6 @@ class RotaryConfig:
     scaling: RopeScaling | None = None
 
 
-# How it is computed, not what it is: no config.json has these.
-_COMPUTED = ("dtype", "remat")
-_NAMES_A_TOKEN = re.compile(".*_token_id")
-
-
-@dataclass(frozen=True)
-class FamilyConfig(ABC):
-    """A model's shape and constants under its family's own names.
-
-    `dtype` (what products are computed in; parameters stay float32) and `remat` (what the
-    backward pass computes again) are how it is computed. Fields that are None and that
-    `derived` gives take the value it gives.
-    """
-
-    model_type: ClassVar[str]
-    architecture: ClassVar[str]
-    # Keys of config.json that change what is computed in a way that is not offered here, and
-    # the one value that each may have.
-    fixed: ClassVar[Mapping[str, Any]] = {}
-
-    vocab_size: int = 32000
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
-    pad_token_id: int | None = None
-    tie_word_embeddings: bool = False
-    dtype: str = "float32"
-    remat: str = "none"
-
-    @property
-    @abstractmethod
-    def core(self) -> Any:
-        """The same model in the words that all families of its kind share."""
-
-    @abstractmethod
-    def derived(self) -> dict[str, Any]:
-        """Return the values of fields that follow others unless they are given."""
-
-    @final
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                object.__setattr__(self, name, tuple(value))
-            if name == "rope_scaling" and value is not None:
-                object.__setattr__(self, name, RopeScaling.from_json(value))
-        problems = [p for field in dataclasses.fields(self) if (p := self._problem(field))]
-        if not problems:
-            self._derive()
-            problems = self._token_problems()
-        for problem in problems:
-            raise ValueError(f"{self.model_type} config: {problem}")
-        # Building it once shows what only makes sense together.
-        _ = self.core
-
-    def architectures(self) -> tuple[str, ...]:
-        """Return what transformers calls the class of the whole model."""
-        return (self.architecture,)
-
-    @abstractmethod
-    def tensor_layouts(self) -> dict[str, Any]:
-        """Return a tree like the parameters that says which tensors each is made of."""
-
-    @classmethod
-    @final
-    def from_hugging_face(cls, values: Mapping[str, Any], **computed: Any) -> Self:
-        """Read a `config.json`'s content; keys that do not shape the model are left alone.
-
-        Args:
-            values: the parsed file.
-            computed: fields that no `config.json` has: `dtype` and `remat`.
-
-        Raises:
-            ValueError: another family, a value that it cannot have, or one not offered here.
-        """
-        found = values.get("model_type", cls.model_type)
-        if found != cls.model_type:
-            raise ValueError(
-                f"config.json has model_type {found!r}; this model reads {cls.model_type!r}."
-            )
-        for key, only in cls.fixed.items():
-            if values.get(key, only) not in (only, None):
-                raise ValueError(
-                    f"config.json has {key} {values[key]!r}; {cls.model_type} models are "
-                    f"computed here with {only!r} only."
-                )
-        values = _with_rope_fields(values)
-        kept: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            value = values.get(field.name)
-            is_given = field.name in values and field.name not in _COMPUTED
-            if is_given and (value is not None or "None" in str(field.type)):
-                kept[field.name] = value
-        eos = kept.get("eos_token_id")
-        if isinstance(eos, list | tuple) and len(eos) == 1:
-            kept["eos_token_id"] = eos[0]
-        if kept.get("pad_token_id") == -1:  # how some published models say that they have none
-            kept["pad_token_id"] = None
-        return cls(**kept, **computed)
-
-    @final
-    def updated(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with `values` in place; fields that follow others follow the new ones.
-
-        Args:
-            values: by field; `dropout_rate` is all of a model's rates of dropout.
-
-        Raises:
-            ValueError: a key that is no field (the message names the nearest), or a bad value.
-        """
-        known = [field.name for field in dataclasses.fields(self)]
-        values = dict(values)
-        if "dropout_rate" in values and "dropout_rate" not in known:
-            rate = values.pop("dropout_rate")
-            values = {name: rate for name in known if "drop" in name} | values
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                raise ValueError(
-                    f"{self.model_type} config has no key {key!r}{hint} "
-                    f"Known keys: {', '.join(known)}."
-                )
-        followers = {
-            name: None for name, value in self.derived().items() if getattr(self, name) == value
-        }
-        return dataclasses.replace(self, **{**followers, **values})
-
-    @final
-    def to_hugging_face(self) -> dict[str, Any]:
-        """Return the `config.json` that transformers reads as this same model."""
-        values = dataclasses.asdict(self)
-        for key in _COMPUTED:
-            del values[key]
-        return {
-            "architectures": list(self.architectures()),
-            "model_type": self.model_type,
-            **self.fixed,
-            **values,
-        }
-
-    @final
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a text."""
-        eos = self.eos_token_id
-        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
-
-    @final
-    @property
-    def filler_token_id(self) -> int:
-        """What stands after a text's end: padding, else the end token, else 0."""
-        if self.pad_token_id is not None:
-            return self.pad_token_id
-        return next(iter(self.eos_token_ids), 0)
-
-    def _derive(self) -> None:
-        for name, value in self.derived().items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-
-    def _problem(self, field: dataclasses.Field[Any]) -> str | None:
-        """Say what is wrong with a value, by the annotation of its field."""
-        name, value, kind = field.name, getattr(self, field.name), str(field.type)
-        if name in self.fixed and value != self.fixed[name]:
-            return (
-                f"{name} is {value!r}; {self.model_type} models are computed here with "
-                f"{self.fixed[name]!r} only."
-            )
-        if _NAMES_A_TOKEN.fullmatch(name) or (value is None and "None" in kind):
-            return None
-        if name == "dtype" and value not in DTYPES:
-            return f"dtype is {value!r}; it must be one of {', '.join(DTYPES)}."
-        if name == "remat" and value not in REMAT_POLICIES:
-            return f"remat is {value!r}; it must be one of {', '.join(REMAT_POLICIES)}."
-        if kind.startswith("str") and not isinstance(value, str):
-            return f"{name} is {value!r}; it must be text."
-        if kind.startswith("int") and (type(value) is not int or value < 1):
-            return f"{name} is {value!r}; it must be a positive whole number."
-        if kind.startswith("bool") and type(value) is not bool:
-            return f"{name} is {value!r}; it must be true or false."
-        if kind.startswith("float"):
-            is_number = type(value) in (int, float) and math.isfinite(value) and value >= 0
-            if not is_number:
-                return f"{name} is {value!r}; it must be a number from 0 on."
-            if "drop" in name and value >= 1:
-                return f"{name} is {value!r}; it must be in [0, 1)."
-        return None
-
-    def _token_problems(self) -> list[str]:
-        problems = []
-        for name in (field.name for field in dataclasses.fields(self)):
-            given = getattr(self, name) if _NAMES_A_TOKEN.fullmatch(name) else None
-            for token in given if isinstance(given, tuple) else (given,):
-                if token is not None and (type(token) is not int or not token >= 0):
-                    problems.append(f"{name} is {token!r}; it must be a token id or none.")
-                elif token is not None and token >= self.vocab_size:
-                    problems.append(f"{name} is {token!r}; it must be in [0, {self.vocab_size}).")
-        return problems
-
-
-def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -> int:
-    """Return the width of each head.
-
-    Raises:
-        ValueError: the heads do not divide the width.
-    """
-    if width % num_heads:
-        raise ValueError(f"{heads_name} is {num_heads}; it must divide {width_name}, {width}.")
-    return width // num_heads
-
-
-def _with_rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring the ways in which rotary positions have been written to `rope_theta` and
-    `rope_scaling`.
-    """
-    values = dict(values)
-    stated = values.pop("rope_parameters", None) or values.get("rope_scaling") or {}
-    stated = dict(stated)
-    values["rope_scaling"] = None
-    if "rope_theta" in stated:
-        values["rope_theta"] = stated.pop("rope_theta")
-    older_name = stated.pop("type", "default")
-    rope_type = stated.pop("rope_type", older_name)
-    if rope_type != "default":
-        known = {field.name for field in dataclasses.fields(RopeScaling)}
-        kept = {key: value for key, value in stated.items() if key in known}
-        values["rope_scaling"] = RopeScaling(rope_type=rope_type, **{"factor": 1.0, **kept})
-    return values
-
-
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
     """Shape and constants of the layers and of the positions they are told.
@@ -490,3 +258,49 @@ class StackConfig:
     def has_common_window(self) -> bool:
         """Whether no layer's window differs from another's."""
         return len(set(self.windows)) <= 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(StackConfig):
+    """Shape and constants of a decoder-only transformer: its layers, and what is around them.
+
+    Attributes:
+        embedding_width: the table's, where it is not the model's; projected in and out.
+        embedding_scale: what embeddings are multiplied by.
+        logit_cap: logits are squeezed into (-cap, cap) by tanh.
+    """
+
+    vocab_size: int
+    has_final_norm: bool = True
+    embedding_width: int | None = None
+    embedding_scale: float = 1.0
+    tie_word_embeddings: bool = True
+    has_head_bias: bool = False
+    logit_cap: float | None = None
+
+    @property
+    def token_width(self) -> int:
+        """Width of the embedding table."""
+        return self.embedding_width or self.width
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig:
+    """Shape and constants of an encoder-decoder.
+
+    Attributes:
+        embedding_stddev: of the embedding, when it is drawn.
+        embedding_scale: what embeddings are multiplied by.
+        tie_word_embeddings: whether the head is the embedding.
+        head_scale: what the head's input is multiplied by.
+        has_logits_bias: whether a constant of the checkpoint is added to the logits.
+    """
+
+    vocab_size: int
+    encoder: StackConfig
+    decoder: StackConfig
+    embedding_stddev: float
+    embedding_scale: float = 1.0
+    tie_word_embeddings: bool = True
+    head_scale: float = 1.0
+    has_logits_bias: bool = False

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import default_positions, row_biases
 from redco_flow.models.attention.cache import no_writers
-from redco_flow.models.config import FamilyConfig
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.decoder_module import Cache, Decoder, Params, Prompt
+from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.hub.tensors import TensorFiles, equal_tensors
 from redco_flow.models.layers_apart import with_faster_layers, without_layers
 from redco_flow.models.random import example_keys

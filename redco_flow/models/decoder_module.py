@@ -39,7 +39,7 @@ from redco_flow.models.attention.cache import (
 from redco_flow.models.attention.grouped import cap
 from redco_flow.models.attention.rotary import Rotation, rotation
 from redco_flow.models.blocks import Norm, normal, zeros
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.layer import Layer, scanned_layers
 from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
 from redco_flow.models.projections import product, wide_product

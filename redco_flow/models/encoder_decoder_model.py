@@ -15,7 +15,6 @@ Further dims in this file: B batch, S source, T target or new tokens, N beams, G
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,35 +31,13 @@ from redco_flow.models.attention.cache import (
     written,
 )
 from redco_flow.models.blocks import normal, zeros
-from redco_flow.models.config import FamilyConfig, StackConfig
+from redco_flow.models.config import EncoderDecoderConfig
+from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.hub.tensors import TensorFiles
 from redco_flow.models.layers_apart import with_faster_layers, without_layers
 from redco_flow.models.projections import wide_product
 from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.stack import Stack
-
-
-@dataclass(frozen=True)
-class EncoderDecoderConfig:
-    """Shape and constants of an encoder-decoder.
-
-    Attributes:
-        embedding_stddev: of the embedding, when it is drawn.
-        embedding_scale: what embeddings are multiplied by.
-        tie_word_embeddings: whether the head is the embedding.
-        head_scale: what the head's input is multiplied by.
-        has_logits_bias: whether a constant of the checkpoint is added to the logits.
-    """
-
-    vocab_size: int
-    encoder: StackConfig
-    decoder: StackConfig
-    embedding_stddev: float
-    embedding_scale: float = 1.0
-    tie_word_embeddings: bool = True
-    head_scale: float = 1.0
-    has_logits_bias: bool = False
-
 
 Params = dict[str, Any]
 

@@ -127,7 +127,7 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
     Raises:
         UsageError: it is asked for and cannot be; says why.
     """
-    from redco_flow.orchestrate.start import rendered_submissions
+    from redco_flow.orchestrate.rendering import rendered_submissions
 
     try:
         for one in planned:

@@ -15,9 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.experimental import multihost_utils
-
 from redco_flow.errors import ArtifactError, WorkspaceError
 from redco_flow.records import append_json_line, digest_json, open_no_link
 from redco_flow.spec.stage_kind import StageConfig
@@ -296,27 +293,3 @@ def provenance_of(context: StageContext, config: StageConfig, *, data: str) -> P
     """Return what the records of a stage name."""
     planned = context.provenance.get("config_digest")
     return Provenance(data, planned or digest_json(config.model_dump(mode="json")))
-
-
-class CommonStop:
-    """Asked after each step, by every process as often as by the others."""
-
-    def __init__(self, context: StageContext) -> None:
-        self._context = context
-        self._num_asked = 0
-
-    def requested(self) -> bool:
-        """Tell whether all processes are to stop after this step."""
-        self._num_asked += 1
-        if jax.process_count() > 1:
-            return bool(multihost_utils.reached_preemption_sync_point(self._num_asked))
-        return self._context.stop_requested()
-
-    def raise_if_requested(self) -> None:
-        """Stop after this step if so asked; for stages with nothing to save.
-
-        Raises:
-            Stopped: in all processes.
-        """
-        if self.requested():
-            raise Stopped(f"stage '{self._context.stage}' stopped as requested.")

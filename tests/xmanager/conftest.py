@@ -15,7 +15,8 @@ sys.path += [str(HERE), str(KINDS), str(CLUSTER)]  # jobs search where the submi
 from tiny_stages.calls import make_attempt  # noqa: E402
 
 from redco_flow.launch.processes import kill_processes_of  # noqa: E402
-from redco_flow.launch.xmanager.executor import INSTALL, XManagerExecutor  # noqa: E402
+from redco_flow.launch.xmanager.executor import XManagerExecutor  # noqa: E402
+from redco_flow.launch.xmanager.package import INSTALL  # noqa: E402
 from redco_flow.spec.executors import XManagerSection  # noqa: E402
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.finding import Finding
-from redco_flow.launch.xmanager.executor import INSTALL, require_xmanager, xmanager_versions
+from redco_flow.launch.xmanager.package import INSTALL, require_xmanager, xmanager_versions
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 

@@ -10,12 +10,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack
 
-from redco_flow.errors import StageFailed, UsageError
+from redco_flow.errors import StageFailed
 from redco_flow.launch.call import JobResources, read_call
 from redco_flow.launch.executor import (
     CallExecutor,
@@ -26,39 +24,13 @@ from redco_flow.launch.executor import (
 from redco_flow.launch.job import read_log_end
 from redco_flow.launch.xmanager.experiment import READY
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, XManagerJob
+from redco_flow.launch.xmanager.package import require_xmanager
 from redco_flow.launch.xmanager.work_unit import WorkUnit, check_fits, render
 from redco_flow.records import open_no_link
 from redco_flow.spec.executors import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
-INSTALL = "uv pip install 'redco-flow[xmanager]'"
 """Not pip: its resolver does not come to an end with what XManager needs."""
-
-_NEEDED = ("xmanager", "kubernetes", "protobuf")
-
-
-def require_xmanager() -> None:
-    """Raise unless jobs can be submitted.
-
-    Raises:
-        UsageError: the library is not installed; says what to do.
-    """
-    if find_spec("xmanager") is None:
-        raise UsageError(
-            f"executor 'xmanager' needs the library xmanager, which is not installed here; "
-            f"install it with: {INSTALL}"
-        )
-
-
-def xmanager_versions() -> dict[str, str]:
-    """Return name to version of the library and of what it is particular about."""
-    versions = {}
-    for name in _NEEDED:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 class XManagerExecutor(CallExecutor):

@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 
 from redco_flow.models.config import (
     AttentionConfig,
-    FamilyConfig,
+    EncoderDecoderConfig,
     MlpConfig,
     NormConfig,
     StackConfig,
     activation_name,
-    split_evenly,
 )
-from redco_flow.models.encoder_decoder_model import EncoderDecoderConfig
+from redco_flow.models.families.family_config import FamilyConfig, split_evenly
 from redco_flow.models.hub.layouts import (
     TensorLayout,
     attention_layouts,
@@ -191,6 +190,8 @@ Config = BartConfig
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import encoder_decoder_model
 
     return getattr(encoder_decoder_model, name)

@@ -63,6 +63,8 @@ Config = BertConfig
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import encoder_model
 
     return getattr(encoder_model, name)

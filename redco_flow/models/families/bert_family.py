@@ -11,13 +11,12 @@ from typing import Any, final
 
 from redco_flow.models.config import (
     AttentionConfig,
-    FamilyConfig,
     MlpConfig,
     NormConfig,
     StackConfig,
     activation_name,
-    split_evenly,
 )
+from redco_flow.models.families.family_config import FamilyConfig, split_evenly
 from redco_flow.models.hub.layouts import (
     TensorLayout,
     attention_layouts,

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import NormConfig
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.config import DecoderConfig, NormConfig
 from redco_flow.models.families.llama_family import (
     LlamaFamilyConfig,
     layer_norm_name,
@@ -96,6 +95,8 @@ Config = Gemma2Config
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import decoder_model
 
     return getattr(decoder_model, name)

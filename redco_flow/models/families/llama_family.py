@@ -12,15 +12,14 @@ from typing import Any, final
 
 from redco_flow.models.config import (
     AttentionConfig,
-    FamilyConfig,
+    DecoderConfig,
     MlpConfig,
     NormConfig,
     RopeScaling,
     RotaryConfig,
     activation_name,
-    split_evenly,
 )
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.families.family_config import FamilyConfig, split_evenly
 from redco_flow.models.hub.layouts import TensorLayout, attention_layouts, mlp_layouts, norm_layouts
 
 _LAYER = "model.layers.{layer}"

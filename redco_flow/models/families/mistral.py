@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.llama_family import LlamaFamilyConfig
 
 
@@ -48,6 +48,8 @@ Config = MistralConfig
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import decoder_model
 
     return getattr(decoder_model, name)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import MixtureConfig, activation_name
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.config import DecoderConfig, MixtureConfig, activation_name
 from redco_flow.models.families.llama_family import LlamaFamilyConfig
 from redco_flow.models.hub.layouts import TensorLayout
 
@@ -84,6 +83,8 @@ Config = MixtralConfig
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import decoder_model
 
     return getattr(decoder_model, name)

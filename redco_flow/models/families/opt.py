@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 from redco_flow.models.config import (
     AttentionConfig,
-    FamilyConfig,
+    DecoderConfig,
     MlpConfig,
     NormConfig,
     activation_name,
-    split_evenly,
 )
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.families.family_config import FamilyConfig, split_evenly
 from redco_flow.models.hub.layouts import (
     TensorLayout,
     attention_layouts,
@@ -154,6 +153,8 @@ Config = OPTConfig
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import decoder_model
 
     return getattr(decoder_model, name)

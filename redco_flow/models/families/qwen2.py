@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import AttentionConfig
-from redco_flow.models.decoder_config import DecoderConfig
+from redco_flow.models.config import AttentionConfig, DecoderConfig
 from redco_flow.models.families.llama_family import LlamaFamilyConfig, layer_types, windows
 
 _DEFAULT_WINDOW = 4096
@@ -73,6 +72,8 @@ Config = Qwen2Config
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import decoder_model
 
     return getattr(decoder_model, name)

@@ -37,6 +37,8 @@ Config = Qwen3Config
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import decoder_model
 
     return getattr(decoder_model, name)

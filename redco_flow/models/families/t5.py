@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from redco_flow.models.config import (
     ACTIVATIONS,
     AttentionConfig,
-    FamilyConfig,
+    EncoderDecoderConfig,
     MlpConfig,
     NormConfig,
     RelativeConfig,
     StackConfig,
 )
-from redco_flow.models.encoder_decoder_model import EncoderDecoderConfig
+from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.hub.layouts import TensorLayout, attention_layouts, mlp_layouts, norm_layouts
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ Config = T5Config
 
 def __getattr__(name: str) -> Any:
     """Take the functions that all families of this kind share from their model, imported now."""
+    if name.startswith("__"):  # what the import system asks for
+        raise AttributeError(name)
     from redco_flow.models import encoder_decoder_model
 
     return getattr(encoder_decoder_model, name)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,13 +20,9 @@ from redco_flow.engine.checkpoint.checkpointer import checkpoint_files, restore_
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import ArtifactError
-from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.recipes.recipe import Recipe, find_recipe, recipe_module
+from redco_flow.recipes.recipe import Recipe, find_recipe
 from redco_flow.records import digest_file, read_json, write_json
-from redco_flow.spec.model import Text
-from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.text.tokenizer import TextTokenizer
 
 FORMAT = 1
@@ -166,50 +161,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another disk, or one that knows no links
         shutil.copyfile(source, target)
-
-
-SECTIONS = ("recipe",)
-INPUTS = {"checkpoint": InputSlot(kind="checkpoint", default_selector="last")}
-OUTPUTS = {"metrics": "metrics"}
-DIGESTS_FILE = "parameters.json"
-
-
-class Config(StageConfig):
-    """Nothing to be set but which checkpoint, and the recipe that made it.
-
-    Args:
-        recipe: the checkpoint's; the pipeline's own where the stage does not say it.
-    """
-
-    recipe: Text = "text_to_text"
-
-
-def code_modules(config: Config) -> list[str]:
-    """The recipe, and every family: which one the checkpoint is of, no plan can know."""
-    return [recipe_module(config.recipe), *map(find_module_name, FAMILIES)]
-
-
-def run(context: StageContext, config: Config) -> StageOutputs:
-    """Read all parameters onto one device and digest them.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-    """
-    del config  # it says what the result depends on
-    import jax
-    import numpy as np
-
-    from redco_flow.engine.deployer import Deployer
-    from redco_flow.engine.sharding.rules import join, named_leaves
-
-    context.report(phase="digesting")
-    checkpoint = CheckpointArtifact(context.input("checkpoint").path)
-    params = checkpoint.load_params(checkpoint.build_recipe(), Deployer(devices=jax.devices()[:1]))
-    digests = {
-        join(path): hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()
-        for path, leaf in named_leaves(params)
-    }
-    folder = context.work_dir / "digests"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / DIGESTS_FILE, digests)
-    return StageOutputs({"metrics": Output("metrics", folder)}, {"parameters": len(digests)})

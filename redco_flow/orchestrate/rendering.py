@@ -1,0 +1,74 @@
+"""What would be handed to a cluster for each stage of a plan, without handing it over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from redco_flow.errors import UsageError
+from redco_flow.launch.executor import ChainingExecutor, make_chaining_executor, make_executor
+from redco_flow.orchestrate.calls import job_resources
+from redco_flow.orchestrate.plan import Plan, upstream_of
+from redco_flow.spec.load import ResolvedPipeline
+from redco_flow.spec.profile import Profile
+from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.workspace import Workspace
+
+
+def rendered_submissions(
+    resolved: ResolvedPipeline,
+    profile: Profile,
+    workspace: Workspace,
+    plan: Plan,
+    environment: Mapping[str, str],
+    *,
+    ahead: bool = False,
+    behind_others: bool = False,
+) -> Iterator[tuple[str, str]]:
+    """Yield each stage that would run and what would be submitted for it.
+
+    Neither the run's id nor those of jobs are known yet: `RUN` and `JOB_OF_<stage>` stand in
+    their place.
+
+    Args:
+        ahead: as jobs that wait for each other.
+        behind_others: with `ahead`: as a sweep's, whose jobs wait for those of other points too.
+
+    Raises:
+        UsageError: something in it cannot be submitted, or not ahead.
+    """
+    executor = make_executor(profile, environment)
+    chaining = chaining_executor(profile, plan, environment) if ahead else None
+    run = workspace.runs / f"{resolved.name}-RUN"
+    for name, stage in plan.stages.items():
+        if stage.action not in ("run", "wait"):
+            continue
+        resources = job_resources(resolved.stages[name], profile)
+        attempt = AttemptDirectory(run / "stages" / name / "attempts" / "1")
+        title = f"{run.name} {name} 1"
+        if chaining is None:
+            yield name, executor.render(attempt, title, resources)
+            continue
+        behind = ["JOB_OF_ANOTHER_POINT"] if behind_others else []
+        behind += [
+            f"JOB_OF_{one}"
+            for one in upstream_of(resolved.stages[name])
+            if plan.stages[one].action != "reuse"
+        ]
+        yield name, chaining.render_after(attempt, title, resources, behind)
+
+
+def chaining_executor(
+    profile: Profile, plan: Plan, environment: Mapping[str, str]
+) -> ChainingExecutor:
+    """Return the profile's executor for jobs that wait for each other.
+
+    Raises:
+        UsageError: it cannot do that, or the plan forces a stage.
+    """
+    forced = [name for name, stage in plan.stages.items() if stage.forced]
+    if forced:
+        raise UsageError(
+            f"--force {forced[0]} and --ahead do not go together: whether there is an old result "
+            f"to put aside is known only when the stage begins. Leave one of them out."
+        )
+    return make_chaining_executor(profile, environment)
