@@ -1,4 +1,4 @@
-"""Verbs that look at runs: ls, status, logs, attach."""
+"""Verbs that look at runs: ls, status, logs, attach; and how a run is followed until it ends."""
 
 from __future__ import annotations
 

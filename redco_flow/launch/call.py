@@ -1,7 +1,6 @@
-"""call.json: what a worker is told to do.
+"""call.json: what a worker is told to do, and what its inputs are once they have been made.
 
-Knows the record's shape. Written by the orchestrator before anything is submitted, read by the
-worker on whatever host.
+Written by the orchestrator before anything is submitted, read by the worker on whatever host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a host says of itself when a doctor asks: its GPUs, and whether its name leads to it."""
+"""What a host says of itself when it is asked: its GPUs, its name, its packages' versions."""
 
 from __future__ import annotations
 

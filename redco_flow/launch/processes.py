@@ -1,6 +1,6 @@
-"""Tie processes together: die with the parent, adopt orphans, leave no descendant behind.
+"""Processes of a job: which one this is, and how they are tied together and ended.
 
-Linux only. Knows processes, not jobs. Everything here is for a single-threaded caller.
+Linux only. What ties processes together is for a single-threaded caller.
 """
 
 from __future__ import annotations

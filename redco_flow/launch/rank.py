@@ -1,6 +1,6 @@
 """Supervise one rank of a job of several hosts, in the foreground: what srun starts on each.
 
-`python -m redco_flow.launch.rank ATTEMPT …` under srun; `hosts.rank` calls `supervise` without it.
+`python -m redco_flow.launch.rank ATTEMPT …` under srun; `hosts.ranks` calls `supervise` without it.
 Owns `logs/rank<r>.log` and `ranks/<r>/exit.json`.
 Watches the other ranks' endings: when one fails, this one ends within seconds instead of waiting
 for it in a collective operation for ever.

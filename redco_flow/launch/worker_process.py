@@ -1,7 +1,7 @@
 """How a worker's process begins and how it ends, whatever happens in between.
 
-Ends by `os._exit`: threads, exit hooks and other ranks' barriers could hang for ever. Knows the
-attempt's error.json; knows nothing of stages.
+Sets JAX's environment, and ends by `os._exit`: threads, exit hooks and other ranks' barriers could
+hang for ever.
 """
 
 from __future__ import annotations

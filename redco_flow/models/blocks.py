@@ -1,6 +1,6 @@
 """The blocks that transformers here are made of, as Flax modules: norm, attention, feed-forward.
 
-Driven by the configs of `block_config.py`; each holds its parameters and offers its parts, so that
+Driven by the configs of `config.py`; each holds its parameters and offers its parts, so that
 a layer can bring the products of several blocks together.
 Dims in this file: B batch, T sequence, D model, H heads, G key-value groups, K head dim,
 F feed-forward.

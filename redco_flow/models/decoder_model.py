@@ -89,7 +89,7 @@ def apply_with_router(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return what `apply` does, and every layer's router logits (L, B, T, E), float32.
 
-    The second is None for a model without experts; `load_balancing.py` reads it.
+    The second is None for a model without experts; `experts.load_balancing_losses` reads it.
     """
     keys = example_keys(rngs, input_ids.shape[0])
     if position_ids is None:

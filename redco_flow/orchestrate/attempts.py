@@ -1,7 +1,7 @@
-"""What a run has of each stage: its result, or the attempt that is to make it.
+"""What a run has of each stage, and what is done with an attempt that has a job.
 
-Reads attempts that earlier launchers left and judges which of them still hold. Submits nothing,
-ends nothing.
+Attempts that earlier launchers left are judged: which of them still hold. A job is followed to its
+end, its ending written down, and another attempt allowed by the profile's budgets.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def stage_ingredients(
     workspace: Workspace,
     sources: Sources | None = None,
 ) -> dict[str, Any]:
-    """Return the stage's ingredients, ready for `tracking.fingerprint.fingerprint`.
+    """Return the stage's ingredients, ready for `tracking.results.fingerprint`.
 
     Args:
         stage: as the pipeline was resolved.

@@ -1,8 +1,7 @@
 """The process that drives one run: `python -m redco_flow.orchestrate.orchestrator RUN_DIRECTORY`.
 
-In a session of its own, so it outlives the terminal. Holds the lease, takes signals, and ends
-with the run's exit code; what happens in between is `driving`'s. What a killed process left is
-taken up by the next one on the same directory.
+In a session of its own, so it outlives the terminal. Holds the lease, takes signals, and ends with
+the run's exit code. What a killed process left is taken up by the next one on the same directory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The one owner of a run's state.json and journal: each fact is written the moment it holds.
+"""A run's state.json and journal, of which one process is the owner, and how the run was launched.
 
 Threads of the orchestrating process report here; no other process writes these files while the
-lease is held. Knows the words for states, not how they come about.
+lease is held.
 """
 
 from __future__ import annotations

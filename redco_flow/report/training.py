@@ -1,7 +1,7 @@
 """What a training's records become in the page: charts, a few numbers, tables of the values.
 
-Decides what is drawn together and what a chart's axes are called; drawing is `line_chart.py`,
-reading is `history.py`. Nothing is smoothed.
+Reads them, and decides what is drawn together and what a chart's axes are called; drawing is
+`chart.py`. Nothing is smoothed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How messages show a value, a place in a pipeline, and the nearest known name."""
+"""Names that people write: the nearest known one in a message, and the module that one means."""
 
 from __future__ import annotations
 

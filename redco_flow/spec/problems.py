@@ -1,4 +1,4 @@
-"""Raise all mistakes at once, without any secret in their words."""
+"""Mistakes of the user's: worded, placed in the file, and raised all at once, without any secret."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Read YAML strictly: plain values with the origin of each, or every mistake with its place.
+"""Read and write YAML strictly: plain values with the origin of each, or every mistake with its place.
 
 A subset of YAML 1.2: mappings with text keys, lists, scalars, anchors and aliases. Refused, each
 with line and column: duplicate keys, tags, merge keys, directives, several documents, recursive
-aliases, control characters, and anything beyond the limits of size, depth and count.
-PyYAML scans the text into events; everything else happens here. Knows no key's meaning.
+aliases, control characters, and anything beyond the limits of size, depth and count. PyYAML scans
+the text into events; everything else happens here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One try of a stage in a run: which file stands where, and what it holds.
+"""One try of a stage in a run: its states, which file stands where, and what it holds.
 
 Each file has one writer (named below); readers get None where it does not exist yet, and
-DamagedRecord where it is not what that writer wrote. Knows
-nothing of how a job is started. A job of several processes has one rank that is `the worker`
-here, rank 0; what the others write stands in `ranks/<rank>/`. A job of several tasks has a
-directory like this one for each of them, `tasks/<shard>/`.
+DamagedRecord where it is not what that writer wrote. A job of several processes has one rank that
+is `the worker` here, rank 0; what the others write stands in `ranks/<rank>/`. A job of several
+tasks has a directory like this one for each of them, `tasks/<shard>/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Where a result came from: from a metric or an artifact back to the data files' digests.
+"""Where a result came from, back to the data files' digests, and what was made from an artifact.
 
-Reads published results and manifests, and of a run only what names its stages' results. Knows
-no formatting. The way forward, `impact`, is in `impact.py`.
+Reads published results and manifests, and of a run only what names its stages' results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Who drives a run: one process at a time, by lease.json in the run's directory.
+"""Locks on files, and the lease that says which process drives a run.
 
-A lease ends when it is released or when its holder's process is gone. That is decided by the
-process's start counted from boot (`process_identity.py`), never by the time of day.
+A lease, lease.json in the run's directory, ends when it is released or when its holder's process is
+gone. That is decided by the process's start counted from boot (`process_identity.py`), never by the
+time of day.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Published stage results: what a fingerprint gave, so that nothing is computed twice.
+"""Fingerprints and published stage results, so that nothing is computed twice.
 
-A result is written after its artifacts and stands only as long as they do. Knows nothing of
-how a fingerprint is made (`fingerprint.py`).
+A result is written after its artifacts and stands only as long as they do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One sweep as a directory: which runs are its points. How they do stands in the runs themselves.
+"""One sweep as a directory: which runs are its trials. How they do stands in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
-of the process that starts the runs; cancel.json by the process that asks for the end.
+of the process that starts the runs; cancel.json by the process that asks for the end. A stage that
+another run of the sweep computes has that attempt's name in `shared.json`.
 """
 
 from __future__ import annotations

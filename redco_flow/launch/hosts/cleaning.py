@@ -1,7 +1,8 @@
-"""Remove from this host what may go: first out of everybody's sight, then for good.
+"""What lies on this host, what of it may go, and its removal: first out of sight, then for good.
 
-`python -P -m redco_flow.launch.hosts.cleaning DIRECTORY DAYS` does so beside a job that has just
-been started, with the time that is left.
+A thing may go when it stands elsewhere too, no live lease names it, and it was last used long ago.
+`python -P -m redco_flow.launch.hosts.cleaning DIRECTORY DAYS` removes what is old beside a job that
+has just been started, with the time that is left.
 """
 
 from __future__ import annotations

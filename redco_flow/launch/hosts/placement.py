@@ -1,4 +1,4 @@
-"""Choose free hosts for a job and take their leases: all that it needs, or none.
+"""Choose free hosts for a job and take their leases, all that it needs or none; the job's record.
 
 Waiting is the caller's: each try says who has what. Hosts of one group share a fabric.
 """

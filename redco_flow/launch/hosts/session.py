@@ -1,4 +1,4 @@
-"""A host that has our code: ask its agent, and move sets of files there and back.
+"""A host that has our code: ask its agent, move sets of files there and back, see one workspace.
 
 Opening one checks the host's directory and ships the code if it is not there, by its digest.
 """

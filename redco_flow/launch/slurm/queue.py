@@ -1,6 +1,6 @@
-"""Slurm's commands as functions: sbatch, squeue, sacct, scancel.
+"""Slurm's commands (sbatch, squeue, sacct, scancel), and its queue as all jobs of a process see it.
 
-Knows their options and output formats. No shell, no state, and no judgement of what is said.
+Knows their options and output formats. No shell, and no judgement of what is said.
 """
 
 from __future__ import annotations

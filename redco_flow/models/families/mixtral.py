@@ -1,6 +1,6 @@
 """Mixtral: Mistral with a mixture of experts for its feed-forward layer.
 
-The second result of `apply_with_router` is what `load_balancing.py` reads.
+The second result of `apply_with_router` is what `experts.load_balancing_losses` reads.
 
 The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
 """

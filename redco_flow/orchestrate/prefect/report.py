@@ -1,9 +1,8 @@
-"""What Prefect is told of a run that is driven here, and what it is asked.
+"""What Prefect is told of runs, of this one and of those whose process is gone, and what it is asked.
 
-The flow run is made before the flow starts (its id is then known for the page's address, for
-cancelling and for `open_flow_runs`) and carries the tags: a tag on a task would make it ask the
-server for a slot, and a dead server would then stop the run. Every call here may fail without
-harm: Prefect is a view.
+The flow run is made before the flow starts (its id is then known for the page's address and for
+cancelling) and carries the tags: a tag on a task would make it ask the server for a slot, and a
+dead server would then stop the run. Every call here may fail without harm: Prefect is a view.
 """
 
 from __future__ import annotations
