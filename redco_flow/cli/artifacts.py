@@ -1,4 +1,4 @@
-"""Verbs that say where results came from and whether they are whole: artifacts, why, impact, verify."""
+"""Verbs that say where results came from: artifacts, why, impact, verify."""
 
 from __future__ import annotations
 

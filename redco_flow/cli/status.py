@@ -1,4 +1,4 @@
-"""Verbs that look at runs: ls, status, logs, attach; and how a run is followed until it ends."""
+"""Verbs that look at runs: ls, status, logs, attach; and how a run is followed."""
 
 from __future__ import annotations
 

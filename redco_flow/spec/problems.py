@@ -1,4 +1,4 @@
-"""Mistakes of the user's: worded, placed in the file, and raised all at once, without any secret."""
+"""Mistakes of the user's: worded, placed in the file, raised all at once, without any secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read and write YAML strictly: plain values with the origin of each, or every mistake with its place.
+"""Read and write YAML: plain values with the origin of each, or every mistake with its place.
 
 A subset of YAML 1.2: mappings with text keys, lists, scalars, anchors and aliases. Refused, each
 with line and column: duplicate keys, tags, merge keys, directives, several documents, recursive

@@ -1,4 +1,4 @@
-"""The code that a result depends on: digests of the source files that modules import, and git's state.
+"""The code that a result depends on: digests of the sources that modules import; git's state.
 
 Follows import statements through the source, within the given modules' own packages, without
 importing any of it; what other packages contain is told by their versions. Imports made at run

@@ -1,4 +1,4 @@
-"""What Prefect is told of runs, of this one and of those whose process is gone, and what it is asked.
+"""What Prefect is told of runs, also of those whose process is gone, and what it is asked.
 
 The flow run is made before the flow starts (its id is then known for the page's address and for
 cancelling) and carries the tags: a tag on a task would make it ask the server for a slot, and a
