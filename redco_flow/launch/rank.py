@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from redco_flow.launch import supervisor as disk_reserve
+from redco_flow.launch import disk_reserve
 from redco_flow.launch.endings import (
     RankEnding,
     find_culprit,

@@ -14,13 +14,13 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from redco_flow.launch import disk_reserve
 from redco_flow.launch.processes import adopt_orphans, die_with_parent, kill_descendants
 from redco_flow.launch.redaction import Redactor
 from redco_flow.launch.worker_exit import OomCounters, WorkerExit, exit_record, host_memory_bytes
@@ -287,7 +287,7 @@ def main(arguments: list[str]) -> int:
             options.walltime_seconds, lambda: supervisor.stop(Cause.TIMEOUT, TIME_OVER)
         )
     adopt_orphans()
-    take(attempt.path)
+    disk_reserve.take(attempt.path)
     write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
     os.write(options.ready_fd, _READY)
     os.close(options.ready_fd)
@@ -358,38 +358,6 @@ def remove_temporary_files(directory: Path) -> None:
     for path in directory.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-ERROR = ".reserve-for-error.tmp"
-EXIT = ".reserve-for-exit.tmp"
-_BYTES = 1 << 16
-
-
-def take(directory: Path) -> None:
-    """Reserve the room, if there is any."""
-    for name in (ERROR, EXIT):
-        with (
-            contextlib.suppress(OSError),
-            open(directory / name, "wb", opener=open_no_link) as file,
-        ):
-            os.posix_fallocate(file.fileno(), 0, _BYTES)
-
-
-def give_back(directory: Path, name: str) -> None:
-    """Free one reserve, right before the record that it was for."""
-    with contextlib.suppress(OSError):
-        (directory / name).unlink()
-
-
-def full_disks(*places: Path) -> list[Path]:
-    """Return those places, and the directory for temporary files, whose disks are full."""
-    full = []
-    for place in (*places, Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError):
-            usage = os.statvfs(place)
-            if usage.f_bavail * usage.f_frsize < _BYTES:
-                full.append(place)
-    return full
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from redco_flow.launch import supervisor as disk_reserve
+from redco_flow.launch import disk_reserve
 from redco_flow.launch.redaction import redact_text
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import secret_values

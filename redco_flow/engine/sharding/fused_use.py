@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from redco_flow.engine.sharding.dataflow.handlers import NAMES as ELEMENTWISE
+from redco_flow.engine.sharding.dataflow.handlers import ELEMENTWISE_NAMES
 from redco_flow.engine.sharding.fused_parts import FusedParts
 from redco_flow.engine.step.deferred import Deferred, Outcome, bind, run_deferred
 
@@ -245,7 +245,7 @@ def _take(
 
 _Handler = Callable[[Any, Sequence[Any], Sequence[FusedParts | None]], _Results | None]
 _HANDLERS: dict[str, _Handler] = {
-    **dict.fromkeys((*ELEMENTWISE, "convert_element_type", "select_n"), _each_column),
+    **dict.fromkeys((*ELEMENTWISE_NAMES, "convert_element_type", "select_n"), _each_column),
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduce,

@@ -79,7 +79,7 @@ CALLS: dict[str, Handler] = {
     "custom_vjp_call_jaxpr": _rule_call,
 }
 
-NAMES = (
+ELEMENTWISE_NAMES = (
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
     "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conj", "copy", "cos", "cosh",
     "digamma", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
@@ -148,7 +148,7 @@ def follow_each(
 
 
 ELEMENTWISE: dict[str, Handler] = {
-    **dict.fromkeys(NAMES, follow),
+    **dict.fromkeys(ELEMENTWISE_NAMES, follow),
     "eq": _compare,
     "convert_element_type": _convert,
     "select_n": follow_selection,
