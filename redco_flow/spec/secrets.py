@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from redco_flow.spec.secret_patterns import Rule, RuleSet, Span, betterleaks_rules
+from redco_flow.spec.secret_rules import Rule, RuleSet, Span, betterleaks_rules
 
 # A word of a name: HF_TOKEN, hfToken, api-key, APIKey all fall apart into words.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
