@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from redco_flow.models.find import FAMILIES, find_config, find_model
+from redco_flow.models.find import FAMILIES, find_config, find_model, find_module_name
+from redco_flow.tracking.code_digest import module_digests
 
 FACE = (
     "Config", "init_params", "abstract_params", "apply", "tensor_layouts", "config_of_tensors",
@@ -23,6 +24,14 @@ def test_every_family_has_the_whole_face(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_found_alone_is_that_of_the_family(family):
     assert find_config(family) is find_model(family).Config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_code_that_a_family_depends_on_includes_the_model_that_it_shares(family):
+    """Its functions are taken when they are asked for, and still determine a result."""
+    shared = find_model(family).apply.__module__
+
+    assert shared in module_digests((find_module_name(family),))
 
 
 def test_no_config_needs_jax():

@@ -34,6 +34,24 @@ def test_a_user_s_own_kind_is_found_by_its_dotted_name():
     assert kind.sections == ("recipe",)
 
 
+def test_a_kind_of_two_modules_is_read_without_the_one_that_runs(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "kinds_apart" / "stage"
+    folder.mkdir(parents=True)
+    (folder / "config.py").write_text(
+        "from redco_flow.spec.stage_kind import StageConfig\n"
+        "class Config(StageConfig):\n"
+        "    num_shards: int = 1\n"
+    )
+    (folder / "run.py").write_text("raise RuntimeError('only jobs import this')\n")
+
+    kind = find_stage_kind("kinds_apart.stage")
+
+    assert kind.modules == ("kinds_apart.stage.config", "kinds_apart.stage.run")
+    assert kind.run_module == "kinds_apart.stage.run"
+    assert kind.runs_in_shards
+
+
 def test_what_a_kind_leaves_out_has_a_default():
     kind = find_stage_kind("my_kinds.evaluate")
     config = kind.config_type(metrics=["rouge"])
