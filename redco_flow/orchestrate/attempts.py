@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.errors import RedcoFlowError, RunCancelled, StageFailed
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.orchestrate.ingredients import stage_ingredients
+from redco_flow.orchestrate.log_lines import LogTail
 from redco_flow.orchestrate.plan import input_ids
 from redco_flow.orchestrate.state import StateBook
-from redco_flow.orchestrate.stopping import Detached, LogTail, RunContext, Say, StopRequest
+from redco_flow.orchestrate.stopping import Detached, RunContext, Say, StopRequest
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, find_new_result, find_result, fingerprint

@@ -284,7 +284,7 @@ def test_a_submission_that_never_reached_slurm_is_lost_and_may_be_repeated(
 
     assert job.wait_seconds(60)
 
-    assert job.state == "LOST"
+    assert job.state == "NEVER_SUBMITTED"
     assert "never got" in job.status().message
     assert slurm.jobs() == {}
 

@@ -11,13 +11,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_two_hosts_with_two_processes_each_predict_what_one_process_does(slurm, tmp_path):
     """11 validation rows in batches of 4, one row to each process, the last batch not full."""
-    home = Driven(make_run(tmp_path, predict=True, num_epochs=1))
+    home = Driven(make_run(tmp_path, predict=True, num_epochs=3))
     assert home.end().state == "completed", "\n".join(home.said)
 
     settings = {"processes_per_host": 2, "walltime_minutes": 10}
     away = Driven(
         make_run(
-            tmp_path, predict=True, num_epochs=1, num_hosts=2, force=["predict"],
+            tmp_path, predict=True, num_epochs=3, num_hosts=2, force=["predict"],
             executor="slurm", slurm=settings,
         )
     )  # fmt: skip

@@ -30,14 +30,14 @@ def test_a_host_whose_disk_fills_up_is_told_and_goes_on_once_there_is_room(
     folder = hosts.private / request.node.name
     folder.mkdir()
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(hosts.shared / "compiled"))
-    undisturbed = Driven(make_run(folder, workspace="undisturbed", num_epochs=6))
+    undisturbed = Driven(make_run(folder, workspace="undisturbed", num_epochs=12))
     assert undisturbed.end().state == "completed", "\n".join(undisturbed.said)
     one_host = hosts.profile(
         addresses=hosts.profile()["addresses"][:1],
         forward_environment=["JAX_COMPILATION_CACHE_DIR"],
     )
     on_host = {"executor": "hosts", "hosts": one_host, "environment": on_hosts_environment}
-    run = make_run(folder, num_epochs=6, **on_host)
+    run = make_run(folder, num_epochs=12, **on_host)
     ballast = host.directory / "somebody-elses"
 
     driven = Driven(run)
