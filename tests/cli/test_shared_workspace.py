@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.launch import supervisor as disk_reserve
+from redco_flow.launch import disk_reserve
 from redco_flow.launch.supervisor import LogWriter
 from redco_flow.launch.work_lock import acquire as take_work
 from redco_flow.orchestrate.stage_runner import claimed, is_worked_on
