@@ -450,3 +450,12 @@ def test_a_profile_may_let_a_stage_without_its_gpus_go_on_with_a_warning(run, wo
 
     assert code == 0, output
     assert "WARNING: stage 'act' asks for 1 GPU in this process" in output
+
+
+def test_a_worker_begins_before_the_settings_library_is_imported():
+    """Its first lines and its heartbeat do not wait for it."""
+    code = "import sys, redco_flow.worker; print('pydantic' in sys.modules)"
+
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert said.stdout.strip() == "False"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import ArtifactError, WorkspaceError
-from redco_flow.records import append_json_line, digest_json, open_no_link
-from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.records import append_json_line, open_no_link
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import utc_now
 
@@ -274,22 +273,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """What every record of a stage names.
-
-    Args:
-        data: id of the dataset artifact.
-        config: digest of the stage's settings.
-    """
-
-    data: str
-    config: str
-
-
-def provenance_of(context: StageContext, config: StageConfig, *, data: str) -> Provenance:
-    """Return what the records of a stage name."""
-    planned = context.provenance.get("config_digest")
-    return Provenance(data, planned or digest_json(config.model_dump(mode="json")))

@@ -25,8 +25,9 @@ from redco_flow.metrics.metric import (
 from redco_flow.records import digest_json, write_json
 from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
 from redco_flow.stages.artifacts.predictions import Prediction, read_predictions
-from redco_flow.stages.context import Output, StageContext, StageOutputs, provenance_of
+from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.evaluate.config import Config
+from redco_flow.stages.provenance import provenance_of
 
 Texts = Sequence[str]
 References = Sequence[Sequence[str]]

@@ -21,10 +21,11 @@ from redco_flow.stages.artifacts.predictions import (
 )
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import Output, StageContext, StageOutputs, provenance_of
+from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.predict.config import Config
 from redco_flow.stages.process_group import describe_devices
+from redco_flow.stages.provenance import provenance_of
 from redco_flow.text.tokenizer import TextTokenizer
 
 

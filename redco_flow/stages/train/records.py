@@ -18,7 +18,8 @@ from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.logs import GuardedLog, MetricLog, TensorBoardLog, WandbLog
 from redco_flow.records import digest_file
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import Provenance, StageContext
+from redco_flow.stages.context import StageContext
+from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.config import Config
 
 COMMIT_FILE = "commit.json"

@@ -24,15 +24,9 @@ from redco_flow.stages.artifacts.checkpoint import (
 )
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
 from redco_flow.stages.artifacts.tokenizer import check_model_tokenizer
-from redco_flow.stages.context import (
-    Output,
-    Provenance,
-    StageContext,
-    StageOutputs,
-    Stopped,
-    provenance_of,
-)
+from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.process_group import describe_devices
+from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
 from redco_flow.stages.train.data import COLUMNS, TrainingData, read_training_data
 from redco_flow.stages.train.records import TrainingRecords, open_logs
