@@ -1,24 +1,25 @@
-# make quickstart | slurm-demo | test | test-all | lint | format | docs | bench | dist | clean
+# make quickstart | slurm-demo | test | test-all | test-pythons | lint | format | docs | bench | dist | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 # Those that need nothing more; benchmarks/ also has generate (torch) and launch (Slurm).
 BENCHMARKS := cli second_run collectives gradient_reductions train_step checkpoint preprocess context \
 	residuals
-SOURCES := redco_flow flows tests benchmarks docs
+SOURCES := redco_flow flows examples tests benchmarks docs
 
 UV := $(shell command -v uv 2>/dev/null)
 ifdef UV
 MAKE_VENV = uv venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV)
-INSTALL = uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+INSTALL = uv pip install --quiet --python $(BIN)/python --constraint $(CONSTRAINTS)
 else
 MAKE_VENV = $(PYTHON) -m venv $(VENV)
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-all lint format docs bench dist clean constraints
+.PHONY: quickstart slurm-demo test test-all test-quick test-pythons lint format docs bench dist clean constraints
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -36,6 +37,18 @@ test: $(VENV)/.installed-dev
 # The rest too: it needs Slurm, sshd, Chromium, torch; what is missing is skipped, and named.
 test-all: test
 	$(PYTEST) -m "slow or cluster"
+
+# What most depends on the versions of JAX and Python: the sharding rules, train step and checkpoints; a whole run.
+QUICK_TESTS := tests/spec/test_load.py tests/corpora tests/engine/dataflow \
+	$(patsubst %,tests/engine/test_%.py,sharding two_rules rules_end traffic trainer remat \
+	training_plan checkpoint)
+test-quick: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow" $(QUICK_TESTS)
+	$(PYTEST) tests/test_installed.py
+
+# The same with the newest JAX, on each of these Pythons that is found.
+test-pythons:
+	.ci/test_other_pythons 3.12 3.13
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
@@ -67,7 +80,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("redco-flow needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	$(MAKE_VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) --editable .
 	touch $@
 
@@ -78,8 +91,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-# Choose the newest versions that the bounds allow; a change to commit and test on its own.
+# Choose the newest versions that the bounds allow; a change to commit and test on its own. JAX has newer
+# ones for Python 3.12 than for 3.11.
 constraints:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.12 --no-header --no-annotate \
+	    --no-emit-index-url --quiet --upgrade --output-file constraints-newest.txt
 	uv pip compile pyproject.toml --extra dev --extra docs --extra release --python-version 3.11 \
 	    --no-header --no-annotate --no-emit-index-url --quiet --upgrade --output-file constraints.txt
 	grep -v '^protobuf==' constraints.txt > .constraints-without-protobuf.txt

@@ -1,6 +1,7 @@
 """Bytes that a train step sends between model shards, against the optimum in closed form.
 
     python benchmarks/collectives.py --model llama [--num-model-shards 4] [--all] [--target tpu]
+        [--remat full]
 
 Compiles the whole train step (loss, gradients, clipping, AdamW) of a model of real proportions for
 CPU devices (or for TPUs or GPUs that need not be there: `compile_targets.py`), from shapes alone,
@@ -8,8 +9,9 @@ and adds up the collectives in the optimised HLO (all-reduce counts 2(n-1)/n of 
 all-gather and reduce-scatter (n-1)/n; what a scan's body sends counts once per layer). The optimum
 is Megatron's: per decoder layer four all-reduces of an activation (two where attention and
 feed-forward run in parallel), six and one of the source for a decoder layer with cross-attention,
-one per embedding lookup and one for the head's input gradient. `--all` prints one line per model at
-2, 4 and 8 shards. Prints one JSON line last.
+one per embedding lookup and one for the head's input gradient; with `--remat full` families reduce
+once more what their layers' own backward passes read. `--all` prints one line per model at 2, 4 and
+8 shards. Prints one JSON line last.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from compile_targets import TARGETS, find_devices, set_environment
 
 COMPILED_FOR = next((name for name in TARGETS if name in sys.argv), "cpu")
 set_environment(COMPILED_FOR, num_cpu_devices=8)
+REMAT = "full" if "full" in sys.argv else "none"
 
 import flax.linen as nn
 import jax
@@ -31,12 +34,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from fused_models import FusedModel, GatedBlock
-from user_model import UserModel
+from user_model import Block, SeparateBlock, UserModel
 
 from redco_flow import Deployer
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 
 BATCH, SOURCE, TARGET = 8, 512, 256
@@ -67,7 +70,9 @@ def ids(length: int) -> jax.ShapeDtypeStruct:
 def decoder(family: str, reductions_per_layer: int = 4, **values: Any) -> Case:
     """A decoder-only model; two further reductions are the lookup's and the head's."""
     module = find_model(family)
-    config = module.Config.from_hugging_face({"model_type": family, **values})
+    config = module.Config.from_hugging_face({"model_type": family, **values}, remat=REMAT)
+    # An encoder's stands in its stack.
+    reductions_per_layer += num_repeated(getattr(config.core, "stack", config.core))
 
     def loss_fn(params, batch, rngs, is_training):
         return cross_entropy(module.apply(config, params, batch["input_ids"]), batch["labels"])
@@ -77,10 +82,22 @@ def decoder(family: str, reductions_per_layer: int = 4, **values: Any) -> Case:
     return Case(module.abstract_params(config), loss_fn, batch, positions)
 
 
+def num_repeated(stack: Any) -> int:
+    """Return how many results of a layer full rematerialisation would reduce again.
+
+    What nothing but the next layer's input is computed from is not.
+    """
+    if stack.remat != "full" or stack.is_parallel:
+        return 0
+    return (1 if stack.norm_placement == "pre" else 2) + (stack.cross_attention is not None)
+
+
 def encoder_decoder(family: str, **values: Any) -> Case:
     """T5 or BART: two lookups, eleven reductions per pair of layers, the head."""
     module = find_model(family)
-    config = module.Config.from_hugging_face({"model_type": family, **values})
+    config = module.Config.from_hugging_face({"model_type": family, **values}, remat=REMAT)
+    repeated = (num_repeated(stack) for stack in (config.core.encoder, config.core.decoder))
+    of_source, of_target = (again + first for again, first in zip(repeated, (5, 6), strict=True))
 
     def loss_fn(params, batch, rngs, is_training):
         mask = jnp.ones_like(batch["input_ids"])
@@ -88,7 +105,7 @@ def encoder_decoder(family: str, **values: Any) -> Case:
         return cross_entropy(logits, batch["labels"])
 
     batch = {"input_ids": ids(SOURCE), "decoder_input_ids": ids(TARGET), "labels": ids(TARGET)}
-    positions = LAYERS * (5 * SOURCE + 6 * TARGET) + SOURCE + 2 * TARGET
+    positions = LAYERS * (of_source * SOURCE + of_target * TARGET) + SOURCE + 2 * TARGET
     return Case(module.abstract_params(config), loss_fn, batch, positions)
 
 
@@ -173,9 +190,15 @@ def renamed() -> Case:
     return Case(dict(zip(names, leaves, strict=True)), loss_fn, case.batch, case.positions)
 
 
-def user() -> Case:
+def user(block: Callable[..., nn.Module] = Block) -> Case:
     """`user_model.py`, whose author thought of no device."""
-    return of_module(UserModel(32000, WIDTH, LAYERS, HEADS), 4)
+    return of_module(UserModel(32000, WIDTH, LAYERS, HEADS, block), 4)
+
+
+def user_bf16() -> Case:
+    """Flax's own attention with products in bfloat16: reductions of a layer are half as wide."""
+    block = partial(SeparateBlock, dtype=jnp.bfloat16)
+    return of_module(UserModel(32000, WIDTH, LAYERS, HEADS, block), 2)
 
 
 def fused(**values: Any) -> Case:
@@ -203,6 +226,8 @@ def of_module(module: nn.Module, reductions_per_layer: int) -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "llama": llama,
     "llama_gqa": partial(llama, 8),
+    # Fewer key-value heads than shards: their kernels are replicated.
+    "llama_gqa_2": partial(llama, 2),
     "mixtral": mixtral,
     "gpt2": gpt2,
     "gptj": gptj,
@@ -213,22 +238,33 @@ CASES: dict[str, Callable[[], Case]] = {
     "bert": bert,
     "renamed": renamed,
     "user": user,
+    "user_separate": partial(user, SeparateBlock),
+    "user_separate_gelu": partial(user, partial(SeparateBlock, is_gated=False)),
     "user_fused": partial(fused, num_kv_heads=HEADS),
     "user_fused_scan": partial(fused, num_kv_heads=HEADS, is_scanned=True, is_tied=False),
     "user_fused_gqa": partial(fused, num_kv_heads=8, block=GatedBlock, is_tied=False),
     "user_fused_gqa_scan": partial(fused, num_kv_heads=8, block=GatedBlock, is_scanned=True),
 }
+if COMPILED_FOR != "cpu":
+    # XLA:CPU reduces bfloat16 as float32.
+    CASES["user_separate_bf16"] = user_bf16
 
 
 def compile_step(case: Case, num_model_shards: int) -> str:
     """Return the optimised HLO of the whole train step on one group of model shards."""
     deployer = Deployer(num_model_shards, devices=find_devices(COMPILED_FOR, num_model_shards))
     rules = deployer.get_sharding_rules(case.params, case.loss_fn, case.batch, None, False)
-    lowered = lower_train_step(
-        deployer, case.loss_fn, case.params, optax.adamw(1e-3), rules, case.batch,
+    plan = TrainingPlan(
+        deployer,
+        loss_fn=case.loss_fn,
+        params=case.params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=rules,
+        global_batch_size=BATCH,
         max_grad_norm=1.0,
-    )  # fmt: skip
-    return lowered.compile().as_text()
+        batch=case.batch,
+    )
+    return plan.compile().as_text()
 
 
 def measure(name: str, num_model_shards: int) -> dict[str, Any]:
@@ -240,6 +276,7 @@ def measure(name: str, num_model_shards: int) -> dict[str, Any]:
     return {
         "model": name,
         "target": COMPILED_FOR,
+        "remat": REMAT,
         "num_model_shards": num_model_shards,
         "bytes": round(num_bytes),
         "optimum_bytes": round(optimum),
@@ -253,6 +290,7 @@ def main() -> None:
     parser.add_argument("--num-model-shards", type=int, default=4, choices=(2, 4, 8))
     parser.add_argument("--all", action="store_true", help="every model at 2, 4 and 8 shards")
     parser.add_argument("--target", choices=TARGETS, default="cpu", help="whose compiler")
+    parser.add_argument("--remat", choices=("none", "full"), default="none", help="of families")
     options = parser.parse_args()
     if not options.all:
         print(json.dumps(measure(options.model, options.num_model_shards)))

@@ -17,12 +17,12 @@ import re
 from typing import Any
 
 import optax
-from collectives import CASES, COMPILED_FOR
+from collectives import BATCH, CASES, COMPILED_FOR
 from compile_targets import TARGETS, find_devices
 
 from redco_flow import Deployer
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 
 _START = re.compile(r"^\s+%([\w.\-]+) = .* all-reduce-start\(")
 _END = re.compile(r"^\s+(?:ROOT )?%[\w.\-]+ = .* all-reduce-done\(\S*?%?([\w.\-]+)\)")
@@ -38,11 +38,18 @@ def compile_step(options: argparse.Namespace) -> tuple[str, int]:
         devices=find_devices(COMPILED_FOR, num_devices),
     )
     rules = deployer.get_sharding_rules(case.params, case.loss_fn, case.batch, None, False)
-    lowered = lower_train_step(
-        deployer, case.loss_fn, case.params, optax.adamw(1e-3), rules, case.batch,
-        num_micro=options.num_micro, max_grad_norm=1.0,
-    )  # fmt: skip
-    return lowered.compile().as_text(), rules.total_bytes
+    plan = TrainingPlan(
+        deployer,
+        loss_fn=case.loss_fn,
+        params=case.params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=rules,
+        global_batch_size=BATCH * options.num_micro,
+        per_device_batch_size=BATCH // deployer.num_data_shards,
+        max_grad_norm=1.0,
+        batch=case.batch,
+    )
+    return plan.compile().as_text(), rules.total_bytes
 
 
 def num_overlapped(hlo_text: str) -> int:

@@ -33,8 +33,8 @@ from slurm_cluster import INSTALL, missing_programs, running_cluster
 from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
-from redco_flow.spec.executors import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
 COUNTED = ("sbatch", "squeue", "scontrol", "scancel", "sacct")
@@ -44,7 +44,7 @@ PAUSE_SECONDS = (1.0, 3.0)
 
 def submit_ours(folder: Path, action: str, number: int, **options):
     """Submit an action of the tests' tiny stage."""
-    settings = SlurmSection(options=options.pop("options", []))
+    settings = Config(options=options.pop("options", []))
     attempt = make_attempt(
         folder / "workspace", action, run=f"{action.replace('_', '-')}-{number}",
         config={"folder": str(folder)}, **options,

@@ -1,19 +1,23 @@
-"""Pages of the reference, made from the code when the site is built: every key and every verb."""
+"""Pages that are made when the site is built: every key, every verb, and what was tried."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from redco_flow.cli.main import build_parser
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.spec.schema import json_schema
 
 Schema = Mapping[str, Any]
@@ -25,6 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "reference/pipeline.md": _pipeline_page(),
         "reference/profile.md": _profile_page(),
         "reference/commands.md": _commands_page(),
+        "reference/support.md": _support_page(),
     }
     for path, lines in pages.items():
         files.append(File.generated(config, path, content="\n".join(lines)))
@@ -54,7 +59,7 @@ def _pipeline_page() -> Iterator[str]:
 
 
 def _profile_page() -> Iterator[str]:
-    schema = Profile.model_json_schema()
+    schema = profile_model().model_json_schema()
     yield from (
         "# Profile keys",
         "",
@@ -136,6 +141,15 @@ def _commands_page() -> Iterator[str]:
     for action in parser._subparsers._group_actions if parser._subparsers else ():
         for name, verb in (action.choices or {}).items():
             yield from (f"## {name}", "", "```text", _help(verb), "```", "")
+
+
+def _support_page() -> list[str]:
+    """What was tried, in a process of its own: collecting tests imports JAX and sets its flags."""
+    script = Path(__file__).with_name("support.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise PluginError(f"{script.name} failed:\n{done.stderr or done.stdout}")
+    return done.stdout.splitlines()
 
 
 def _help(parser: argparse.ArgumentParser) -> str:

@@ -16,20 +16,24 @@ if TYPE_CHECKING:
     from redco_flow.engine.deployer import Deployer
     from redco_flow.engine.predictor import Predictor
     from redco_flow.engine.trainer import Trainer
+    from redco_flow.engine.training_plan import TrainingPlan
+    from redco_flow.stages.script.context import script_context
 
-__version__ = "0.1.0"
-__all__ = ["Deployer", "Predictor", "Trainer", "__version__"]
+__version__ = "0.2.0"
+__all__ = ["Deployer", "Predictor", "Trainer", "TrainingPlan", "__version__", "script_context"]
 
-_ENGINE_MODULES = {
+_MODULES = {
     "Deployer": "redco_flow.engine.deployer",
     "Predictor": "redco_flow.engine.predictor",
     "Trainer": "redco_flow.engine.trainer",
+    "TrainingPlan": "redco_flow.engine.training_plan",
+    "script_context": "redco_flow.stages.script.context",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ENGINE_MODULES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'redco_flow' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_ENGINE_MODULES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

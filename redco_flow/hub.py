@@ -184,6 +184,56 @@ def download_model(
     return folder
 
 
+def check_upload(name: str) -> None:
+    """Refuse what no upload of a model could be made with, before any work is done.
+
+    Raises:
+        HubError: the name is none, there is no token, or HF_HUB_OFFLINE.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    with _explained("model", name, None):
+        validate_repo_id(name)
+        if name.count("/") != 1:
+            raise HubError(f"'{name}' is no name of a repository to push to: ORG/NAME.")
+        if constants.HF_HUB_OFFLINE:
+            raise huggingface_hub.errors.OfflineModeIsEnabled
+    if huggingface_hub.get_token() is None:
+        raise HubError(
+            f"to push to {endpoint()} needs a token that may write: set HF_TOKEN, or use "
+            "`hf auth login`."
+        )
+
+
+def upload_model(name: str, folder: Path, message: str, *, is_private: bool) -> str:
+    """Make a directory's files a commit of a model repository, which is made where there is none.
+
+    Files that the repository has already are not sent again.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        HubUnreachable: it does not answer.
+        HubError: it refuses.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    api = huggingface_hub.HfApi()
+    with _explained("model", name, None):
+        api.create_repo(name, private=is_private or None, exist_ok=True)
+        try:
+            done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
+        except RuntimeError as error:  # of one file, around what the hub answered
+            if isinstance(error.__cause__, OSError | httpx.HTTPError):
+                raise error.__cause__ from error
+            raise HubFailing(f"{endpoint()} did not take {name}: {error}") from error
+    return str(done.commit_url)
+
+
 def has_weights(folder: Path) -> bool:
     """Tell whether a directory has a model's safetensors, every one that its index names."""
     if (folder / SINGLE_FILE).is_file():

@@ -66,17 +66,17 @@ def who_may_write(path: str | os.PathLike[str]) -> str:
     Args:
         path: what could not be written; where it does not exist, its directory is meant.
     """
-    place = Path(path)
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    existing = Path(path)
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
     try:
-        status = place.stat()
+        status = existing.stat()
     except OSError:
-        return f"{place} cannot be looked at"
+        return f"{existing} cannot be looked at"
     owner, group = _user_name(status.st_uid), _group_name(status.st_gid)
     return (
-        f"{place} belongs to {owner} (group {group}, mode {stat.S_IMODE(status.st_mode):04o}), and "
-        f"you are {_user_name(os.geteuid())}. To share a workspace, its owner gives it a group "
+        f"{existing} belongs to {owner} (group {group}, mode {stat.S_IMODE(status.st_mode):04o}), "
+        f"and you are {_user_name(os.geteuid())}. To share a workspace, its owner gives it a group "
         f"(`chgrp -R GROUP`, `chmod -R g+w`, and `chmod g+s` on its directories), and everybody "
         f"in it works with `umask 002`"
     )

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.launch.call import Call, InputReference, read_call, with_inputs
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.work_lock import acquire
 from redco_flow.launch.worker_exit import STOPPED_EXIT_CODE
 from redco_flow.launch.worker_process import (
     ReservedFiles,
     end,
     jax_variables,
+    log,
     log_to_stderr,
     prepare,
     report_error,
-    say,
 )
 from redco_flow.records import refuse_link, write_json
 from redco_flow.stages.context import (
@@ -43,12 +43,12 @@ from redco_flow.stages.context import (
     StopFlag,
     Stopped,
 )
-from redco_flow.stages.preprocess import shards as shard_tally
+from redco_flow.stages.preprocess import shards
 from redco_flow.stages.process_group import ProcessGroup, check_devices
 from redco_flow.stages.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
-from redco_flow.tracking.code_digest import module_digests
+from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import find_result, fingerprint
 from redco_flow.tracking.workspace import Workspace
@@ -78,12 +78,12 @@ def main(arguments: list[str]) -> NoReturn:
             raise Stopped("it had nothing to save.")
 
     path = Path(arguments[0]).absolute()
-    place = ProcessPlace.from_environment(os.environ)
-    attempt = AttemptDirectory(path.parent, place.rank)
+    rank_info = RankInfo.from_environment(os.environ)
+    attempt = AttemptDirectory(path.parent, rank_info.rank)
     try:
         prepare(on_terminate)
-        log_to_stderr(place.rank)
-        run_call(path, attempt, stop, place)
+        log_to_stderr(rank_info.rank)
+        run_call(path, attempt, stop, rank_info)
     except BaseException as error:  # noqa: BLE001 (the last frame: nothing above sees it)
         stop.is_watched = True
         reserved.release()
@@ -98,12 +98,12 @@ def run_call(
     path: Path,
     attempt: AttemptDirectory,
     stop: StopFlag,
-    place: ProcessPlace = ProcessPlace(),  # noqa: B008 (frozen)
+    rank_info: RankInfo = RankInfo(),  # noqa: B008 (frozen)
 ) -> None:
     """Run the call at `path`, or take a result that is there already; write result.json.
 
     Args:
-        place: which of the job's processes this is.
+        rank_info: which of the job's processes this is.
 
     Raises:
         CallRejected: it cannot be run here.
@@ -115,7 +115,7 @@ def run_call(
     """
     started_at = time.monotonic()
     call = read_call(path)
-    say(
+    log(
         f"stage '{call.stage}' of run {call.run}, attempt {call.attempt}, "
         f"process {os.getpid()} on {os.uname().nodename}"
     )
@@ -129,10 +129,10 @@ def run_call(
         )
     )
     _check_fingerprint(call)
-    context = _make_context(call, attempt, workspace, stop, place)
-    group = ProcessGroup(call, context, place)
-    if place.rank > 0:
-        _take_part(call, context, group, place.local_rank)
+    context = _make_context(call, attempt, workspace, stop, rank_info)
+    group = ProcessGroup(call, context, rank_info)
+    if rank_info.rank > 0:
+        _take_part(call, context, group, rank_info.local_rank)
         return
     if call.shard is not None:
         _run_shard(call, context, workspace, started_at)
@@ -150,7 +150,7 @@ def run_call(
         group.part()
         result = publish(workspace, call, context, outputs, time.monotonic() - started_at)
     else:
-        say(f"run {result.run} published this result already; reusing it.")
+        log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
     write_result(attempt, result)
 
@@ -168,8 +168,8 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
         run_shard = importlib.import_module(kind.run_module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
         context.check_inputs()
-        _take_lock(context, shard_tally.LOCK)
-        if shard_tally.note_computed(context.work_dir, call.shard, call.num_shards):
+        _take_lock(context, shards.LOCK)
+        if shards.note_computed(context.work_dir, call.shard, call.num_shards):
             result = find_result(workspace, call.fingerprint)
             if result is None:
                 outputs = join()
@@ -211,7 +211,11 @@ def _check_fingerprint(call: Call) -> None:
 
 def _check_code(call: Call) -> None:
     expected: Mapping[str, str] = call.ingredients.get("code", {})
-    found = module_digests(expected)
+    kind, config = _kind_and_config(call)
+    found = {
+        **module_digests(name for name in expected if not is_source_file(name)),
+        **source_digests(kind.code_files(config)),
+    }
     changed = [name for name, digest in expected.items() if found.get(name) != digest]
     if changed:
         raise CallRejected(
@@ -226,7 +230,7 @@ def _make_context(
     attempt: AttemptDirectory,
     workspace: Workspace,
     stop: StopFlag,
-    place: ProcessPlace,
+    rank_info: RankInfo,
 ) -> StageContext:
     from redco_flow.launch.host_facts import package_versions  # 30 ms after the first line
 
@@ -245,7 +249,7 @@ def _make_context(
         inputs=inputs,
         work_dir=work_dir,
         attempt_dir=attempt,
-        shares_disk=bool(place.shares_disk),
+        shares_disk=bool(rank_info.shares_disk),
         provenance={
             "stage": call.stage,
             "run": call.run,
@@ -297,7 +301,7 @@ def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = Fals
 
     def while_waiting(holder: str) -> None:
         if holder not in said:
-            say(f"{holder} is at work on the same stage; waiting for it.")
+            log(f"{holder} is at work on the same stage; waiting for it.")
             said.add(holder)
         context.report(phase=f"waiting for {holder}")
         context.raise_if_stopped()

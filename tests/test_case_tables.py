@@ -21,7 +21,7 @@ def cases_in_docstrings(word):
     """Each case's tests by its number, as their docstrings say: "Faults 12 and 17"."""
     pattern = re.compile(rf"\b{word}s? ({NUMBERS})", re.IGNORECASE)
     found = {}
-    for path in sorted(TESTS.rglob("test_*.py")):
+    for path in sorted([*TESTS.rglob("test_*.py"), *TESTS.rglob("contract.py")]):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
                 continue

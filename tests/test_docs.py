@@ -7,10 +7,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from itertools import islice
 from pathlib import Path
 
+import psutil
 import pytest
+
+from redco_flow import __version__
 
 PROJECT = Path(__file__).resolve().parent.parent
 README = PROJECT / "README.md"
@@ -59,10 +63,19 @@ def shorten(project):
 def test_the_readme_is_short_and_leads_to_every_page():
     text = README.read_text()
 
-    assert len(text.splitlines()) <= 130
+    assert len(text.splitlines()) <= 190
     for page in [*PROJECT.glob("docs/*.md"), *PROJECT.glob("docs/guides/*.md")]:
         link = str(page.relative_to(PROJECT))
         assert link in text or page.name in (PROJECT / "mkdocs.yml").read_text(), page
+
+
+def test_the_changelogs_newest_release_is_the_packages_version():
+    text = (PROJECT / "CHANGELOG.md").read_text()
+
+    newest = re.search(r"^## (\d\S*) - \d{4}-\d{2}-\d{2}$", text, re.MULTILINE)
+
+    assert newest is not None
+    assert newest[1] == __version__
 
 
 @pytest.mark.slow
@@ -95,6 +108,41 @@ def test_what_init_writes_is_learnt(tmp_path, prefect_home):
     said = call(["run", "pipelines/dates.yaml", "--json"], tmp_path / "dates")
 
     assert json.loads(said.splitlines()[-1])["metrics"]["exact_match"] > 50
+
+
+def wait_until(is_so, timeout=200):
+    deadline = time.monotonic() + timeout
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_readmes_recipe_learns_over_two_devices_though_it_is_killed(tmp_path, prefect_home):
+    section = README.read_text().partition("## Three functions")[2].partition("\n## ")[0]
+    for name, language in (("digits.py", "python"), ("digits.yaml", "yaml")):
+        (text,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+        (tmp_path / name).write_text(text)
+    _, words = (shlex.split(line, comments=True) for line in re.findall(r"\$ (.*)", section))
+    assert len((tmp_path / "digits.py").read_text().splitlines()) <= 60
+
+    run = call([*words[1:], "--detach"], tmp_path).split()[0]
+    attempts = tmp_path / "redco-workspace" / "runs" / run / "stages" / "train" / "attempts"
+    metrics = attempts / "1" / "metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and '"evaluation"' in metrics.read_text())
+    supervisor = json.loads((attempts / "1" / "job.json").read_text())["supervisor"]["pid"]
+    for worker in psutil.Process(supervisor).children():
+        worker.kill()
+    state = attempts.parents[2] / "state.json"
+    wait_until(lambda: json.loads(state.read_text())["state"] == "failed")
+    found = json.loads(call(["retry", run, "--json"], tmp_path).splitlines()[-1])
+
+    first = json.loads((attempts / "2" / "metrics.jsonl").read_text().splitlines()[0])
+    assert (found["state"], first["kind"]) == ("completed", "evaluation")
+    assert first["is_resumed"]
+    assert 90 < found["metrics"]["accuracy"] <= 100
+    assert "over 2 model shards" in call(["logs", f"{run}/train"], tmp_path)
 
 
 def test_init_overwrites_nothing(tmp_path):
@@ -141,3 +189,20 @@ def test_the_readme_names_every_pipeline_and_profile():
 
     for path in [*PROJECT.glob("pipelines/*.yaml"), *PROJECT.glob("cluster_profiles/*.yaml")]:
         assert str(path.relative_to(PROJECT)) in text, path
+
+
+GLOSSARY_LINE = re.compile(r"^- \*\*([^*]+)\*\*: .*\(`([a-z0-9_.]+)`\)$")
+
+
+def test_the_glossary_defines_a_word_once_and_names_a_module_that_exists():
+    _, _, rest = (PROJECT / "ARCHITECTURE.md").read_text().partition("\n## Words")
+    lines = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("- ")]
+
+    found = [GLOSSARY_LINE.match(line) for line in lines]
+
+    assert [line for line, match in zip(lines, found, strict=True) if match is None] == []
+    words = [word for match in found if match for word in match[1].split(", ")]
+    assert len(words) > 50
+    assert sorted(words) == sorted(set(words))
+    modules = [PROJECT / "redco_flow" / match[2].replace(".", "/") for match in found if match]
+    assert [one for one in modules if not (one.is_dir() or one.with_suffix(".py").is_file())] == []

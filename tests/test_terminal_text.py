@@ -81,7 +81,8 @@ def test_the_live_table_shows_the_codes_of_a_message():
     """It draws with codes of its own, so its texts are made visible one by one."""
     stage = {
         "state": "failed", "reused": False, "seconds": 1.0, "message": EVIL, "artifacts": {},
-        "progress": None, "devices": None,
+        "progress": None, "devices": None, "tflops_per_device": None, "mfu": None,
+        "peak_memory_bytes": None,
     }  # fmt: skip
     table = render_table({"run": "x-abc123", "state": "failed", "stages": {"train": stage}})
 

@@ -101,7 +101,7 @@ def test_inputs_arrive_as_artifacts_and_become_the_outputs_parents(run, workspac
 
 
 def test_a_missing_input_is_refused_before_the_stage_runs(run, workspace, tmp_path):
-    """Fault 40."""
+    """Fault 40: the artifact is made again; no path to the deleted one is used."""
     first = make_attempt(workspace)
     run(first)
     store = ArtifactStore(Workspace(workspace))
@@ -134,7 +134,9 @@ def _dataset(run, workspace):
 
 
 def test_an_input_with_a_flipped_bit_is_refused_before_the_stage_runs(run, workspace, tmp_path):
-    """Faults 22 and 41."""
+    """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
+    the artifact; it is made again, and nothing made from it is reused.
+    """
     made = _dataset(run, workspace)
     second = make_attempt(
         workspace, "count_starts", number=2, config={"folder": str(tmp_path)}, inputs=[made]
@@ -152,7 +154,9 @@ def test_an_input_with_a_flipped_bit_is_refused_before_the_stage_runs(run, works
 def test_nothing_is_kept_of_a_stage_whose_input_is_damaged_while_it_runs(
     start, run, workspace, tmp_path
 ):
-    """Fault 41."""
+    """Fault 41: the flip is detected before a stage reads the artifact; it is made again, and
+    nothing made from it is reused.
+    """
     made = _dataset(run, workspace)
     second = make_attempt(
         workspace, "wait_for_go", number=2, config={"folder": str(tmp_path)}, inputs=[made]
@@ -217,7 +221,7 @@ def test_data_that_changed_between_attempts_is_a_fingerprint_error(run, workspac
 
 
 def test_what_a_killed_worker_left_half_published_is_cleaned(run, workspace):
-    """Fault 13."""
+    """Fault 13: the partial records are removed; the result is returned."""
     attempt = make_attempt(workspace)
     fingerprint = attempt.read_call()["fingerprint"]
     left_over = workspace / "results" / f".{fingerprint}.json.abc.tmp"
@@ -326,7 +330,9 @@ def test_an_error_whose_text_is_broken_still_ends_the_process(run, workspace):
     ],
 )
 def test_what_cannot_be_published_whole_is_not_published_at_all(run, workspace, action, said):
-    """Fault 36."""
+    """Fault 36, a result or a setting that is not data: it is refused when it is submitted or
+    published; no file is left.
+    """
     attempt = make_attempt(workspace, action)
 
     code, _ = run(attempt)
@@ -400,7 +406,7 @@ def test_jax_finds_the_calls_devices_and_is_not_imported_by_the_worker(run, work
     ],
 )
 def test_a_call_that_does_not_fit_this_host_runs_nothing(run, workspace, tmp_path, changes, said):
-    """Fault 34."""
+    """Fault 34: the job is refused before anything runs."""
     config = {"action": "count_starts", "folder": str(tmp_path)} | changes.get("config", {})
     attempt = make_attempt(workspace, **(changes | {"config": config}))
 

@@ -68,7 +68,7 @@ def _production_lines(made: Production, *, with_defaults: bool) -> Iterator[str]
     yield _code_line(made)
     for leaf in made.config:
         if with_defaults or leaf.source != "default":
-            yield f"{leaf.key} = {_value(leaf)}  ({leaf.place})"
+            yield f"{leaf.key} = {_value(leaf)}  ({leaf.location})"
 
 
 def _code_line(made: Production) -> str:

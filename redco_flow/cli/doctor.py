@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import urllib.parse
 from collections.abc import Iterator
@@ -24,17 +25,16 @@ def register(verbs: Verbs) -> None:
     doctor = verbs.add("doctor", _doctor, "check that a profile can run, and say how to mend it")
     doctor.add_argument("-p", "--profile", default="local", metavar="PROFILE")
     add_json(doctor)
-    clean = verbs.add("clean", _clean, "remove what a profile's hosts keep without using it")
-    clean.add_argument("-p", "--profile", default="hosts", metavar="PROFILE")
-    clean.add_argument(
-        "--older-than",
-        type=_days,
-        metavar="DAYS",
-        help="what was last used so long ago (hosts.keep_days); 0: all that is not in use",
+    clean = verbs.add(
+        "clean", _clean, "delete jobs and copies that a profile's hosts need not keep"
     )
-    clean.add_argument("--dry-run", action="store_true", help="only list it, with sizes and ages")
+    clean.add_argument("-p", "--profile", default="hosts", metavar="PROFILE")
+    clean.add_argument("--dry-run", action="store_true", help="only list it, with sizes")
     add_json(clean)
-    verbs.add("schema", _schema, "print the JSON Schema of a pipeline file, for editors")
+    schema = verbs.add("schema", _schema, "print the JSON Schema of a pipeline file, for editors")
+    schema.add_argument(
+        "file", nargs="?", metavar="PIPELINE", help="with the settings of this one's own recipe"
+    )
     profile = verbs.add("profile", _profile, "print a cluster profile, defaults included")
     profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
     add_json(profile)
@@ -69,33 +69,30 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    from redco_flow.cli.leftover_view import describe
-    from redco_flow.orchestrate.hosts_cleaning import clean_profile_hosts
+    from redco_flow.cli.cleaned_hosts import describe
+    from redco_flow.launch.executor import make_executor
     from redco_flow.spec.profile import load_profile
 
     note_replaced(cluster_profiles=options.profile)
-    hosts = clean_profile_hosts(
-        load_profile(options.profile), options.older_than, dry_run=options.dry_run
-    )
+    executor = make_executor(load_profile(options.profile), os.environ)
+    hosts = executor.clean(dry_run=options.dry_run)
     if options.json:
-        print(json.dumps([host.to_json() for host in hosts]))
+        print(json.dumps(hosts))
     else:
         for host in hosts:
             print(describe(host, dry_run=options.dry_run))
-    return 4 if any(host.problem for host in hosts) else 0
-
-
-def _days(text: str) -> float:
-    days = float(text)
-    if not 0 <= days < float("inf"):
-        raise argparse.ArgumentTypeError("must be a number of days, 0 or more")
-    return days
+    return 4 if any(host["problem"] for host in hosts) else 0
 
 
 def _schema(options: argparse.Namespace) -> int:
+    from redco_flow.spec.find import find_file
     from redco_flow.spec.schema import json_schema
+    from redco_flow.spec.yaml import parse_file
 
-    print(json.dumps(json_schema(), indent=2))
+    recipe = None
+    if options.file:
+        recipe = parse_file(find_file("pipelines", options.file))[0].get(("recipe",))
+    print(json.dumps(json_schema(recipe), indent=2))
     return 0
 
 

@@ -140,7 +140,7 @@ def print_logs(
 
     Args:
         rank: of which process, or task; None means each stage's first.
-        num_last: only so many lines of each; None means all.
+        num_last: at most this many lines of each; None means all.
         with_name: begin each line with its stage.
 
     Raises:

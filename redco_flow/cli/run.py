@@ -50,7 +50,7 @@ def register(verbs: Verbs) -> None:
         parser.add_argument(
             "--ahead",
             action="store_true",
-            help="submit all stages at once, each behind those it needs: no launcher is needed",
+            help="submit all stages at once, each dependent on its upstream: no launcher is needed",
         )
     for parser in (resume, retry):
         parser.add_argument("--detach", action="store_true", help="do not follow it")

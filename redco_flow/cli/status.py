@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, workspace_path
 from redco_flow.cli.logs import follow_logs, print_logs, stage_names
 from redco_flow.cli.sweep import attend_sweep, read_sweep_view, sweep_text
-from redco_flow.cli.text import columns, duration, number, short_id
-from redco_flow.cli.view import LIVE_STATES, read_checked_view, read_run_view
+from redco_flow.cli.text import columns, duration, number, short_id, size
+from redco_flow.cli.view import LIVE_STATES, read_checked_view, read_run_view, with_goodput
 from redco_flow.errors import UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.attempt import State
@@ -111,7 +111,7 @@ def render_table(view: dict[str, Any]) -> Table:
             f"[{colour}]{_MARKS.get(stage['state'], '?')}[/]" if colour else "",
             name,
             state,
-            " on ".join(filter(None, [duration(stage["seconds"]), stage["devices"]])),
+            " on ".join(filter(None, [duration(stage["seconds"]), _devices_text(stage)])),
             escape(visible(_stage_detail(stage))),
         )
     return table
@@ -130,9 +130,21 @@ def stage_line(name: str, stage: dict[str, Any]) -> str:
     """One stage as one quiet line."""
     state = "reused" if stage["reused"] else stage["state"]
     took = f" in {duration(stage['seconds'])}" if stage["seconds"] and not stage["reused"] else ""
-    took += f" on {stage['devices']}" if stage["devices"] else ""
+    took += f" on {_devices_text(stage)}" if stage["devices"] else ""
     detail = _stage_detail(stage)
     return f"{name}: {state}{took}" + (f"  {detail}" if detail else "")
+
+
+def _devices_text(stage: dict[str, Any]) -> str:
+    """The devices of a stage, and how well it uses them as far as it said."""
+    parts = [str(stage["devices"] or "")]
+    if stage["tflops_per_device"] is not None:
+        parts.append(f"{stage['tflops_per_device']:.3g} TFLOP/s a device")
+    if stage["mfu"] is not None:
+        parts.append(f"MFU {stage['mfu']:.1%}")
+    if stage["peak_memory_bytes"] is not None:
+        parts.append(f"peak memory {size(stage['peak_memory_bytes'])} a device")
+    return ", ".join(filter(None, parts))
 
 
 def _stage_detail(stage: dict[str, Any]) -> str:
@@ -259,7 +271,7 @@ def _status(options: argparse.Namespace) -> int:
     run = _find(options, options.run)
     if options.watch:
         follow_run(run)
-    view = read_checked_view(run, with_lines=True)
+    view = with_goodput(run, read_checked_view(run, with_lines=True))
     print(json.dumps(view) if options.json else status_text(view))
     return 0
 
@@ -268,7 +280,10 @@ def status_text(view: dict[str, Any]) -> str:
     """One run for people: its stages, then what to read or do next."""
     lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
     stages = view["stages"]
-    lines += [f"  {stage_line(name, stage)}" for name, stage in stages.items()]
+    for name, stage in stages.items():
+        lines.append(f"  {stage_line(name, stage)}")
+        lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
+        lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
     # A failed run's message is its first failed stage's, which stands in that stage's line, and a
     # completed one's counts those lines.
     is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())
@@ -291,6 +306,13 @@ def status_text(view: dict[str, Any]) -> str:
     if view["state"] == State.INTERRUPTED:
         lines.append(f"its launcher is gone; `redco-flow resume {view['run']}` takes it up again.")
     return "\n".join(lines)
+
+
+def _goodput_text(goodput: dict[str, float]) -> str:
+    """What a training's time went into, the useful part first."""
+    parts = {key: seconds for key, seconds in goodput.items() if key not in ("goodput", "total")}
+    shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
+    return f"goodput {goodput['goodput']:.1%} of {duration(goodput['total'])}: {', '.join(shown)}"
 
 
 def _attach(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.state import LaunchRecord
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
+from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import current_attempt
@@ -98,6 +99,8 @@ def _shared_entry(attempt: AttemptDirectory, status: JobStatus) -> dict[str, Any
     }
 
 
+# What a stage's progress says of its devices, while it runs and afterwards.
+_OF_DEVICES = ("devices", "tflops_per_device", "mfu", "peak_memory_bytes")
 LIVE_STATES = (State.PENDING, State.RUNNING)
 _START_GRACE_SECONDS = 60.0
 
@@ -124,6 +127,15 @@ def read_checked_view(run: RunDirectory, *, with_lines: bool) -> dict[str, Any]:
     """
     found = find_damaged_records(run, with_lines=with_lines)
     return {**read_run_view(run), "damaged": [str(damage) for damage in found]}
+
+
+def with_goodput(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's view with how each training spent its time, where its records tell."""
+    stages = {}
+    for name, stage in view["stages"].items():
+        found = find_goodput(run, name)
+        stages[name] = {**stage, "goodput": None if found is None else found.to_json()}
+    return {**view, "stages": stages}
 
 
 def _view_of_damaged(run: RunDirectory, damage: DamagedRecord) -> dict[str, Any]:
@@ -208,11 +220,15 @@ def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str
         "artifacts": state.get("artifacts", {}),
         "message": state.get("message") or "",
         "progress": None,
-        "devices": None,
+        **dict.fromkeys(_OF_DEVICES),
+        "profile": None,
     }
     attempt = run.attempt(name, view["attempt"]) if view["attempt"] else None
     progress = unless_damaged(attempt.read_progress) if attempt else None
-    view["devices"] = (progress or {}).get("devices")
+    view |= {key: (progress or {}).get(key) for key in _OF_DEVICES}
+    # One that a retry came after is none the worse.
+    profiles = [one.profile_path for one in run.attempts(name) if one.profile_path.is_dir()]
+    view["profile"] = str(profiles[-1]) if profiles else None
     if view["state"] == State.RUNNING:
         view["progress"] = progress
         # The cluster is asked seldom: a heartbeat since then knows better than its answer.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import re
 import sys
 import sysconfig
 from collections import deque
@@ -30,6 +31,9 @@ _PLAIN_NUMBERS = (0, 1, 2)
 _HOLD_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 # Bookkeeping of the interpreter that says nothing about the statement.
 _SILENT = frozenset({"RESUME", "NOP", "PRECALL", "PUSH_NULL", "CACHE", "POP_TOP", "EXTENDED_ARG"})
+
+# How versions of Python say that a call follows, which the call itself says.
+_CALL_FOLLOWS = re.compile(r"NULL(\|self)? \+ | \+ NULL(\|self)?")
 
 
 def files() -> list[Path]:
@@ -134,19 +138,20 @@ def _disassemble(statement: str) -> list[str]:
     except SyntaxError:
         code = compile(statement, "statement", "exec")
     shown = [one for one in dis.get_instructions(code) if one.opname not in _SILENT]
-    lines = [_readable(one, code.co_consts) for one in shown]
+    lines = [line for one in shown for line in _readable(one, code.co_consts)]
     ends = 1 if lines[-2:-1] != ["load_const None"] else 2
     return lines[:-ends]
 
 
-def _readable(instruction: dis.Instruction, constants: Sequence[Any]) -> str:
+def _readable(instruction: dis.Instruction, constants: Sequence[Any]) -> list[str]:
     name = instruction.opname.lower().removesuffix("_name")
+    if instruction.opname == "RETURN_CONST":  # of Python 3.12 and 3.13: two in one
+        return [f"load_const {instruction.argrepr}", "return_value"]
     if instruction.opname == "KW_NAMES" and instruction.arg is not None:
-        return f"{name} {' '.join(constants[instruction.arg])}"
+        return [f"{name} {' '.join(constants[instruction.arg])}"]
     if isinstance(instruction.argval, frozenset):
         # As it would be shown, but for its order, which is another one in every process.
-        return f"{name} frozenset({{{', '.join(sorted(map(repr, instruction.argval)))}}})"
+        return [f"{name} frozenset({{{', '.join(sorted(map(repr, instruction.argval)))}}})"]
     if instruction.argrepr:
-        # "NULL + name" means that a call follows, which the call itself says.
-        return f"{name} {instruction.argrepr.removeprefix('NULL + ')}"
-    return name if instruction.arg is None else f"{name} {instruction.arg}"
+        return [f"{name} {_CALL_FOLLOWS.sub('', instruction.argrepr)}"]
+    return [name if instruction.arg is None else f"{name} {instruction.arg}"]

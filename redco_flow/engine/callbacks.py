@@ -19,6 +19,12 @@ LOGGED = (
     "learning_rate",
     "num_skipped",
     "tokens_per_second",
+    "tflops_per_device",
+    "mfu",
+    "peak_memory_bytes",
+    "steps_seconds",
+    "evaluation_seconds",
+    "checkpoints_seconds",
 )
 
 
@@ -33,8 +39,13 @@ class Callback:
         skipped), `learning_rate` (that of the last step, where the trainer knows the schedule),
         `num_skipped` (steps of this call that changed nothing, where such are skipped),
         `tokens_per_second` (sum of weights over time, without evaluations and compilation; absent
-        until there was a second step), and of each measure that loss_fn returns its mean since
-        the last record, by its name.
+        until there was a second step), `tflops_per_device` (model TFLOP/s over the same time,
+        padding counted; absent where they cannot be counted), `mfu` (their share of what the
+        devices could compute in bfloat16; absent where that is not known), `peak_memory_bytes` (the
+        most that one of this process' devices had in use since the process began; absent where
+        devices do not tell), `steps_seconds`, `evaluation_seconds` and `checkpoints_seconds` (what
+        these took since the last record, steps that compiled left out), and of each measure that
+        loss_fn returns its mean since the last record, by its name.
         """
 
     def on_eval(self, record: Record) -> None:

@@ -17,11 +17,13 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_flow.engine.agreement import decide_first
+from redco_flow.engine.compiler_options import compiler_options
 from redco_flow.engine.sharding.axes import check_context_is_used
 from redco_flow.engine.sharding.fsdp import (
-    Training,
-    choose_num_fsdp_shards,
+    ModelStates,
+    choose_parameter_split,
     device_memory_bytes,
+    known_memory_bytes,
     split_over_fsdp,
 )
 from redco_flow.engine.sharding.mesh import (
@@ -33,7 +35,8 @@ from redco_flow.engine.sharding.mesh import (
     DataProcess,
     build_mesh,
     find_data_process,
-    merge_context_into_data,
+    merge_context,
+    parameter_axis_sizes,
 )
 from redco_flow.engine.sharding.rules import Axes, ShardingRules
 from redco_flow.engine.sharding.storage import PaddedStorage
@@ -53,13 +56,19 @@ class Deployer:
         num_model_shards: devices that split every product among them; the others are data
             parallel.
         num_context_shards: devices that split every sequence among them, for rows too long for
-            one. The models of this package attend by a ring there; parameters are copied.
+            one. The models of this package attend by a ring there.
         num_fsdp_shards: data-parallel devices that share one copy of parameters and optimizer
             state (ZeRO-3), each gathering what it uses. `"auto"` is the smallest number with
             which they fit a device's memory; `get_sharding_rules` decides it, once.
+        fsdp_over_context: whether context shards share copies too, as fsdp shards do; else each
+            has one. None: as `"auto"` decides, and not where num_fsdp_shards is a number.
         seed: of everything random that is not given a seed of its own.
         devices: all of them by default.
-        device_memory_gib: of one device, for `"auto"`, where the device does not tell.
+        device_memory_gib: of one device, where the device does not tell, for what goes by it.
+        matmul_precision: as of `jax.default_matmul_precision`, of all programs on accelerators;
+            None is JAX's default, which multiplies float32 numbers rounded to bfloat16 (TPUs) or
+            TF32 (GPUs). `"highest"` keeps float32; products of bfloat16 numbers need none of it.
+            JAX's own setting wins where there is one (`JAX_DEFAULT_MATMUL_PRECISION`).
 
     Raises:
         ValueError: the shards do not divide the devices.
@@ -71,9 +80,11 @@ class Deployer:
         *,
         num_context_shards: int = 1,
         num_fsdp_shards: int | Literal["auto"] = 1,
+        fsdp_over_context: bool | None = None,
         seed: int = 0,
         devices: Sequence[jax.Device] | None = None,
         device_memory_gib: float | None = None,
+        matmul_precision: str | None = None,
     ) -> None:
         # Before "auto" is decided: as if it were 1.
         start = 1 if num_fsdp_shards == "auto" else num_fsdp_shards
@@ -84,8 +95,10 @@ class Deployer:
             num_context_shards=num_context_shards,
         )
         self._is_decided = num_fsdp_shards != "auto"
+        self._fsdp_over_context = fsdp_over_context
         self._device_memory_gib = device_memory_gib
         self.seed = seed
+        self.matmul_precision = matmul_precision
 
     @property
     def mesh(self) -> Mesh:
@@ -124,9 +137,20 @@ class Deployer:
         return int(self.mesh.shape[FSDP_AXIS])
 
     @property
+    def fsdp_over_context(self) -> bool:
+        """Whether what is split over `fsdp` is split over `context` as well."""
+        return bool(self._fsdp_over_context) and self.num_context_shards > 1
+
+    @property
     def num_data_shards(self) -> int:
         """Parts that each batch is split into: over both `data` and `fsdp`."""
         return int(self._mesh.shape[DATA_AXIS] * self._mesh.shape[FSDP_AXIS])
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """Memory of one device, where it tells or `device_memory_gib` was given; else None."""
+        device = _own_device(self._mesh.devices.flatten().tolist())
+        return known_memory_bytes(device, self._device_memory_gib)
 
     def get_sharding_rules(
         self,
@@ -137,10 +161,11 @@ class Deployer:
         optimizer: optax.GradientTransformation | None = None,
         trainable: Trainable | None = None,
         lora: Lora | None = None,
+        param_dtype: str = "float32",
     ) -> ShardingRules:
         """Derive the rules that split `params` over the model shards from what is computed.
 
-        Over several fsdp shards the rules then split what is still whole.
+        Over several fsdp shards the rules then split what is still replicated.
 
             deployer.get_sharding_rules(params, model_apply, ids)
             deployer.get_sharding_rules(params, loss_fn, collate_fn(examples[:2]), None, False)
@@ -148,7 +173,7 @@ class Deployer:
         Args:
             params: arrays, or shapes as from `jax.eval_shape`.
             function: (params, *inputs) -> anything: a forward pass or a loss. Traced on shapes,
-                never run. Only with one model shard, where everything is whole, not needed.
+                never run. Not needed with one model shard, where everything is replicated.
             inputs: arrays or shapes, in trees; other Python values are passed as they are.
             overrides: (regex, axes) pairs that come first, as `[("head$", (None, "model"))]`.
             optimizer: what will train; num_fsdp_shards="auto" counts its state.
@@ -156,6 +181,7 @@ class Deployer:
                 state of what is frozen.
             lora: the factors that the Trainer is given beside `params`, for "auto"; the rules are
                 those of `params` alone.
+            param_dtype: as the Trainer is given it, for "auto".
 
         Raises:
             ShardingError: no function, and several model shards; an override matches no
@@ -173,27 +199,39 @@ class Deployer:
                     "num_fsdp_shards='auto' counts what the optimizer keeps: pass optimizer=…, or "
                     "a number of shards where nothing is trained."
                 )
-            self._decide_num_fsdp_shards(rules, Training(params, optimizer, lora, trainable))
-        rules = split_over_fsdp(rules, params, dict(self.mesh.shape))
+            self._decide_parameter_split(
+                rules, ModelStates(params, optimizer, lora, trainable, param_dtype)
+            )
+        sizes = parameter_axis_sizes(dict(self.mesh.shape), over_context=self.fsdp_over_context)
+        rules = split_over_fsdp(rules, params, sizes)
         if function is not None:
             check_context_is_used(self.on_mesh(function), params, inputs, self.num_context_shards)
         logger.info("%s", rules.summary())
         return rules
 
-    def _decide_num_fsdp_shards(self, rules: ShardingRules, training: Training) -> None:
+    def _decide_parameter_split(self, rules: ShardingRules, states: ModelStates) -> None:
         devices = self._mesh.devices.flatten().tolist()
 
         def decide() -> int:
-            memory = device_memory_bytes(jax.local_devices()[0], self._device_memory_gib)
-            return choose_num_fsdp_shards(rules, training, dict(self._mesh.shape), memory)
+            memory = device_memory_bytes(_own_device(devices), self._device_memory_gib)
+            split = choose_parameter_split(
+                rules,
+                states,
+                dict(self._mesh.shape),
+                memory,
+                over_context=self._fsdp_over_context,
+            )
+            # One number, for all processes.
+            return 2 * split.num_fsdp + split.over_context
 
-        count = decide_first(decide)
+        count, over_context = divmod(decide_first(decide), 2)
         self._mesh = build_mesh(
             self.num_model_shards,
             devices,
             num_fsdp_shards=count,
             num_context_shards=self.num_context_shards,
         )
+        self._fsdp_over_context = bool(over_context)
         self._is_decided = True
 
     def without_context_shards(self) -> Deployer:
@@ -203,7 +241,7 @@ class Deployer:
         same way on both.
         """
         other = copy.copy(self)
-        other._mesh = merge_context_into_data(self.mesh)
+        other._mesh = merge_context(self.mesh, into_fsdp=self.fsdp_over_context)
         return other
 
     def log_rules(self, rules: ShardingRules) -> None:
@@ -232,7 +270,8 @@ class Deployer:
         """
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
         nothing = jax.tree.map(lambda _: None, shapes)
-        return PaddedStorage(self.mesh, shapes, specs, nothing if fused is None else fused)
+        fused = nothing if fused is None else fused
+        return PaddedStorage(self.mesh, shapes, specs, fused, self.fsdp_over_context)
 
     def shard_params(self, params: Any, rules: ShardingRules) -> Any:
         """Lay parameters out over the mesh; arrays that already lie so are not copied."""
@@ -256,12 +295,40 @@ class Deployer:
             lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), rows
         )
 
+    def jit(self, function: Callable[..., Any], **options: Any) -> Any:
+        """Return `function` compiled for the mesh, with its platform's compiler options.
+
+        What is set for a platform stands in `engine.compiler_options`. An option that `XLA_FLAGS`
+        or `LIBTPU_INIT_ARGS` names is left to them.
+
+        Args:
+            options: of `jax.jit`; its `compiler_options` come on top.
+        """
+        given = compiler_options(self.mesh) | (options.pop("compiler_options", None) or {})
+        return jax.jit(self.on_mesh(function), compiler_options=given or None, **options)
+
     def on_mesh(self, function: F) -> F:
-        """Let `function` name mesh axes in sharding constraints while it is traced."""
+        """Let `function` name mesh axes while it is traced, and multiply in `matmul_precision`."""
 
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            mesh = jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
+            with mesh, jax.default_matmul_precision(self._precision()):
                 return function(*args, **kwargs)
 
         return cast("F", traced)
+
+    def _precision(self) -> Any:
+        """Return the precision to trace with: JAX's setting, or ours where there is none.
+
+        CPUs multiply in the numbers' own dtype anyway.
+        """
+        of_jax = jax.config.values["jax_default_matmul_precision"]
+        is_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        return of_jax if is_cpu or of_jax is not None else self.matmul_precision
+
+
+def _own_device(devices: Sequence[jax.Device]) -> jax.Device:
+    """Return a device that this process can ask; of devices that are not there, any."""
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    return (own or devices)[0]

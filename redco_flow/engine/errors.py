@@ -1,7 +1,7 @@
 """What the engine raises: children of `ValueError`, each with what, where and what to do.
 
-The engine is a library on its own, so these know no YAML files, no stages and no runs. `Stopped`
-is no mistake, but it ends the same calls, so it stands here too.
+The engine is a library on its own, so these know no YAML files, no stages and no runs.
+`TrainingStopped` is no mistake, but it ends the same calls, so it stands here too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NonFiniteLoss(EngineError):
         )
 
 
-class Stopped(EngineError):
+class TrainingStopped(EngineError):
     """Training was asked to stop and did, after saving what it had.
 
     Args:

@@ -113,14 +113,14 @@ class Predictor:
         if self._storage is None:
             storage = self._storage = self.deployer.params_storage(params, rules)
 
-            pred_fn = on_unpadded_params(self._pred_fn, storage)
+            pred_fn = on_unpadded_params(self._pred_fn, storage, is_trained=False)
 
             def step(params: Any, seed: jax.Array, batch: Any, rows: jax.Array) -> Any:
                 return pred_fn(storage.unpad(params), batch, example_keys(seed, 0, rows))
 
             # Replicated results can be read by every process.
             everywhere = self.deployer.named_sharding()
-            self._step = jax.jit(self.deployer.on_mesh(step), out_shardings=everywhere)
+            self._step = self.deployer.jit(step, out_shardings=everywhere)
             self._to_storage = jax.jit(storage.to_storage, out_shardings=storage.stored_sharding)
         return params if self._storage.is_exact else self._to_storage(params)
 
@@ -129,7 +129,7 @@ class Predictor:
     ) -> Iterator[tuple[NDArray[np.int64], Any]]:
         """Yield each batch's examples, without what only fills it up, and its result."""
         process = self.deployer.data_process
-        plan = EvalBatches(
+        source = EvalBatches(
             examples,
             self._collate_fn,
             batch_size=self.batch_size,
@@ -140,11 +140,11 @@ class Predictor:
         seed = jax.device_put(np.uint32(self.seed), self.deployer.named_sharding())
 
         def put(batch: Batch) -> tuple[NDArray[np.int64], Any]:
-            rows, mask = plan.plan.rows(batch.step)
+            rows, mask = source.sampler.rows(batch.step)
             part = batch.rows.astype(np.int32)
             return rows[mask > 0], self.deployer.put_rows((batch.arrays, part))
 
-        with iter(plan) as batches:
+        with iter(source) as batches:
             for rows, (arrays, part) in put_early(batches, put):
                 yield rows, self._step(params, seed, arrays, part)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import jax
+
+from redco_flow.engine.utilization import peak_memory_bytes, utilization
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +52,13 @@ class _Sums:
     timed_weight: float = 0.0
     timed_steps: int = 0
     seconds: float = 0.0
+    flops: float | None = 0.0
 
-    def add_time(self, weight: float, seconds: float) -> None:
+    def add_time(self, weight: float, seconds: float, flops: float | None) -> None:
         self.timed_weight += weight
         self.timed_steps += 1
         self.seconds += seconds
+        self.flops = None if self.flops is None or flops is None else self.flops + flops
 
 
 @final
@@ -63,31 +67,46 @@ class TrainingLines:
 
     Args:
         total_steps: optimizer steps of the whole training.
+        devices: that the steps are computed on.
     """
 
-    def __init__(self, total_steps: int, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        total_steps: int,
+        clock: Clock = time.monotonic,
+        *,
+        devices: Sequence[jax.Device] = (),
+    ) -> None:
         self._total_steps = total_steps
+        self._devices = devices
         self._interval = LineInterval(clock)
         self._is_first = True
         self._sums = _Sums()
         self._times = _Sums()
 
     def hear_step(
-        self, step: int, found: Mapping[str, Any], *, counts: bool, seconds: float | None
+        self,
+        step: int,
+        found: Mapping[str, Any],
+        *,
+        counts: bool,
+        seconds: float | None,
+        model_flops: float | None = None,
     ) -> None:
         """Take in a step's metrics; log a line after the first and the last step and if it is due.
 
         Args:
             counts: whether the step changed the parameters.
             seconds: what it took; None where that was not measured.
+            model_flops: of all devices together; None where they are not known.
         """
         weight = float(found["weight"])
         if counts:
             self._sums.total += float(found["total"])
             self._sums.weight += weight
         if seconds is not None:
-            self._sums.add_time(weight, seconds)
-            self._times.add_time(weight, seconds)
+            self._sums.add_time(weight, seconds, model_flops)
+            self._times.add_time(weight, seconds, model_flops)
         is_due = self._interval.is_due()
         if self._is_first or step == self._total_steps or is_due:
             self._is_first = False
@@ -118,10 +137,21 @@ class TrainingLines:
             parts.append(f"learning_rate {float(found['learning_rate']):.3g}")
         if sums.seconds > 0:
             parts.append(f"{sums.timed_weight / sums.seconds:,.0f} tokens/s")
+        parts += self._of_devices()
         if self._times.timed_steps and step < self._total_steps:
             seconds_per_step = self._times.seconds / self._times.timed_steps
             parts.append(f"{duration(seconds_per_step * (self._total_steps - step))} left")
         return parts
+
+    def _of_devices(self) -> Iterator[str]:
+        sums = self._sums
+        if sums.seconds > 0 and sums.flops and self._devices:
+            found = utilization(sums.flops, sums.seconds, self._devices)
+            yield f"{found['tflops_per_device']:.3g} TFLOP/s a device"
+            if "mfu" in found:
+                yield f"MFU {found['mfu']:.1%}"
+        if (peak := peak_memory_bytes(self._devices)) is not None:
+            yield f"peak memory {peak / 2**30:.1f} GiB"
 
     def _log(self, step: int, *parts: str) -> None:
         _log_line(f"step {step}/{self._total_steps}", *parts)

@@ -1,7 +1,7 @@
 """Train a model given as three functions.
 
-The Trainer owns the state and the compiled steps; `training_loop.py` says in which order things
-happen.
+The Trainer owns the state and executes a `TrainingPlan`, which owns the steps; `training_loop.py`
+says in which order things happen.
 """
 
 from __future__ import annotations
@@ -25,36 +25,18 @@ from redco_flow.engine.data.batches import (
     Examples,
     TrainBatches,
 )
-from redco_flow.engine.data.layout import (
-    BatchLayout,
-    check_positive,
-    fetch_late,
-    plan_batch,
-    put_early,
-)
+from redco_flow.engine.data.layout import BatchLayout, check_positive, fetch_late, put_early
 from redco_flow.engine.data.length_buckets import Bucketing
-from redco_flow.engine.data.order import BatchPlan
+from redco_flow.engine.data.order import BatchSampler
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.progress import RowLines
 from redco_flow.engine.sharding.rules import ShardingRules
-from redco_flow.engine.sharding.state import start_state
-from redco_flow.engine.step.compiled import (
-    jit_train_step,
-    on_stored_params,
-    on_unpadded_params,
-    plan_state_storage,
-)
 from redco_flow.engine.step.loss import LossFn
-from redco_flow.engine.step.step import (
-    Metrics,
-    MicroBatches,
-    Schedule,
-    State,
-    make_eval_step,
-    make_train_step,
-)
-from redco_flow.engine.step.trainable import Trainable, restrict
-from redco_flow.engine.training_loop import FitResult, Plan, TrainingLoop
+from redco_flow.engine.step.step import Metrics, MicroBatches, Schedule, State
+from redco_flow.engine.step.trainable import Trainable
+from redco_flow.engine.step_trace import TracedSteps
+from redco_flow.engine.training_loop import FitResult, FitSchedule, TrainingLoop
+from redco_flow.engine.training_plan import TrainingPlan
 
 if TYPE_CHECKING:
     from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit
@@ -74,8 +56,8 @@ class Trainer:
             An example's numbers must not depend on the batch's other examples: a call gets a
             micro-batch's rows, or one data shard's of them. `rngs` holds one key per example;
             `is_training` is a Python bool.
-        params: arrays; copied, and kept in float32 if they were narrower: compute in bfloat16 by
-            casting inside the model.
+        params: arrays; copied, and kept in `param_dtype`: compute in bfloat16 by casting inside
+            the model.
         optimizer: any optax transformation. Accumulation and clipping are the Trainer's, so its
             schedule counts optimizer steps.
         sharding_rules: `deployer.get_sharding_rules(params, loss_fn, batch, None, False)`; with
@@ -88,9 +70,13 @@ class Trainer:
         on_nonfinite: what a loss, gradient or update that is NaN or infinite does. `"stop"` ends
             the training; `"skip"` leaves parameters and optimizer state as they are, counts, and
             goes on with the next batch.
-        max_skipped: so many skipped steps in a row end the training nevertheless.
+        max_skipped: this many skipped steps in a row end the training.
         trainable: a regex searched in the parameters' paths, or (path, array) -> bool. The others
             are frozen: no gradients, no optimizer state, and they keep their dtype.
+        param_dtype: of what is trained; float32 leaves what is wider as it is. With bfloat16 a
+            micro-batch's gradients are bfloat16; sums over micro-batches, optimizer state and
+            updates stay float32, and each new parameter is rounded to the nearest. An update
+            under 1/512 of a parameter is then lost, and one up to 1/256 may be.
 
     Raises:
         ValueError: the batch does not divide (the message lists the nearest sizes that do), or a
@@ -116,50 +102,56 @@ class Trainer:
         on_nonfinite: Literal["stop", "skip"] = "stop",
         max_skipped: int = 10,
         trainable: Trainable | None = None,
+        param_dtype: str = "float32",
     ) -> None:
-        if on_nonfinite not in ("stop", "skip"):
-            raise ValueError(f"on_nonfinite={on_nonfinite!r} is unknown; allowed: stop, skip.")
-        check_positive("max_skipped", max_skipped)
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={max_grad_norm} must be positive, or None.")
-        self.deployer = deployer
-        self.seed = deployer.seed if seed is None else seed
-        self.sharding_rules = sharding_rules or deployer.get_sharding_rules(
-            params, optimizer=optimizer, trainable=trainable
-        )
-        optimizer, mask = restrict(optimizer, params, trainable)
-        self.layout = plan_batch(
-            global_batch_size,
-            per_device_batch_size,
-            deployer.num_data_shards,
-            deployer.data_process,
-        )
-        self._rows = deployer.put_rows(self.layout.split(self.layout.rows), dim=1)
-        self._collate_fn = collate_fn
-        self.max_skipped = max_skipped
-        kind: dict[str, Any] = {"counts_skipped": on_nonfinite == "skip", "trainable": mask}
-        self._storage = plan_state_storage(deployer, params, optimizer, self.sharding_rules, **kind)
-        start = partial(start_state, optimizer=optimizer, seed=self.seed, **kind)
-        self._state: State = self._place(params, start)
-        loss_fn = on_unpadded_params(loss_fn, self._storage["params"])
-        step = make_train_step(
-            loss_fn,
-            optimizer,
+        plan = TrainingPlan(
+            deployer,
+            loss_fn=loss_fn,
+            params=params,
+            optimizer=optimizer,
+            sharding_rules=sharding_rules,
+            global_batch_size=global_batch_size,
+            per_device_batch_size=per_device_batch_size,
             lr_schedule=lr_schedule,
+            seed=seed,
             max_grad_norm=max_grad_norm,
-            trainable=mask,
+            on_nonfinite=on_nonfinite,
+            trainable=trainable,
+            param_dtype=param_dtype,
         )
-        self._train_step = jit_train_step(deployer, step, self._storage)
-        self._eval_step = jax.jit(
-            deployer.on_mesh(on_stored_params(make_eval_step(loss_fn), self._storage["params"])),
-            out_shardings=deployer.named_sharding(),
-        )
-        self._to_logical = jax.jit(
-            self._storage.to_logical, out_shardings=self._storage.exact_sharding
-        )
-        self._to_storage = jax.jit(
-            self._storage.to_storage, out_shardings=self._storage.stored_sharding
-        )
+        self._execute(plan, collate_fn, params, max_skipped)
+
+    @classmethod
+    def from_plan(
+        cls, plan: TrainingPlan, *, collate_fn: CollateFn, params: Any, max_skipped: int = 10
+    ) -> Trainer:
+        """Return the trainer that executes a plan.
+
+        Args:
+            plan: for devices that are there.
+            params: the model's, of the shapes that were planned; factors that the plan trains
+                beside them are drawn from its seed.
+            collate_fn, max_skipped: see the class.
+        """
+        trainer = cls.__new__(cls)
+        trainer._execute(plan, collate_fn, params, max_skipped)
+        return trainer
+
+    def _execute(
+        self, plan: TrainingPlan, collate_fn: CollateFn, params: Any, max_skipped: int
+    ) -> None:
+        """Materialise a plan's state."""
+        check_positive("max_skipped", max_skipped)
+        self.plan = plan
+        self.deployer, self.layout, self.seed = plan.deployer, plan.layout, plan.seed
+        self.sharding_rules = plan.rules
+        self.max_skipped = max_skipped
+        self._collate_fn = collate_fn
+        self._rows = self.deployer.put_rows(self.layout.split(self.layout.rows), dim=1)
+        self._state: State = _start(plan, params)
+        storage = plan.storage
+        self._to_logical = jax.jit(storage.to_logical, out_shardings=storage.exact_sharding)
+        self._to_storage = jax.jit(storage.to_storage, out_shardings=storage.stored_sharding)
 
     @property
     def state(self) -> State:
@@ -167,12 +159,12 @@ class Trainer:
 
         Not to be kept over a step, which reuses their memory.
         """
-        state: State = self._state if self._storage.is_exact else self._to_logical(self._state)
+        state: State = self._state if self.plan.storage.is_exact else self._to_logical(self._state)
         return state
 
     @state.setter
     def state(self, state: State) -> None:
-        self._state = state if self._storage.is_exact else self._to_storage(state)
+        self._state = state if self.plan.storage.is_exact else self._to_storage(state)
 
     @property
     def step(self) -> int:
@@ -193,6 +185,7 @@ class Trainer:
         eval_every_steps: int | None = None,
         save_every_steps: int | None = None,
         should_stop: Callable[[], bool] | None = None,
+        traced_steps: TracedSteps | None = None,
     ) -> FitResult:
         """Train until `num_epochs` epochs are done, counted from the state's first step.
 
@@ -214,17 +207,18 @@ class Trainer:
             save_every_steps: steps between further checkpoints, without metrics.
             should_stop: asked after each step; True saves and ends. An evaluation that is due
                 then comes first, so that a stop never changes what is computed.
+            traced_steps: steps to trace with `jax.profiler`.
 
         Raises:
-            Stopped: should_stop said so; the state is saved.
+            TrainingStopped: should_stop said so; the state is saved.
             NonFiniteLoss: the message names the step; nothing was saved after it. Where such
                 steps are skipped: too many of them in a row.
             DataError: the newest checkpoint belongs to other data, batch size, seed or buckets;
                 or rows cannot be read.
             CheckpointError: no checkpoint can be restored, or one cannot be written.
         """
-        plan = Plan(
-            BatchPlan(
+        schedule = FitSchedule(
+            BatchSampler(
                 len(train_examples),
                 self.layout.global_batch_size,
                 self.seed,
@@ -246,7 +240,13 @@ class Trainer:
 
         will_evaluate = eval_examples is not None or eval_fn is not None
         loop = TrainingLoop(
-            self, plan, evaluate if will_evaluate else None, checkpointer, callbacks, should_stop
+            self,
+            schedule,
+            evaluate if will_evaluate else None,
+            checkpointer,
+            callbacks,
+            should_stop,
+            traced_steps,
         )
         return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
 
@@ -278,7 +278,7 @@ class Trainer:
         sums = []
         with batches:
             results = (
-                (None, self._eval_step(params, seed, b))
+                (None, self.plan.eval_step(params, seed, b))
                 for b in put_early(batches, partial(self._put, layout))
             )
             for _, found in fetch_late(results):
@@ -294,18 +294,23 @@ class Trainer:
         Raises:
             CheckpointError: there is none, it is damaged, or has other parameters.
         """
-        like = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            self._storage.shapes,
-            self._storage.exact_sharding,
-        )
+        like = self.plan.storage.abstract_exact
         self.state, commit = checkpointer.restore(step, like=like)
         return commit
+
+    @property
+    def devices(self) -> Sequence[jax.Device]:
+        """All devices that the steps are computed on, those of other processes included."""
+        return list(self.plan.mesh.devices.flat)
+
+    def model_flops(self, batch: MicroBatches) -> float | None:
+        """Return a step's model FLOPs on such a batch; see `TrainingPlan.model_flops`."""
+        return self.plan.model_flops(batch)
 
     def advance(self, batch: MicroBatches) -> Metrics:
         """Dispatch one optimizer step on a batch from `device_batches`; metrics come later."""
         metrics: Metrics
-        self._state, metrics = self._train_step(self._state, batch)
+        self._state, metrics = self.plan.train_step(self._state, batch)
         return metrics
 
     def read_batches(
@@ -344,13 +349,20 @@ class Trainer:
         arrays, mask, numbered = self.deployer.put_rows(host, dim=1)
         return {"batch": arrays, "mask": mask, "rows": numbered if rows is None else rows}
 
-    def _place(self, params: Any, start: Callable[[Any], State]) -> State:
-        @partial(jax.jit, out_shardings=self._storage.stored_sharding)
-        def place(params: Any) -> State:
-            # A copy in any case: the steps donate their state, which must not eat the caller's.
-            state: State = self._storage.to_storage(start(jax.tree.map(jnp.copy, params)))
-            return state
 
-        sharding = self._storage.exact_sharding["params"]
-        state: State = place(jax.device_put(params, sharding))
+def _start(plan: TrainingPlan, params: Any) -> State:
+    """Return the stored state before the first step."""
+    storage = plan.storage
+    sharding = storage.exact_sharding["params"]
+    if plan.lora is not None:
+        start, key = plan.lora.start, jax.random.key(plan.seed)
+        params = jax.jit(lambda params: start(params, key), out_shardings=sharding)(params)
+
+    @partial(jax.jit, out_shardings=storage.stored_sharding)
+    def place(params: Any) -> State:
+        # A copy in any case: the steps donate their state, which must not eat the caller's.
+        state: State = storage.to_storage(plan.start(jax.tree.map(jnp.copy, params)))
         return state
+
+    state: State = place(jax.device_put(params, sharding))
+    return state

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -19,10 +19,12 @@ import numpy as np
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.data.batches import BatchIterator
 from redco_flow.engine.data.layout import LateFetch, check_positive
-from redco_flow.engine.data.order import BatchPlan
-from redco_flow.engine.errors import NonFiniteLoss, Stopped
+from redco_flow.engine.data.order import BatchSampler
+from redco_flow.engine.errors import NonFiniteLoss, TrainingStopped
 from redco_flow.engine.progress import TrainingLines
 from redco_flow.engine.step.step import MicroBatches
+from redco_flow.engine.step_trace import StepTrace, TracedSteps
+from redco_flow.engine.utilization import peak_memory_bytes, utilization
 from redco_flow.engine.watching import SkippedSteps, StepWatch
 
 if TYPE_CHECKING:
@@ -33,19 +35,19 @@ Evaluate = Callable[[int], dict[str, float]]
 # (first step, the one after the last) -> this process' batches
 OpenBatches = Callable[[int, int], BatchIterator]
 
-# A step that takes so many medians is told of.
+# A step that takes this many medians is logged.
 SLOW_FACTOR = 10.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class FitSchedule:
     """How long to train, and what is due after which step.
 
     Raises:
         ValueError: a number is not positive.
     """
 
-    data: BatchPlan
+    data: BatchSampler
     num_epochs: int
     log_every_steps: int
     eval_every_steps: int | None
@@ -112,6 +114,16 @@ class _Window:
     num_steps: int = 0
     timed_weight: float = 0.0
     seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    checkpoints_seconds: float = 0.0
+    # Of the steps that were timed; None once the model FLOPs of one of them are not known.
+    flops: float | None = 0.0
+
+    def add_time(self, weight: float, seconds: float, flops: float | None) -> None:
+        """Count a step that was timed."""
+        self.timed_weight += weight
+        self.seconds += seconds
+        self.flops = None if self.flops is None or flops is None else self.flops + flops
 
     def add(self, found: Mapping[str, Any]) -> None:
         """Count a step that changed the parameters."""
@@ -128,6 +140,13 @@ class _Window:
         return {name: sum_ / (self.weight or 1.0) for name, sum_ in self.measures.items()}
 
 
+class _Dispatched(NamedTuple):
+    """A step on its way, and its model FLOPs."""
+
+    step: int
+    flops: float | None
+
+
 class Trained(Protocol):
     """What takes the steps: a `Trainer`."""
 
@@ -135,11 +154,18 @@ class Trained(Protocol):
     state: Any
 
     @property
+    def devices(self) -> Sequence[jax.Device]:
+        """All devices that the steps are computed on."""
+
+    @property
     def step(self) -> int:
         """Optimizer steps done; waits for the last one."""
 
     def device_batches(self, batches: Iterable[Any]) -> Iterator[MicroBatches]:
         """Return the batches on the devices."""
+
+    def model_flops(self, batch: MicroBatches) -> float | None:
+        """Return the model FLOPs of a step, of all devices together; None if they are not known."""
 
     def advance(self, batch: MicroBatches) -> Any:
         """Dispatch one step; return its metrics, which come later."""
@@ -153,12 +179,13 @@ class TrainingLoop:
     """One call of `Trainer.fit`."""
 
     trainer: Trained
-    plan: Plan
+    schedule: FitSchedule
     evaluate: Evaluate | None
     checkpointer: Checkpointer | None
     callbacks: Sequence[Callback]
     should_stop: Callable[[], bool] | None
-    _late: LateFetch[int] = field(default_factory=LateFetch)
+    traced_steps: TracedSteps | None = None
+    _late: LateFetch[_Dispatched] = field(default_factory=LateFetch)
     _window: _Window = field(default_factory=_Window)
     _skips: SkippedSteps = field(init=False)
     _watch: StepWatch = field(default_factory=lambda: StepWatch(SLOW_FACTOR))
@@ -171,69 +198,92 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self._skips = SkippedSteps(self.trainer.max_skipped)
-        self._lines = TrainingLines(self.plan.total_steps)
+        self._lines = TrainingLines(self.schedule.total_steps, devices=self.trainer.devices)
 
     def run(self, open_batches: OpenBatches) -> FitResult:
-        """Train to the end of the plan."""
+        """Train to the end of the schedule."""
         start = self._resume()
-        if start >= self.plan.total_steps:
+        if start >= self.schedule.total_steps:
             return FitResult(start, start, None, dict(self._metrics))
-        with open_batches(start, self.plan.total_steps) as batches:
+        with (
+            StepTrace(self.traced_steps, start) as trace,
+            open_batches(start, self.schedule.total_steps) as batches,
+        ):
             for step, batch in enumerate(self.trainer.device_batches(batches), start + 1):
-                self._expect(batch)
-                self._hear(self._late.push(step, self.trainer.advance(batch)))
+                flops = self._expect(batch)
+                if trace.begins_at(step):
+                    self._await_steps()
+                    trace.start(step)
+                    self._last_fetch = time.perf_counter()
+                dispatched = _Dispatched(step, flops)
+                with trace.dispatching(step):
+                    found = self.trainer.advance(batch)
+                self._hear(self._late.push(dispatched, found))
+                if trace.ends_at(step):
+                    self._await_steps()
+                    trace.stop()
+                    self._last_fetch = time.perf_counter()
                 self._after(step)
-        self._hear(self._late.drain())
+            self._await_steps()
         self._wait_for_saves()
-        return FitResult(self.plan.total_steps, start, self._loss, dict(self._metrics))
+        return FitResult(self.schedule.total_steps, start, self._loss, dict(self._metrics))
 
-    def _expect(self, batch: MicroBatches) -> None:
-        """Let the steps before a new shape end: what it takes to compile is no step's time."""
+    def _expect(self, batch: MicroBatches) -> float | None:
+        """Let the steps before a new shape end: what it takes to compile is no step's time.
+
+        Returns the step's model FLOPs.
+        """
         shape = tuple(np.shape(array) for array in jax.tree.leaves(batch))
         if shape not in self._shapes:
             self._shapes.add(shape)
-            self._hear(self._late.drain())
+            self._await_steps()
             self._last_fetch = None
+        return self.trainer.model_flops(batch)
+
+    def _await_steps(self) -> None:
+        """Wait for all steps that were dispatched, and account for them."""
+        self._hear(self._late.drain())
 
     def _resume(self) -> int:
         """Restore the newest checkpoint, if there is one; return the steps already done."""
         if self.checkpointer is None or self.checkpointer.latest() is None:
             return self.trainer.step
         commit = self.trainer.restore(self.checkpointer)
-        step = self.plan.data.step_at(commit.cursor)
+        step = self.schedule.data.step_at(commit.cursor)
         self._metrics = {k: v for k, v in commit.metrics.items() if v is not None}
         self._lines.hear_restored(step)
         return step
 
     def _after(self, step: int) -> None:
         """Do what is due after a step's dispatch."""
-        evaluates = self.evaluate is not None and self.plan.evaluates_after(step)
+        evaluates = self.evaluate is not None and self.schedule.evaluates_after(step)
         is_stopping = self.should_stop is not None and self.should_stop()
-        if not (is_stopping or evaluates or self.plan.saves_after(step)):
+        if not (is_stopping or evaluates or self.schedule.saves_after(step)):
             return
-        self._hear(self._late.drain())
+        self._await_steps()
         metrics = self._evaluate(step) if evaluates else None
+        started = time.perf_counter()
         self._save(step, metrics)
+        self._window.checkpoints_seconds += time.perf_counter() - started
         # Nothing is in flight now: the next step's time starts here.
         self._last_fetch = time.perf_counter()
-        if is_stopping and step < self.plan.total_steps:
+        if is_stopping and step < self.schedule.total_steps:
             self._wait_for_saves()
-            raise Stopped(step)
+            raise TrainingStopped(step)
 
-    def _hear(self, results: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+    def _hear(self, results: Iterable[tuple[_Dispatched, Mapping[str, Any]]]) -> None:
         """Account for steps whose metrics have arrived."""
-        for step, found in results:
+        for (step, flops), found in results:
             window, now, seconds = self._window, time.perf_counter(), None
             if counts := self._skips.count(step, found):
                 window.add(found)
             if self._last_fetch is not None:
                 seconds = now - self._last_fetch
                 self._watch.hear(step, seconds)
-                window.seconds += seconds
-                window.timed_weight += float(found["weight"])
+                window.add_time(float(found["weight"]), seconds, flops)
             self._last_fetch = now
-            self._lines.hear_step(step, found, counts=counts, seconds=seconds)
-            if self.plan.logs_after(step):
+            self._lines.hear_step(step, found, counts=counts, seconds=seconds, model_flops=flops)
+            if self.schedule.logs_after(step):
                 self._log(step, found)
 
     def _log(self, step: int, found: Mapping[str, Any]) -> None:
@@ -246,8 +296,8 @@ class TrainingLoop:
         _check_finite(step, "measure", measures)
         record: dict[str, Any] = {
             "step": step,
-            "total_steps": self.plan.total_steps,
-            "epoch": self.plan.epoch(step),
+            "total_steps": self.schedule.total_steps,
+            "epoch": self.schedule.epoch(step),
             "loss": self._loss,
             **measures,
         }
@@ -259,9 +309,20 @@ class TrainingLoop:
             record["learning_rate"] = float(found["learning_rate"])
         if window.seconds > 0:
             record["tokens_per_second"] = window.timed_weight / window.seconds
+        record["steps_seconds"] = window.seconds
+        record["evaluation_seconds"] = window.evaluation_seconds
+        record["checkpoints_seconds"] = window.checkpoints_seconds
+        record |= self._utilization(window)
+        if (peak := peak_memory_bytes(self.trainer.devices)) is not None:
+            record["peak_memory_bytes"] = peak
         for callback in self.callbacks:
             callback.on_log(dict(record))
         self._announce_saved()
+
+    def _utilization(self, window: _Window) -> dict[str, float]:
+        if window.seconds <= 0 or not window.flops:
+            return {}
+        return utilization(window.flops, window.seconds, self.trainer.devices)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluate is not None
@@ -269,8 +330,9 @@ class TrainingLoop:
         metrics = self.evaluate(step)
         _check_finite(step, "metric", metrics)
         self._metrics = metrics
-        record = {"step": step, "epoch": self.plan.epoch(step), **metrics}
+        record = {"step": step, "epoch": self.schedule.epoch(step), **metrics}
         seconds = time.perf_counter() - started
+        self._window.evaluation_seconds += seconds
         self._lines.hear_evaluation(step, metrics, seconds)
         for callback in self.callbacks:
             callback.on_eval({**record, "seconds": seconds})
@@ -283,10 +345,10 @@ class TrainingLoop:
         self._wait_for_saves()
         for callback in self.callbacks:
             callback.on_save(step)
-        cursor = self.plan.data.position(step)
+        cursor = self.schedule.data.position(step)
         self.checkpointer.save(step, self.trainer.state, metrics=metrics, cursor=cursor)
         self._lines.hear_saved(step)
-        record = {"step": step, "epoch": self.plan.epoch(step), "metrics": metrics}
+        record = {"step": step, "epoch": self.schedule.epoch(step), "metrics": metrics}
         self._unannounced.append(record)
 
     def _wait_for_saves(self) -> None:

@@ -21,7 +21,7 @@ class SkippedSteps:
     """Counts skipped steps and raises where there are too many.
 
     Args:
-        max_skipped: so many in a row are too many.
+        max_skipped: this many in a row end the training.
     """
 
     def __init__(self, max_skipped: int) -> None:
@@ -69,7 +69,7 @@ def _check_finite(step: int, found: Mapping[str, Any]) -> None:
         )
 
 
-# Before there are so many, there is nothing to compare with.
+# With fewer of them there is nothing to compare with.
 _MIN_STEPS = 8
 _NUM_REMEMBERED = 64
 

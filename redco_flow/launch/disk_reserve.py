@@ -33,12 +33,12 @@ def give_back(directory: Path, name: str) -> None:
         (directory / name).unlink()
 
 
-def full_disks(*places: Path) -> list[Path]:
-    """Return those places, and the directory for temporary files, whose disks are full."""
+def full_disks(*directories: Path) -> list[Path]:
+    """Return those directories, and the directory for temporary files, whose disks are full."""
     full = []
-    for place in (*places, Path(tempfile.gettempdir())):
+    for directory in (*directories, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
-            usage = os.statvfs(place)
+            usage = os.statvfs(directory)
             if usage.f_bavail * usage.f_frsize < _BYTES:
-                full.append(place)
+                full.append(directory)
     return full

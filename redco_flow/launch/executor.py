@@ -1,17 +1,16 @@
 """Executors by name: submitit's interface, for stage calls instead of pickled functions.
 
-An executor is one module, one of `EXECUTORS` or any dotted one, with two functions:
-`make(profile, environment) -> CallExecutor` and `reattach(record) -> CallJob`. Knows no executor
-in particular; imports one when it is asked for.
+`redco_flow.spec.executor` says what an executor's module holds; this is what it subclasses. No
+executor in particular is known here: one is imported when it is asked for.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypedDict, cast
 
 from submitit.core import plugins
@@ -20,10 +19,13 @@ from submitit.core.utils import DelayedSubmission
 
 from redco_flow import search_path
 from redco_flow.errors import UsageError
-from redco_flow.launch.call import JobResources
+from redco_flow.launch.call import JobResources, read_call
+from redco_flow.launch.config import ExecutorConfig
+from redco_flow.launch.finding import CleanedHost, Finding
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
 from redco_flow.launch.processes import ATTEMPT_VARIABLE
-from redco_flow.spec.names import EXECUTORS, executor_problem, import_named
+from redco_flow.spec.executor import find_executor
+from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
 
 __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
@@ -42,6 +44,7 @@ class CallExecutor(Executor):
 
     Args:
         folder: the workspace; jobs write into their attempts' directories.
+        config: the executor's section of the profile.
         environment: what jobs inherit; None means this process's.
         stall_seconds: a worker that reports no progress for so long is stopped.
         grace_seconds: what a worker has to save when it is asked to stop.
@@ -50,6 +53,7 @@ class CallExecutor(Executor):
     def __init__(
         self,
         folder: Path | str,
+        config: ExecutorConfig | None = None,
         *,
         environment: Mapping[str, str] | None = None,
         stall_seconds: float = 1800.0,
@@ -58,6 +62,7 @@ class CallExecutor(Executor):
         super().__init__(
             folder, parameters={"stall_seconds": stall_seconds, "grace_seconds": grace_seconds}
         )
+        self._config = config or ExecutorConfig()
         self._environment = dict(os.environ if environment is None else environment)
 
     @classmethod
@@ -74,6 +79,7 @@ class CallExecutor(Executor):
 
         Raises:
             UsageError: there is no call.json, or the attempt was submitted before.
+            DoesNotFit: no job can ever get what the call asks for.
             StageFailed: the job could not be started; says why.
         """
         submission = StageCall(attempt)
@@ -95,6 +101,41 @@ class CallExecutor(Executor):
         """
         return ""
 
+    def supervisor_command(self, attempt: AttemptDirectory) -> list[str]:
+        """Return what runs the attempt's call to its end, as one process in the foreground.
+
+        It keeps the log, stops the worker on SIGTERM (at once on a second one), and writes
+        exit.json. Its environment is `job_environment`'s.
+        """
+        walltime = read_call(attempt.call_path).resources.walltime_minutes
+        return [
+            *(sys.executable, "-P", "-m", "redco_flow.launch.supervisor", str(attempt.path)),
+            *("--stall-seconds", str(self.parameters["stall_seconds"])),
+            *("--grace-seconds", str(self.parameters["grace_seconds"])),
+            *([] if walltime is None else ["--walltime-seconds", str(walltime * 60)]),
+        ]
+
+    def examine(self, gpus_per_host: int) -> Iterator[Finding]:
+        """Check, in seconds, that jobs can be submitted and will find what they need.
+
+        Yields one finding a check; leaves nothing in a queue.
+
+        Args:
+            gpus_per_host: the most that the profile's own defaults give a stage.
+        """
+        yield from ()
+
+    def clean(self, *, dry_run: bool) -> list[CleanedHost]:
+        """Delete what jobs left outside the workspace and nobody needs, or only say what it is.
+
+        Raises:
+            UsageError: they leave nothing there.
+        """
+        raise UsageError(
+            f"jobs of the executor {self.name()} leave nothing outside the workspace, so there is "
+            f"nothing to clean; name a profile of hosts: redco-flow clean -p PROFILE."
+        )
+
     def _internal_process_submissions(
         self, delayed_submissions: list[DelayedSubmission]
     ) -> list[Job[Any]]:
@@ -106,7 +147,9 @@ class CallExecutor(Executor):
                     f"runs stage calls (submit_call) and pickles no functions."
                 )
             check_submittable(submission.attempt)
+            self._config.check_fits(read_call(submission.attempt.call_path).resources)
             calls.append(submission)
+        self._config.check_installed()
         return [self._submit(call.attempt) for call in calls]
 
     @abstractmethod
@@ -154,7 +197,7 @@ class ChainingExecutor(CallExecutor):
         """
 
 
-def common_settings(profile: Any, environment: Mapping[str, str]) -> ExecutorSettings:
+def common_settings(profile: Profile, environment: Mapping[str, str]) -> ExecutorSettings:
     """Return what an executor's `make` hands on, whatever else that executor reads.
 
     Args:
@@ -167,23 +210,22 @@ def common_settings(profile: Any, environment: Mapping[str, str]) -> ExecutorSet
     }
 
 
-def make_executor(profile: Any, environment: Mapping[str, str]) -> CallExecutor:
+def make_executor(profile: Profile, environment: Mapping[str, str]) -> CallExecutor:
     """Return the executor that the profile names, known to submitit under its own name too.
 
     Args:
-        profile: has `executor`, `environment` and what that executor reads from it.
         environment: the variables that jobs inherit; the profile's are added.
 
     Raises:
         UsageError: there is no such executor.
     """
-    executor: CallExecutor = _module(profile.executor).make(profile, environment)
+    executor: CallExecutor = _find(profile.executor).make(profile, environment)
     known = cast("dict[str, type[Executor]]", plugins.get_executors())
     known[executor.name()] = type(executor)
     return executor
 
 
-def make_chaining_executor(profile: Any, environment: Mapping[str, str]) -> ChainingExecutor:
+def make_chaining_executor(profile: Profile, environment: Mapping[str, str]) -> ChainingExecutor:
     """Return the executor that the profile names, if its cluster can start one job after another.
 
     Raises:
@@ -206,7 +248,7 @@ def reattach(record: Mapping[str, Any]) -> CallJob:
         UsageError: the record is not one, or its executor is not installed here.
     """
     try:
-        job: CallJob = _module(str(record["executor"])).reattach(record)
+        job: CallJob = _find(str(record["executor"])).reattach(record)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"not a job record: {dict(record)!r} ({error!r}).") from error
     return job
@@ -228,10 +270,11 @@ def check_submittable(attempt: AttemptDirectory) -> None:
         )
 
 
-def _module(name: str) -> ModuleType:
-    if problem := executor_problem(name):
-        raise UsageError(problem)
-    return import_named(EXECUTORS.get(name, name))
+def _find(name: str) -> Any:
+    try:
+        return find_executor(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def job_environment(environment: Mapping[str, str], attempt: AttemptDirectory) -> dict[str, str]:

@@ -124,7 +124,7 @@ _PREFIX = "REDCO_FLOW_"
 
 
 @dataclass(frozen=True)
-class ProcessPlace:
+class RankInfo:
     """One process among those of its job.
 
     Args:
@@ -150,7 +150,7 @@ class ProcessPlace:
     @classmethod
     def from_slurm(
         cls, environ: Mapping[str, str], *, gpus_per_host: int, rendezvous_seconds: int
-    ) -> ProcessPlace:
+    ) -> RankInfo:
         """Read what srun says.
 
         Raises:
@@ -168,7 +168,7 @@ class ProcessPlace:
         )
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> ProcessPlace:
+    def from_environment(cls, environ: Mapping[str, str]) -> RankInfo:
         """Read what the supervisor set; a process on its own where it set nothing."""
         names = [field.name for field in fields(cls)]
         given = {name: environ.get(_PREFIX + name.upper()) for name in names}

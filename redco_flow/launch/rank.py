@@ -25,7 +25,7 @@ from redco_flow.launch.endings import (
     read_endings,
     says_that_a_rank_was_lost,
 )
-from redco_flow.launch.processes import ProcessPlace, adopt_orphans
+from redco_flow.launch.processes import RankInfo, adopt_orphans
 from redco_flow.launch.supervisor import (
     TIME_OVER,
     Limits,
@@ -48,10 +48,10 @@ _SECONDS_EARLY = 75.0  # Slurm sends the warning up to a minute before it was as
 
 @dataclass
 class RankWatch:
-    """Why this rank is to stop: the cluster's signals and the other ranks' endings."""
+    """Stop this rank on the cluster's signals (preemption, walltime) and other ranks' failures."""
 
     supervisor: Supervisor
-    place: ProcessPlace
+    rank_info: RankInfo
     seconds_to_warning: float | None
     started_at: float = field(default_factory=time.monotonic)
 
@@ -81,7 +81,7 @@ class RankWatch:
             self.supervisor.later(_SECONDS_BETWEEN_LOOKS, self.look_at_others)
 
     def _follow_a_failed_rank(self) -> bool:
-        culprit = find_culprit(read_endings(self.supervisor.attempt, self.place.restart))
+        culprit = find_culprit(read_endings(self.supervisor.attempt, self.rank_info.restart))
         if culprit is not None:
             why = f"rank {culprit.rank} {culprit.cause}."
             self.supervisor.stop_with_stacks(Cause.TERMINATED, why)
@@ -91,18 +91,18 @@ class RankWatch:
 def main(arguments: list[str]) -> int:
     """Run the worker to its end; return 0 unless the other ranks are to be ended too."""
     options = _parse(arguments)
-    place = ProcessPlace.from_slurm(
+    rank_info = RankInfo.from_slurm(
         os.environ,
         gpus_per_host=options.gpus_per_host,
         rendezvous_seconds=options.rendezvous_seconds,
     )
     limits = Limits(options.stall_seconds, options.grace_seconds)
-    return supervise(options.attempt, place, limits, options.seconds_to_warning)
+    return supervise(options.attempt, rank_info, limits, options.seconds_to_warning)
 
 
 def supervise(
     path: Path,
-    place: ProcessPlace,
+    rank_info: RankInfo,
     limits: Limits,
     seconds_to_warning: float | None = None,
     seconds_to_end: float | None = None,
@@ -110,41 +110,41 @@ def supervise(
     """Run the worker of the attempt at `path` to its end, and write the rank's ending.
 
     Args:
-        seconds_to_warning: when the cluster will say that the time is nearly over; None: never.
-        seconds_to_end: when to stop for want of time, where no cluster says so.
+        seconds_to_warning: when Slurm warns that the walltime is nearly over; None: never.
+        seconds_to_end: the walltime, where no cluster enforces it.
 
     Returns:
         0 unless the other ranks are to be ended too.
     """
-    os.environ.update(place.to_environment())
-    attempt = AttemptDirectory(path, place.rank)
-    folder = attempt.rank_directory(place.rank)
+    os.environ.update(rank_info.to_environment())
+    attempt = AttemptDirectory(path, rank_info.rank)
+    folder = attempt.rank_directory(rank_info.rank)
     folder.mkdir(parents=True, exist_ok=True)
     _remove_earlier_endings(attempt)
-    log_start = _size(attempt.log_path(place.rank))
-    log = LogWriter(attempt.log_path(place.rank), secret_values(os.environ))
+    log_start = _size(attempt.log_path(rank_info.rank))
+    log = LogWriter(attempt.log_path(rank_info.rank), secret_values(os.environ))
     supervisor = Supervisor(attempt, limits, log)
-    watch = RankWatch(supervisor, place, seconds_to_warning)
+    watch = RankWatch(supervisor, rank_info, seconds_to_warning)
     supervisor.listen({signal.SIGTERM: watch.on_terminate, signal.SIGURG: watch.on_warning})
-    if place.num_processes > 1:
+    if rank_info.num_processes > 1:
         supervisor.later(0.0, watch.look_at_others)
     if seconds_to_end is not None:
         supervisor.later(seconds_to_end, watch.on_time_over)
     adopt_orphans()
     # JAX ends who has lost another rank by an abort: no core files of gigabytes for that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if place.rank == 0:
+    if rank_info.rank == 0:
         disk_reserve.take(attempt.path)
     record = run_worker(supervisor)
     known = asdict(record)
     if record.cause is Cause.CANCELLED:  # the worker was faster than its supervisor
         known["cause"] = Cause.TERMINATED
-    if place.num_processes > 1 and record.cause.is_failure:
+    if rank_info.num_processes > 1 and record.cause.is_failure:
         known["lost_another_rank"] = says_that_a_rank_was_lost(log.path, log_start)
-    known |= {"rank": place.rank, "restart": place.restart, "host": os.uname().nodename}
-    if place.rank == 0:
+    known |= {"rank": rank_info.rank, "restart": rank_info.restart, "host": os.uname().nodename}
+    if rank_info.rank == 0:
         remove_temporary_files(attempt.path)
-    write_json(attempt.rank_exit_path(place.rank), RankEnding(**known).to_json())
+    write_json(attempt.rank_exit_path(rank_info.rank), RankEnding(**known).to_json())
     return 1 if record.cause.is_failure else 0
 
 

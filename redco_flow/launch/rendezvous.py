@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous_listener import Answer, Connection, Joining, Listener
 from redco_flow.records import read_json_if_present, write_json
 
@@ -53,19 +53,19 @@ class Rendezvous:
 
     Args:
         folder: the attempt's directory, which every rank can read.
-        place: of this process.
+        rank_info: of this process.
         facts: name to value, of everything that must be the same on every rank.
         seconds: how long to wait for the others.
         while_waiting: called again and again with words on what is waited for; may raise.
-        say: takes lines for the log: who was no rank of this job.
+        log: takes lines for the log: who was no rank of this job.
     """
 
     folder: Path
-    place: ProcessPlace
+    rank_info: RankInfo
     facts: Facts
     seconds: float
     while_waiting: WhileWaiting = lambda _: None
-    say: Callable[[str], None] = lambda _: None
+    log: Callable[[str], None] = lambda _: None
     _deadline: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Rendezvous:
     @property
     def path(self) -> Path:
         """The file in which rank 0 says where it listens."""
-        return self.folder / "ranks" / f"meeting{self.place.restart}.json"
+        return self.folder / "ranks" / f"meeting{self.rank_info.restart}.json"
 
     def meet(self) -> Meeting:
         """Return once every rank is here and all agree.
@@ -82,7 +82,7 @@ class Rendezvous:
         Raises:
             CannotMeet: a rank is missing, cannot be reached, or differs; names it.
         """
-        return self._host() if self.place.rank == 0 else self._join()
+        return self._host() if self.rank_info.rank == 0 else self._join()
 
     def call_off(self) -> None:
         """Rank 0: tell the others that there is nothing to do."""
@@ -91,11 +91,11 @@ class Rendezvous:
     # Rank 0
 
     def _host(self) -> Meeting:
-        with Listener(self.say) as listener:
+        with Listener(self.log) as listener:
             port, addresses = listener.port, own_addresses()
             self._announce({"addresses": addresses, "port": port, "word": listener.word})
             guests: dict[int, Connection] = {}
-            while len(guests) < self.place.num_processes - 1:
+            while len(guests) < self.rank_info.num_processes - 1:
                 self._wait_for_ranks(set(guests))
                 arrived = listener.receive(_SECONDS_BETWEEN_LOOKS)
                 guests = {rank: one for rank, one in guests.items() if one.is_open}
@@ -121,8 +121,10 @@ class Rendezvous:
         this rank.
         """
         said = _joining(connection)
-        if not 0 < said.rank < self.place.num_processes:
-            why = f"there is no rank {said.rank} to come: this job has {self.place.num_processes}"
+        if not 0 < said.rank < self.rank_info.num_processes:
+            why = (
+                f"there is no rank {said.rank} to come: this job has {self.rank_info.num_processes}"
+            )
             listener.send_away(connection, why, f"{why}.")
             return
         earlier = guests.get(said.rank)
@@ -136,14 +138,14 @@ class Rendezvous:
         listener.send_away(false, why, f"{why}; this is host {_joining(false).host!r}.")
 
     def _wait_for_ranks(self, present: set[int]) -> None:
-        missing = sorted(set(range(1, self.place.num_processes)) - present)
+        missing = sorted(set(range(1, self.rank_info.num_processes)) - present)
         names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        self.while_waiting(f"waiting for {names} of {self.place.num_processes}")
+        self.while_waiting(f"waiting for {names} of {self.rank_info.num_processes}")
         if time.monotonic() > self._deadline:
             raise CannotMeet(
-                f"{names} of {self.place.num_processes} did not arrive within {self.seconds:g} s: "
-                f"see logs/rank{missing[0]}.log and the job's own log. If it only starts slowly, "
-                f"raise rendezvous_seconds in the profile."
+                f"{names} of {self.rank_info.num_processes} did not arrive within "
+                f"{self.seconds:g} s: see logs/rank{missing[0]}.log and the job's own log. If it "
+                f"only starts slowly, raise rendezvous_seconds in the profile."
             )
 
     def _refusal(self, guests: Mapping[int, Joining]) -> str:
@@ -177,7 +179,7 @@ class Rendezvous:
             return Meeting(None)
         connection, address = self._connect(told["addresses"], told["port"])
         with connection:
-            said = Joining(self.place.rank, os.uname().nodename, self.facts)
+            said = Joining(self.rank_info.rank, os.uname().nodename, self.facts)
             try:
                 connection.sendall(said.to_bytes(told["word"]))
                 refusal = self._wait_for_answer(Answer(connection))

@@ -28,7 +28,7 @@ _SECONDS_WITHOUT_ROOM = 0.05
 _MAX_LINES = 20
 _BACKLOG = 1024
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class Listener:
     """A free port of this host, and the connections to it.
 
     Args:
-        say: takes lines for the log: who was sent away, and why.
+        log: takes lines for the log: who was sent away, and why.
     """
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, log: Log) -> None:
         self.word = secrets.token_hex(_WORD_BYTES // 2)
-        self._say = say
+        self._log = log
         self._num_lines = 0
         self._strangers: dict[Connection, None] = {}  # in the order of their coming
         self._connections: set[Connection] = set()
@@ -121,7 +121,7 @@ class Listener:
 
     def __exit__(self, *_: object) -> None:
         if self._num_lines > _MAX_LINES:
-            self._say(f"and {self._num_lines - _MAX_LINES} more connections were sent away.")
+            self._log(f"and {self._num_lines - _MAX_LINES} more connections were sent away.")
         for connection in list(self._connections):
             self._close(connection)
         self._selector.close()
@@ -157,7 +157,7 @@ class Listener:
         """
         self._num_lines += 1
         if self._num_lines <= _MAX_LINES:
-            self._say(f"{connection} was sent away: {why}.")
+            self._log(f"{connection} was sent away: {why}.")
         if refusal is not None:
             connection.answer(refusal)
         self._close(connection)

@@ -1,7 +1,8 @@
-"""Stand beside one worker: start it, keep its log, stop it, and say how it ended.
+"""Supervise one worker: start it, write its log, stop it, and write how it ended to exit.json.
 
-`python -m redco_flow.launch.supervisor ATTEMPT_DIRECTORY`, started detached by the local
-executor. Owns job.json, logs/ and exit.json of the attempt. Imports little, so that it starts at
+`python -m redco_flow.launch.supervisor ATTEMPT_DIRECTORY` runs in the foreground, as a cluster's
+job of one process; with `--ready-fd`, as the local executor starts it, it detaches and writes
+job.json too. Owns logs/ and exit.json of the attempt. Imports little, so that it starts at
 once and never fails for the worker's reasons; knows nothing of stages. Time here is monotonic.
 """
 
@@ -273,9 +274,10 @@ class Supervisor:
 
 
 def main(arguments: list[str]) -> int:
-    """Detach, say that the job exists, run it, say how it ended."""
+    """Detach if asked to and say that the job exists, run it, say how it ended."""
     options = _parse(arguments)
-    if os.fork() != 0:  # the submitter need not wait for us, nor see a zombie
+    detaches = options.ready_fd is not None
+    if detaches and os.fork() != 0:  # the submitter need not wait for us, nor see a zombie
         return 0
     attempt = AttemptDirectory(options.attempt)
     limits = Limits(options.stall_seconds, options.grace_seconds)
@@ -288,9 +290,10 @@ def main(arguments: list[str]) -> int:
         )
     adopt_orphans()
     disk_reserve.take(attempt.path)
-    write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
-    os.write(options.ready_fd, _READY)
-    os.close(options.ready_fd)
+    if detaches:
+        write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
+        os.write(options.ready_fd, _READY)
+        os.close(options.ready_fd)
     record = run_worker(supervisor)
     remove_temporary_files(attempt.path)
     write_json(attempt.exit_path, record.to_json())
@@ -341,7 +344,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--stall-seconds", type=float, required=True)
     parser.add_argument("--grace-seconds", type=float, required=True)
     parser.add_argument("--walltime-seconds", type=float)
-    parser.add_argument("--ready-fd", type=int, required=True)
+    parser.add_argument("--ready-fd", type=int)
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""How a worker's process begins and how it ends, whatever happens in between.
+"""Set up a worker's process, and end it with an error record whatever happened.
 
 Sets JAX's environment, and ends by `os._exit`: threads, exit hooks and other ranks' barriers could
 hang for ever.
@@ -63,7 +63,7 @@ def log_to_stderr(rank: int) -> None:
     package.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Write one line of our own to the log."""
     sys.stderr.write(f"redco-flow: {text}\n")
 
@@ -74,8 +74,8 @@ def report_error(attempt: AttemptDirectory, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     message = _message(error)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        places = disk_reserve.full_disks(attempt.path, Path.cwd())
-        message = f"{message} (full: {', '.join(map(str, places)) or 'no disk by now'})"
+        directories = disk_reserve.full_disks(attempt.path, Path.cwd())
+        message = f"{message} (full: {', '.join(map(str, directories)) or 'no disk by now'})"
     record = {
         "type": type(error).__name__,
         "message": redact_text(message, secrets),
@@ -85,7 +85,7 @@ def report_error(attempt: AttemptDirectory, error: BaseException) -> None:
     try:
         write_json(attempt.error_path, record)
     except OSError as problem:
-        say(f"{attempt.error_path} cannot be written: {problem}")
+        log(f"{attempt.error_path} cannot be written: {problem}")
     sys.stderr.write(text)
 
 

@@ -1,19 +1,28 @@
 """What a metric module offers, and how to find one by its name.
 
-A metric is one module of this package, or any importable dotted module: adding a metric is
-adding a file. Scores of texts are percentages (0 to 100), so that numbers of different metrics
-can be read beside each other. This file knows no metric by name and imports none until asked.
+A metric is one module of this package, or any importable one: adding a metric is adding a file.
+What it is of says its `READS`: "texts" where there is none, "classes" (texts or whole numbers),
+"numbers", or "rows", whose predictions may be anything and which gets the data's rows in place of
+references. Scores of texts and of classes are percentages (0 to 100), so that numbers of different
+metrics can be read beside each other. This file knows no metric by name and imports none until
+asked.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from redco_flow import metrics
-from redco_flow.spec.names import NoSuchModuleError, import_named, nearest
+from redco_flow.spec.names import (
+    PYTHON_PREFIX,
+    NoSuchModuleError,
+    import_named,
+    named_module,
+    nearest,
+)
 
 _NOT_METRICS = frozenset({"metric"})
 
@@ -23,14 +32,12 @@ class Metric(Protocol):
     """The module-level names of a metric.
 
     `KEYS` says for each score whether "max" or "min" is better. `references[i]` holds all the
-    references of example i, at least one.
+    references of example i, at least one; of a metric of rows it is the row.
     """
 
     KEYS: dict[str, str]
 
-    def compute(
-        self, predictions: Sequence[str], references: Sequence[Sequence[str]]
-    ) -> dict[str, float]:
+    def compute(self, predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
         """Score the whole set: one number per key."""
         ...
 
@@ -40,7 +47,7 @@ class ExampleMetric(Metric, Protocol):
     """A metric that also scores each example: what `compare` and the report's samples read."""
 
     def per_example(
-        self, predictions: Sequence[str], references: Sequence[Sequence[str]]
+        self, predictions: Sequence[Any], references: Sequence[Any]
     ) -> dict[str, list[float]]:
         """Score each example on its own: one list per key, in input order."""
         ...
@@ -94,6 +101,35 @@ class LikelihoodMetric(Protocol):
 
 AnyMetric = Metric | LikelihoodMetric
 
+Reads = Literal["texts", "classes", "numbers", "rows"]
+_READ: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "texts": ((str,), "texts"),
+    "classes": ((str, int), "classes: texts or whole numbers"),
+    "numbers": ((int, float), "numbers"),
+    "rows": ((object,), "anything"),
+}
+
+
+def reads_of(metric: Metric) -> Reads:
+    """Return what a metric's predictions are."""
+    reads: Reads = getattr(metric, "READS", "texts")
+    return reads
+
+
+def check_predictions(name: str, metric: Metric, predictions: Sequence[Any]) -> None:
+    """Refuse predictions that a metric cannot read.
+
+    Raises:
+        ValueError: the first of them, and what the metric reads.
+    """
+    types, what = _READ[reads_of(metric)]
+    for index, value in enumerate(predictions):
+        if not isinstance(value, types):
+            kind = type(value).__name__
+            raise ValueError(
+                f"the metric '{name}' reads {what}, and prediction {index} is a {kind}."
+            )
+
 
 def metric_names() -> list[str]:
     """List the metrics of this package, sorted, without importing them."""
@@ -102,12 +138,12 @@ def metric_names() -> list[str]:
 
 
 def metric_module(name: str) -> str:
-    """Return the dotted module of a metric: its name in this package, or `name` when dotted."""
-    return name if "." in name else f"{metrics.__name__}.{name}"
+    """Return the dotted module of a metric: its name in this package, or the one `name` says."""
+    return named_module(metrics.__name__, name)
 
 
 def find_metric(name: str) -> Metric:
-    """Import a metric of texts by its short or dotted name.
+    """Import a metric of predictions by its short or dotted name.
 
     Raises:
         ValueError: there is no such module, it lacks one of the names that a metric has, or it is
@@ -120,18 +156,20 @@ def find_metric(name: str) -> Metric:
 
 
 def find_any_metric(name: str) -> AnyMetric:
-    """Import a metric, of texts or of likelihoods, by its short or dotted name.
+    """Import a metric, of predictions or of likelihoods, by its short or dotted name.
 
     Raises:
         ValueError: there is no such module, or it lacks one of the names that a metric has.
     """
     known = metric_names()
-    if "." not in name and name not in known:
+    is_own = "." in name or name.startswith(PYTHON_PREFIX)
+    if not is_own and name not in known:
         raise ValueError(
             f"there is no metric '{name}'{nearest(name, known)} Known metrics: {', '.join(known)}; "
-            "or the dotted name of a module with KEYS and compute."
+            "or the dotted name of a module with KEYS and compute: own.metric is own/metric.py, "
+            "python:metric is metric.py."
         )
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not all(part.isidentifier() for part in name.removeprefix(PYTHON_PREFIX).split(".")):
         raise ValueError(f"{name!r} is no metric's name: words of a module's name, joined by dots.")
     try:
         module = import_named(metric_module(name))
@@ -142,6 +180,8 @@ def find_any_metric(name: str) -> AnyMetric:
     if not isinstance(module, Metric):
         missing = [key for key in ("KEYS", "compute") if not hasattr(module, key)]
         raise ValueError(f"the metric module '{name}' lacks {', '.join(missing)}.")
+    if (reads := getattr(module, "READS", "texts")) not in _READ:
+        raise ValueError(f"the metric '{name}' READS {reads!r}; it may read {', '.join(_READ)}.")
     return cast("Metric", module)
 
 
@@ -214,7 +254,7 @@ def _score_of_module(text: str) -> Score:
     return Score(text, next(iter(keys)))
 
 
-def check_pairs(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def check_pairs(predictions: Sequence[Any], references: Sequence[Sequence[Any]]) -> None:
     """Refuse what no metric can score.
 
     Raises:

@@ -14,9 +14,7 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from redco_flow.models import random as random_bits
 from redco_flow.models.attention.rotary import Rotation, rotate
 from redco_flow.models.config import AttentionConfig, MlpConfig, NormConfig, RotaryConfig
 from redco_flow.models.numerics import layer_norm, rms_norm
@@ -76,18 +74,8 @@ _gated.defvjp(_gated_forward, _gated_backward)
 Initializer = Callable[..., jax.Array]
 Heads = tuple[jax.Array, jax.Array, jax.Array]
 
+normal: Callable[..., Initializer] = nn.initializers.normal
 zeros: Initializer = nn.initializers.zeros
-
-
-def normal(stddev: float) -> Initializer:
-    """Return an initializer of that standard deviation."""
-
-    def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        raw = jax.random.key_data(key) if is_typed else key
-        return random_bits.normal(raw, shape) * np.float32(stddev)
-
-    return initialize
 
 
 class Norm(nn.Module):

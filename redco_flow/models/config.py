@@ -8,6 +8,7 @@ pipeline's model section.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,13 @@ from typing import Any, Literal
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 DTYPES = ("float32", "bfloat16")
-REMAT_POLICIES = ("none", "full", "dots")
+REMAT_POLICIES = ("none", "full", "dots", "minimal", "auto")
+ACTIVATION_CHOICES = ("keep", "recompute", "offload", "split")
+# What every model shard has in full.
+REPLICATED_ACTIVATIONS = ("layer_input", "attention_out", "mlp_input", "mlp_out")
+ATTENTION_KERNELS = ("auto", "xla", "splash", "cudnn", "triton")
+# The window of a layer that looks all the way back, where others do not.
+ENDLESS_WINDOW = 2**30
 ROPE_TYPES = ("linear", "llama3")
 # Other names of transformers for the same functions.
 _SAME_ACTIVATION = {
@@ -162,6 +169,96 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Activations:
+    """What becomes of a layer's intermediate results until its backward pass, by name.
+
+    Each is `keep`, `recompute`, `offload` (to the host's pinned memory; on CPUs it is kept) or
+    `split`: kept in parts of the sequence by the model shards, which gather them in the backward
+    pass. None: as `remat` says. What else a layer computes is computed again.
+
+    Attributes:
+        layer_input: what the layer reads; never computed again.
+        qkv: the products that give queries, keys and values, those of cross-attention too.
+        attention: what attention's heads gather, and a ring's softmax statistics.
+        attention_out: the product after it.
+        mlp_input: what the feed-forward's norm reads; with `is_parallel` it is the layer's.
+        mlp_in: the product that gives gate and up, a router's and its experts' too.
+        mlp_out: the product after the activation.
+        offload_share: of each device's tokens, whose part of what is offloaded goes to the host;
+            the rest is kept on the device.
+    """
+
+    layer_input: str | None = None
+    qkv: str | None = None
+    attention: str | None = None
+    attention_out: str | None = None
+    mlp_input: str | None = None
+    mlp_in: str | None = None
+    mlp_out: str | None = None
+    offload_share: float = 1.0
+
+    @classmethod
+    def from_json(cls, value: Any) -> Activations:
+        """Read what a config says of them.
+
+        Raises:
+            ValueError: no mapping, a name that no result has, or something else to do with it.
+        """
+        if isinstance(value, cls):
+            return value
+        known = [field.name for field in dataclasses.fields(cls)]
+        names = f"known names: {', '.join(known)}."
+        if not isinstance(value, Mapping):
+            raise ValueError(f"activations is {value!r}; it must be a mapping by name; {names}")
+        for name in value:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise ValueError(f"activations has no name {name!r}; {hint}{names}")
+        return cls(**value)
+
+    def __post_init__(self) -> None:
+        for name, choice in self.choices.items():
+            if choice not in ACTIVATION_CHOICES:
+                allowed = ", ".join(ACTIVATION_CHOICES)
+                raise ValueError(f"activations has {name} {choice!r}; it must be one of {allowed}.")
+            if choice == "split" and name not in REPLICATED_ACTIVATIONS:
+                allowed = ", ".join(REPLICATED_ACTIVATIONS)
+                raise ValueError(
+                    f"activations has {name} 'split'; model shards have their own parts of it "
+                    f"anyway. What can be split: {allowed}."
+                )
+        if self.layer_input == "recompute":
+            raise ValueError(
+                "activations has layer_input 'recompute'; all else is computed again from it: "
+                "keep or offload it."
+            )
+        self._check_share()
+
+    def _check_share(self) -> None:
+        share = self.offload_share
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            raise ValueError(
+                f"activations has offload_share {share!r}; it must be above 0 and at most 1."
+            )
+        if share < 1 and "offload" not in self.choices.values():
+            raise ValueError(
+                f"activations has offload_share {share}, and nothing is offloaded: leave it out, "
+                "or say what is, as in {layer_input: offload, offload_share: 0.5}."
+            )
+
+    def share_offloaded(self, name: str) -> float:
+        """Return the share of a result that is offloaded, where it is; else 1."""
+        return self.offload_share if self.choices.get(name) == "offload" else 1.0
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Those that are said, by name."""
+        said = vars(self).items()
+        return {name: kind for name, kind in said if kind is not None and name != "offload_share"}
+
+
+@dataclass(frozen=True)
 class RelativeConfig:
     """A learned bias of the scores for each head and bucket of distances, shared by all layers."""
 
@@ -205,8 +302,16 @@ class StackConfig:
         init_stddev: of kernels and tables; with `init_by_fan_in` that times the square root of
             the reciprocal of how many numbers a kernel adds up.
         residual_init: factor of the initial stddev of what each sublayer ends with.
-        remat: what the backward pass computes again: `none`, `full` (each layer), `dots` (all
-            but products with parameters).
+        remat: what the backward pass computes again: `none`, `full` (each layer, but for what
+            model shards can keep in parts at no cost), `dots` (all but products with parameters);
+            `minimal` is MaxText's name of the same. A training takes the place of `auto` by one of
+            these; where there is none, it is `none`.
+        activations: what differs from `remat`, by name.
+        num_mlp_chunks: parts of a device's tokens that dense feed-forward layers take one after
+            another, so that their units are never all in memory; the backward pass computes
+            those again.
+        attention_kernel: what computes attention, one of ATTENTION_KERNELS; `auto` goes by the
+            devices.
     """
 
     width: int
@@ -232,6 +337,47 @@ class StackConfig:
     residual_init: float = 1.0
     dtype: str = "float32"
     remat: str = "none"
+    attention_kernel: str = "auto"
+    activations: Activations = Activations()
+    num_mlp_chunks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_mlp_chunks == 1:
+            return
+        chunks = f"num_mlp_chunks is {self.num_mlp_chunks}"
+        if isinstance(self.mlp, MixtureConfig):
+            raise ValueError(
+                f"{chunks}; a mixture of experts takes all tokens at once: leave it out."
+            )
+        if (choice := self.activations.mlp_in) in ("keep", "offload"):
+            raise ValueError(
+                f"{chunks}, and activations has mlp_in {choice!r}, which is never whole then and "
+                "is computed again: leave one of them out."
+            )
+
+    def choices_on(self, num_model_shards: int) -> dict[str, str]:
+        """Return what becomes of a layer's results by their names; others are computed again."""
+        if self.remat == "full":
+            choices = {"layer_input": "keep"} | self._split_at_no_cost(num_model_shards)
+        else:
+            products = ("qkv", "attention_out", "mlp_in", "mlp_out")
+            choices = dict.fromkeys(("layer_input", *products), "keep")
+        choices |= self.activations.choices
+        if num_model_shards > 1:
+            return choices
+        return {name: "keep" if kind == "split" else kind for name, kind in choices.items()}
+
+    def _split_at_no_cost(self, num_model_shards: int) -> dict[str, str]:
+        """Return what full rematerialisation keeps in parts, with as few bytes sent as without.
+
+        Gathering a sublayer's result sends half of what reducing it again does, which pays for
+        gathering the layer's input. Side by side the sublayers are not reduced again.
+        """
+        names = ("attention_out",) if self.norm_placement == "pre" else ("attention_out", "mlp_out")
+        num_results = len(names) + (self.cross_attention is not None)
+        if self.is_parallel or num_model_shards < 1 + num_results:
+            return {}
+        return dict.fromkeys(("layer_input", *names), "split")
 
     @property
     def max_length(self) -> float:
@@ -253,6 +399,11 @@ class StackConfig:
     def common_window(self) -> int | None:
         """The window of all layers, where they have the same one."""
         return self.windows[0] if self.has_common_window and self.windows else None
+
+    @property
+    def window_choices(self) -> tuple[int, ...]:
+        """The numbers that a layer's window may have."""
+        return tuple(sorted({window or ENDLESS_WINDOW for window in self.windows}))
 
     @property
     def has_common_window(self) -> bool:

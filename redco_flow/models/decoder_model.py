@@ -15,12 +15,18 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import default_positions, row_biases
-from redco_flow.models.attention.cache import no_writers
+from redco_flow.models.attention.cache import no_writers, with_room_for
 from redco_flow.models.config import DecoderConfig
 from redco_flow.models.decoder_module import Cache, Decoder, Params, Prompt
+from redco_flow.models.decoding_layers import (
+    cast_for_products,
+    unstack_where_faster,
+    without_layers,
+)
 from redco_flow.models.families.family_config import FamilyConfig
+from redco_flow.models.head import Head, Unscored
+from redco_flow.models.head import score as score_with
 from redco_flow.models.hub.tensors import TensorFiles, equal_tensors
-from redco_flow.models.layers_apart import with_faster_layers, without_layers
 from redco_flow.models.random import example_keys
 
 _HEAD = "lm_head.weight"
@@ -91,14 +97,34 @@ def apply_with_router(
 
     The second is None for a model without experts; `experts.load_balancing_losses` reads it.
     """
+    hidden, head, router_logits = apply_before_head(
+        config, params, input_ids, attention_mask, position_ids, segment_ids, rngs
+    )
+    return score(config, head, hidden), router_logits
+
+
+def apply_before_head(
+    config: FamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    position_ids: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> Unscored:
+    """Return what `score` makes the logits of; arguments are those of `apply`."""
     keys = example_keys(rngs, input_ids.shape[0])
     if position_ids is None:
         position_ids = default_positions(input_ids.shape, attention_mask, segment_ids)
     biases = row_biases(attention_mask, segment_ids)
-    result: tuple[jax.Array, jax.Array | None] = _run(
-        config.core, params, input_ids, position_ids, biases, keys
-    )
+    inputs = (input_ids, position_ids, biases, keys)
+    result: Unscored = _run(config.core, params, *inputs, method="unscored")
     return result
+
+
+def score(config: FamilyConfig, head: Head, hidden: jax.Array) -> jax.Array:
+    """Return float32 logits (…, V) of any tokens' hidden states (…, D)."""
+    return score_with(config.core.logit_cap, head, hidden)
 
 
 def tensor_layouts(config: FamilyConfig) -> dict[str, Any]:
@@ -123,10 +149,11 @@ def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
 def decoding_params(config: FamilyConfig, params: Params) -> Params:
     """Return parameters from which `prefill` and `decode_step` give the same, faster.
 
-    They are laid out once for all steps, as the platform at hand reads them best.
+    Kernels are cast to the products' dtype, and the layers unstacked where that is faster, once for
+    all steps.
     """
-    del config  # the face's interface
-    return with_faster_layers(params)
+    params = cast_for_products(params, config.core.dtype)
+    return {**params, "layers": unstack_where_faster(params["layers"])}
 
 
 def prefill(
@@ -137,6 +164,7 @@ def prefill(
     *,
     num_beams: int,
     max_length: int,
+    room: int | None = None,
 ) -> Cache:
     """Read prompts; return the cache before the first step, with room for what follows.
 
@@ -144,13 +172,15 @@ def prefill(
         input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Every row has a
             token; its last one, the cache's `source.last_token`, is where decoding begins.
         max_length: how many tokens will be decoded at most.
+        room: for how many of them there is room at first, before `grow_cache`; None: for all.
     """
+    room = max_length if room is None else room
     is_token = attention_mask != 0
     positions = default_positions(input_ids.shape, attention_mask, None)
     places = jnp.arange(input_ids.shape[1])
     last = jnp.max(jnp.where(is_token, places, 0), axis=1)[:, None]
     biases = row_biases(attention_mask, None)
-    inputs = (input_ids, positions, biases, num_beams * max_length)
+    inputs = (input_ids, positions, biases, num_beams * room)
     prompt = Prompt(
         is_visible=is_token & (places != last),
         positions=positions,
@@ -158,7 +188,12 @@ def prefill(
         last_position=jnp.take_along_axis(positions, last, axis=1)[:, 0],
     )
     heads = _run_with_layers(config.core, params, *inputs, method="prefill")
-    return Cache(prompt, no_writers(len(input_ids), num_beams, max_length), heads)
+    return Cache(prompt, no_writers(len(input_ids), num_beams, room), heads)
+
+
+def grow_cache(cache: Cache, num_tokens: int) -> Cache:
+    """Return the cache with room for so many new tokens, which `decode_step` reads from then on."""
+    return with_room_for(cache, num_tokens)
 
 
 def decode_step(
@@ -180,6 +215,6 @@ def _run(config: DecoderConfig, params: Params, *inputs: Any, method: str = "__c
 
 
 def _run_with_layers(config: DecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
-    """Call a method that is given the layers' parameters, stacked or apart."""
+    """Call a method that is given the layers' parameters, stacked or not."""
     rest, layers = without_layers(params)
     return _run(config, rest, layers, *inputs, method=method)

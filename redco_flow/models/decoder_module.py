@@ -36,21 +36,24 @@ from redco_flow.models.attention.cache import (
     with_writers,
     written,
 )
-from redco_flow.models.attention.grouped import cap
 from redco_flow.models.attention.rotary import Rotation, rotation
 from redco_flow.models.blocks import Norm, normal, zeros
-from redco_flow.models.config import DecoderConfig
+from redco_flow.models.config import ENDLESS_WINDOW, DecoderConfig
+from redco_flow.models.decoding_layers import (
+    call_layer,
+    run_layers,
+    step_layers,
+    unstack_like,
+)
+from redco_flow.models.head import Head, Unscored, score
 from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
-from redco_flow.models.projections import product, wide_product
+from redco_flow.models.projections import product
 from redco_flow.models.random import dropout, fold_keys
 
 Params = dict[str, Any]
 
 # Which derived key this is among those that an example's key gives.
 _EMBEDDED, _LAYERS = range(2)
-# A window that hides nothing, for the layers without one among layers with one.
-_ENDLESS = 2**30
 
 
 class Prompt(NamedTuple):
@@ -75,7 +78,8 @@ class Cache(NamedTuple):
         source: the prompt, the same for all its beams and all steps.
         beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
         heads: keys and values of the prompt and of all beams' tokens since, (L, B, G, M, K)
-            each, M = S + T N; or each layer's apart, as the parameters are laid. They grow.
+            each, M = S + T N: `BlockedHeads`, or a tuple of layers' if the parameters are
+            unstacked.
     """
 
     source: Prompt
@@ -121,18 +125,22 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
+        hidden, head, _ = self.before_head(hidden)
+        return score(self.config.logit_cap, head, hidden)
+
+    def before_head(self, hidden: jax.Array, router_logits: jax.Array | None = None) -> Unscored:
+        """Bring the layers' result (B, T, D) to what the head takes."""
         c = self.config
         if c.has_final_norm:
             hidden = self.final_norm(hidden)
         if c.embedding_width:
             hidden = product(hidden, self.project_out.astype(hidden.dtype))
         if c.tie_word_embeddings:
-            scores = wide_product(hidden, self.embedding.astype(hidden.dtype).T)
+            kernel = self.embedding.astype(hidden.dtype).T
         else:
-            scores = wide_product(hidden, self.lm_head.astype(hidden.dtype))
-        if c.has_head_bias:
-            scores = scores + self.lm_head_bias
-        return cap(scores, c.logit_cap)
+            kernel = self.lm_head.astype(hidden.dtype)
+        bias = self.lm_head_bias if c.has_head_bias else None
+        return Unscored(hidden, Head(kernel, bias), router_logits)
 
     def __call__(
         self,
@@ -142,6 +150,17 @@ class Decoder(nn.Module):
         keys: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
+        hidden, head, router_logits = self.unscored(input_ids, positions, biases, keys)
+        return score(self.config.logit_cap, head, hidden), router_logits
+
+    def unscored(
+        self,
+        input_ids: jax.Array,
+        positions: jax.Array,
+        biases: Biases,
+        keys: jax.Array | None,
+    ) -> Unscored:
+        """Compute all but the logits."""
         order = self._order(input_ids.shape[1], keys)
         input_ids, positions = order.arranged(input_ids), order.arranged(positions)
         hidden = self.embed(input_ids, positions)
@@ -152,7 +171,7 @@ class Decoder(nn.Module):
         hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
         if router_logits is not None:
             router_logits = jax.vmap(order.restored)(router_logits)
-        return self.logits(order.restored(hidden)), router_logits
+        return self.before_head(order.restored(hidden), router_logits)
 
     def prefill(
         self,
@@ -171,7 +190,7 @@ class Decoder(nn.Module):
             return hidden, with_room(heads, num_places)
 
         embedded = self.embed(input_ids, positions)
-        _, heads = run_layers(run_layer, layers, embedded, laid_like(layers, self._per_layer()))
+        _, heads = run_layers(run_layer, layers, embedded, unstack_like(layers, self._per_layer()))
         return heads
 
     def step(
@@ -189,7 +208,7 @@ class Decoder(nn.Module):
             rotation=self._rotation(at_beams),
         )
         _, windows = self._per_layer()
-        own = laid_like(layers, StepLayer(windows))
+        own = unstack_like(layers, StepLayer(windows))
         layer, hidden = Layer(self.config, parent=None), self.embed(tokens, at_beams)
         hidden, heads = step_layers(layer, layers, hidden, cache.heads, own, shared)
         return self.logits(hidden), cache._replace(beams=writers, heads=heads)
@@ -212,7 +231,7 @@ class Decoder(nn.Module):
         c = self.config
         windows = None
         if not c.has_common_window:
-            windows = jnp.asarray([w or _ENDLESS for w in c.windows], jnp.int32)
+            windows = jnp.asarray([w or ENDLESS_WINDOW for w in c.windows], jnp.int32)
         return jnp.arange(c.num_layers), windows
 
 

@@ -22,20 +22,26 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.attention.bias import row_biases
+from redco_flow.models.attention.bias import as_arrays, row_biases
 from redco_flow.models.attention.cache import (
     SourceCache,
     StepShared,
     no_writers,
+    with_room_for,
     with_writers,
     written,
 )
 from redco_flow.models.blocks import normal, zeros
 from redco_flow.models.config import EncoderDecoderConfig
+from redco_flow.models.decoding_layers import (
+    cast_for_products,
+    unstack_where_faster,
+    without_layers,
+)
 from redco_flow.models.families.family_config import FamilyConfig
+from redco_flow.models.head import Head, Unscored
+from redco_flow.models.head import score as score_with
 from redco_flow.models.hub.tensors import TensorFiles
-from redco_flow.models.layers_apart import with_faster_layers, without_layers
-from redco_flow.models.projections import wide_product
 from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.stack import Stack
 
@@ -78,15 +84,20 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
+        hidden, head, _ = self.before_head(hidden)
+        return score_with(None, head, hidden)
+
+    def before_head(self, hidden: jax.Array) -> Unscored:
+        """Bring the decoder's result (B, T, D) to what the head takes."""
         c = self.config
         if c.head_scale != 1.0:
             hidden = hidden * c.head_scale
-        head = self.embedding.T if c.tie_word_embeddings else self.lm_head
-        scores = wide_product(hidden, head.astype(hidden.dtype))
-        if not c.has_logits_bias:
-            return scores
-        # A constant of published models, no weight of theirs.
-        return scores + jax.lax.stop_gradient(self.final_logits_bias)
+        kernel = self.embedding.T if c.tie_word_embeddings else self.lm_head
+        bias = None
+        if c.has_logits_bias:
+            # A constant of published models, no weight of theirs.
+            bias = jax.lax.stop_gradient(self.final_logits_bias)
+        return Unscored(hidden, Head(kernel.astype(hidden.dtype), bias))
 
     def encode(
         self, input_ids: jax.Array, attention_mask: jax.Array, keys: jax.Array | None
@@ -109,6 +120,19 @@ class EncoderDecoder(nn.Module):
         keys: jax.Array | None,
     ) -> jax.Array:
         """Return logits (B, T, V), float32."""
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
+        hidden, head, _ = self.unscored(*inputs)
+        return score_with(None, head, hidden)
+
+    def unscored(
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        decoder_input_ids: jax.Array,
+        decoder_attention_mask: jax.Array | None,
+        keys: jax.Array | None,
+    ) -> Unscored:
+        """Compute all but the logits."""
         (encoded_bias,) = row_biases(attention_mask, None)
         hidden = self.decoder(
             self.embed(decoder_input_ids),
@@ -118,7 +142,7 @@ class EncoderDecoder(nn.Module):
             self.encode(input_ids, attention_mask, keys),
             encoded_bias,
         )
-        return self.logits(hidden)
+        return self.before_head(hidden)
 
     def start(
         self,
@@ -127,18 +151,19 @@ class EncoderDecoder(nn.Module):
         attention_mask: jax.Array,
         num_beams: int,
         max_length: int,
+        room: int,
     ) -> SourceCache:
         """Return the cache before the first token."""
         self.decoder.check_length(max_length)
-        (encoded_bias,) = row_biases(attention_mask, None)
-        size = (len(encoded), num_beams * max_length)
+        (encoded_bias,) = as_arrays(row_biases(attention_mask, None))
+        size = (len(encoded), num_beams * room)
         return SourceCache(
             source={
                 "heads": self.decoder.source_heads(layers, encoded),
                 "bias": encoded_bias,
                 "bias_by_step": self.decoder.bias_by_step(max_length),
             },
-            beams=no_writers(len(encoded), num_beams, max_length),
+            beams=no_writers(len(encoded), num_beams, room),
             heads=self.decoder.no_heads(layers, *size, encoded.dtype),
         )
 
@@ -164,8 +189,9 @@ def _step_biases(
     """Return what positions add at this step, (1, H, 1, M), where they add something."""
     if by_step is None:
         return ()
-    num_beams, max_length = writers.shape[1:]
-    here = jax.lax.dynamic_slice_in_dim(by_step, max_length - 1 - step, max_length, axis=1)
+    num_beams, room = writers.shape[1:]
+    max_length = (by_step.shape[1] + 1) // 2
+    here = jax.lax.dynamic_slice_in_dim(by_step, max_length - 1 - step, room, axis=1)
     return (jnp.repeat(here, num_beams, axis=1)[None, :, None],)
 
 
@@ -209,10 +235,32 @@ def apply(
     Raises:
         ValueError: sequences longer than the model's positions reach.
     """
+    hidden, head, _ = apply_before_head(
+        config, params, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, rngs
+    )
+    return score(config, head, hidden)
+
+
+def apply_before_head(
+    config: FamilyConfig,
+    params: Params,
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    decoder_input_ids: jax.Array,
+    decoder_attention_mask: jax.Array | None = None,
+    rngs: jax.Array | None = None,
+) -> Unscored:
+    """Return what `score` makes the logits of; arguments are those of `apply`."""
     keys = example_keys(rngs, input_ids.shape[0])
     inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
-    logits: jax.Array = _run(config.core, params, *inputs, method="__call__")
-    return logits
+    result: Unscored = _run(config.core, params, *inputs, method="unscored")
+    return result
+
+
+def score(config: FamilyConfig, head: Head, hidden: jax.Array) -> jax.Array:
+    """Return float32 logits (…, V) of any tokens' hidden states (…, D)."""
+    del config  # the face's interface
+    return score_with(None, head, hidden)
 
 
 def encode(
@@ -232,10 +280,14 @@ def encode(
 def decoding_params(config: FamilyConfig, params: Params) -> Params:
     """Return parameters from which `init_cache` and `decode_step` give the same, faster.
 
-    They are laid out once for all steps, as the platform at hand reads them best.
+    The decoder's kernels, the embedding and the head are cast to the products' dtype, and the
+    decoder's layers unstacked where that is faster, once for all steps.
     """
-    del config  # the face's interface
-    return with_faster_layers(params, "decoder")
+    every_step = {name: part for name, part in params.items() if name != "encoder"}
+    cast = cast_for_products(every_step, config.core.decoder.dtype)
+    decoder = cast["decoder"]
+    layers = unstack_where_faster(decoder["layers"])
+    return {**params, **cast, "decoder": {**decoder, "layers": layers}}
 
 
 def init_cache(
@@ -246,19 +298,27 @@ def init_cache(
     *,
     num_beams: int,
     max_length: int,
+    room: int | None = None,
 ) -> SourceCache:
     """Return the cache before the first token; cross-attention's keys and values are made here.
 
     Args:
         encoded: (B, S, D), `encode`'s result.
         max_length: how many tokens will be decoded at most.
+        room: for how many of them there is room at first, before `grow_cache`; None: for all.
 
     Raises:
         ValueError: more tokens than the model's positions reach.
     """
-    inputs = (encoded, attention_mask, num_beams, max_length)
+    room = max_length if room is None else room
+    inputs = (encoded, attention_mask, num_beams, max_length, room)
     cache: SourceCache = _run_with_layers(config.core, params, *inputs, method="start")
     return cache
+
+
+def grow_cache(cache: SourceCache, num_tokens: int) -> SourceCache:
+    """Return the cache with room for so many new tokens, which `decode_step` reads from then on."""
+    return with_room_for(cache, num_tokens)
 
 
 def decode_step(
@@ -293,6 +353,6 @@ def _run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str
 def _run_with_layers(
     config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str
 ) -> Any:
-    """Call a method that is given the decoder layers' parameters, stacked or apart."""
-    rest, layers = without_layers(params, "decoder")
-    return _run(config, rest, layers, *inputs, method=method)
+    """Call a method that is given the decoder layers' parameters, stacked or not."""
+    decoder, layers = without_layers(params["decoder"])
+    return _run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)

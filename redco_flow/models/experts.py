@@ -11,6 +11,7 @@ Source: Jiang et al. 2024, Mixtral.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,9 +22,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from redco_flow.models.blocks import activate, normal
 from redco_flow.models.config import MixtureConfig
-from redco_flow.models.expert_shards import compute_on_shards
 from redco_flow.models.grouped_product import grouped_product
-from redco_flow.models.projections import KEPT_PRODUCT, wide_product
+from redco_flow.models.projections import SplitKernel, wide_product
+from redco_flow.models.token_shards import compute_on_shards
 
 
 class Dispatch(NamedTuple):
@@ -99,10 +100,14 @@ class MixtureOfExperts(nn.Module):
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return what the chosen experts make of (B, T, D), and the router's logits (B, T, E)."""
-        router_logits = wide_product(x, self.router.astype(x.dtype))
+        router_logits = checkpoint_name(wide_product(x, self.router.astype(x.dtype)), "mlp_in")
         wi, wo = self.wi.astype(x.dtype), self.wo.astype(x.dtype)
-        compute = partial(mix_experts, self.config)
-        return compute_on_shards(compute, x, router_logits, wi, wo), router_logits
+
+        def compute(tokens: Sequence[jax.Array], kernels: Sequence[jax.Array]) -> jax.Array:
+            return mix_experts(self.config, *tokens, *kernels)
+
+        kernels = [SplitKernel(wi, 3), SplitKernel(wo, 1)]
+        return compute_on_shards(compute, [x, router_logits], kernels), router_logits
 
 
 class Choice(NamedTuple):
@@ -142,7 +147,7 @@ def _mix_chosen(
     dispatch = plan_dispatch(choice.experts.reshape(-1), config.num_experts)
     rows = dispatch.sorted_by_expert(jnp.repeat(x, config.experts_per_token, axis=0))
     weights = dispatch.sorted_by_expert(choice.weights.astype(x.dtype).reshape(-1, 1))
-    projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), KEPT_PRODUCT)
+    projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), "mlp_in")
     inner = activate(projected, config.activation) * weights
     outer = dispatch.sorted_by_token(grouped_product(inner, wo, dispatch.ends))
     return jnp.sum(outer.reshape(len(x), config.experts_per_token, -1), axis=1)

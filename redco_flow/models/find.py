@@ -4,8 +4,9 @@ A family is one module with `Config` (see `t5.py`; it has `from_hugging_face`, `
 `to_hugging_face`), and these functions, its own or taken from the model that all families of its
 kind share: `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
 `config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`; those that
-generate `decode_step` and, for the cache it takes, `prefill` (decoder-only) or `init_cache`, and
-`decoding_params` where parameters laid out otherwise decode faster.
+generate `decode_step` and, for the cache it takes, `prefill` (decoder-only) or `init_cache`;
+`decoding_params` where parameters laid out otherwise decode faster, and `grow_cache` where these
+two take `room`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Rows that stand together by group, each group multiplied by a kernel of its own.
+"""Multiply rows sorted by group by each group's own kernel: `jax.lax.ragged_dot`, in loops.
 
-What `jax.lax.ragged_dot` computes: where a compiler has no product for that, as on CPUs, that
-multiplies every row by every kernel. Here one loop runs over the groups and one inside it over a
-group's blocks of rows, as many as there are: shapes are static, sizes are not. A group's last block
-reaches into rows of others, which are masked.
-Dims in this file: R rows, E groups, X what is contracted, Y what a kernel gives, b rows of a
-block.
+On CPUs that multiplies every row by every kernel, E times the work. Here one loop runs over groups
+and one inside it over a group's blocks of rows, as many as there are: shapes are static, sizes are
+not. A group's last block reaches into the next group's rows, which are masked.
+Seen by `benchmarks/kept_files.py --file grouped_product` on two cores, CPU time of a Mixtral's
+training step with `ragged_dot` over ours (quartiles): 2.36 (2.29, 2.40); memory 206 MiB, ours 91.
+Dims in this file: R rows, E groups, X contracted, Y a kernel's outputs, b rows of a block.
 Source: Gale et al. 2023, MegaBlocks; differs: in loops, without padding.
 """
 
@@ -22,7 +22,7 @@ from redco_flow.models.projections import product
 
 Operands = tuple[jax.Array, jax.Array, jax.Array]
 
-# Few rows do not pay for reading a kernel, many are wasted on groups that end early in a block.
+# Small blocks read the kernel too often, large ones waste rows that other groups own.
 _FEWEST_ROWS, _MOST_ROWS = 64, 1024
 _BLOCKS_PER_GROUP = 4
 
@@ -64,8 +64,8 @@ def grouped_product(x: jax.Array, kernels: jax.Array, ends: jax.Array) -> jax.Ar
     return multiplied
 
 
-# Mapped over, one after the other: loops of all lengths at once would choose at every turn between
-# all rows before and after it.
+# Under `vmap` one after the other: a batched while_loop selects between all old and all new rows in
+# every iteration.
 @sequential_vmap
 def _multiply(x: jax.Array, kernels: jax.Array, ends: jax.Array) -> jax.Array:
     num_rows = _block_rows(len(x), len(kernels))

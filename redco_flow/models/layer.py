@@ -8,7 +8,7 @@ dim, E experts; S source or prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +16,7 @@ import jax
 
 from redco_flow.models.attention.bias import Bias
 from redco_flow.models.attention.cache import (
+    BlockedHeads,
     KeysValues,
     StepLayer,
     StepShared,
@@ -29,9 +30,11 @@ from redco_flow.models.attention.rotary import Rotation
 from redco_flow.models.blocks import Attention, Mlp, Norm
 from redco_flow.models.config import MlpConfig, StackConfig
 from redco_flow.models.experts import MixtureOfExperts
+from redco_flow.models.mlp_chunks import feed_forward_in_chunks
 from redco_flow.models.numerics import attention_mask_bias
-from redco_flow.models.projections import KEPT_PRODUCT, merge_together, project_together
+from redco_flow.models.projections import SplitKernel, in_mesh, merge_together, project_together
 from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.saved_activations import layer_choices, save_policy, saved
 
 # Queries, keys and values of the tokens at hand to what their heads gather, (B, T, H, K).
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -87,17 +90,18 @@ class Layer(nn.Module):
 
     def source_heads(self, encoded: jax.Array) -> KeysValues:
         """Return another sequence's keys and values (B, S, G, K)."""
-        (projected,) = project_together(encoded, self.cross_attention.kernels()[1:])
+        kernels = self.cross_attention.kernels()[1:]
+        (projected,) = self._projected("qkv", encoded, kernels)
         return self.cross_attention.keys_values(projected)
 
     def step(
         self,
         hidden: jax.Array,
-        cache: KeysValues,
+        cache: BlockedHeads,
         number: jax.Array | None,
         own: StepLayer,
         shared: StepShared,
-    ) -> tuple[jax.Array, KeysValues]:
+    ) -> tuple[jax.Array, BlockedHeads]:
         """Map one token of each beam, (B, N, D), and add its key and value to the cache.
 
         Beams stand where positions stand elsewhere: to cross-attention, norms and feed-forward
@@ -155,13 +159,19 @@ class Layer(nn.Module):
                 dropout_keys=keys,
                 dropout_site=_WEIGHTS,
                 is_balanced=shared.order.is_balanced,
+                kernel=c.attention_kernel,
+                windows=c.window_choices,
+                offload_share=c.activations.share_offloaded("attention"),
             )
 
         source = None
         if shared.encoded is not None:
             source = self._attention_to(shared.encoded, shared.encoded_bias, keys)
-        hidden = split_sequence(hidden)
-        hidden, router_logits = self._sublayers(hidden, shared.rotation, attend, source, keys)
+        hidden = self._saved("layer_input", split_sequence(hidden))
+        num_chunks = c.num_mlp_chunks if in_mesh() else 1
+        hidden, router_logits = self._sublayers(
+            hidden, shared.rotation, attend, source, keys, num_chunks
+        )
         return split_sequence(hidden), router_logits, seen[0]
 
     def _sublayers(
@@ -171,15 +181,17 @@ class Layer(nn.Module):
         attend: Attend,
         attend_source: AttendSource | None,
         keys: jax.Array | None,
+        num_mlp_chunks: int = 1,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Run attention and feed-forward with their norms and residuals."""
         c = self.config
         if c.is_parallel:
-            return self._side_by_side(hidden, rotation, attend, keys), None
+            return self._side_by_side(hidden, rotation, attend, keys, num_mlp_chunks), None
 
-        projected = project_together(self._normed("attention", hidden), self.attention.kernels())
+        normed = self._normed("attention", hidden)
+        projected = self._projected("qkv", normed, self.attention.kernels())
         heads = attend(*self.attention.heads(projected, c.rotary, rotation))
-        added = _biased(merge_together([(heads, self.attention.out)]), self.attention.output_bias())
+        added = self._merged("attention_out", heads, self.attention)
         added = dropout(added, c.residual_dropout, keys, _ATTENTION_OUT)
         hidden = self._add("attention", hidden, added)
 
@@ -188,7 +200,9 @@ class Layer(nn.Module):
             added = dropout(added, c.residual_dropout, keys, _CROSS_OUT)
             hidden = self._add("cross_attention", hidden, added)
 
-        added, router_logits = self._feed_forward(self._normed("mlp", hidden), keys)
+        hidden = self._saved("mlp_input", hidden)
+        normed = self._normed("mlp", hidden)
+        added, router_logits = self._feed_forward(normed, keys, num_mlp_chunks)
         added = dropout(added, c.residual_dropout, keys, _MLP_OUT)
         return self._add("mlp", hidden, added), router_logits
 
@@ -210,35 +224,75 @@ class Layer(nn.Module):
                 (bias,),
                 dropout_keys=keys,
                 dropout_site=_CROSS_WEIGHTS,
+                kernel=self.config.attention_kernel,
+                offload_share=self.config.activations.share_offloaded("attention"),
             )
 
         return attend_source
 
     def _cross(self, normed: jax.Array, attend_source: AttendSource) -> jax.Array:
         attention = self.cross_attention
-        (projected,) = project_together(normed, attention.kernels()[:1])
+        (projected,) = self._projected("qkv", normed, attention.kernels()[:1])
         heads = attend_source(attention.queries(projected))
-        return _biased(merge_together([(heads, attention.out)]), attention.output_bias())
+        return self._merged("attention_out", heads, attention)
 
     def _feed_forward(
-        self, normed: jax.Array, keys: jax.Array | None
+        self, normed: jax.Array, keys: jax.Array | None, num_chunks: int
     ) -> tuple[jax.Array, jax.Array | None]:
         if not isinstance(self.config.mlp, MlpConfig):
             outer, router_logits = self.experts(normed)
             return outer, router_logits
-        (projected,) = project_together(normed, self.mlp.kernels())
+        if num_chunks > 1:
+            return self._in_chunks(normed, keys, num_chunks), None
+        (projected,) = self._projected("mlp_in", normed, self.mlp.kernels())
         inner = self.mlp.inner(projected, keys, _MLP_INNER)
-        return _biased(merge_together([(inner, self.mlp.wo)]), self.mlp.output_bias()), None
+        return self._merged("mlp_out", inner, self.mlp), None
+
+    def _in_chunks(self, normed: jax.Array, keys: jax.Array | None, num_chunks: int) -> jax.Array:
+        """Return what the feed-forward makes of some tokens of each device at a time."""
+        made = feed_forward_in_chunks(self.mlp, num_chunks, normed, keys, _MLP_INNER)
+        return _biased(self._saved("mlp_out", made), self.mlp.output_bias())
+
+    def _merged(self, name: str, inner: jax.Array, block: Attention | Mlp) -> jax.Array:
+        """Return a block's output projection of what it computed, with the bias."""
+        kernel = block.out if isinstance(block, Attention) else block.wo
+        product = self._saved(name, merge_together([(inner, kernel)]))
+        return _biased(product, block.output_bias())
+
+    def _projected(
+        self, name: str, x: jax.Array, kernels: Sequence[SplitKernel]
+    ) -> list[jax.Array]:
+        """Return the products with kernels, named for the backward pass to find."""
+        return [self._saved(name, product) for product in project_together(x, kernels)]
+
+    def _saved(self, name: str, x: jax.Array) -> jax.Array:
+        """Name a result for the backward pass to find."""
+        c = self.config
+        return saved(x, name, layer_choices(c), c.activations.share_offloaded(name))
 
     def _side_by_side(
-        self, hidden: jax.Array, rotation: Rotation | None, attend: Attend, keys: jax.Array | None
+        self,
+        hidden: jax.Array,
+        rotation: Rotation | None,
+        attend: Attend,
+        keys: jax.Array | None,
+        num_mlp_chunks: int,
     ) -> jax.Array:
         """Both read the same normed input; dropout falls on the sum of what they add."""
         c, attention, mlp = self.config, self.attention, self.mlp
         kernels = attention.kernels()
-        products = project_together(self.attention_norm(hidden), [*kernels, *mlp.kernels()])
-        heads = attend(*attention.heads(products[: len(kernels)], c.rotary, rotation))
-        inner = mlp.inner(products[-1], keys, _MLP_INNER)
+        if num_mlp_chunks > 1:
+            normed = self.attention_norm(hidden)
+            qkv = self._projected("qkv", normed, kernels)
+            heads = attend(*attention.heads(qkv, c.rotary, rotation))
+            added = self._merged("attention_out", heads, attention)
+            added = added + self._in_chunks(normed, keys, num_mlp_chunks)
+            return hidden + dropout(added, c.residual_dropout, keys, _MLP_OUT)
+        *qkv, mlp_in = project_together(self.attention_norm(hidden), [*kernels, *mlp.kernels()])
+        qkv = [self._saved("qkv", x) for x in qkv]
+        heads = attend(*attention.heads(qkv, c.rotary, rotation))
+        inner = mlp.inner(self._saved("mlp_in", mlp_in), keys, _MLP_INNER)
+        # One product over several shards: linear, so neither part is ever looked at again.
         added = merge_together([(heads, attention.out), (inner, mlp.wo)])
         added = _biased(_biased(added, attention.output_bias()), mlp.output_bias())
         return hidden + dropout(added, c.residual_dropout, keys, _MLP_OUT)
@@ -262,10 +316,8 @@ class Layer(nn.Module):
 def scanned_layers(config: StackConfig) -> Any:
     """Return all layers as one module, scanned over their parameters and recomputed by policy."""
     layer: Any = Layer
-    if config.remat != "none":
-        products = jax.checkpoint_policies.save_only_these_names(KEPT_PRODUCT)
-        policies = {"full": None, "dots": products}
-        layer = nn.remat(layer, prevent_cse=False, policy=policies[config.remat])
+    if config.remat not in ("none", "auto"):
+        layer = nn.remat(layer, prevent_cse=False, policy=save_policy(layer_choices(config)))
     scanned: Any = nn.scan(
         layer,
         variable_axes={"params": 0},

@@ -1,8 +1,9 @@
-"""Activations times kernels, with a backward pass that turns as few numbers as it can.
+"""Products of activations and kernels (D, …), and several of them as one over the model shards.
 
-Pure functions of arrays. A kernel's gradient contracts two arrays of one row per token, and on CPUs
-a matrix product reads its first factor turned: differentiation as it comes often turns the wider
-one, which costs as much as the product itself.
+Their backward pass is a custom derivative. A kernel's gradient is xᵀ·cotangent, and a matrix
+product on CPUs transposes its first factor in memory: here the narrower of the two comes first.
+Seen by `benchmarks/kept_files.py --file projections --models t5` on two cores: CPU time of a
+training step with plain products over ours 1.42 (quartiles 1.41, 1.45).
 Dims in this file: X what is contracted, Y what a kernel gives, D model, V vocabulary.
 """
 
@@ -16,10 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 
-# The name of what a policy that keeps products keeps.
-KEPT_PRODUCT = "product"
 Factors = tuple[jax.Array, jax.Array]
 
 
@@ -51,31 +49,24 @@ def _product(num_contracted: int, dtype: Any, x: jax.Array, kernel: jax.Array) -
 def _forward(
     num_contracted: int, dtype: Any, x: jax.Array, kernel: jax.Array
 ) -> tuple[jax.Array, Factors]:
-    # Named here, where no policy could tell by itself what a rule of ours computes.
-    result = checkpoint_name(_product(num_contracted, dtype, x, kernel), KEPT_PRODUCT)
-    return result, (x, kernel)
+    return _product(num_contracted, dtype, x, kernel), (x, kernel)
 
 
 def _backward(num_contracted: int, dtype: Any, factors: Factors, cotangent: jax.Array) -> Factors:
     del dtype  # the result's; gradients are in the factors'
     x, kernel = factors
     cotangent = cotangent.astype(x.dtype)
-    given = range(num_contracted, kernel.ndim)
-    tokens = range(x.ndim - num_contracted)
-    to_x = _contract(cotangent, range(len(tokens), cotangent.ndim), kernel, given)
+    num_given = kernel.ndim - num_contracted
+    given = list(range(-num_given, 0))
+    to_x = jnp.tensordot(cotangent, kernel, (given, given))
+    rows = [list(range(x.ndim - num_contracted))] * 2
     if math.prod(kernel.shape[:num_contracted]) <= math.prod(kernel.shape[num_contracted:]):
-        return to_x, _contract(x, tokens, cotangent, tokens)
-    turned = _contract(cotangent, tokens, x, tokens)
-    order = (*range(len(given), kernel.ndim), *range(len(given)))
-    return to_x, jnp.transpose(turned, order)
+        return to_x, jnp.tensordot(x, cotangent, rows)
+    transposed = jnp.tensordot(cotangent, x, rows)
+    return to_x, jnp.moveaxis(transposed, list(range(num_given)), given)
 
 
 _product.defvjp(_forward, _backward)
-
-
-def _contract(a: jax.Array, a_dims: range, b: jax.Array, b_dims: range) -> jax.Array:
-    return jax.lax.dot_general(a, b, ((tuple(a_dims), tuple(b_dims)), ((), ())))
-
 
 MODEL_AXIS = "model"
 
@@ -85,6 +76,11 @@ class SplitKernel(NamedTuple):
 
     value: jax.Array
     split_dim: int
+
+
+def in_mesh() -> bool:
+    """Say whether a mesh is being traced for; what derives sharding rules traces without one."""
+    return not jax.sharding.get_abstract_mesh().empty
 
 
 def num_model_shards() -> int:

@@ -21,12 +21,23 @@ from redco_flow.models.attention.bias import (
     distance_bias,
     spread_diagonals,
 )
-from redco_flow.models.attention.cache import StepLayer, StepShared, WholeShared, with_room
+from redco_flow.models.attention.cache import (
+    BlockedHeads,
+    StepLayer,
+    StepShared,
+    WholeShared,
+    with_room,
+)
 from redco_flow.models.attention.context import num_context_shards
 from redco_flow.models.blocks import Norm, normal
 from redco_flow.models.config import StackConfig
+from redco_flow.models.decoding_layers import (
+    call_layer,
+    run_layers,
+    step_layers,
+    unstack_like,
+)
 from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.layers_apart import call_layer, laid_like, run_layers, step_layers
 from redco_flow.models.numerics import MASKED
 from redco_flow.models.projections import num_groups_held
 from redco_flow.models.random import dropout, fold_keys
@@ -96,7 +107,7 @@ class Stack(nn.Module):
             heads = call_layer(layer, params, encoded, method="source_heads")
             return carry, with_room(heads, 0)
 
-        _, heads = run_layers(run_layer, layers, None, laid_like(layers, None))
+        _, heads = run_layers(run_layer, layers, None, unstack_like(layers, None))
         return heads
 
     def no_heads(self, layers: Any, batch_size: int, num_places: int, dtype: jnp.dtype) -> Any:
@@ -104,7 +115,8 @@ class Stack(nn.Module):
         c = self.config
         num_groups = num_groups_held(c.attention.num_kv_heads, c.attention.num_heads)
         shape = (c.num_layers, batch_size, num_groups, num_places, c.attention.head_dim)
-        return laid_like(layers, (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)))
+        heads = BlockedHeads(((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),))
+        return unstack_like(layers, heads)
 
     def step(
         self,

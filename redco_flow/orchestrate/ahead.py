@@ -1,8 +1,8 @@
-"""A run whose stages all stand in the cluster's queue at once, each behind those it takes from.
+"""Submit all stages of a run at once, as jobs that depend on their upstream stages' jobs.
 
 The cluster starts them in order, with or without a launcher. Here they are submitted, found
-again by a later launcher, and submitted anew behind a stage that is tried again. A stage whose
-result another run of the same sweep makes waits for that run's job and has none of its own.
+again by a later launcher, and submitted anew downstream of a stage that is tried again. A stage
+whose result another run of the same sweep makes depends on that run's job and has none of its own.
 Following them is `stage_runner`'s.
 """
 
@@ -19,7 +19,7 @@ from redco_flow.launch.call import read_call
 from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.orchestrate.attempts import StageAttempts
 from redco_flow.orchestrate.calls import write_attempt, write_attempt_ahead
-from redco_flow.orchestrate.stopping import RunContext, Say
+from redco_flow.orchestrate.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.sweep_directory import note_shared_attempt
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SweepTurn:
-    """What a point of a sweep finds in the queue when it is submitted.
+class SweepQueue:
+    """What the queue holds of a sweep when one of its points is submitted.
 
     Args:
         keys: of the run's stages; what has one key makes one result.
@@ -51,8 +51,8 @@ class SweepTurn:
         self.makers.setdefault(self.keys[stage], attempt)
 
 
-class AheadChain:
-    """The jobs of one run's stages, one a stage at a time; its methods may be called by threads.
+class JobChain:
+    """The jobs of one run's stages, one a stage at a time; thread-safe.
 
     Args:
         context: the run.
@@ -72,19 +72,19 @@ class AheadChain:
         self._mutex = threading.Lock()
         self._problems: dict[str, Exception] = {}
 
-    def submit(self, say: Say, turn: SweepTurn | None = None) -> None:
+    def submit(self, log: Log, queue: SweepQueue | None = None) -> None:
         """Submit every stage that has no result and no job yet; never raises for one of them.
 
-        A stage that cannot be submitted keeps its error for `attempt_of`; those behind it stay
-        out of the queue.
+        A stage that cannot be submitted keeps its error for `attempt_of`; those downstream
+        stay out of the queue.
 
         Args:
-            turn: of a run that is submitted with others of its sweep.
+            queue: of a run that is submitted with others of its sweep.
         """
         with self._mutex:
             for stage in self._upstream:
-                with self._problem_kept(stage, say):
-                    self._find_or_submit(stage, say, turn)
+                with self._problem_kept(stage, log):
+                    self._find_or_submit(stage, log, queue)
 
     def attempt_of(self, stage: str) -> AttemptDirectory | None:
         """Return the stage's attempt; None where it has a result instead.
@@ -98,43 +98,43 @@ class AheadChain:
             raise StageFailed(f"stage '{stage}' could not be submitted: {problem}") from problem
         return self._known.current.get(stage)
 
-    def submit_again(self, stage: str, say: Say) -> AttemptDirectory | None:
-        """Give a stage whose attempt failed a new one, and have all behind it wait for that.
+    def submit_again(self, stage: str, log: Log) -> AttemptDirectory | None:
+        """Give a stage whose attempt failed a new one, and have all downstream stages wait for it.
 
         Raises:
             StageFailed: it could not be submitted; says why.
         """
         with self._mutex:
             failed = self._known.current.pop(stage)
-            self._end_behind(stage, f"upstream {stage} failed (attempt {failed.number})")
-            for one in (stage, *self._behind(stage)):
-                with self._problem_kept(one, say):
-                    self._submit(one, say)
+            self._end_downstream(stage, f"upstream {stage} failed (attempt {failed.number})")
+            for one in (stage, *self._downstream(stage)):
+                with self._problem_kept(one, log):
+                    self._submit(one, log)
         return self.attempt_of(stage)
 
-    def end_behind(self, stage: str, why: str) -> None:
+    def end_downstream(self, stage: str, why: str) -> None:
         """Take the jobs that wait for `stage` out of the queue; their records say why."""
         with self._mutex:
-            self._end_behind(stage, why)
+            self._end_downstream(stage, why)
 
     def end_all(self, why: str) -> None:
         """Take every job of a stage that has not completed out of the queue."""
-        states = self._context.book.stages()
+        states = self._context.state_store.stages()
         with self._mutex:
             for stage in self._upstream:
                 attempt = self._context.run.latest_attempt(stage)
                 if attempt is not None and states[stage]["state"] != State.COMPLETED:
                     self._try_to_end(attempt, why)
 
-    def _find_or_submit(self, stage: str, say: Say, turn: SweepTurn | None) -> None:
+    def _find_or_submit(self, stage: str, log: Log, queue: SweepQueue | None) -> None:
         if not self._take_up(stage) and not self._context.stop.is_set:
-            if turn is not None and (maker := turn.maker_of(stage)) is not None:
+            if queue is not None and (maker := queue.maker_of(stage)) is not None:
                 self._share(stage, maker)
             else:
-                self._submit(stage, say, turn.after_end if turn is not None else ())
+                self._submit(stage, log, queue.after_end if queue is not None else ())
         attempt = self._known.current.get(stage)
-        if turn is not None and attempt is not None and not self._known.is_published(attempt):
-            turn.note(stage, attempt)
+        if queue is not None and attempt is not None and not self._known.is_published(attempt):
+            queue.note(stage, attempt)
 
     def _take_up(self, stage: str) -> bool:
         """Find the stage's job again, or its result; whether nothing is to be submitted for it."""
@@ -148,19 +148,19 @@ class AheadChain:
         note_shared_attempt(self._context.run, stage, attempt)
         self._known.current[stage] = attempt
         text = f"made by run {read_call(attempt.call_path).run}"
-        self._context.book.set_stage(stage, State.WAITING, event="job_shared", message=text)
+        self._context.state_store.set_stage(stage, State.WAITING, event="job_shared", message=text)
 
     @contextmanager
-    def _problem_kept(self, stage: str, say: Say) -> Iterator[None]:
+    def _problem_kept(self, stage: str, log: Log) -> Iterator[None]:
         """Keep a stage's error until its attempt is asked for."""
         self._problems.pop(stage, None)
         try:
             yield
         except (RedcoFlowError, OSError) as error:
             self._problems[stage] = error
-            say(f"{stage} | could not be submitted: {error}")
+            log(f"{stage} | could not be submitted: {error}")
 
-    def _behind(self, stage: str) -> Iterator[str]:
+    def _downstream(self, stage: str) -> Iterator[str]:
         """The stages of this session that need `stage`, in topological order."""
         found = {stage}
         for name, upstream in self._upstream.items():
@@ -168,7 +168,7 @@ class AheadChain:
                 found.add(name)
                 yield name
 
-    def _submit(self, stage: str, say: Say, after_end: Sequence[CallJob] = ()) -> None:
+    def _submit(self, stage: str, log: Log, after_end: Sequence[CallJob] = ()) -> None:
         # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_chaining_executor, reattach
 
@@ -176,7 +176,7 @@ class AheadChain:
         if waits_for is None:
             return
         attempt = self._write(stage, waits_for)
-        self._context.book.note("job_submitting", stage=stage, attempt=attempt.number)
+        self._context.state_store.note("job_submitting", stage=stage, attempt=attempt.number)
         executor = make_chaining_executor(self._context.profile, self._context.environment)
         upstream = [reattach(one.read_job() or {}) for one in waits_for.values()]
         is_first = all(map(self._known.is_of_another_run, waits_for.values()))
@@ -187,8 +187,8 @@ class AheadChain:
         names = ", ".join(waits_for)
         text = f"job {job.job_id} is in the queue{f' and waits for {names}' if names else ''}"
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
-        self._context.book.set_stage(stage, State.WAITING, event="job_submitted", **fields)
-        say(f"{stage} | {text}")
+        self._context.state_store.set_stage(stage, State.WAITING, event="job_submitted", **fields)
+        log(f"{stage} | {text}")
 
     def _write(self, stage: str, waits_for: Mapping[str, AttemptDirectory]) -> AttemptDirectory:
         resolved = self._context.pipeline.stages[stage]
@@ -197,8 +197,8 @@ class AheadChain:
         ingredients, digest = self._known.ingredients(stage)
         return write_attempt(self._context, resolved, self._known.made, ingredients, digest)
 
-    def _end_behind(self, stage: str, why: str) -> None:
-        for one in self._behind(stage):
+    def _end_downstream(self, stage: str, why: str) -> None:
+        for one in self._downstream(stage):
             if (attempt := self._known.current.pop(one, None)) is not None:
                 self._try_to_end(attempt, why)
 
@@ -207,7 +207,7 @@ class AheadChain:
             self._end(attempt, why)
         except ClusterUnreachable as error:
             fields = {"stage": attempt.stage, "attempt": attempt.number, "message": str(error)}
-            self._context.book.note("job_not_cancelled", **fields)
+            self._context.state_store.note("job_not_cancelled", **fields)
 
     def _end(self, attempt: AttemptDirectory, why: str) -> None:
         """End an attempt's job, if it has one; of one that never began, write the record here."""

@@ -18,8 +18,8 @@ from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.orchestrate.ingredients import stage_ingredients
 from redco_flow.orchestrate.log_lines import LogTail
 from redco_flow.orchestrate.plan import input_ids
-from redco_flow.orchestrate.state import StateBook
-from redco_flow.orchestrate.stopping import Detached, RunContext, Say, StopRequest
+from redco_flow.orchestrate.state import StateStore
+from redco_flow.orchestrate.stopping import Detached, Log, RunContext, StopRequest
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, find_new_result, find_result, fingerprint
@@ -151,7 +151,7 @@ _EXTRA_SECONDS_TO_STOP = 60.0
 def follow_job(
     job: CallJob,
     stop: StopRequest,
-    say: Say,
+    log: Log,
     *,
     grace_seconds: float,
     on_news: Callable[[JobStatus], None],
@@ -177,24 +177,24 @@ def follow_job(
         finished = status.is_finished
         if status.news and status.news != told:
             told = status.news
-            say(f"job {job.job_id} {told}")
+            log(f"job {job.job_id} {told}")
             on_news(status)
         for line in tail.last_lines() if finished else tail.new_lines():
-            say(line)
+            log(line)
         if finished:
             break
         if give_up_at is not None:
             _doze_until(job, give_up_at)
         elif stop.wait(_POLL_SECONDS):
             give_up_at = time.monotonic() + grace_seconds + _EXTRA_SECONDS_TO_STOP
-            _stop(job, stop, say)
+            _stop(job, stop, log)
     _raise_unless_completed(job, stop)
 
 
-def _stop(job: CallJob, stop: StopRequest, say: Say) -> None:
+def _stop(job: CallJob, stop: StopRequest, log: Log) -> None:
     if stop.kind == "detach":
         raise Detached(stop.reason)
-    say(f"cancelling job {job.job_id}: {stop.reason}")
+    log(f"cancelling job {job.job_id}: {stop.reason}")
     job.cancel(check=False)
 
 
@@ -247,7 +247,7 @@ class AttemptFollower:
 
     context: RunContext
     stage: str
-    say: Say
+    log: Log
 
     def follow(self, event: str, attempt: AttemptDirectory, job: CallJob) -> Finished:
         """Return when the attempt's job has ended with a result.
@@ -262,12 +262,12 @@ class AttemptFollower:
             Detached: this process is to end; the job runs on.
         """
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": ""}
-        self.context.book.set_stage(self.stage, State.RUNNING, event=event, **fields)
+        self.context.state_store.set_stage(self.stage, State.RUNNING, event=event, **fields)
         try:
             follow_job(
                 job,
                 self.context.stop,
-                self.say,
+                self.log,
                 grace_seconds=self.context.profile.grace_seconds,
                 on_news=lambda status: self._set_news(job, status),
             )
@@ -300,7 +300,7 @@ class AttemptFollower:
         is_waiting = status.state is State.PENDING
         message = f"job {job.job_id} {status.message}" if is_waiting else ""
         fields = {"message": message, "told_at": utc_now()}
-        self.context.book.set_stage(self.stage, State.RUNNING, event="job_news", **fields)
+        self.context.state_store.set_stage(self.stage, State.RUNNING, event="job_news", **fields)
 
     def _raise_if_worth_a_retry(self, attempt: AttemptDirectory, failure: StageFailed) -> None:
         """Raise RetryableFailure if the profile's budget for this ending is not used up.
@@ -311,14 +311,16 @@ class AttemptFollower:
         num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
         if not self.context.profile.retries.allows(cause, num_ended):
             return
-        self.context.book.note("job_retried", stage=self.stage, attempt=attempt.number, cause=cause)
-        self.say(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
+        self.context.state_store.note(
+            "job_retried", stage=self.stage, attempt=attempt.number, cause=cause
+        )
+        self.log(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
         raise RetryableFailure(str(failure)) from failure
 
 
 @contextmanager
-def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
-    """Write into the state book how bringing the stage to its end went wrong, if it does.
+def failures_recorded(state_store: StateStore, stage: str) -> Iterator[None]:
+    """Write into the run's state how bringing the stage to its end went wrong, if it does.
 
     Raises:
         StageFailed: for whatever it was (a full disk, a deleted input): the run must go on.
@@ -327,19 +329,19 @@ def failures_recorded(book: StateBook, stage: str) -> Iterator[None]:
     try:
         yield
     except RunCancelled as error:
-        book.set_stage(stage, State.CANCELLED, message=str(error))
+        state_store.set_stage(stage, State.CANCELLED, message=str(error))
         raise
     except (Exception, SystemExit) as error:  # code of the user's may call sys.exit
         failure = _as_failure(stage, error)
-        book.set_stage(stage, State.FAILED, message=str(failure))
+        state_store.set_stage(stage, State.FAILED, message=str(failure))
         raise failure from error
 
 
-def record_completed(book: StateBook, stage: str, finished: Finished) -> None:
-    """Write into the state book what the stage made, or whose result it reuses."""
+def record_completed(state_store: StateStore, stage: str, finished: Finished) -> None:
+    """Write into the run's state what the stage made, or whose result it reuses."""
     result = finished.result
     made_by = {"run": result.run, "stage": result.stage, "attempt": result.attempt}
-    book.set_stage(
+    state_store.set_stage(
         stage,
         State.COMPLETED,
         reused=finished.reused,

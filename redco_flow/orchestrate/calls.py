@@ -113,7 +113,7 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
     kind = find_stage_kind(stage.kind)
     several = kind.runs_on_several_processes
     num_shards = getattr(stage.config, "num_shards", 1) if kind.runs_in_shards else 1
-    is_array = num_shards > 1 and profile.executor == "slurm"
+    is_array = num_shards > 1 and profile.section.runs_arrays
     if asked.num_hosts > 1 and not several:
         raise UsageError(
             f"stage '{stage.name}': kind {stage.kind} runs in one process and its "
@@ -121,21 +121,14 @@ def job_resources(stage: ResolvedStage, profile: Profile) -> JobResources:
         )
     resources = JobResources(
         num_hosts=asked.num_hosts,
-        processes_per_host=profile.cluster.processes_per_host if several else 1,
+        processes_per_host=profile.section.processes_per_host if several else 1,
         gpus_per_host=asked.gpus_per_host,
         cpus_per_host=asked.cpus_per_host,
         memory_gib=asked.memory_gib,
-        walltime_minutes=asked.walltime_minutes or profile.cluster.walltime_minutes,
+        walltime_minutes=asked.walltime_minutes or profile.section.walltime_minutes,
         shards=tuple(range(num_shards)) if is_array else (),
     )
-    if profile.executor == "hosts":
-        from redco_flow.launch.hosts.placement import eligible_hosts
-
-        eligible_hosts(profile.hosts, resources)
-    if profile.executor == "xmanager" and profile.xmanager.backend == "local":
-        from redco_flow.launch.xmanager.work_unit import check_fits
-
-        check_fits(resources)
+    profile.section.check_fits(resources)
     return resources
 
 
@@ -146,15 +139,14 @@ def _inputs(
     upstream: Collection[str],
 ) -> dict[str, list[InputReference]]:
     store = ArtifactStore(context.workspace)
-    slots = find_stage_kind(stage.kind).inputs
 
-    def reference(slot: str, producer: str, output: str) -> InputReference:
+    def reference(producer: str, output: str) -> InputReference:
         if producer in upstream:
-            return InputReference("", "", slots[slot].kind, producer, output)
+            return InputReference("", "", output.partition("/")[0], producer, output)
         artifact = store.get(output_id(stage, producer, output, made))
         return InputReference(artifact.id, str(artifact.path), artifact.kind, producer, output)
 
     return {
-        slot: [reference(slot, ref.stage, ref.output) for ref in refs]
+        slot: [reference(ref.stage, ref.output) for ref in refs]
         for slot, refs in stage.inputs.items()
     }

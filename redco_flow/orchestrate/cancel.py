@@ -13,7 +13,7 @@ from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.orchestrate.state import (
     ENDED_RUN_STATES,
     ENDED_STAGE_STATES,
-    StateBook,
+    StateStore,
     note_takeover,
 )
 from redco_flow.tracking.attempt import Cause, State
@@ -102,14 +102,14 @@ class _EndWithoutLauncher:
         self._run = run
         self._lease = lease
         self._message = message
-        self._book = StateBook(run)
+        self._state_store = StateStore(run)
         self._jobs: dict[str, CallJob] = {}
 
     def ask(self) -> None:
         """Ask the run's jobs to stop, unless its launcher was faster than we."""
         from redco_flow.launch.executor import reattach
 
-        for stage in () if has_ended(self._run) else self._book.stages():
+        for stage in () if has_ended(self._run) else self._state_store.stages():
             attempt = self._run.latest_attempt(stage)
             if attempt is None or attempt.read_exit() or not (record := attempt.read_job()):
                 continue
@@ -128,12 +128,12 @@ class _EndWithoutLauncher:
         return True
 
     def _close(self) -> None:
-        for stage, known in self._book.stages().items():
+        for stage, known in self._state_store.stages().items():
             if stage in self._jobs:
                 _note_end(self._jobs[stage], self._message)
             if known["state"] not in ENDED_STAGE_STATES:
-                self._book.set_stage(stage, State.CANCELLED, message=self._message)
-        self._book.close_run(State.CANCELLED, RunCancelled.exit_code, self._message)
+                self._state_store.set_stage(stage, State.CANCELLED, message=self._message)
+        self._state_store.close_run(State.CANCELLED, RunCancelled.exit_code, self._message)
         self._run.clear_cancel()
 
 

@@ -18,9 +18,6 @@ from pathlib import Path
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
 from redco_flow.launch.finding import Finding
-from redco_flow.launch.hosts.doctor import examine_hosts
-from redco_flow.launch.slurm.doctor import examine_slurm
-from redco_flow.launch.xmanager.doctor import examine_xmanager
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
@@ -42,18 +39,18 @@ def examine(profile: Profile) -> Iterator[Finding]:
         _check_packages,
         _check_workspace,
         _check_disk,
-        _check_executor,
         _check_devices,
         _check_prefect,
     )
     for check in checks:
         yield check(profile)
-    if profile.executor == "slurm":
-        yield from examine_slurm(profile)
-    if profile.executor == "hosts":
-        yield from examine_hosts(profile)
-    if profile.executor == "xmanager":
-        yield from examine_xmanager(profile)
+    try:
+        executor = make_executor(profile, os.environ)
+    except RedcoFlowError as error:
+        yield Finding("executor", False, str(error), "see `executor` in the profile")
+        return
+    yield Finding("executor", True, profile.executor)
+    yield from executor.examine(_gpus_per_host(profile))
 
 
 def _check_python(profile: Profile) -> Finding:
@@ -95,12 +92,11 @@ def _check_disk(profile: Profile) -> Finding:
     )
 
 
-def _check_executor(profile: Profile) -> Finding:
-    try:
-        make_executor(profile, os.environ)
-    except RedcoFlowError as error:
-        return Finding("executor", False, str(error), "see `executor` in the profile")
-    return Finding("executor", True, profile.executor)
+def _gpus_per_host(profile: Profile) -> int:
+    """The most that the profile's own defaults give a stage."""
+    stages = profile.defaults.get("stages") or {}
+    asked = [(stage or {}).get("resources") or {} for stage in stages.values()]
+    return max((int(one.get("gpus_per_host") or 0) for one in asked), default=0)
 
 
 def _check_devices(profile: Profile) -> Finding:

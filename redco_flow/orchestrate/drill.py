@@ -17,10 +17,9 @@ from redco_flow.errors import UsageError
 from redco_flow.orchestrate.plan import make_plan
 from redco_flow.orchestrate.start import retry_run, start_run
 from redco_flow.recipes.drill import FAULT_VARIABLE, FAULTS
-from redco_flow.spec.executors import RetryBudgets
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import load_pipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import Profile, RetryBudgets
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -137,8 +136,8 @@ class _Drills:
 
     def _minutes_after_warning(self) -> int:
         """Slurm warns before the time is over; elsewhere it is over when the job is told so."""
-        is_slurm = self.profile.executor == "slurm"
-        return math.ceil(self.profile.slurm.warning_seconds / 60) if is_slurm else 0
+        seconds: int = self.profile.section.seconds_of_warning
+        return math.ceil(seconds / 60)
 
     def _profile_for(self, fault: str) -> Profile:
         """The profile with budgets that a single fault cannot use up, and the fault's name."""

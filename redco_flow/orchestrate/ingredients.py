@@ -21,7 +21,12 @@ from redco_flow.spec.names import failure
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
 from redco_flow.stages.data.source import hub_identities
-from redco_flow.tracking.code_digest import code_record, git_state, module_digests
+from redco_flow.tracking.code_digest import (
+    code_record,
+    git_state,
+    module_digests,
+    source_digests,
+)
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.workspace import Workspace
 
@@ -36,11 +41,11 @@ class Sources:
     _data: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     def code(self, kind: StageKind, stage: ResolvedStage) -> dict[str, str]:
-        """The digests of the modules that a stage's code imports, by name."""
+        """The digests of a stage's source files, and of the modules that its code imports."""
         modules = (*kind.modules, *_ask(stage, kind.code_modules))
         if modules not in self._code:
             self._code[modules] = module_digests(modules)
-        return dict(self._code[modules])
+        return {**self._code[modules], **source_digests(_ask(stage, kind.code_files))}
 
     def data(self, kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[str, Any]:
         """The digests of a stage's data files, and the identity of data that is no file."""

@@ -1,6 +1,6 @@
 """The process that drives one run: `python -m redco_flow.orchestrate.orchestrator RUN_DIRECTORY`.
 
-In a session of its own, so it outlives the terminal. Holds the lease, takes signals, and ends with
+Detached, so it outlives the terminal. Holds the lease, takes signals, and ends with
 the run's exit code. What a killed process left is taken up by the next one on the same directory.
 """
 
@@ -23,8 +23,8 @@ from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.plan import Plan
 from redco_flow.orchestrate.prefect.flow import FlowThread
 from redco_flow.orchestrate.session import Outcome, RunSession
-from redco_flow.orchestrate.state import LaunchRecord, StateBook, note_takeover
-from redco_flow.orchestrate.stopping import RunContext, Say, StopRequest
+from redco_flow.orchestrate.state import LaunchRecord, StateStore, note_takeover
+from redco_flow.orchestrate.stopping import Log, RunContext, StopRequest
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         with acquire(run) as lease:
             exit_code, flow = _drive(run, lease, options)
     except RedcoFlowError as error:
-        say(str(error))
+        log(str(error))
         return error.exit_code
     except OSError as error:  # of a record: only the log can still tell it
-        say(
+        log(
             f"{error.filename or run.path} cannot be written ({error.strerror or error}): this "
             f"process ends; jobs run on, and what is recorded stays. Make it writable, or free "
             f"space, then `redco-flow resume {run.id}`."
@@ -74,7 +74,7 @@ def _drive(
         OSError: the run's records cannot be written; names the path.
     """
     note_takeover(run, lease)
-    book = StateBook(run)
+    state_store = StateStore(run)
     stop = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop.on_signal)
@@ -87,17 +87,17 @@ def _drive(
 
         session = open_session(
             run,
-            book,
+            state_store,
             stop,
             leave_cancelled=options.leave_cancelled,
             judges_ended=options.judge_ended,
         )
-        flow = FlowThread(session, say)
-        return drive(session, flow, say).exit_code, flow
+        flow = FlowThread(session, log)
+        return drive(session, flow, log).exit_code, flow
     except (Exception, SystemExit) as error:  # noqa: BLE001 (the run's files must say it)
-        say(traceback.format_exc())
+        log(traceback.format_exc())
         code = error.exit_code if isinstance(error, RedcoFlowError) else 1
-        book.close_run(State.FAILED, code, _told(error))
+        state_store.close_run(State.FAILED, code, _told(error))
         return code, None
 
 
@@ -108,7 +108,7 @@ def _told(error: BaseException) -> str:
     return f"the run could not be driven: {type(error).__name__}: {error}"
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Write one line to orchestrator.log, which is this process's standard error."""
     sys.stderr.write(f"{utc_now()} {line}\n")
     sys.stderr.flush()
@@ -133,28 +133,30 @@ def _exit(code: int) -> None:
 _POLL_SECONDS = 0.2
 
 
-def drive(session: RunSession, flow: FlowThread, say: Say) -> Outcome:
+def drive(session: RunSession, flow: FlowThread, log: Log) -> Outcome:
     """Bring the stages to their end and write the run's end."""
-    # Before Prefect, which may take its time: from here on nothing of a run ahead needs us.
-    _wait_heeding(session, lambda: session.submit_ahead(say))
+    # Before Prefect, which may take its time: a run ahead needs no orchestrator from here on.
+    _wait_heeding(session, lambda: session.submit_ahead(log))
     flow.start()
     while not session.stages_ended.wait(_POLL_SECONDS):
         _heed_requests(session)
         if session.context.stop.is_set and not session.has_begun:
             break  # Prefect is still waiting for a server
     if session.runnable:
-        _go_on_without_flow(session, say)
+        _go_on_without_flow(session, log)
     outcome = session.outcome()
-    _close(session, outcome, say)
+    _close(session, outcome, log)
     return outcome
 
 
-def _go_on_without_flow(session: RunSession, say: Say) -> None:
+def _go_on_without_flow(session: RunSession, log: Log) -> None:
     """Do what the flow has not: run the stages or, when the run is to stop, end their jobs."""
     if not session.context.stop.is_set:
-        session.context.book.note("flow_lost", message="the stages go on without a Prefect flow")
-        say("the Prefect flow is lost; the stages go on without it.")
-    _wait_heeding(session, lambda: session.run_without_flow(say))
+        session.context.state_store.note(
+            "flow_lost", message="the stages go on without a Prefect flow"
+        )
+        log("the Prefect flow is lost; the stages go on without it.")
+    _wait_heeding(session, lambda: session.run_without_flow(log))
 
 
 def _wait_heeding(session: RunSession, action: Callable[[], None]) -> None:
@@ -169,7 +171,7 @@ def _heed_requests(session: RunSession) -> None:
     run, stop = session.context.run, session.context.stop
     stop.act_on_signal()
     if run.cancel_requested() and stop.kind != "cancel":
-        session.context.book.note("cancel_requested")
+        session.context.state_store.note("cancel_requested")
         stop.cancel("`redco-flow cancel`")
 
 
@@ -189,7 +191,7 @@ def _in_thread(action: Callable[[], None]) -> threading.Event:
 
 def open_session(
     run: RunDirectory,
-    book: StateBook,
+    state_store: StateStore,
     stop: StopRequest,
     *,
     leave_cancelled: bool,
@@ -207,7 +209,7 @@ def open_session(
         pipeline=pipeline,
         profile=profile.model_copy(update={"workspace": record.workspace}),
         plan=Plan.from_json(run.read_plan()),
-        book=book,
+        state_store=state_store,
         stop=stop,
         slots=threading.BoundedSemaphore(profile.max_parallel_stages),
         environment=dict(os.environ),
@@ -217,27 +219,27 @@ def open_session(
     return RunSession(context, leave_cancelled=leave_cancelled, judges_ended=judges_ended)
 
 
-def _close(session: RunSession, outcome: Outcome, say: Say) -> None:
+def _close(session: RunSession, outcome: Outcome, log: Log) -> None:
     """Write the run's end, then its report; who waits for the report waits for the lease's end."""
     context = session.context
     if outcome.state is State.DETACHED:
-        context.book.note("detached", reason=outcome.message)
-        say(f"{outcome.message}: jobs run on; `redco-flow resume {context.run.id}`.")
+        context.state_store.note("detached", reason=outcome.message)
+        log(f"{outcome.message}: jobs run on; `redco-flow resume {context.run.id}`.")
         return
-    context.book.close_run(outcome.state, outcome.exit_code, outcome.message)
-    _write_report(context, say)
+    context.state_store.close_run(outcome.state, outcome.exit_code, outcome.message)
+    _write_report(context, log)
     context.run.clear_cancel()
-    say(f"{outcome.state}: {outcome.message}")
+    log(f"{outcome.state}: {outcome.message}")
 
 
-def _write_report(context: RunContext, say: Say) -> None:
+def _write_report(context: RunContext, log: Log) -> None:
     """Write the run's page; a run is no failure because its page cannot be written."""
     try:
         # By name: the report and the orchestrator know each other's files, not each other.
         build = importlib.import_module("redco_flow.report.page")
         build.build_report(context.run, context.workspace)
     except Exception:  # noqa: BLE001 (whatever it is, it is told and the run has its end)
-        say(f"warning: the report could not be written:\n{traceback.format_exc()}")
+        log(f"warning: the report could not be written:\n{traceback.format_exc()}")
 
 
 if __name__ == "__main__":

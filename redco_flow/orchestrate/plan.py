@@ -76,8 +76,8 @@ def describe(difference: Difference, stage: str, origins: Mapping[str, Origin]) 
         what = "data" if section == "data" else "input"
         return f"{what} {key} changed" if key else f"{what} changed"
     change = f"{_shown(difference.old)} → {_shown(difference.new)}"
-    place = _place(key, stage, origins)
-    return f"{key or section}: {change}" + (f" ({place})" if place else "")
+    location = _location(key, stage, origins)
+    return f"{key or section}: {change}" + (f" ({location})" if location else "")
 
 
 def _is_move(difference: Difference) -> bool:
@@ -87,7 +87,7 @@ def _is_move(difference: Difference) -> bool:
     )
 
 
-def _place(key: str, stage: str, origins: Mapping[str, Origin]) -> str:
+def _location(key: str, stage: str, origins: Mapping[str, Origin]) -> str:
     """Where the setting was said: file:line, "command line" or "default"."""
     for candidate in _origin_keys(key, stage):
         origin = origins.get(candidate)

@@ -22,7 +22,7 @@ def rendered_submissions(
     environment: Mapping[str, str],
     *,
     ahead: bool = False,
-    behind_others: bool = False,
+    after_others: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield each stage that would run and what would be submitted for it.
 
@@ -31,7 +31,7 @@ def rendered_submissions(
 
     Args:
         ahead: as jobs that wait for each other.
-        behind_others: with `ahead`: as a sweep's, whose jobs wait for those of other points too.
+        after_others: with `ahead`: as a sweep's, whose jobs wait for those of other points too.
 
     Raises:
         UsageError: something in it cannot be submitted, or not ahead.
@@ -48,13 +48,13 @@ def rendered_submissions(
         if chaining is None:
             yield name, executor.render(attempt, title, resources)
             continue
-        behind = ["JOB_OF_ANOTHER_POINT"] if behind_others else []
-        behind += [
+        waits_for = ["JOB_OF_ANOTHER_POINT"] if after_others else []
+        waits_for += [
             f"JOB_OF_{one}"
             for one in upstream_of(resolved.stages[name])
             if plan.stages[one].action != "reuse"
         ]
-        yield name, chaining.render_after(attempt, title, resources, behind)
+        yield name, chaining.render_after(attempt, title, resources, waits_for)
 
 
 def chaining_executor(

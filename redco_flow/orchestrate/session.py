@@ -15,12 +15,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from redco_flow.errors import RunCancelled, StageFailed
-from redco_flow.orchestrate.ahead import AheadChain, SweepTurn
+from redco_flow.orchestrate.ahead import JobChain, SweepQueue
 from redco_flow.orchestrate.attempts import Finished, StageAttempts
 from redco_flow.orchestrate.plan import upstream_of
 from redco_flow.orchestrate.stage_runner import StageRunner
 from redco_flow.orchestrate.state import ENDED_STAGE_STATES
-from redco_flow.orchestrate.stopping import Detached, RunContext, Say
+from redco_flow.orchestrate.stopping import Detached, Log, RunContext
 from redco_flow.tracking.attempt import State
 
 DETACHED_EXIT_CODE = 130
@@ -73,56 +73,56 @@ class RunSession:
         self._mutex = threading.Lock()
         self._ended: dict[str, Finished | StageFailed | RunCancelled] = {}
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
-        self._turns = {node.name: threading.Lock() for node in self.stages}
-        context.book.open_run(context.plan.stages, begin=[node.name for node in self.stages])
+        self._locks = {node.name: threading.Lock() for node in self.stages}
+        context.state_store.open_run(context.plan.stages, begin=[node.name for node in self.stages])
         self.upstream = {node.name: node.upstream for node in self.stages}
         self._attempts = StageAttempts(context, self.upstream, judges_ended=judges_ended)
-        self._chain = AheadChain(context, self._attempts, self.upstream) if context.ahead else None
+        self._chain = JobChain(context, self._attempts, self.upstream) if context.ahead else None
 
-    def submit_ahead(self, say: Say, turn: SweepTurn | None = None) -> None:
+    def submit_ahead(self, log: Log, queue: SweepQueue | None = None) -> None:
         """Where the run is one ahead, see to it that every stage has its job; call it first.
 
         Args:
-            say: takes lines on what was submitted, and what could not be.
-            turn: of a run that is submitted with others of its sweep.
+            log: takes lines on what was submitted, and what could not be.
+            queue: of a run that is submitted with others of its sweep.
         """
         if self._chain is not None:
-            self._chain.submit(say, turn)
+            self._chain.submit(log, queue)
 
-    def run_stage(self, name: str, say: Say) -> Finished:
+    def run_stage(self, name: str, log: Log) -> Finished:
         """Bring one stage to its end, or tell again how it ended.
 
         Every stage it takes from must have come to its own end.
 
         Args:
-            say: takes the stage's log lines.
+            log: takes the stage's log lines.
 
         Raises:
             StageFailed: its job ended without a result; names job, log and last lines.
             RunCancelled: it was cancelled before or while it ran.
             Detached: this process is to end; the stage's job runs on.
         """
-        with self._turns[name]:
+        with self._locks[name]:
             if name not in self._ended:
-                self._ended[name] = self._try_stage(name, say)
+                self._ended[name] = self._try_stage(name, log)
         ended = self._ended[name]
         if isinstance(ended, Finished):
             return ended
         raise ended
 
-    def _try_stage(self, name: str, say: Say) -> Finished | StageFailed | RunCancelled:
+    def _try_stage(self, name: str, log: Log) -> Finished | StageFailed | RunCancelled:
         stage = self.context.pipeline.stages[name]
         try:
-            finished = StageRunner(self.context, stage, self._attempts, say, self._chain).run()
+            finished = StageRunner(self.context, stage, self._attempts, log, self._chain).run()
         except (StageFailed, RunCancelled) as error:
             if self._chain is not None:
                 verb = "was cancelled" if isinstance(error, RunCancelled) else "failed"
-                self._chain.end_behind(name, f"upstream {name} {verb}")
+                self._chain.end_downstream(name, f"upstream {name} {verb}")
             return error
         self._attempts.made[name] = finished.result.outputs
         return finished
 
-    def run_without_flow(self, say: Say) -> None:
+    def run_without_flow(self, log: Log) -> None:
         """Bring every stage that has not ended to its end, with threads instead of a flow."""
         futures: dict[str, Future[bool]] = {}
 
@@ -131,9 +131,9 @@ class RunSession:
             if not all(upstream):
                 return False
             try:
-                self.run_stage(node.name, lambda line: say(f"{node.name} | {line}"))
+                self.run_stage(node.name, lambda line: log(f"{node.name} | {line}"))
             except (StageFailed, RunCancelled, Detached) as error:
-                say(f"{node.name} | {error}")
+                log(f"{node.name} | {error}")
                 return False
             return True
 
@@ -144,12 +144,12 @@ class RunSession:
     @property
     def has_begun(self) -> bool:
         """Whether a stage has begun."""
-        return bool(self._ended) or any(turn.locked() for turn in self._turns.values())
+        return bool(self._ended) or any(lock.locked() for lock in self._locks.values())
 
     @property
     def runnable(self) -> list[str]:
         """Stages that could begin now: not ended, and all they take from is there."""
-        states = {name: stage["state"] for name, stage in self.context.book.stages().items()}
+        states = {name: stage["state"] for name, stage in self.context.state_store.stages().items()}
         return [
             node.name
             for node in self.stages
@@ -173,7 +173,7 @@ class RunSession:
         if self._chain is not None:
             self._chain.end_all(self.context.stop.reason or "the run has ended without it")
         self._close_stages()
-        states = self.context.book.stages()
+        states = self.context.state_store.stages()
         failed = [name for name, stage in states.items() if stage["state"] == State.FAILED]
         cancelled = [name for name, stage in states.items() if stage["state"] == State.CANCELLED]
         if failed:
@@ -189,23 +189,25 @@ class RunSession:
         return Outcome(State.COMPLETED, 0, _tally(states))
 
     def _all_ended(self) -> bool:
-        states = self.context.book.stages().values()
+        states = self.context.state_store.stages().values()
         return all(stage["state"] in ENDED_STAGE_STATES for stage in states)
 
     def _close_stages(self) -> None:
         """Give every stage that never began its end: cancelled with the run, or skipped."""
-        book, stop = self.context.book, self.context.stop
-        for name, stage in book.stages().items():
+        state_store, stop = self.context.state_store, self.context.stop
+        for name, stage in state_store.stages().items():
             if stage["state"] in ENDED_STAGE_STATES:
                 continue
             if stop.kind == "cancel":
-                book.set_stage(name, State.CANCELLED, message=f"cancelled: {stop.reason}")
+                state_store.set_stage(name, State.CANCELLED, message=f"cancelled: {stop.reason}")
                 continue
-            states = book.stages()
+            states = state_store.stages()
             upstream = upstream_of(self.context.pipeline.stages[name])
             blame = [one for one in upstream if states[one]["state"] != State.COMPLETED]
             why = ", ".join(f"{one} {states[one]['state']}" for one in blame)
-            book.set_stage(name, State.SKIPPED, message=f"upstream {why}" if why else "not started")
+            state_store.set_stage(
+                name, State.SKIPPED, message=f"upstream {why}" if why else "not started"
+            )
 
 
 def current_session() -> RunSession:
@@ -234,7 +236,7 @@ def session_in_use(session: RunSession) -> Iterator[None]:
 
 def _stages_to_run(context: RunContext, *, leave_cancelled: bool) -> Iterator[StageNode]:
     """The stages of the plan's window, without those that are left alone and what needs them."""
-    known = context.book.stages()
+    known = context.state_store.stages()
     left_out: set[str] = set()
     for name, stage in context.pipeline.stages.items():
         upstream = upstream_of(stage)

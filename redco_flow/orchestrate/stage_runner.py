@@ -3,7 +3,7 @@
 Nothing runs twice: a result that is published is taken, a job of an earlier process of this run
 that still lives is followed, and a fingerprint that another run computes is waited for. A stage
 of a run ahead has been submitted by its chain and is followed here in the same way. Knows no
-Prefect; lines for people go to `say`.
+Prefect; lines for people go to `log`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import read_call, with_inputs, write_call
-from redco_flow.orchestrate.ahead import AheadChain
+from redco_flow.orchestrate.ahead import JobChain
 from redco_flow.orchestrate.attempts import (
     AttemptFollower,
     Finished,
@@ -28,7 +28,7 @@ from redco_flow.orchestrate.attempts import (
     record_completed,
 )
 from redco_flow.orchestrate.calls import write_attempt
-from redco_flow.orchestrate.stopping import RunContext, Say
+from redco_flow.orchestrate.stopping import Log, RunContext
 from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.tracking.attempt import AttemptDirectory, State
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def claimed(workspace: Workspace, fingerprint: str, wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the claim on a fingerprint; while another holds it, call `wait` again and again.
+def fingerprint_locked(
+    workspace: Workspace, fingerprint: str, wait: Callable[[str], None]
+) -> Iterator[None]:
+    """Hold the launchers' lock of a fingerprint; call `wait` again and again until it is free.
 
     Args:
         wait: sleeps a moment and may raise to give up; is told whom it waits for.
@@ -76,7 +78,7 @@ def result_set_aside(workspace: Workspace, fingerprint: str) -> Iterator[None]:
     """Make a fingerprint new again for a forced run; without a new result the old one returns.
 
     The work directory goes for good: a stage that found its checkpoints there would have
-    nothing left to do. Call it with the claim held.
+    nothing left to do. Call it with the lock held.
     """
     published = workspace.results / f"{fingerprint}.json"
     aside = published.with_suffix(".set-aside")
@@ -124,19 +126,19 @@ class StageRunner:
         context: RunContext,
         stage: ResolvedStage,
         attempts: StageAttempts,
-        say: Say,
-        chain: AheadChain | None = None,
+        log: Log,
+        chain: JobChain | None = None,
     ) -> None:
         self._context = context
         self._stage = stage
         self._attempts = attempts
-        self._say = say
+        self._log = log
         self._chain = chain
-        self._book = context.book
-        self._follower = AttemptFollower(context, stage.name, say)
+        self._state_store = context.state_store
+        self._follower = AttemptFollower(context, stage.name, log)
 
     def run(self) -> Finished:
-        """Bring the stage to its end and write every step of it to the state book.
+        """Bring the stage to its end and write every step of it to the state state_store.
 
         Every stage it takes from must have come to its own end.
 
@@ -145,9 +147,9 @@ class StageRunner:
             RunCancelled: it was cancelled before or while it ran.
             Detached: this process is to end; the stage's job runs on.
         """
-        with failures_recorded(self._book, self._stage.name):
+        with failures_recorded(self._state_store, self._stage.name):
             finished = self._follow_what_is_submitted() or self._reuse_or_submit()
-        record_completed(self._book, self._stage.name, finished)
+        record_completed(self._state_store, self._stage.name, finished)
         return finished
 
     def _follow_what_is_submitted(self) -> Finished | None:
@@ -161,7 +163,7 @@ class StageRunner:
             if (finished := self._follow_submitted(attempt)) is not None:
                 return finished
             self._context.stop.raise_if_set(self._stage.name)
-            attempt = self._chain.submit_again(self._stage.name, self._say) if self._chain else None
+            attempt = self._chain.submit_again(self._stage.name, self._log) if self._chain else None
         return None
 
     def _submitted_attempt(self) -> AttemptDirectory | None:
@@ -187,7 +189,7 @@ class StageRunner:
         if is_found_again and (finished := self._follower.result_of(attempt)) is not None:
             return finished
         if is_found_again:
-            self._say(f"found job {job.job_id} again (attempt {attempt.number})")
+            self._log(f"found job {job.job_id} again (attempt {attempt.number})")
         try:
             event = "job_reattached" if is_found_again else "job_followed"
             return self._follower.follow(event, attempt, job)
@@ -198,14 +200,14 @@ class StageRunner:
             is_unobserved = status.cause is not None and status.cause.is_unobserved
             if not is_unobserved or not is_found_again:
                 raise
-        self._say(f"attempt {attempt.number} is gone: {status.message}")
+        self._log(f"attempt {attempt.number} is gone: {status.message}")
         return None
 
     def _wait_for_other_run(self, attempt: AttemptDirectory, job: CallJob) -> Finished | None:
         """Wait for the end of another run's job; None where it made no result."""
         text = f"waits for job {job.job_id} of run {read_call(attempt.call_path).run}"
-        self._say(text)
-        self._book.set_stage(self._stage.name, State.WAITING, message=text)
+        self._log(text)
+        self._state_store.set_stage(self._stage.name, State.WAITING, message=text)
         while not job.done():
             self._context.stop.wait(_POLL_SECONDS)
             self._context.stop.raise_if_set(self._stage.name)
@@ -218,8 +220,8 @@ class StageRunner:
         # Most second runs end here, without a lock or a slot.
         if (finished := self._reuse(digest)) is not None:
             return finished
-        self._book.set_stage(self._stage.name, State.WAITING, fingerprint=digest, message="")
-        with claimed(self._context.workspace, digest, self._wait):
+        self._state_store.set_stage(self._stage.name, State.WAITING, fingerprint=digest, message="")
+        with fingerprint_locked(self._context.workspace, digest, self._wait):
             if (finished := self._reuse(digest)) is not None:
                 return finished
             with self._slot(), self._old_result_set_aside(digest):
@@ -236,19 +238,19 @@ class StageRunner:
         result = find_result(self._context.workspace, digest)
         if result is None:
             return None
-        self._say(f"reused: made by {result.run or 'an earlier run'} in {result.seconds:.1f} s")
+        self._log(f"reused: made by {result.run or 'an earlier run'} in {result.seconds:.1f} s")
         return Finished(result, None)
 
     def _submit(self, attempt: AttemptDirectory) -> Finished:
         # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_executor
 
-        self._book.note("job_submitting", stage=self._stage.name, attempt=attempt.number)
+        self._state_store.note("job_submitting", stage=self._stage.name, attempt=attempt.number)
         executor = make_executor(self._context.profile, self._context.environment)
         job = executor.submit_call(attempt)
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
-        self._say(f"job {job.job_id} started; log: {job.paths.stdout}")
+        self._log(f"job {job.job_id} started; log: {job.paths.stdout}")
         return self._follower.follow("job_submitted", attempt, job)
 
     def _is_forced(self) -> bool:
@@ -258,9 +260,11 @@ class StageRunner:
 
     def _wait(self, for_what: str) -> None:
         """Sleep a moment in a queue."""
-        if self._book.stage(self._stage.name).get("message") != f"waits for {for_what}":
-            self._say(f"waits for {for_what}")
-            self._book.set_stage(self._stage.name, State.WAITING, message=f"waits for {for_what}")
+        if self._state_store.stage(self._stage.name).get("message") != f"waits for {for_what}":
+            self._log(f"waits for {for_what}")
+            self._state_store.set_stage(
+                self._stage.name, State.WAITING, message=f"waits for {for_what}"
+            )
         self._context.stop.wait(_POLL_SECONDS)
         self._context.stop.raise_if_set(self._stage.name)
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from redco_flow import __version__
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.launch.xmanager.package import require_xmanager
+from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.orchestrate.calls import job_resources
 from redco_flow.orchestrate.ingredients import CodeState
 from redco_flow.orchestrate.plan import Plan
@@ -24,7 +26,8 @@ from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.yaml import write_yaml
-from redco_flow.tracking.attempt import State
+from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.code_digest import changed_modules
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -50,7 +53,7 @@ def start_run(
     Args:
         plan: of `make_plan`, for this pipeline and workspace.
         profile_name, overrides, argv: as the user gave them, for the records.
-        ahead: submit all stages at once, each behind those it takes from.
+        ahead: submit all stages at once, each dependent on its upstream.
 
     Returns:
         The run, driven by a process that holds its lease.
@@ -114,6 +117,7 @@ def write_run(
         profile=profile_name,
         code=code.record,
         sweep=sweep,
+        version=__version__,
     )
     write_text(run.resolved_path, write_yaml(resolved.document))
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})
@@ -135,8 +139,7 @@ def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
     for name, stage in plan.stages.items():
         if stage.action in ("run", "wait"):
             job_resources(resolved.stages[name], profile)
-    if profile.executor == "xmanager":
-        require_xmanager()
+    profile.section.check_installed()
 
 
 def resume_run(run: RunDirectory) -> None:
@@ -153,7 +156,7 @@ def reopen_run(run: RunDirectory) -> None:
     """Make a run without an orchestrator one that can be taken up; `resume_run` without the start.
 
     Raises:
-        UsageError: it has an orchestrator, or all of it is done.
+        UsageError: it has an orchestrator, all of it is done, or another version trained it.
     """
     with _take_over(run):
         if run.read_state()["state"] == State.COMPLETED:
@@ -161,6 +164,7 @@ def reopen_run(run: RunDirectory) -> None:
                 f"run {run.id} is completed: there is nothing to resume. `redco-flow run` again "
                 f"reuses its results; `--force STAGE` computes one anew."
             )
+        refuse_to_start_over(run)
         _reopen(run)
 
 
@@ -185,6 +189,7 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
             raise UsageError(
                 f"run {run.id} is {state['state']}: no stage of it {' or '.join(wanted)}."
             )
+        refuse_to_start_over(run)
         _reopen(run)
     spawn(run, *(["--leave-cancelled"] if only_failed else []))
 
@@ -242,6 +247,57 @@ def _take_over(run: RunDirectory) -> Lease:
     lease = acquire(run)
     note_takeover(run, lease)
     return lease
+
+
+def refuse_to_start_over(run: RunDirectory) -> None:
+    """Raise where a stopped stage has checkpoints that this version of redco-flow cannot continue.
+
+    Other code has other fingerprints and other work directories: the stage would begin at step 0.
+
+    Raises:
+        UsageError: names the stage, its last checkpoint, and both ways on.
+    """
+    for stage in run.read_state()["stages"]:
+        attempt = run.latest_attempt(stage)
+        if attempt is None or attempt.read_job() is None or attempt.read_result() is not None:
+            continue
+        call = read_call(attempt.call_path)
+        steps = _committed_steps(call)
+        # A job that lives is followed; its executor is asked last, for that can take its time.
+        if steps and changed_modules(call.ingredients["code"]) and _has_ended(attempt):
+            raise UsageError(
+                f"run {run.id} was started with {_version(run)}; this is {__version__}, whose code "
+                f"would train stage '{stage}' from its beginning. Nothing was changed: its "
+                f"checkpoint of step {max(steps)} is kept. To go on from it, install the version "
+                f"that wrote it and `redco-flow resume {run.id}`; to start anew with this one: "
+                f"`{shlex.join(['redco-flow', *run.record['argv'][1:]])}`."
+            )
+
+
+def _has_ended(attempt: AttemptDirectory) -> bool:
+    """Whether the attempt's job has ended."""
+    # Imported here: what only starts runs never pays for it.
+    from redco_flow.launch.executor import reattach
+
+    return reattach(attempt.read_job() or {}).done()
+
+
+def _committed_steps(call: Call) -> list[int]:
+    try:
+        fingerprint = with_inputs(call).fingerprint
+    except UpstreamMissing:
+        return []  # of a run ahead whose inputs were never made
+    work_directory = Workspace(Path(call.workspace)).work_directory(fingerprint)
+    commits = work_directory.glob("checkpoints/*/commit.json")
+    return [int(path.parent.name) for path in commits if path.parent.name.isdigit()]
+
+
+def _version(run: RunDirectory) -> str:
+    """What began a run, for a message; the record has it since 0.2.0."""
+    version = run.record.get("version")
+    if not version:
+        return "a version before 0.2.0"
+    return f"other code of version {version}" if version == __version__ else f"version {version}"
 
 
 def _reopen(run: RunDirectory) -> None:

@@ -15,9 +15,7 @@ from typing import Any
 
 from redco_flow import search_path
 from redco_flow.errors import DamagedRecord
-from redco_flow.launch.redaction import redact_text
 from redco_flow.records import write_json
-from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.locks import Lease
@@ -30,7 +28,7 @@ _BEGUN_STATES = (State.WAITING, State.RUNNING)
 ENDED_STAGE_STATES = (*ENDED_RUN_STATES, State.SKIPPED)
 
 
-class StateBook:
+class StateStore:
     """A run's state, in memory and in its files."""
 
     def __init__(self, run: RunDirectory, *, clock: Clock = utc_now) -> None:
@@ -129,6 +127,10 @@ def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(text: str) -> str:
+    # Imported here: who only reads a run's state need not wait for what finds secrets.
+    from redco_flow.launch.redaction import redact_text
+    from redco_flow.spec.secrets import secret_values
+
     return redact_text(text, secret_values(os.environ))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from redco_flow.errors import RunCancelled
 from redco_flow.orchestrate.plan import Plan
-from redco_flow.orchestrate.state import StateBook
+from redco_flow.orchestrate.state import StateStore
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.run_directory import RunDirectory
@@ -85,7 +85,7 @@ class StopRequest:
         return self.kind is not None
 
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 """Takes one line for people: a job's log line, or what the orchestrator does."""
 
 
@@ -97,7 +97,7 @@ class RunContext:
         slots: as many jobs at a time as the profile allows.
         environment: what jobs inherit: this process's as it was before Prefect's settings.
         code: commit and whether it is dirty, for the records.
-        ahead: all stages' jobs are submitted at once, each behind those it takes from.
+        ahead: all stages' jobs are submitted at once, each dependent on its upstream.
     """
 
     run: RunDirectory
@@ -105,7 +105,7 @@ class RunContext:
     pipeline: ResolvedPipeline
     profile: Profile
     plan: Plan
-    book: StateBook
+    state_store: StateStore
     stop: StopRequest
     slots: threading.BoundedSemaphore
     environment: Mapping[str, str]

@@ -20,7 +20,7 @@ from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
 from redco_flow.orchestrate.cancel import cancel_runs, has_ended
 from redco_flow.orchestrate.ingredients import CodeState
 from redco_flow.orchestrate.plan import Plan
-from redco_flow.orchestrate.start import check_run, reopen_run, write_run
+from redco_flow.orchestrate.start import check_run, refuse_to_start_over, reopen_run, write_run
 from redco_flow.orchestrate.state import LaunchRecord
 from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.load import ResolvedPipeline
@@ -132,7 +132,7 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
     try:
         for one in planned:
             given = (one.pipeline, one.profile, workspace, one.plan, os.environ)
-            dict(rendered_submissions(*given, ahead=True, behind_others=True))
+            dict(rendered_submissions(*given, ahead=True, after_others=True))
     except UsageError:
         if asked:
             raise
@@ -144,17 +144,20 @@ def resume_sweep(sweep: SweepDirectory) -> None:
     """Take up a sweep's runs that have not completed; those that are driven go on as they do.
 
     Raises:
-        UsageError: it is driven by a process, or all its runs have completed.
+        UsageError: it is driven by a process, all its runs have completed, or one of them has a
+            checkpoint that this version cannot continue.
     """
     _refuse_if_driven(sweep)
     states = {run: unless_damaged(run.read_state) for run in sweep.runs}
     left = [run for run, state in states.items() if state and state["state"] != State.COMPLETED]
     if not left:
         raise UsageError(f"sweep {sweep.id}: every run of it is completed; nothing to resume.")
+    without_orchestrator = [run for run in left if find_holder(run) is None]
+    for run in without_orchestrator:
+        refuse_to_start_over(run)  # before any of them is changed
     sweep.cancel_path.unlink(missing_ok=True)
-    for run in left:
-        if find_holder(run) is None:
-            reopen_run(run)
+    for run in without_orchestrator:
+        reopen_run(run)
     _spawn(sweep)
 
 

@@ -1,11 +1,11 @@
 """The process that starts a sweep's runs: `python -m redco_flow.orchestrate.sweep_process SWEEP`.
 
-In a session of its own, so it outlives the terminal. Starts each run that has not ended and that
-has no orchestrator, once, so many at a time; each run is driven by its own process. If this one
-dies, the runs go on, and `resume_sweep` starts the others.
+Detached, so it outlives the terminal. Starts the orchestrator of each run that has not ended and
+has none, at most `max_parallel` at a time. If this process dies, the orchestrators go on, and
+`resume_sweep` starts the others.
 
-Where the cluster itself can have jobs wait for each other, the jobs of all points are submitted
-first. From then on no process is needed; a run gets its driver when a job of its own has begun.
+Where the cluster supports job dependencies, the jobs of all points are submitted first. From then
+on no process is needed; a run gets its orchestrator when a job of its own has begun.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
-from redco_flow.orchestrate.ahead import SweepTurn
+from redco_flow.orchestrate.ahead import SweepQueue
 from redco_flow.orchestrate.cancel import has_ended
 from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
 from redco_flow.orchestrate.orchestrator import open_session
 from redco_flow.orchestrate.plan import Plan, upstream_of
 from redco_flow.orchestrate.session import RunSession
 from redco_flow.orchestrate.start import spawn
-from redco_flow.orchestrate.state import StateBook, note_takeover
-from redco_flow.orchestrate.stopping import Say, StopRequest
+from redco_flow.orchestrate.state import StateStore, note_takeover
+from redco_flow.orchestrate.stopping import Log, StopRequest
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
@@ -40,23 +40,22 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, current_attempt
 from redco_flow.tracking.workspace import Workspace
 
-_POLL_SECONDS = 0.3
-_QUEUE_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.5
 
 
 def main(arguments: list[str]) -> int:
-    """Start every run in its turn; return when all have ended."""
+    """Start the orchestrators of all runs, in order; return when all have ended."""
     sweep = SweepDirectory(Path(arguments[0]))
     try:
         with acquire(sweep):
-            _drive(sweep)
+            _start_runs(sweep)
     except RedcoFlowError as error:
-        _say(str(error))
+        _log(str(error))
         return error.exit_code
     return 0
 
 
-def _drive(sweep: SweepDirectory) -> None:
+def _start_runs(sweep: SweepDirectory) -> None:
     waiting = [run for run in sweep.runs if not has_ended(run) and find_holder(run) is None]
     jobs = _submit(sweep, waiting) if sweep.is_ahead else {}
     while not sweep.cancel_path.exists():
@@ -66,42 +65,41 @@ def _drive(sweep: SweepDirectory) -> None:
         has_room = len(at_work) < sweep.record["max_parallel"]
         ready = next((run for run in waiting if _is_ready(run, jobs)), None) if has_room else None
         if ready is None:
-            # Each look at jobs reads the records of all of them.
-            time.sleep(_QUEUE_POLL_SECONDS if jobs else _POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             continue
         waiting.remove(ready)
-        if not has_ended(ready):  # it may have been cancelled before its turn
-            # What ended before the driver came is the driver's to judge.
+        if not has_ended(ready):  # it may have been cancelled while it waited
+            # The orchestrator applies the retry budgets to what ended before it was started.
             _start(ready, ["--judge-ended"] if jobs else [])
 
 
 def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:
-    """Whether a run may start: at any time, or when the jobs that it has want a driver."""
-    return run.id not in jobs or jobs[run.id].want_driver()
+    """Whether a run may start: at any time, or when its jobs need an orchestrator."""
+    return run.id not in jobs or jobs[run.id].need_orchestrator()
 
 
 def _submit(sweep: SweepDirectory, runs: Sequence[RunDirectory]) -> dict[str, PointJobs]:
-    """Have the jobs of all points stand in the queue; return them by run."""
-    submit_points(sweep, runs, _say)
+    """Submit the jobs of all points; return them by run."""
+    submit_points(sweep, runs, _log)
     return {run.id: PointJobs(run) for run in runs}
 
 
 def _start(run: RunDirectory, options: Sequence[str]) -> None:
-    """Start one run; where it cannot be, its own log says why, and the others have their turn."""
-    _say(f"starts {run.id}")
+    """Start a run's orchestrator; an error goes to the log, and the other runs go on."""
+    _log(f"starts {run.id}")
     try:
         spawn(run, *options)
     except RedcoFlowError as error:
-        _say(str(error))
+        _log(str(error))
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"{utc_now()} {line}\n")
     sys.stderr.flush()
 
 
 class PointJobs:
-    """The jobs that one point's run waits for.
+    """The jobs that one point's run depends on.
 
     Args:
         run: its jobs are in the queue, as far as they could be submitted.
@@ -116,10 +114,10 @@ class PointJobs:
                 is_own = attempt.path.is_relative_to(run.path)
                 (self._own if is_own else self._shared).append(reattach(record))
 
-    def want_driver(self) -> bool:
+    def need_orchestrator(self) -> bool:
         """Whether a job of the point's own has begun; of a point without, all others' have ended.
 
-        A point that has no job at all wants one now: it can reuse everything, or tell why it has
+        A point that has no job at all needs one now: it can reuse everything, or tell why it has
         none.
         """
         if self._own:
@@ -143,11 +141,11 @@ class StageJobs:
     upstream: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """For people: "train: 4 jobs, behind preprocess"."""
+        """For people: "train: 4 jobs, after preprocess"."""
         counted = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         for_all = f", for {self.points} points" if self.points > self.jobs else ""
-        behind = f", behind {', '.join(self.upstream)}" if self.upstream else ""
-        return f"{self.stage}: {counted}{for_all}{behind}"
+        after = f", after {', '.join(self.upstream)}" if self.upstream else ""
+        return f"{self.stage}: {counted}{for_all}{after}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the same as a record."""
@@ -202,15 +200,12 @@ def _is_open(plan: Plan, stage: str) -> bool:
     return plan.stages[stage].action in ("run", "wait")
 
 
-_SUBMISSION_POLL_SECONDS = 0.2
-
-
 @dataclass(frozen=True)
 class _Point:
     """One point of a sweep, whose run's lease is held here.
 
     Args:
-        keys: by stage; `sweep_work.work_keys`.
+        keys: by stage, as `work_keys` returns them.
     """
 
     session: RunSession
@@ -228,7 +223,7 @@ class _Point:
             if (record := attempt.read_job()) and attempt.read_exit() is None
         ]
 
-    def stands_in_queue(self) -> bool:
+    def is_queued(self) -> bool:
         """Whether it has jobs, none of which has failed."""
         causes = {attempt.cause for attempt in self._attempts()}
         return None in causes and causes <= {None, Cause.COMPLETED}
@@ -238,11 +233,11 @@ class _Point:
         return [attempt for attempt in found if attempt is not None]
 
 
-def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], say: Say) -> None:
-    """Bring the jobs of a sweep's runs into the queue, under the runs' leases.
+def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], log: Log) -> None:
+    """Submit the jobs of a sweep's runs, under the runs' leases.
 
-    Runs that another process drives are left to it. What cannot be submitted has its error in the
-    log, and is tried again, alone, by the driver of its point.
+    Runs that have an orchestrator are left to it. What cannot be submitted has its error in the
+    log, and is tried again, alone, by the orchestrator of its run.
     """
     sources = Sources()
     with ExitStack() as leases:
@@ -251,46 +246,46 @@ def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], say: Say)
             try:
                 note_takeover(run, leases.enter_context(acquire(run)))
             except UsageError as error:
-                say(str(error))
+                log(str(error))
                 continue
             try:
                 points.append(_open_point(run, sources))
-            except RedcoFlowError as error:  # its driver will say so in the run's own records
-                say(f"{run.id}: {error}")
-        _settle_lost_ids(sweep, points)
-        _submit_in_turn(sweep, points, say)
+            except RedcoFlowError as error:  # its orchestrator records it in the run
+                log(f"{run.id}: {error}")
+        _resolve_lost_ids(sweep, points)
+        _submit_in_order(sweep, points, log)
 
 
-def _submit_in_turn(sweep: SweepDirectory, points: Sequence[_Point], say: Say) -> None:
-    """Submit point after point; stop early where the sweep is cancelled."""
+def _submit_in_order(sweep: SweepDirectory, points: Sequence[_Point], log: Log) -> None:
+    """Submit one point after the other; stop early where the sweep is cancelled."""
     num_at_once = sweep.record["max_parallel"]
     before: deque[list[CallJob]] = deque([[]] * num_at_once, maxlen=num_at_once)
     makers: dict[str, AttemptDirectory] = {}
-    # Those that stand in the queue come first: a point that is tried again waits behind them.
-    for point in sorted(points, key=lambda one: not one.stands_in_queue()):
+    # Points that are in the queue come first: one that is tried again waits for them.
+    for point in sorted(points, key=lambda one: not one.is_queued()):
         if sweep.cancel_path.exists():
             return
-        turn = SweepTurn(point.keys, makers, before[0])
-        point.session.submit_ahead(_say_of(point, say), turn)
+        queue = SweepQueue(point.keys, makers, before[0])
+        point.session.submit_ahead(_log_of(point, log), queue)
         if jobs := point.open_jobs():
             before.append(jobs)
 
 
-def _say_of(point: _Point, say: Say) -> Say:
+def _log_of(point: _Point, log: Log) -> Log:
     """Lines that begin with the point's run."""
-    return lambda line: say(f"{point.run.id}: {line}")
+    return lambda line: log(f"{point.run.id}: {line}")
 
 
 def _open_point(run: RunDirectory, sources: Sources) -> _Point:
-    session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
+    session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
     context = session.context
     return _Point(session, work_keys(context.pipeline, context.workspace, sources))
 
 
-def _settle_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
-    """Have jobs whose ids were lost found by their names, all at once.
+def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
+    """Find jobs whose ids were lost by their names, all at once.
 
-    Of an attempt that the cluster never got, its record says so: it is submitted anew.
+    An attempt that the cluster never got is recorded so, and is submitted anew.
     """
     lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
     while lost and not sweep.cancel_path.exists():
@@ -298,7 +293,7 @@ def _settle_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
             why = "the cluster never got it"
             write_exit(job.attempt, never_began(why))
         lost = [one for one in lost if not one.record()["job_id"] and not one.done()]
-        time.sleep(_SUBMISSION_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

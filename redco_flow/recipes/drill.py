@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.launch.processes import ATTEMPT_VARIABLE, ProcessPlace
+from redco_flow.launch.processes import ATTEMPT_VARIABLE, RankInfo
 from redco_flow.recipes import text_to_text
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
 from redco_flow.recipes.text_to_text import encode
@@ -54,16 +54,16 @@ def build(
     harm = _Harm(FAULTS[fault])
 
     def collate_to(widths: Sequence[int]) -> Collate:
-        return harm.before_batches_of(recipe.collate_to(widths))
+        return harm.before_batches_of(recipe.collate_wide(widths))
 
     return replace(recipe, collate_to=collate_to)
 
 
 def _is_chosen(environ: Mapping[str, str]) -> bool:
     """Whether this is the second rank, or the only one, of a job that never started before."""
-    place = ProcessPlace.from_environment(environ)
+    rank = RankInfo.from_environment(environ)
     attempt = Path(environ.get(ATTEMPT_VARIABLE, "")).name
-    return place.rank == min(1, place.num_processes - 1) and place.restart == 0 and attempt == "1"
+    return rank.rank == min(1, rank.num_processes - 1) and rank.restart == 0 and attempt == "1"
 
 
 class _Harm:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.models.find import FAMILIES, find_model
-from redco_flow.models.generation.generate import Sampling, generate
+from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
 from redco_flow.models.hub.pretrained import (
     find_checkpoint,
     load_pretrained,
@@ -46,6 +46,9 @@ class ChosenModel:
         """JSON that `choose_model` makes the same model from again, without any file."""
         values = dataclasses.asdict(self.config)
         dtype = values.pop("dtype")
+        if values.get("attention") in ("splash", "cudnn", "triton"):
+            # Of the devices that trained; what reads the checkpoint may run on others.
+            values["attention"] = "auto"
         return {"family": self.family, "config": values, "dtype": dtype}
 
     @property
@@ -102,6 +105,11 @@ def choose_model(
     return found
 
 
+def with_changes(model: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pipeline's `model` section with these changes of the model's config, too."""
+    return {**model, "config": {**(model.get("config") or {}), **changes}}
+
+
 def _sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
     # A multiple of 8 lets up to 8 model shards split the table evenly.
     return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
@@ -124,15 +132,20 @@ def _check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
 def make_pred_fn(
     module: ModuleType, config: Any, generation: Generation
 ) -> Callable[[Any, Mapping[str, jax.Array], jax.Array], jax.Array]:
-    """Return (params, batch, rngs (B,)) -> token ids (B, T).
+    """Return (params, batch, rngs (B,)) -> token ids (B, T), or (B, N, T) of several sequences.
 
     Raises:
-        ValueError: a number of sampling out of its range.
+        ValueError: a number of sampling or of the logits processors out of its range.
     """
     drawn = generation.sampling
     sampling = None
     if drawn is not None:
         sampling = Sampling(drawn.temperature, drawn.top_k, drawn.top_p)
+    processing = LogitsProcessing(
+        repetition_penalty=generation.repetition_penalty,
+        no_repeat_ngram_size=generation.no_repeat_ngram_size,
+        min_new_tokens=generation.min_new_tokens,
+    )
 
     def pred_fn(params: Any, batch: Mapping[str, jax.Array], rngs: jax.Array) -> jax.Array:
         return generate(
@@ -144,7 +157,10 @@ def make_pred_fn(
             max_new_tokens=generation.max_length,
             num_beams=generation.num_beams,
             length_penalty=generation.length_penalty,
+            early_stopping=generation.early_stopping,
             sampling=sampling,
+            processing=processing,
+            num_return_sequences=generation.num_return_sequences,
             rngs=rngs,
         ).tokens
 

@@ -1,39 +1,56 @@
 """What a recipe is, and how one is found by the name that stands in YAML.
 
-A recipe is one module of this package, or any importable dotted module:
+A recipe is one module: of this package, any importable dotted one, or `python:NAME`. It has the
+three functions and says how parameters begin:
+
+    init_params(key) -> parameters
+    collate_fn(examples) -> arrays
+    loss_fn(params, batch, rngs, is_training) -> scalar, or (totals (B,), weights (B,))
+    pred_fn(params, batch, rngs) -> arrays (B, ...)
+    output_fn(arrays) -> a JSON value per row; optional
+    Settings: a dataclass or pydantic model of keys that YAML has under `settings`; optional, and
+        where it is there, each function takes the settings as its last argument
+    COLUMNS: names of the columns that it reads; optional
+    TARGET: which of them predictions are compared with; optional: `label`
+
+or, where texts become token ids ahead of time, it makes them around a model:
 
     encode(sources, targets, tokenizer, *, source_prefix, source_suffix, max_source_length,
            max_target_length) -> EncodedPairs; used by preprocessing
     build(model, tokenizer, *, source_length, target_length) -> Recipe
-        used by training and prediction
-
-and, where they apply:
-
-    encode_texts(texts, tokenizer, *, max_length) -> EncodedPairs; it takes plain texts too
+        used by training and prediction; with `settings` too where the module has `Settings`
+    encode_texts(texts, tokenizer, *, max_length) -> EncodedPairs; optional: plain texts too
     FAMILIES, DEFAULT_FAMILY: the model families that it trains, and which where nothing says it
     CAN_PACK: whether several examples can share a row (`Recipe.collate_packed`)
     MEASURES_PERPLEXITY: whether `perplexity` stands beside `eval_loss`
 
-Its top should import nothing heavy (JAX belongs inside `build`), for plans ask it which module
-`encode` comes from.
+The top of a recipe of this package imports nothing heavy, for plans ask it which module `encode`
+comes from.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, ValidationInfo
 
 from redco_flow import recipes
-from redco_flow.spec.names import import_named
+from redco_flow.spec.model import OnlyWhereSet, Text
+from redco_flow.spec.names import find_module, import_named, named_module
+from redco_flow.spec.recipe_settings import SETTINGS, settings_model
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from redco_flow.text.tokenizer import TextTokenizer
 
     Lengths = NDArray[np.int64]
 
@@ -49,7 +66,7 @@ class RandomChoice:
 
     Args:
         temperature: what logits are divided by; towards 0 the likeliest token wins.
-        top_k: only so many of the likeliest tokens may be drawn; None: all.
+        top_k: only the `top_k` likeliest tokens may be drawn; None: all.
         top_p: of those, only the fewest likeliest whose probabilities reach this sum.
     """
 
@@ -66,58 +83,107 @@ class Generation:
         max_length: tokens to generate at most, the end token included.
         num_beams: 1 is greedy search.
         length_penalty: a beam's score is divided by its length to this power.
+        early_stopping: when beam search ends a row: True with the first `num_beams` texts that
+            ended, False when the best other one is no better as long as it is, "never" when it
+            could not be at any length.
+        repetition_penalty: more than 1 makes tokens that the text has less likely.
+        no_repeat_ngram_size: no run of so many tokens occurs twice; 0: any may.
+        min_new_tokens: no text ends before.
         sampling: draw tokens, by each example's own key, instead of searching.
+        num_return_sequences: texts of each example; the first is the one that counts.
     """
 
     max_length: int
     num_beams: int = 1
     length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
     sampling: RandomChoice | None = None
+    num_return_sequences: int = 1
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A paradigm's three functions around one model.
+    """A paradigm's three functions around one model; what only texts have is optional.
 
     Args:
-        model: JSON that `build` makes the same model from again, without any file.
+        model: JSON that the same recipe is made from again, without any file.
         init_params: (key) -> parameters drawn anew; can be jitted.
         abstract_params: () -> their shapes and dtypes, allocating nothing.
+        collate_fn: examples -> arrays with a leading batch dim, padded to the longest lengths.
+        loss_fn: (params, batch, rngs, is_training) -> a scalar, or (totals (B,), weights (B,)), and
+            what else is measured as a third, {name: totals (B,)}.
+        make_pred_fn: Generation -> (params, batch, rngs) -> arrays (B, ...); of generated texts
+            token ids (B, T), or (B, N, T) where N sequences are asked for, and N is not 1.
+        output_fn: those arrays -> a JSON value per row; of token ids, texts.
+        collate_prompts: examples -> what `make_pred_fn`'s functions take, padded to the longest
+            length; None: as `collate_fn`.
         load_params: (shardings) -> parameters read from the model's files, or None where the
             model has none and starts anew.
-        collate_fn: examples -> arrays with a leading batch dim, padded to the longest lengths.
-        collate_prompts: examples -> what `make_pred_fn`'s functions take, padded to the longest
-            length.
         row_widths: (tokens of each source (N,), of each target (N,)) -> (N, D): how wide a batch
-            must be for each example, in each of the D dims that are padded.
-        collate_to: (D widths) -> a collate_fn that pads to those.
+            must be for each example, in each of the D dims that are padded; None where batches
+            have one shape.
+        collate_to: (D widths) -> a collate_fn that pads to those; None likewise.
         collate_packed: (width) -> lists of examples -> arrays in which each list shares a row;
             None where examples cannot share one.
-        loss_fn: (params, batch, rngs, is_training) -> (totals (B,), weights (B,)), and what else
-            is measured as a third, {name: totals (B,)}.
-        make_pred_fn: Generation -> (params, batch, rngs) -> token ids (B, T).
-        output_fn: token ids (B, T) -> texts.
-        save_pretrained: (params, directory): write the model in Hugging Face's format.
+        save_pretrained: (params, directory): write the model in Hugging Face's format; None where
+            there is no such format.
         prompt_widths: (tokens of each source (N,)) -> (N, D): how wide a batch of prompts must be
             for each example; None where all such batches are as wide as `collate_prompts`'.
         collate_prompts_to: (D widths) -> a collate_prompts that pads to those; None likewise.
+        loss_in_chunks: ("auto" or the number of chunks) -> a loss_fn that scores the vocabulary
+            chunk by chunk; where the setting is not 0, with `z_loss=…`, which training adds. None
+            where the recipe has none.
+        with_config: (changes of the model's config) -> this recipe of the model that has them;
+            None where the recipe makes none.
     """
 
     model: Mapping[str, Any]
     init_params: Callable[[Any], Any]
     abstract_params: Callable[[], Any]
-    load_params: Callable[[Any], Any] | None
     collate_fn: Collate
-    collate_prompts: Collate
-    row_widths: Callable[[Lengths, Lengths], Lengths]
-    collate_to: Callable[[Sequence[int]], Collate]
-    collate_packed: Callable[[int], CollatePacked] | None
     loss_fn: Callable[[Any, Batch, Any, bool], Any]
     make_pred_fn: Callable[[Generation], Callable[[Any, Batch, Any], Any]]
-    output_fn: Callable[[Any], list[str]]
-    save_pretrained: Callable[[Any, Path], None]
+    output_fn: Callable[[Any], Sequence[Any]]
+    collate_prompts: Collate | None = None
+    load_params: Callable[[Any], Any] | None = None
+    row_widths: Callable[[Lengths, Lengths], Lengths] | None = None
+    collate_to: Callable[[Sequence[int]], Collate] | None = None
+    collate_packed: Callable[[int], CollatePacked] | None = None
+    save_pretrained: Callable[[Any, Path], None] | None = None
     prompt_widths: Callable[[Lengths], Lengths] | None = None
     collate_prompts_to: Callable[[Sequence[int]], Collate] | None = None
+    loss_in_chunks: Callable[..., Callable[[Any, Batch, Any, bool], Any]] | None = None
+    with_config: Callable[[Mapping[str, Any]], Recipe] | None = None
+
+    @property
+    def collate_for_prediction(self) -> Collate:
+        """What makes the batches of `make_pred_fn`'s functions."""
+        return self.collate_prompts or self.collate_fn
+
+    def collate_wide(self, widths: Sequence[int]) -> Collate:
+        """Return the collate_fn of some widths, which a recipe with `row_widths` has."""
+        assert self.collate_to is not None, "row_widths without collate_to"
+        return self.collate_to(widths)
+
+
+@dataclass(frozen=True)
+class TokenLengths:
+    """What a recipe of texts is built for: a tokenizer, and the longest texts in tokens."""
+
+    tokenizer: TextTokenizer
+    source_length: int
+    target_length: int
+
+
+def matmul_precision(model: Mapping[str, Any]) -> str | None:
+    """Return how a Deployer is to multiply for a `Recipe.model`: float32 means all of float32.
+
+    None, JAX's default, where its products are narrower or the model does not tell its `dtype`.
+    """
+    return "highest" if model.get("dtype") == "float32" else None
 
 
 def find_own_recipe(name: str) -> ModuleType | None:
@@ -144,21 +210,141 @@ def family_problem(recipe: ModuleType, family: str) -> str | None:
 
 
 def recipe_module(name: str) -> str:
-    """Return a recipe's dotted module: its name in this package, or `name` when dotted."""
-    return name if "." in name else f"{recipes.__name__}.{name}"
+    """Return a recipe's dotted module: its name in this package, or the one that `name` says."""
+    return named_module(recipes.__name__, name)
+
+
+def encodes(recipe: ModuleType) -> bool:
+    """Whether preprocessing makes token ids for a recipe; for others it keeps rows as they are."""
+    return hasattr(recipe, "encode")
+
+
+def _checked_recipe(name: str) -> str:
+    """Return the name of a recipe, after a look at its module where it is a user's own.
+
+    Raises:
+        ValueError: it cannot be imported, or lacks a function.
+    """
+    if name.isidentifier():
+        return name
+    try:
+        exists = find_module(recipes.__name__, name) is not None
+    except ValueError:
+        exists = False
+    if exists:  # that there is none is told as such
+        settings_type = getattr(find_recipe(name), SETTINGS, None)
+        if settings_type is not None:
+            settings_model(settings_type)
+    return name
+
+
+def _checked_settings(settings: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Return a Config's settings.
+
+    Raises:
+        ValueError: there are some, and the recipe has none.
+    """
+    name = info.data.get("recipe")  # what is wrong with the recipe is told as such
+    if settings and name is not None and not hasattr(find_recipe(name), SETTINGS):
+        raise ValueError(f"recipe '{name}' has no settings: its module has no class {SETTINGS}.")
+    return settings
+
+
+RecipeName = Annotated[Text, AfterValidator(_checked_recipe)]
+"""The type of a Config's `recipe`: one of a user's own has what a recipe needs."""
+
+RecipeSettings = Annotated[dict[str, Any], AfterValidator(_checked_settings), OnlyWhereSet()]
+"""The type of a Config's `settings`, after its `recipe`; a pipeline's are typed by the recipe."""
+
+
+def is_of_rows(name: str) -> bool:
+    """Whether YAML names a recipe that takes rows as they are; False where there is none."""
+    try:
+        return not encodes(find_recipe(name))
+    except ValueError:
+        return False
 
 
 def find_recipe(name: str) -> ModuleType:
     """Import a recipe.
 
     Raises:
-        ValueError: there is no such module, or it lacks `encode` or `build`.
+        ValueError: there is no such module, or it lacks a function.
     """
     try:
         module = import_named(recipe_module(name))
     except ValueError as error:
         raise ValueError(f"recipe '{name}': {error}") from error
-    missing = [function for function in ("encode", "build") if not hasattr(module, function)]
-    if missing:
-        raise ValueError(f"the recipe module '{name}' lacks {' and '.join(missing)}.")
+    of_texts = ("encode", "build")
+    if any(hasattr(module, function) for function in of_texts):
+        missing = [function for function in of_texts if not hasattr(module, function)]
+        if missing:
+            raise ValueError(f"the recipe module '{name}' lacks {' and '.join(missing)}.")
+    elif problem := problem_of_functions(module):
+        raise ValueError(f"the recipe module '{name}' {problem}")
     return module
+
+
+NUM_ARGUMENTS: Mapping[str, int] = {
+    "init_params": 1,
+    "collate_fn": 1,
+    "loss_fn": 4,
+    "pred_fn": 3,
+}
+"""The functions of a recipe of rows, and their arguments without the settings."""
+
+OPTIONAL_ARGUMENTS: Mapping[str, int] = {"output_fn": 1}
+
+
+def problem_of_functions(module: ModuleType) -> str | None:
+    """Say what a module lacks of a recipe of rows, or None."""
+    missing = [name for name in NUM_ARGUMENTS if not callable(getattr(module, name, None))]
+    if missing:
+        return (
+            f"lacks {', '.join(missing)}: a recipe has {', '.join(NUM_ARGUMENTS)}, or encode and "
+            "build where texts are encoded ahead of time."
+        )
+    num_more = int(hasattr(module, SETTINGS))
+    for name, count in {**NUM_ARGUMENTS, **OPTIONAL_ARGUMENTS}.items():
+        function = getattr(module, name, None)
+        if function is None or _takes(function, count + num_more):
+            continue
+        last = f", the last of which are the {SETTINGS}" if num_more else ""
+        return f"has a {name} that cannot be called with {count + num_more} arguments{last}."
+    columns, target = getattr(module, "COLUMNS", None), getattr(module, "TARGET", None)
+    if columns is not None and not (
+        isinstance(columns, tuple | list) and all(isinstance(one, str) for one in columns)
+    ):
+        return f"has COLUMNS that are no tuple of names: {columns!r}."
+    if target is not None and not (isinstance(target, str) and target in (columns or (target,))):
+        return f"has a TARGET that is none of its COLUMNS: {target!r}."
+    return None
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """What a recipe of rows says of them.
+
+    Args:
+        names: the columns that it reads, by its own names; None: whatever there is.
+        target: the column that predictions are compared with; None: no column is.
+    """
+
+    names: tuple[str, ...] | None
+    target: str | None
+
+    @classmethod
+    def of(cls, recipe: ModuleType) -> RowColumns:
+        """Read `COLUMNS` and `TARGET`, which is the column `label` where nothing says it."""
+        columns = getattr(recipe, "COLUMNS", None)
+        names = None if columns is None else tuple(columns)
+        default = "label" if names is None or "label" in names else None
+        return cls(names, getattr(recipe, "TARGET", default))

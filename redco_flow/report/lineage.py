@@ -27,7 +27,7 @@ class Setting:
 
     key: str
     value: str
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _code(made: Production) -> str:
 
 
 def _setting(leaf: ConfigLeaf) -> Setting:
-    return Setting(leaf.key, _short(leaf.value), leaf.place)
+    return Setting(leaf.key, _short(leaf.value), leaf.location)
 
 
 def _short(value: object) -> str:

@@ -20,17 +20,18 @@ from markupsafe import Markup
 from redco_flow import __version__
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
-from redco_flow.report import numbers as number_format
+from redco_flow.report import numbers
 from redco_flow.report.lineage import LineageItem, lineage_items
 from redco_flow.report.metrics import Comparison, MetricsGroup, comparisons, metrics_groups
 from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
-from redco_flow.report.training import Training, read_history, view_training
+from redco_flow.report.training import TrainingSection, read_history, view_training
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.damage import find_damaged_records
+from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -196,7 +197,7 @@ class Page:
     failures: list[Failure]
     metrics: list[MetricsGroup]
     comparisons: list[Comparison]
-    trainings: list[Training]
+    trainings: list[TrainingSection]
     samples: list[SampleSet]
     stages: list[StageRow]
     lineage: list[LineageItem]
@@ -233,7 +234,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         failures=attempt("What failed", lambda: find_failures(run, each), []),
         metrics=attempt("The metrics", lambda: metrics_groups(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
-        trainings=attempt("The training", lambda: _trainings(each), []),
+        trainings=attempt("The training", lambda: _trainings(run, each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),
         lineage=attempt("The lineage", lambda: lineage_items(run, workspace, each), []),
@@ -243,7 +244,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     )
 
 
-def _trainings(stages: Iterable[StageFacts]) -> list[Training]:
+def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[TrainingSection]:
     """The stages that logged something as they went."""
     found = []
     for stage in stages:
@@ -253,7 +254,10 @@ def _trainings(stages: Iterable[StageFacts]) -> list[Training]:
         if not history.logged and not history.remarks:
             continue
         unit = _LOSS_UNITS.get(stage.recipe, "")
-        found.append(view_training(stage.name, history, loss_unit=unit, source=source))
+        goodput = find_goodput(run, stage.name) if stage.attempts else None
+        found.append(
+            view_training(stage.name, history, loss_unit=unit, source=source, goodput=goodput)
+        )
     return found
 
 
@@ -298,9 +302,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=number_format.number, score=number_format.score, moment=number_format.moment
-    )
+    environment.filters.update(number=numbers.number, score=numbers.score, moment=numbers.moment)
     return environment
 
 

@@ -7,6 +7,7 @@ shown depends on the predictions alone, so that a page built again shows the sam
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -176,7 +177,8 @@ def _draw(seed: str, index: int) -> str:
 
 
 def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sample:
-    given = row.get("references") or ()
+    given, found = row.get("references") or (), row.get("prediction")
+    source = row.get("source") or (json.dumps(row["row"]) if row.get("row") else "")
     # Pages are sent around: what looks like a secret in the data stays in the data.
     references = [
         hide_secrets(str(text)) for text in ([given] if isinstance(given, str) else given)
@@ -184,8 +186,8 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
     return Sample(
         why=why,
         row_id=str(row.get("row_id", "")),
-        source=_clipped(hide_secrets(str(row.get("source") or ""))),
-        pieces=_pieces(hide_secrets(str(row.get("prediction") or "")), references),
+        source=_clipped(hide_secrets(str(source))),
+        pieces=_pieces(hide_secrets("" if found is None else str(found)), references),
         references=tuple(_clipped(text) for text in references[:_MAX_REFERENCES]),
         num_left_out=max(0, len(references) - _MAX_REFERENCES),
         scores=tuple((name, score(float(value))) for name, value in scores.items()),

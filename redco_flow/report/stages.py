@@ -50,6 +50,13 @@ def log_links(run: RunDirectory, attempt: AttemptDirectory | None) -> tuple[LogL
     )
 
 
+def _profile_links(run: RunDirectory, stage: StageFacts) -> tuple[LogLink, ...]:
+    """Return the traces of a stage's steps, of all its attempts."""
+    attempts = stage.maker.attempts if stage.maker else stage.attempts
+    found = [attempt for attempt in attempts if attempt.profile_path.is_dir()]
+    return tuple(LogLink("profile", _link(run, one.profile_path)) for one in found)
+
+
 def to_blame(attempt: AttemptDirectory) -> AttemptDirectory:
     """Return whose files say why an attempt failed: the first task's or rank's that did."""
     failed = [task for task in attempt.tasks if _cause(task) not in _NOT_TO_BLAME]
@@ -118,7 +125,7 @@ class StageRow:
 
     Args:
         share: its part of the run's computing time, 0 to 100.
-        source: the run that computed it, if it was reused; the logs are then that run's.
+        source: the run that computed it, if it was reused; logs and profiles are then that run's.
     """
 
     name: str
@@ -131,6 +138,7 @@ class StageRow:
     share: float
     artifacts: tuple[ArtifactView, ...]
     logs: tuple[LogLink, ...]
+    profiles: tuple[LogLink, ...]
     message: str
 
 
@@ -158,6 +166,7 @@ def _row(run: RunDirectory, stage: StageFacts, store: ArtifactStore, total: floa
         share=100.0 * (seconds or 0.0) / total if total else 0.0,
         artifacts=tuple(_artifact(store, *item) for item in stage.outputs.items()),
         logs=log_links(run, stage.maker.attempt if stage.maker else attempt),
+        profiles=_profile_links(run, stage),
         message="" if ended_well else str(stage.entry.get("message") or "").partition("\n")[0],
     )
 

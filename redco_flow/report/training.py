@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -16,9 +16,10 @@ from markupsafe import Markup
 
 from redco_flow.engine.callbacks import LOGGED
 from redco_flow.report.chart import Line, LineChart, Point, draw
-from redco_flow.report.numbers import number, plural, score
+from redco_flow.report.numbers import duration, number, plural, score, size
 from redco_flow.report.stage_facts import DAMAGED
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.goodput import TimeParts
 
 Record = dict[str, Any]
 
@@ -28,8 +29,8 @@ class History:
     """A training's records, ascending by step.
 
     Args:
-        logged: of training: loss, learning_rate, grad_norm, tokens_per_second, and what the loss
-            function measures beside the loss.
+        logged: of training: loss, learning_rate, grad_norm, tokens_per_second, how well devices
+            are used, and what the loss function measures beside the loss.
         evaluations: eval_loss and the metrics that were measured during training.
         remarks: what a reader should know: resumed where, a damaged file.
     """
@@ -178,6 +179,7 @@ def _is_number(value: Any) -> bool:
 _MAX_LINES = 4  # more cannot be told apart
 _SIMILAR_RATIO = 10.0
 _MAX_TABLE_ROWS = 30
+_TABLED = ("learning_rate", "grad_norm", "tokens_per_second", "tflops_per_device", "mfu")
 _HALF_WIDTH, _HALF_HEIGHT = 452.0, 230.0
 
 
@@ -202,7 +204,7 @@ class ValueTable:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSection:
     """One stage's training.
 
     Args:
@@ -220,8 +222,13 @@ class Training:
 
 
 def view_training(
-    stage: str, history: History, *, loss_unit: str = "", source: str = ""
-) -> Training:
+    stage: str,
+    history: History,
+    *,
+    loss_unit: str = "",
+    source: str = "",
+    goodput: TimeParts | None = None,
+) -> TrainingSection:
     """Return a stage's training for the page.
 
     Args:
@@ -229,6 +236,7 @@ def view_training(
         history: what it logged.
         loss_unit: such as "nats per target token"; empty where it is not known.
         source: whose records they are, if not this run's.
+        goodput: what its time went into, where that is known.
     """
     figures = [
         *_loss_figure(history, loss_unit),
@@ -239,12 +247,12 @@ def view_training(
             history, "grad_norm", "Gradient norm", "gradient norm before clipping", may_be_log=True
         ),
     ]
-    return Training(
+    return TrainingSection(
         stage=stage,
         source=source,
-        facts=tuple(_facts(history)),
+        facts=(*_facts(history), *_goodput_facts(goodput)),
         figures=tuple(figures),
-        tables=tuple(_tables(history)),
+        tables=(*_tables(history), *_time_table(goodput)),
         remarks=(*history.remarks, *_not_finite(history)),
     )
 
@@ -267,6 +275,31 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     rates = [rate for _, rate in points_of(history.logged, "tokens_per_second")]
     if rates:
         yield "tokens per second", f"{number(float(median(rates)))} (median)"
+    if speeds := [speed for _, speed in points_of(history.logged, "tflops_per_device")]:
+        shares = [share for _, share in points_of(history.logged, "mfu")]
+        mfu = f", MFU {median(shares):.1%}" if shares else ""
+        yield "TFLOP/s per device", f"{number(float(median(speeds)))}{mfu} (median)"
+
+    if peaks := [peak for _, peak in points_of(history.logged, "peak_memory_bytes")]:
+        yield "peak memory per device", size(int(max(peaks)))
+
+
+def _goodput_facts(goodput: TimeParts | None) -> Iterator[tuple[str, str]]:
+    if goodput is not None:
+        yield "goodput", f"{goodput.goodput:.1%} of {duration(goodput.total)}"
+
+
+def _time_table(goodput: TimeParts | None) -> Iterator[ValueTable]:
+    """What a training's time went into; the parts add up."""
+    if goodput is None:
+        return
+    parts = {**asdict(goodput), "all": goodput.total}
+    rows = tuple(
+        (name, number(seconds), f"{seconds / goodput.total:.1%}" if goodput.total else "–")
+        for name, seconds in parts.items()
+    )
+    note = "From the submission of the first attempt to the end; waiting is also between attempts."
+    yield ValueTable("Time", ("part", "seconds", "share"), rows, note)
 
 
 def _loss_figure(history: History, unit: str) -> Iterator[Figure]:
@@ -378,7 +411,7 @@ def _tables(history: History) -> Iterator[ValueTable]:
         names = ["eval_loss", *history.evaluation_metrics]
         yield _table("Evaluations", names, history.evaluations)
     if history.logged:
-        names = ["loss", *history.measures, "learning_rate", "grad_norm", "tokens_per_second"]
+        names = ["loss", *history.measures, *_TABLED]
         known = [name for name in names if points_of(history.logged, name)]
         yield _table("Training", known, history.logged)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from redco_flow.errors import Problem
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Document:
     """
 
     values: Any
-    origins: Mapping[Path, Origin] = field(default_factory=dict)
+    origins: Mapping[KeyPath, Origin] = field(default_factory=dict)
 
-    def origin(self, path: Path) -> Origin:
+    def origin(self, path: KeyPath) -> Origin:
         """Return where `path`, or its nearest written ancestor, was written."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
         return DEFAULT
 
-    def leaf_origin(self, path: Path) -> Origin:
+    def leaf_origin(self, path: KeyPath) -> Origin:
         """Return where a resolved leaf comes from; DEFAULT where none was written."""
         value = self.values
         for index, part in enumerate(path):
@@ -61,7 +61,7 @@ class Document:
             value = value[part]
         return self.origin(path)
 
-    def get(self, path: Path, missing: Any = None) -> Any:
+    def get(self, path: KeyPath, missing: Any = None) -> Any:
         """Return the value at `path`, or `missing`."""
         value = self.values
         for part in path:
@@ -70,7 +70,11 @@ class Document:
             value = value[part]
         return value
 
-    def section(self, path: Path) -> Document:
+    def has(self, path: KeyPath) -> bool:
+        """Tell whether something is written at `path`."""
+        return _is_written(self.values, path)
+
+    def section(self, path: KeyPath) -> Document:
         """Return the part below `path` as a document of its own."""
         origins = {key[len(path) :]: o for key, o in self.origins.items() if _below(key, path)}
         origins.setdefault((), self.origin(path))
@@ -85,7 +89,7 @@ class Document:
         }
         return Document(_merged(self.values, upper.values), {**origins, **upper.origins})
 
-    def with_part(self, path: Path, part: Document) -> Document:
+    def with_part(self, path: KeyPath, part: Document) -> Document:
         """Return this document with everything at `path` replaced by `part`."""
         bare = self.without(path)
         origins = dict(bare.origins)
@@ -94,7 +98,7 @@ class Document:
         origins.update({path + key: origin for key, origin in part.origins.items()})
         return Document(_replaced(bare.values, path, part.values), origins)
 
-    def without(self, path: Path) -> Document:
+    def without(self, path: KeyPath) -> Document:
         """Return this document without `path`."""
         kept = {key: origin for key, origin in self.origins.items() if not _below(key, path)}
         return Document(_removed(self.values, path), kept)
@@ -112,7 +116,7 @@ def is_inside(value: Any, part: str | int) -> bool:
     return isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value)
 
 
-def leaves(values: Any, path: Path = ()) -> Iterator[Path]:
+def leaves(values: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the path of each leaf: whatever is no mapping, or an empty one; lists are leaves."""
     if isinstance(values, dict) and values:
         for key, value in values.items():
@@ -121,7 +125,7 @@ def leaves(values: Any, path: Path = ()) -> Iterator[Path]:
         yield path
 
 
-def _nodes(values: Any, path: Path = ()) -> Iterator[Path]:
+def _nodes(values: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
     yield path
     if isinstance(values, dict):
         for key, value in values.items():
@@ -131,7 +135,7 @@ def _nodes(values: Any, path: Path = ()) -> Iterator[Path]:
             yield from _nodes(value, (*path, index))
 
 
-def _below(path: Path, ancestor: Path) -> bool:
+def _below(path: KeyPath, ancestor: KeyPath) -> bool:
     return path[: len(ancestor)] == ancestor
 
 
@@ -142,7 +146,7 @@ def _merged(lower: Any, upper: Any) -> Any:
     return {**lower, **upper, **merged}
 
 
-def _is_written(values: Any, path: Path) -> bool:
+def _is_written(values: Any, path: KeyPath) -> bool:
     for part in path:
         if not is_inside(values, part):
             return False
@@ -150,7 +154,7 @@ def _is_written(values: Any, path: Path) -> bool:
     return True
 
 
-def _is_replaced(values: Any, path: Path) -> bool:
+def _is_replaced(values: Any, path: KeyPath) -> bool:
     """Tell whether something at or above the path is written as no mapping."""
     for part in path:
         if not isinstance(values, dict):
@@ -161,14 +165,14 @@ def _is_replaced(values: Any, path: Path) -> bool:
     return False
 
 
-def _replaced(values: Any, path: Path, value: Any) -> Any:
+def _replaced(values: Any, path: KeyPath, value: Any) -> Any:
     if not path:
         return value
     inner = values if isinstance(values, dict) else {}
     return {**inner, path[0]: _replaced(inner.get(path[0]), path[1:], value)}
 
 
-def _removed(values: Any, path: Path) -> Any:
+def _removed(values: Any, path: KeyPath) -> Any:
     if not isinstance(values, dict) or not path or path[0] not in values:
         return values
     if len(path) == 1:

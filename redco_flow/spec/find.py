@@ -1,4 +1,4 @@
-"""Find a pipeline, profile or flow by what the user typed.
+"""Find a pipeline, profile, flow or example by what the user typed.
 
 Looked for in this order: the given path, `./<folder>/`, the copy bundled in the wheel, the
 checkout that this package was imported from. Only the process that the user started reads any
@@ -15,13 +15,14 @@ from redco_flow.errors import UsageError
 from redco_flow.spec.names import listed, nearest
 from redco_flow.spec.secrets import hide_secrets
 
-Folder = Literal["pipelines", "cluster_profiles", "flows"]
+Folder = Literal["pipelines", "cluster_profiles", "flows", "examples"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SUFFIXES = {
     "pipelines": (".yaml", ".yml"),
     "cluster_profiles": (".yaml", ".yml"),
     "flows": (".py",),
+    "examples": (".py",),
 }
 
 
@@ -48,13 +49,13 @@ def find_file(
     if name.parts[:1] == (folder,):
         name = name.relative_to(folder)
     if not name.is_absolute() and ".." not in name.parts:
-        candidates += [place / name for place in _places(folder)]
+        candidates += [directory / name for directory in _directories(folder)]
     for candidate in candidates:
         for path in _with_suffixes(candidate, folder):
             if _is_file(path) and not any(path.samefile(one) for one in left_out):
                 return path
     known = available(folder)
-    where = ", ".join(str(place) for place in _places(folder))
+    where = ", ".join(str(directory) for directory in _directories(folder))
     raise UsageError(
         f"{hide_secrets(repr(str(given)))}: no such file, and none of that name in {where}"
         f"{nearest(name.stem, known)} Known: {listed(known)}."
@@ -62,7 +63,7 @@ def find_file(
 
 
 def bundled_behind(folder: Folder, given: str | Path) -> tuple[Path, Path] | None:
-    """Return the file that `given` means and the bundled one whose place it takes.
+    """Return the file that `given` means and the bundled one that it replaces.
 
     None where it takes none: there is no bundled one of that name, or they are the same.
     """
@@ -71,8 +72,8 @@ def bundled_behind(folder: Folder, given: str | Path) -> tuple[Path, Path] | Non
         name = name.relative_to(folder)
     if name.is_absolute():
         return None
-    for place in list(_places(folder))[1:]:
-        for path in filter(_is_file, _with_suffixes(place / name, folder)):
+    for directory in list(_directories(folder))[1:]:
+        for path in filter(_is_file, _with_suffixes(directory / name, folder)):
             same = path.samefile(found) or path.read_bytes() == found.read_bytes()
             return None if same else (found, path)
     return None
@@ -83,15 +84,15 @@ def available(folder: Folder) -> list[str]:
     return sorted(
         {
             path.stem
-            for place in _places(folder)
-            if place.is_dir()
-            for path in place.iterdir()
+            for directory in _directories(folder)
+            if directory.is_dir()
+            for path in directory.iterdir()
             if path.suffix in _SUFFIXES[folder] and not path.name.startswith("_")
         }
     )
 
 
-def _places(folder: Folder) -> Iterator[Path]:
+def _directories(folder: Folder) -> Iterator[Path]:
     yield Path(folder)
     yield _PACKAGE / "bundled" / folder
     # A checkout has its project file beside the package; an installed copy does not.

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from redco_flow.errors import Problem
-from redco_flow.spec.document import Document, Path, leaves
+from redco_flow.spec.document import Document, KeyPath, leaves
 from redco_flow.spec.model import Scalar
 from redco_flow.spec.names import dotted, nearest
 from redco_flow.spec.secrets import looks_secret_name
@@ -60,7 +60,7 @@ class _Interpolation:
         values = self._replaced((), self.document.values)
         return Document(values, self.document.origins), self.problems
 
-    def _replaced(self, path: Path, value: Any) -> Any:
+    def _replaced(self, path: KeyPath, value: Any) -> Any:
         if isinstance(value, dict):
             return {key: self._replaced((*path, key), child) for key, child in value.items()}
         if isinstance(value, list):
@@ -161,7 +161,7 @@ def _expand(text: str, value_of: Callable[[str], Scalar]) -> Scalar:
     return _REFERENCE.sub(part, text)
 
 
-def find_path(values: Any, text: str) -> Path | None:
+def find_path(values: Any, text: str) -> KeyPath | None:
     """Return the path that a dotted text means; keys may themselves contain dots."""
     if not isinstance(values, Mapping):
         return None

@@ -15,7 +15,7 @@ from typing import Any
 from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
-from redco_flow.spec.model import ContentOf, Placement, marked
+from redco_flow.spec.model import ContentOf, OnlyWhereSet, Placement, marked
 from redco_flow.spec.names import dotted
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.problems import raise_if_any, validated
@@ -42,8 +42,14 @@ def settings_of(config: StageConfig) -> dict[str, Any]:
     for path, _ in marked(config, Placement):
         if path[0] != "resources":
             del _holder(settings, path)[path[-1]]
+    for path, value in marked(config, OnlyWhereSet):
+        if not value:
+            del _holder(settings, path)[path[-1]]
     for path, file in marked(config, ContentOf):
-        if file is not None:
+        if isinstance(file, dict):
+            names = {key: one.rpartition("/")[2] for key, one in file.items()}
+            _holder(settings, path)[path[-1]] = names
+        elif file is not None:
             _holder(settings, path)[path[-1]] = file.rpartition("/")[2]
     return settings
 
@@ -160,12 +166,12 @@ def load_pipeline(
     problems += overridden.problems
     document, bad_references = interpolate(document, environ)
     refused = bad_references + list(secret_problems(document))
-    places = {(p.source, p.line, p.column) for p in refused if p.line}
+    positions = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
     if looks_into_data:
         loading.look_into_data()
     # What is refused for itself is not also of a wrong type.
-    problems += [p for p in loading.problems if (p.source, p.line, p.column) not in places]
+    problems += [p for p in loading.problems if (p.source, p.line, p.column) not in positions]
     raise_if_any(problems + refused)
     return replace(loading.resolved(), notes=overridden.notes)
 
@@ -198,7 +204,7 @@ class _Loading:
         self.configs: dict[str, StageConfig] = {}
         for name, body in self.bodies.items():
             config, problems = validate_stage(body)
-            self.problems += problems
+            self.problems += [*body.declaration_problems, *problems]
             if config is not None:
                 self.configs[name] = config
                 self.problems += surroundings_problems(body, config, workspace)
@@ -238,7 +244,8 @@ class _Loading:
             try:
                 inputs[slot] = References(self.stages, self.configs).resolve(body.name, slot)
             except ValueError as error:
-                self.problems.append(body.own.origin((slot,)).problem(str(error)))
+                origin = body.own.origin(body.kind.slot_path(slot))
+                self.problems.append(origin.problem(str(error)))
         return inputs
 
     def _order(self) -> list[str]:
@@ -251,8 +258,9 @@ class _Loading:
             circle = " needs ".join(f"'{name}'" for name in [*cycle, cycle[0]])
             slots = self.inputs[cycle[0]].items()
             slot = next(s for s, refs in slots if any(ref.stage in cycle for ref in refs))
-            place = self.bodies[cycle[0]].own.origin((slot,))
-            self.problems.append(place.problem(f"stages form a circle: {circle}"))
+            body = self.bodies[cycle[0]]
+            origin = body.own.origin(body.kind.slot_path(slot))
+            self.problems.append(origin.problem(f"stages form a circle: {circle}"))
         return order_of(names, upstream)
 
     def _resolved_stage(self, name: str) -> ResolvedStage:
@@ -278,9 +286,15 @@ class _Loading:
     def _stage_document(self, body: StageBody) -> dict[str, Any]:
         config = self.configs[body.name].model_dump(mode="json")
         values: dict[str, Any] = {"kind": body.kind.name}
+        declared: dict[str, Any] = {}
         for slot, refs in self.inputs[body.name].items():
+            if body.kind.declare is not None:
+                declared[slot] = f"{refs[0].stage}/{refs[0].output}"
+                continue
             texts = [ref.text() for ref in refs]
             values[slot] = texts if body.kind.inputs[slot].many else texts[0]
+        if declared:
+            config["inputs"] |= declared
         for key, value in config.items():
             if key not in body.kind.sections:
                 values[key] = value
@@ -294,8 +308,8 @@ class _Loading:
         origins = {dotted(leaf): self.document.leaf_origin(leaf) for leaf in leaves(sections)}
         for name, body in self.bodies.items():
             prefix = f"stages.{name}"
-            for key in ("kind", *body.kind.inputs):
-                origins[f"{prefix}.{key}"] = body.own.leaf_origin((key,))
+            for path in (("kind",), *map(body.kind.slot_path, body.kind.inputs)):
+                origins[f"{prefix}.{dotted(path)}"] = body.own.leaf_origin(path)
             for leaf in leaves(self.configs[name].model_dump(mode="json")):
                 origins[f"{prefix}.{dotted(leaf)}"] = body.config.leaf_origin(leaf)
         return origins

@@ -89,6 +89,15 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class OnlyWhereSet:
+    """Marks a field that is no part of `settings` while it is 0, false, empty or None.
+
+    A setting that a new version adds and that changes nothing by default must not make stages run
+    again.
+    """
+
+
+@dataclass(frozen=True)
 class ContentOf:
     """Marks a path whose file is digested: `settings` keep its file name, not its directory."""
 
@@ -131,6 +140,9 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Revision = Annotated[str, AfterValidator(_revision)]
 """A branch, tag or commit of a repository on the hub."""
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""An environment variable's name."""
 
 Scalar = bool | int | float | str | None
 

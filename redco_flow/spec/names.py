@@ -49,17 +49,12 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
+PYTHON_PREFIX = "python:"
+"""Before the name of a module of the user's own, which then needs no dot."""
+
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = Path(__file__).resolve().parents[1]
-_DOTTED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
-
-# The executors of this package; a profile may also name a dotted module of the user's own.
-EXECUTORS = {
-    "local": "redco_flow.launch.local",
-    "slurm": "redco_flow.launch.slurm.executor",
-    "hosts": "redco_flow.launch.hosts.executor",
-    "xmanager": "redco_flow.launch.xmanager.executor",
-}
+DOTTED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 
 
 class NoSuchModuleError(ValueError):
@@ -93,41 +88,23 @@ def failure(error: BaseException) -> str:
     return f" at {own[-1].filename}:{own[-1].lineno}{said}" if own else said
 
 
-def executor_problem(name: str) -> str | None:
-    """Say why a profile cannot name this executor, or None where it can; a user's is imported."""
-    if name in EXECUTORS:
-        return None
-    if not _DOTTED_NAME.fullmatch(name):
-        return (
-            f"there is no executor '{name}'{nearest(name, EXECUTORS)} Known: {listed(EXECUTORS)}; "
-            f"or the dotted name of a module with make(profile, environment) and reattach(record)."
-        )
-    try:
-        module = import_named(name)
-    except ValueError as error:
-        return f"executor '{name}': {error}"
-    missing = [one for one in ("make", "reattach") if not callable(getattr(module, one, None))]
-    if missing:
-        return (
-            f"executor '{name}': {module.__file__} lacks {' and '.join(missing)}; an executor is a "
-            f"module with make(profile, environment) and reattach(record)."
-        )
-    return None
-
-
 def find_module(package: str, name: str) -> str | None:
     """Return the dotted module that `name` means, or None where there is no such module.
 
     Raises:
         ValueError: a parent package of a dotted name fails to import; the message says how.
     """
-    if _PLAIN_NAME.fullmatch(name):
-        dotted = f"{package}.{name}"
-    elif _DOTTED_NAME.fullmatch(name):
-        dotted = name
-    else:
+    dotted = named_module(package, name)
+    if not (_PLAIN_NAME.fullmatch(dotted) or DOTTED_NAME.fullmatch(dotted)):
         return None
     return dotted if _find_spec(dotted) else None
+
+
+def named_module(package: str, name: str) -> str:
+    """Return the dotted module that YAML means: a plain name is one of the package's own."""
+    if name.startswith(PYTHON_PREFIX):
+        return name.removeprefix(PYTHON_PREFIX)
+    return name if "." in name else f"{package}.{name}"
 
 
 def known_modules(package: str, *, defines: str) -> tuple[str, ...]:
@@ -175,7 +152,7 @@ def dotted_name_advice(name: str) -> str:
     """Say how a module of the user's own is named, where `name` names none of this package."""
     # Unlike pathlib's, this is no error where the name is too long for a file.
     if _PLAIN_NAME.fullmatch(name) and os.path.isfile(f"{name}.py"):  # noqa: PTH113
-        return f"a module of your own stands in a folder: FOLDER/{name}.py is 'FOLDER.{name}'."
+        return f"{name}.py of your own is '{PYTHON_PREFIX}{name}'."
     return "or the dotted name of an importable module."
 
 

@@ -14,6 +14,7 @@ from redco_flow.spec.model import (
     Fraction,
     Name,
     NonNegativeInt,
+    OnlyWhereSet,
     Placement,
     PositiveFloat,
     PositiveInt,
@@ -23,7 +24,7 @@ from redco_flow.spec.model import (
     Text,
 )
 
-SECTION_NAMES = ("recipe", "model", "data")
+SECTION_NAMES = ("recipe", "settings", "model", "data")
 """The top-level keys that a stage kind may take over as fields of its Config."""
 
 
@@ -36,6 +37,14 @@ class ModelSection(StrictModel):
         family: the model family, where config.json does not say it: a module of
             `redco_flow.models` such as t5, bart, llama, or the dotted name of one's own.
         config: changes to the model's configuration; all of it when there is no name_or_path.
+            `remat` says what the backward pass computes again: `none`, `full` (each layer) or
+            `minimal` (all but products with parameters; also called `dots`), or `auto` (the least
+            that fits the devices' memory); `activations` what
+            differs from it, by name: `layer_input`, `qkv`, `attention`, `attention_out`,
+            `mlp_input`, `mlp_in`, `mlp_out`, each `keep`, `recompute`, `offload` (to the
+            host's memory; `offload_share` of each device's tokens) or `split` (kept in parts by
+            the model shards).
+            `attention` is what computes attention: auto, xla, splash, cudnn or triton.
         dtype: the precision of the computation; parameters stay float32.
         from_scratch: take the architecture only, initialise the parameters anew.
     """
@@ -45,7 +54,7 @@ class ModelSection(StrictModel):
     name_or_path: Text | None = None
     revision: Revision | None = None
     family: Text | None = None
-    config: dict[str, Scalar] = Field(default_factory=dict)
+    config: dict[str, Scalar | dict[str, Scalar]] = Field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] = "float32"
     from_scratch: bool = False
 
@@ -97,16 +106,18 @@ class DataSection(StrictModel):
     """Which rows, which of their fields, and which split each row belongs to.
 
     Args:
-        dataset: hub id, file, directory, or `python:module` with files() and rows(files).
+        dataset: hub id, file, directory (of data files or of images, in a folder for each class),
+            or `python:module` with files() and rows(files).
         subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
         train, validation, test: csv, jsonl, parquet or arrow files.
+        columns: of a recipe of rows: the data's column by the name that the recipe has for it.
         text_key: the field of plain texts, which have no source; instead of the next two.
         source_key, target_key: the fields of the input text and of the text to be produced.
         source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
             with.
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
-            source) where no such split is given.
+            source; of other rows, of the row) where no such split is given.
         on_bad_row: stop at a bad row with its file and line, or skip and count it.
         max_examples: the first ones of each split; None: all.
         tokenizer: None means the model's own.
@@ -118,6 +129,7 @@ class DataSection(StrictModel):
     train: DataFile | None = None
     validation: DataFile | None = None
     test: DataFile | None = None
+    columns: Annotated[dict[Text, Text], OnlyWhereSet()] = Field(default_factory=dict)
     text_key: Text | None = None
     source_key: Text = "source"
     target_key: Text = "target"
@@ -168,7 +180,9 @@ class PipelineSection(StrictModel):
     Args:
         name: the pipeline's; run ids begin with it.
         description: for people.
-        recipe: the paradigm: text_to_text, language_modeling, or the dotted name of one's own.
+        recipe: the paradigm: text_to_text, language_modeling, or one's own: python:MODULE or the
+            dotted name of a module.
+        settings: those of one's own recipe, typed by its `Settings`.
         model: which model, from where, in which precision.
         data: which rows, which of their fields, which splits.
         tags: words for people; `ls` and the Prefect UI show them.
@@ -178,6 +192,7 @@ class PipelineSection(StrictModel):
     name: Name
     description: str = ""
     recipe: Text | None = None
+    settings: Annotated[dict[str, Any], OnlyWhereSet()] = Field(default_factory=dict)
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     tags: list[Name] = Field(default_factory=list)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from redco_flow.errors import ConfigError, Problem
-from redco_flow.spec.document import Document, Path, is_inside
+from redco_flow.spec.document import Document, KeyPath, is_inside
 from redco_flow.spec.model import NAME_PATTERN, StrictModel, known_keys
 from redco_flow.spec.names import dotted, listed, nearest, shown
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name
@@ -57,7 +57,7 @@ _COMPARED = {
 _NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', of which the first is a letter or digit"
 
 M = TypeVar("M", bound=StrictModel)
-FullPath = Callable[[Path], Path]
+FullPath = Callable[[KeyPath], KeyPath]
 """Maps a path of the validated document to its path in the pipeline."""
 
 
@@ -67,7 +67,7 @@ def validated(
     *,
     root: str = "the pipeline",
     full_path: FullPath = lambda path: path,
-    extra_keys: Mapping[Path, set[str]] | None = None,
+    extra_keys: Mapping[KeyPath, set[str]] | None = None,
 ) -> tuple[M | None, list[Problem]]:
     """Return the document as the model, or None with what is wrong with it.
 
@@ -88,9 +88,9 @@ def validated(
         return None, [document.origin(path).problem(message)]
 
 
-def _culprit(model: type[StrictModel], values: Any) -> Path:
+def _culprit(model: type[StrictModel], values: Any) -> KeyPath:
     """Return the path of the value without which the model's checks do not crash."""
-    path: Path = ()
+    path: KeyPath = ()
     value = values
     while isinstance(value, dict | list):
         keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -111,7 +111,7 @@ def _crashes(model: type[StrictModel], values: Any) -> bool:
     return False
 
 
-def _less(value: Any, path: Path) -> Any:
+def _less(value: Any, path: KeyPath) -> Any:
     """The value without what stands at the path."""
     first, *rest = path
     if isinstance(value, dict):
@@ -132,7 +132,7 @@ def problems_of(
     *,
     root: str = "the pipeline",
     full_path: FullPath = lambda path: path,
-    extra_keys: Mapping[Path, set[str]] | None = None,
+    extra_keys: Mapping[KeyPath, set[str]] | None = None,
 ) -> list[Problem]:
     """Return one problem for each place that Pydantic found fault with.
 
@@ -142,11 +142,11 @@ def problems_of(
         full_path: the path in the pipeline of a path in the document.
         extra_keys: keys that are allowed besides the model's fields, by path.
     """
-    by_place: dict[Path, list[ErrorDetails]] = {}
+    by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False, include_context=True):
-        by_place.setdefault(_written_path(document, detail), []).append(detail)
+        by_path.setdefault(_written_path(document, detail), []).append(detail)
     problems = []
-    for path, details in by_place.items():
+    for path, details in by_path.items():
         full = full_path(path)
         kind = details[0]["type"]
         if kind == "extra_forbidden":
@@ -174,7 +174,7 @@ def unknown_key(owner: str, key: str, known: set[str]) -> str:
     )
 
 
-def subject(path: Path, root: str = "the pipeline") -> str:
+def subject(path: KeyPath, root: str = "the pipeline") -> str:
     """Return what messages call the section at `path`."""
     if not path:
         return root
@@ -183,10 +183,10 @@ def subject(path: Path, root: str = "the pipeline") -> str:
     return f"'{dotted(path)}'"
 
 
-def _written_path(document: Document, detail: ErrorDetails) -> Path:
+def _written_path(document: Document, detail: ErrorDetails) -> KeyPath:
     """Return the path of an error, without the marks that Pydantic adds for unions and keys."""
     value = document.values
-    path: Path = ()
+    path: KeyPath = ()
     location = detail["loc"]
     for part in location:
         if not is_inside(value, part):
@@ -197,7 +197,7 @@ def _written_path(document: Document, detail: ErrorDetails) -> Path:
     return path
 
 
-def _wrong_value(path: Path, details: list[ErrorDetails]) -> str:
+def _wrong_value(path: KeyPath, details: list[ErrorDetails]) -> str:
     name = f"'{dotted(path)}'" if path else "the file"
     detail = details[0]
     if len(details) == 1 and detail["type"] in ("value_error", "assertion_error"):

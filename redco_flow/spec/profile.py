@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,38 +13,71 @@ from pydantic import (
     AfterValidator,
     Field,
     PrivateAttr,
-    StringConstraints,
+    create_model,
     model_validator,
 )
 
 from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.spec.document import Document, Origin, written_at
-from redco_flow.spec.executors import HostsSection, RetryBudgets, SlurmSection, XManagerSection
+from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import interpolate
 from redco_flow.spec.model import (
     EnvironmentValue,
     Name,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     StrictModel,
     Text,
+    VariableName,
     field_paths,
     is_open,
+    known_keys,
 )
-from redco_flow.spec.names import executor_problem
 from redco_flow.spec.overrides import KeySpace, apply_override, for_profile, read_override
 from redco_flow.spec.problems import raise_if_any, validated
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.yaml import parse_file
 
 _EXTENDS = "extends"
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_SETTINGS = "settings"
 
 
 def _expanded(text: str) -> str:
     return str(Path(text).expanduser())
+
+
+class RetryBudgets(StrictModel):
+    """How often the orchestrator tries a stage again, by the cause of the last attempt's end.
+
+    Each retry is a new attempt that goes on from the last checkpoint. What Slurm requeues by
+    itself (a preemption, a dead node) stays one attempt and costs nothing here.
+
+    Args:
+        preempted: None is unlimited.
+        node_failure: a host of the job died, or could not be reached any more.
+        timeout: the job's time was over.
+        stalled: a process reported no progress for stall_timeout_minutes.
+        out_of_memory: the cluster ended a process for want of memory.
+        failed: any other end; also of a process that was killed for want of memory perhaps, but
+            not surely.
+    """
+
+    preempted: NonNegativeInt | None = None
+    node_failure: NonNegativeInt = 3
+    timeout: NonNegativeInt = 10
+    stalled: NonNegativeInt = 0
+    failed: NonNegativeInt = 0
+    out_of_memory: NonNegativeInt = 0
+
+    def allows(self, cause: str, num_ended: int) -> bool:
+        """Say whether to try again after `num_ended` attempts that ended by this cause."""
+        if cause not in type(self).model_fields:
+            return False
+        budget = getattr(self, cause)
+        return budget is None or num_ended <= budget
 
 
 class Profile(StrictModel):
@@ -61,9 +96,6 @@ class Profile(StrictModel):
         max_parallel_stages: independent stages that run at once.
         prefect_api_url: None starts, or finds, a local server.
         retries: how often a stage is tried again, by what ended it.
-        slurm: the cluster, where the executor is slurm.
-        hosts: the machines, where the executor is hosts.
-        xmanager: the backend, where the executor is xmanager.
         defaults: keys of a pipeline, laid under every pipeline file; under `stages`, only what
             belongs to stages that the file has.
     """
@@ -79,25 +111,38 @@ class Profile(StrictModel):
     max_parallel_stages: PositiveInt = 2
     prefect_api_url: Text | None = None
     retries: RetryBudgets = RetryBudgets()
-    slurm: SlurmSection = SlurmSection()
-    hosts: HostsSection = HostsSection()
-    xmanager: XManagerSection = XManagerSection()
     defaults: dict[str, Any] = Field(default_factory=dict)
 
     _written_defaults: Document | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _check_hosts(self) -> Profile:
-        if self.executor == "hosts" and not self.hosts.addresses:
-            raise ValueError("executor 'hosts' needs hosts.addresses: at least one machine")
+    def _check_section(self) -> Profile:
+        self.section.check()
         return self
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Profile:
+        """Validate plain JSON values, with the section of the executor that they name.
+
+        A run's record may be another version's: keys that its sections had then and have no more
+        are left out.
+
+        Raises:
+            pydantic.ValidationError: every mistake, with its place.
+        """
+        model = profile_model(values.get("executor", "local"))
+        known = {
+            name: {key: inner for key, inner in value.items() if key in keys}
+            if name in known_executors() and (keys := known_keys(model, (name,)))
+            else value
+            for name, value in values.items()
+        }
+        return model.model_validate_json(json.dumps(known))
+
     @property
-    def cluster(self) -> SlurmSection | HostsSection | XManagerSection:
-        """What the executor's own section says of every job: processes per host, time."""
-        if self.executor == "hosts":
-            return self.hosts
-        return self.xmanager if self.executor == "xmanager" else self.slurm
+    def section(self) -> Any:
+        """The executor's own section: the `Config` of its module."""
+        return getattr(self, self.executor if self.executor in known_executors() else _SETTINGS)
 
     def defaults_under(self, document: Document) -> Document:
         """Return the defaults as the layer below a pipeline's document."""
@@ -107,6 +152,26 @@ class Profile(StrictModel):
             if not isinstance(written, dict) or stage not in written:
                 layer = layer.without(("stages", stage))
         return layer
+
+
+@functools.cache
+def profile_model(executor: str = "local") -> type[Profile]:
+    """Return the model of profiles: what all have, and the sections of executors.
+
+    Args:
+        executor: a dotted one has its section under `settings`.
+
+    Raises:
+        ValueError: there is no such executor, or it is none.
+    """
+    names = dict(zip(known_executors(), known_executors(), strict=True))
+    if executor not in names:
+        names[_SETTINGS] = executor
+    sections: dict[str, Any] = {}
+    for key, name in names.items():
+        config = executor_config(name)
+        sections[key] = (config, Field(config(), description=f"where the executor is {name}."))
+    return create_model("Profile", __base__=Profile, __doc__=Profile.__doc__, **sections)
 
 
 def load_profile(
@@ -138,8 +203,6 @@ def load_profile(
         document = document.with_part(("defaults",), defaults)
     profile, more = _validated(document)
     problems += more
-    if profile is not None and (problem := executor_problem(profile.executor)):
-        problems.append(document.origin(("executor",)).problem(f"'executor': {problem}"))
     raise_if_any(problems)
     assert profile is not None
     if defaults.values is not None:
@@ -196,7 +259,21 @@ def _base_of(document: Document, extended: object, chain: Sequence[Path]) -> Pat
 
 
 def _validated(document: Document) -> tuple[Profile | None, list[Problem]]:
-    return validated(Profile, document, root="the profile")
+    model, problem = _model_of(document)
+    if not problem:
+        return validated(model, document, root="the profile")
+    _, problems = validated(model, document.without(("executor",)), root="the profile")
+    return None, [*problems, document.origin(("executor",)).problem(f"'executor': {problem}")]
+
+
+def _model_of(document: Document) -> tuple[type[Profile], str | None]:
+    """The model of profiles with the executor that is named, or without it and why not."""
+    executor = document.get(("executor",))
+    if not isinstance(executor, str):
+        return profile_model(), None
+    if problem := executor_problem(executor):
+        return profile_model(), problem
+    return profile_model(executor), None
 
 
 def _name_of(document: Document, path: Path) -> Document:
@@ -207,7 +284,8 @@ def _name_of(document: Document, path: Path) -> Document:
 
 def _with_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
     space = KeySpace()
-    for path, info in field_paths(Profile):
+    model, _ = _model_of(document)
+    for path, info in field_paths(model):
         space.settings.add(path)
         if is_open(info.annotation):
             space.open_paths.add(path)
@@ -218,8 +296,8 @@ def _with_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
         if override is None:
             continue
         try:
-            for place in space.find(override.key):
-                document = apply_override(document, override, place)
+            for path in space.find(override.key):
+                document = apply_override(document, override, path)
         except ValueError as error:
             problems.append(Origin("command line").problem(f"profile.{override.key}: {error}"))
     return document, problems

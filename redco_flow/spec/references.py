@@ -57,6 +57,8 @@ class References:
         given = body.references.get(slot_name)
         if given is None:
             return self._unwritten(body, slot_name, slot)
+        if not slot.kind and isinstance(given, str) and not self._is_broken(given):
+            slot, given = self._of_any_kind(body, slot_name, given)
         texts = given if slot.many and isinstance(given, list) else [given]
         if not texts or not all(isinstance(text, str) and text for text in texts):
             wanted = "a list of references" if slot.many else "one reference (STAGE/SELECTOR)"
@@ -83,7 +85,7 @@ class References:
         return tuple(self._ref(body, slot_name, slot, producer, None) for producer in producers)
 
     def _written(self, body: StageBody, slot_name: str, slot: InputSlot, text: str) -> InputRef:
-        named = [name for name in self.bodies if text == name or text.startswith(f"{name}/")]
+        named = [name for name in self.bodies if _is_of(text, name)]
         if named:
             producer = max(named, key=len)
             selector = text[len(producer) + 1 :] or None
@@ -101,6 +103,28 @@ class References:
         else:
             message += f"Stages: {listed(self.bodies)}."
         raise ValueError(message)
+
+    def _of_any_kind(self, body: StageBody, slot_name: str, text: str) -> tuple[InputSlot, str]:
+        """Return the slot for the kind of artifact that `STAGE/KIND/SELECTOR` means."""
+        where = f"'{slot_name}' of stage '{body.name}'"
+        producer = max((name for name in self.bodies if _is_of(text, name)), key=len, default=None)
+        if producer is None:
+            raise ValueError(
+                f"{where}: there is no stage {shown(text)}, and no such file"
+                f"{nearest(text.partition('/')[0], self.bodies)} Stages: {listed(self.bodies)}."
+            )
+        kind = self.bodies[producer].kind
+        kinds = sorted(set(kind.outputs.values()))
+        first, _, selector = text[len(producer) + 1 :].partition("/")
+        if first in kinds:
+            chosen, text = first, f"{producer}/{selector}".rstrip("/")
+        elif len(kinds) == 1:
+            chosen = kinds[0]
+        else:
+            which = f"{listed(kinds)}; say which, as {producer}/NAME" if kinds else "nothing"
+            raise ValueError(f"{where}: stage '{producer}' makes {which}")
+        default_selector = "" if kind.output_names is None else "last"
+        return InputSlot(chosen, default_selector=default_selector), text
 
     def _ref(
         self,
@@ -143,7 +167,7 @@ class References:
         return None if config is None else kind.output_names(config)
 
     def _is_broken(self, text: str) -> bool:
-        return any(text == name or text.startswith(f"{name}/") for name in self.stages.broken)
+        return any(_is_of(text, name) for name in self.stages.broken)
 
     def _producers(self, kind: str, consumer: str) -> list[str]:
         return [
@@ -162,18 +186,23 @@ class References:
         )
 
 
+def _is_of(text: str, stage: str) -> bool:
+    """Whether a reference is to this stage, or to an output of it."""
+    return text == stage or text.startswith(f"{stage}/")
+
+
 def order_of(names: Sequence[str], upstream: Mapping[str, set[str]]) -> list[str]:
     """Return the names so that each comes after those it needs; else in the given order.
 
     Names that stand in a circle, or need one that does, are left out.
     """
-    place = {name: index for index, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     missing = {name: len(upstream[name]) for name in names}
     downstream: dict[str, list[str]] = {name: [] for name in names}
     for name in names:
         for needed in upstream[name]:
             downstream[needed].append(name)
-    ready = [place[name] for name in names if not missing[name]]
+    ready = [order[name] for name in names if not missing[name]]
     ordered = []
     while ready:
         name = names[heapq.heappop(ready)]
@@ -181,7 +210,7 @@ def order_of(names: Sequence[str], upstream: Mapping[str, set[str]]) -> list[str
         for waiting in downstream[name]:
             missing[waiting] -= 1
             if not missing[waiting]:
-                heapq.heappush(ready, place[waiting])
+                heapq.heappush(ready, order[waiting])
     return ordered
 
 

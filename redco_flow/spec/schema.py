@@ -11,17 +11,39 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from redco_flow.errors import UsageError
 from redco_flow.spec.model import NAME_PATTERN
 from redco_flow.spec.pipeline import PipelineSection
+from redco_flow.spec.recipe_settings import (
+    SETTINGS,
+    kind_with_settings,
+    settings_type_of,
+)
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind, known_stage_kinds
 
 _REFERENCE = {"type": "string", "pattern": r"\$\{"}
-_DOTTED = {"type": "string", "pattern": r"\."}
+_DOTTED = {"type": "string", "pattern": r"\.|^python:"}
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a pipeline, every built-in stage kind included."""
-    return schema_of([find_stage_kind(name) for name in known_stage_kinds()])
+def json_schema(recipe: str | None = None) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a pipeline, every built-in stage kind included.
+
+    Args:
+        recipe: whose `Settings` say what `settings` has; None: any.
+
+    Raises:
+        UsageError: the recipe cannot be imported.
+    """
+    kinds = [find_stage_kind(name) for name in known_stage_kinds()]
+    try:
+        own = settings_type_of(recipe) if recipe else None
+        typed = [kind_with_settings(kind, own) if own else kind for kind in kinds]
+    except ValueError as error:
+        raise UsageError(f"recipe '{recipe}': {error}") from error
+    schema = schema_of(typed)
+    if own:
+        schema["properties"]["settings"] = {"$ref": f"#/$defs/{SETTINGS}"}
+    return schema
 
 
 def schema_of(kinds: list[StageKind]) -> dict[str, Any]:

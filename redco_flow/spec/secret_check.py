@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from redco_flow.errors import Problem
-from redco_flow.spec.document import Document, Path
+from redco_flow.spec.document import Document, KeyPath
 from redco_flow.spec.names import dotted
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name, looks_secret_value
 
@@ -21,7 +21,7 @@ def secret_problems(document: Document) -> Iterator[Problem]:
     yield from _problems(document, document.values, ())
 
 
-def _problems(document: Document, value: Any, path: Path) -> Iterator[Problem]:
+def _problems(document: Document, value: Any, path: KeyPath) -> Iterator[Problem]:
     if path and _is_secret_key(path, value):
         name = hide_secrets(dotted(path))
         message = f"'{name}' looks like a secret, which is never stored; {_CURE}"
@@ -38,7 +38,7 @@ def _problems(document: Document, value: Any, path: Path) -> Iterator[Problem]:
         yield document.origin(path).problem(message)
 
 
-def _is_secret_key(path: Path, value: Any) -> bool:
+def _is_secret_key(path: KeyPath, value: Any) -> bool:
     key = path[-1]
     if not isinstance(key, str) or value is None or isinstance(value, bool):
         return False

@@ -14,6 +14,9 @@ one module with all of it, whose top level must then be light:
                                                 # () -> StageOutputs; Config has num_shards
     def output_names(config): ...               # optional: ["checkpoint/last", ...], all of them
     def code_modules(config): ...               # optional: modules that determine the result
+    def code_files(config): ...                 # optional: source files that do so, by a name
+    def declare(body, stages): ...              # optional: inputs and outputs that a stage itself
+                                                # names in its YAML, and what is wrong with them
     def data_files(config): ...                 # optional: raw data files to digest
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
@@ -25,7 +28,7 @@ Imports kinds by name only: nothing here depends on any particular stage.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -60,7 +63,7 @@ class InputSlot:
     """An artifact that a stage takes in.
 
     Args:
-        kind: the artifact's kind: dataset, checkpoint, predictions, metrics.
+        kind: the artifact's kind: dataset, checkpoint, predictions, metrics; "" takes any.
         default_selector: which of the producer's artifacts where the pipeline says none:
             "last" takes `checkpoint/last`, "" takes the output named like the kind.
         many: the slot takes a list of references; absent means every producer.
@@ -69,6 +72,21 @@ class InputSlot:
     kind: str
     default_selector: str = ""
     many: bool = False
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What one stage of a kind with `declare` takes in and makes.
+
+    Args:
+        inputs: slots below the stage's key `inputs`; what else stands there is the Config's.
+        outputs: output name -> artifact kind.
+        problems: (path in the stage's body, message) of what is wrong.
+    """
+
+    inputs: Mapping[str, InputSlot]
+    outputs: Mapping[str, str]
+    problems: tuple[tuple[tuple[str | int, ...], str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,11 +107,17 @@ class StageKind:
     sections: tuple[str, ...]
     output_names: Callable[[Any], list[str]] | None
     code_modules: Callable[[Any], list[str]]
+    code_files: Callable[[Any], Mapping[str, Path]]
     data_files: Callable[[Any], list[Path]]
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
+    declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
     runs_on_several_processes: bool = False
     runs_in_shards: bool = False
+
+    def slot_path(self, slot: str) -> tuple[str, ...]:
+        """Return where in a stage's body an input is written."""
+        return (slot,) if self.declare is None else ("inputs", slot)
 
 
 def find_stage_kind(name: str) -> StageKind:
@@ -141,9 +165,11 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         sections=tuple(getattr(module, "SECTIONS", ())),
         output_names=getattr(module, "output_names", None),
         code_modules=getattr(module, "code_modules", lambda config: []),
+        code_files=getattr(module, "code_files", lambda config: {}),
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
+        declare=getattr(module, "declare", None),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
         runs_in_shards=callable(getattr(module, "run_shard", None))
         or (not is_one_module and "num_shards" in config_type.model_fields),

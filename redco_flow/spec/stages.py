@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path as FilePath
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from redco_flow.errors import Problem
-from redco_flow.spec.document import COMMAND_LINE, Document, Path, is_inside, written_at
+from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
 from redco_flow.spec.interpolation import find_path
 from redco_flow.spec.model import ContentOf, InWorkspace, field_paths, is_open, marked
 from redco_flow.spec.names import dotted, module_problem, shown
@@ -29,9 +29,12 @@ from redco_flow.spec.overrides import (
 )
 from redco_flow.spec.pipeline import PipelineSection
 from redco_flow.spec.problems import validated
+from redco_flow.spec.recipe_settings import (
+    RECIPES_PACKAGE,
+    kind_with_settings,
+    settings_type_of,
+)
 from redco_flow.spec.stage_kind import StageConfig, StageKind, find_stage_kind
-
-RECIPES_PACKAGE = "redco_flow.recipes"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class StageBody:
         own: the stage's body alone.
         config: the values for the kind's Config: sections with the body laid over them.
         references: the value given for each input slot that is given one.
+        declaration_problems: what is wrong with the inputs and outputs that the stage declares.
     """
 
     name: str
@@ -49,14 +53,15 @@ class StageBody:
     own: Document
     config: Document
     references: Mapping[str, Any]
+    declaration_problems: tuple[Problem, ...] = ()
 
-    def full_path(self, path: Path) -> Path:
+    def full_path(self, path: KeyPath) -> KeyPath:
         """Return where in the pipeline a value of the Config is said."""
         if path and path[0] in self.kind.sections and not self._is_own(path):
             return path
         return ("stages", self.name, *path)
 
-    def _is_own(self, path: Path) -> bool:
+    def _is_own(self, path: KeyPath) -> bool:
         value = self.own.values
         for part in path:
             if not is_inside(value, part):
@@ -66,7 +71,7 @@ class StageBody:
 
 
 def stage_kind_of(document: Document, stage: str) -> StageKind:
-    """Return the kind of a stage that the document names.
+    """Return the kind of a stage that the document names, with the settings of its recipe.
 
     Raises:
         ValueError: there is no such kind; the message says which there are.
@@ -76,13 +81,28 @@ def stage_kind_of(document: Document, stage: str) -> StageKind:
     if given is not None and not isinstance(given, str):
         raise ValueError(f"'stages.{stage}.kind' must be text, not {shown(given)}")
     try:
-        return find_stage_kind(given or stage)
+        return _with_settings(find_stage_kind(given or stage), document, stage)
     except ValueError as error:
         if given:
             raise ValueError(f"stage '{stage}': {error}") from error
         raise ValueError(
             f"stage '{stage}' has no 'kind', and its name is none: {error} Add `kind:` to it."
         ) from error
+
+
+def _with_settings(kind: StageKind, document: Document, stage: str) -> StageKind:
+    """Type a kind's `settings` by the recipe that the stage or the pipeline names."""
+    if "settings" not in kind.sections or "recipe" not in kind.sections:
+        return kind
+    body = document.get(("stages", stage))
+    own = body.get("recipe") if isinstance(body, dict) else None
+    default = kind.config_type.model_fields["recipe"].default
+    recipe = own or document.get(("recipe",)) or default
+    try:
+        found = settings_type_of(recipe) if isinstance(recipe, str) else None
+        return kind_with_settings(kind, found) if found else kind
+    except ValueError:
+        return kind  # what is wrong with the recipe is told as such
 
 
 @dataclass(frozen=True)
@@ -124,12 +144,12 @@ def validate_stage(body: StageBody) -> tuple[StageConfig | None, list[Problem]]:
         body.config,
         root=f"stage '{body.name}'",
         full_path=body.full_path,
-        extra_keys={(): {"kind", *body.kind.inputs}},
+        extra_keys={(): {"kind", *(() if body.kind.declare else body.kind.inputs)}},
     )
 
 
 def surroundings_problems(
-    body: StageBody, config: StageConfig, workspace: FilePath | None
+    body: StageBody, config: StageConfig, workspace: Path | None
 ) -> Iterator[Problem]:
     """Yield what is wrong with the recipe, the data files and the paths that a Config names."""
     for path, message in _surroundings(body, config, workspace):
@@ -145,13 +165,13 @@ def data_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
 
 
 def _surroundings(
-    body: StageBody, config: StageConfig, workspace: FilePath | None
-) -> Iterator[tuple[Path, str]]:
+    body: StageBody, config: StageConfig, workspace: Path | None
+) -> Iterator[tuple[KeyPath, str]]:
     recipe = getattr(config, "recipe", None) if "recipe" in body.kind.sections else None
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
         yield ("recipe",), problem
     for path, file in marked(config, ContentOf):
-        if file is not None and not FilePath(file).is_file():
+        if isinstance(file, str) and not Path(file).is_file():
             yield path, f"there is no file {shown(file)}"
     for path, relative in marked(config, InWorkspace):
         if relative is not None and workspace is not None:
@@ -171,7 +191,11 @@ def _read_stage(document: Document, name: str) -> StageBody:
     own = document.section(("stages", name))
     if own.values is None:
         own = Document({}, own.origins)
-    references = {slot: own.values[slot] for slot in kind.inputs if slot in own.values}
+    problems: tuple[Problem, ...] = ()
+    if kind.declare is not None:
+        kind, problems = _with_declaration(document, name, kind, own)
+    paths = {slot: kind.slot_path(slot) for slot in kind.inputs}
+    references = {slot: own.get(path) for slot, path in paths.items() if own.has(path)}
     config = Document({}, {(): own.origin(())})
     for section in kind.sections:
         if document.get((section,)) is not None:
@@ -179,19 +203,33 @@ def _read_stage(document: Document, name: str) -> StageBody:
         elif section != "recipe":  # a recipe has no default, the other sections' keys have
             config = config.with_part((section,), written_at({}, own.origin(())))
     body = own.without(("kind",))
-    for slot in kind.inputs:
-        body = body.without((slot,))
-    return StageBody(name, kind, own, config.merged(body), references)
+    for path in paths.values():
+        body = body.without(path)
+    return StageBody(name, kind, own, config.merged(body), references, problems)
 
 
-def inside(root: FilePath, relative: str) -> FilePath:
+def _with_declaration(
+    document: Document, name: str, kind: StageKind, own: Document
+) -> tuple[StageKind, tuple[Problem, ...]]:
+    """Return the kind with the inputs and outputs of this stage, and what is wrong with them."""
+    assert kind.declare is not None
+    declared = kind.declare(own.values, [one for one in document.get(("stages",)) if one != name])
+    problems = (
+        own.origin(path).problem(f"'{dotted(('stages', name, *path))}': {message}")
+        for path, message in declared.problems
+    )
+    kind = replace(kind, inputs=declared.inputs, outputs=declared.outputs)
+    return kind, tuple(problems)
+
+
+def inside(root: Path, relative: str) -> Path:
     """Return `root/relative`, a path inside of `root`.
 
     Raises:
         ValueError: the path is absolute, climbs out by `..`, or passes a symbolic link that
             leads out of `root`.
     """
-    path = FilePath(relative)
+    path = Path(relative)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(
             f"{relative!r} leads out of the workspace {root}; give a relative path without '..'"

@@ -9,16 +9,16 @@ the text into events; everything else happens here.
 from __future__ import annotations
 
 import math
-import pathlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from redco_flow.errors import ConfigError, Problem
-from redco_flow.spec.document import Document, Origin, Path
+from redco_flow.spec.document import Document, KeyPath, Origin
 from redco_flow.spec.model import Scalar
 from redco_flow.spec.names import shown
 
@@ -116,7 +116,7 @@ def parse_yaml(text: str, source: str) -> tuple[Document, list[Problem]]:
     return document, reader.problems
 
 
-def parse_file(path: pathlib.Path) -> tuple[Document, list[Problem]]:
+def parse_file(path: Path) -> tuple[Document, list[Problem]]:
     """Read a YAML file as far as possible; return it with the mistakes found."""
     source = Origin(str(path))
     empty = Document(None, {(): source})
@@ -132,8 +132,8 @@ def parse_file(path: pathlib.Path) -> tuple[Document, list[Problem]]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
-        place = Origin(str(path), line, column)
-        return empty, [place.problem("is not UTF-8 text; save the file as UTF-8")]
+        origin = Origin(str(path), line, column)
+        return empty, [origin.problem("is not UTF-8 text; save the file as UTF-8")]
 
 
 _TOO_LARGE = f"is larger than {MAX_BYTES >> 20} MiB, the limit for a configuration file"
@@ -211,8 +211,10 @@ class _Reader:
             raise self._unreadable(mark, f"is not YAML: {shown(str(error))}") from error
 
     def _unreadable(self, mark: Any, message: str) -> _Unreadable:
-        place = Origin(self.source, mark.line + 1, mark.column + 1) if mark else Origin(self.source)
-        return _Unreadable(place.problem(message))
+        origin = (
+            Origin(self.source, mark.line + 1, mark.column + 1) if mark else Origin(self.source)
+        )
+        return _Unreadable(origin.problem(message))
 
     def _node(self, event: yaml.NodeEvent, events: Iterator[yaml.Event], level: int) -> _Node:
         self.num_nodes += 1
@@ -329,9 +331,9 @@ def _syntax_message(error: yaml.MarkedYAMLError, mark: Any, text: str) -> str:
 
 def _flatten(root: _Node, reader: _Reader) -> Document:
     """Return values and origins of a node tree, its aliases written out, within the limits."""
-    origins: dict[Path, Origin] = {}
+    origins: dict[KeyPath, Origin] = {}
 
-    def write(node: _Node, origin: Origin, path: Path) -> Any:
+    def write(node: _Node, origin: Origin, path: KeyPath) -> Any:
         origins[path] = origin
         if len(origins) > MAX_NODES:
             message = f"aliases make more than {MAX_NODES:,} values of it"
@@ -340,8 +342,8 @@ def _flatten(root: _Node, reader: _Reader) -> Document:
             raise _Unreadable(node.origin.problem(f"nested deeper than {MAX_LEVELS} levels"))
         if node.entries is not None:
             return {
-                key: write(child, place, (*path, key))
-                for key, (place, child) in node.entries.items()
+                key: write(child, origin, (*path, key))
+                for key, (origin, child) in node.entries.items()
             }
         if node.items is not None:
             return [write(item, item.origin, (*path, i)) for i, item in enumerate(node.items)]

@@ -1,7 +1,6 @@
-"""Whether to stop, with the same answer in all processes that run a stage together.
+"""Stop all processes of a stage after the same step, by JAX's preemption sync point.
 
-One process stops when it is asked to. Several stop after the same step, whichever was asked: JAX
-has taken SIGTERM then, and its preemption sync point has them agree.
+One process stops when it is asked to. Of several, JAX has taken SIGTERM, and they agree on a step.
 """
 
 from __future__ import annotations

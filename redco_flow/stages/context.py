@@ -112,6 +112,13 @@ class Progress:
     tokens_per_second: float | None = None
     seconds_left: float | None = None
     devices: str | None = None
+    tflops_per_device: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+# What is said for good, whatever the phase.
+_LASTING = ("devices", "tflops_per_device", "mfu", "peak_memory_bytes")
 
 
 @dataclass
@@ -192,18 +199,33 @@ class StageContext:
         tokens_per_second: float | None = None,
         seconds_left: float | None = None,
         devices: str | None = None,
+        tflops_per_device: float | None = None,
+        mfu: float | None = None,
+        peak_memory_bytes: int | None = None,
     ) -> None:
-        """Say how far the stage is; also its heartbeat, so say something every few minutes.
+        """Write the stage's progress, which is also its heartbeat: call it every few minutes.
 
-        What is not given keeps its last value within a phase, `devices` for good. Cheap: written
-        at most twice a second, at once when the phase changes; `flush` writes what was held back.
+        What is not given keeps its last value within a phase, `devices` and how well they are used
+        for good. Cheap: written at most twice a second, at once when the phase changes; `flush`
+        writes what was held back.
         """
         said = Progress(
-            phase, step, total_steps, epoch, loss, tokens_per_second, seconds_left, devices
+            phase=phase,
+            step=step,
+            total_steps=total_steps,
+            epoch=epoch,
+            loss=loss,
+            tokens_per_second=tokens_per_second,
+            seconds_left=seconds_left,
+            devices=devices,
+            tflops_per_device=tflops_per_device,
+            mfu=mfu,
+            peak_memory_bytes=peak_memory_bytes,
         )
         given = {name: _plain(v) for name, v in dataclasses.asdict(said).items() if v is not None}
         is_new_phase = phase is not None and phase != self._progress.phase
-        base = Progress(devices=self.devices) if is_new_phase else self._progress
+        lasting = {name: getattr(self._progress, name) for name in _LASTING}
+        base = Progress(**lasting) if is_new_phase else self._progress
         self._progress = dataclasses.replace(base, **given)
         self._is_pending = True
         if is_new_phase or time.monotonic() - self._written_at >= _SECONDS_BETWEEN_REPORTS:

@@ -40,21 +40,21 @@ def bucket_prompts(recipe: Recipe, examples: Examples, batch_size: int) -> Bucke
     lengths = recipe.prompt_widths(lengths_of(examples, "source"))
     buckets = choose_buckets(lengths, num_widths, multiple=_PROMPT_WIDTH_MULTIPLE)
     narrow = map(recipe.collate_prompts_to, buckets.widths[:-1])
-    return Bucketing(buckets, (*narrow, recipe.collate_prompts))
+    return Bucketing(buckets, (*narrow, recipe.collate_for_prediction))
 
 
 def bucket_rows(recipe: Recipe, examples: Examples, batch_size: int) -> Bucketing | None:
     """Choose the widths of batches of sources with their targets.
 
     Returns:
-        None where one width does: the examples are few.
+        None where one width does: the examples are few, or the recipe has no other.
     """
     num_widths = _num_widths(examples, batch_size)
-    if num_widths < 2:
+    if num_widths < 2 or recipe.row_widths is None:
         return None
     lengths = recipe.row_widths(lengths_of(examples, "source"), lengths_of(examples, "target"))
     buckets = choose_buckets(lengths, num_widths, multiple=_ROW_WIDTH_MULTIPLE)
-    return Bucketing(buckets, tuple(map(recipe.collate_to, buckets.widths)))
+    return Bucketing(buckets, tuple(map(recipe.collate_wide, buckets.widths)))
 
 
 def lengths_of(examples: Examples, side: str) -> Lengths:

@@ -15,9 +15,9 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call
 from redco_flow.launch.host_facts import package_versions
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
-from redco_flow.launch.worker_process import say
+from redco_flow.launch.worker_process import log
 from redco_flow.stages.context import StageContext
 
 _HEARTBEAT_TIMEOUT_SECONDS = 15
@@ -31,13 +31,13 @@ class ProcessGroup:
 
     Args:
         context: takes reports of what is waited for.
-        place: which one this is.
+        rank_info: which one this is.
     """
 
-    def __init__(self, call: Call, context: StageContext, place: ProcessPlace) -> None:
+    def __init__(self, call: Call, context: StageContext, rank_info: RankInfo) -> None:
         self._call = call
         self._context = context
-        self._place = place
+        self._rank_info = rank_info
 
     def join(self) -> bool:
         """Meet the others and start `jax.distributed`; return whether there is a stage to run.
@@ -49,7 +49,7 @@ class ProcessGroup:
                 nothing has run.
             Stopped: a stop was requested while waiting.
         """
-        if self._place.num_processes == 1:
+        if self._rank_info.num_processes == 1:
             return True
         coordinator = self._meeting().meet().coordinator
         if coordinator is None:
@@ -61,15 +61,15 @@ class ProcessGroup:
     def _start_jax(self, coordinator: str) -> None:
         import jax
 
-        if self._place.rank == 0:
+        if self._rank_info.rank == 0:
             _check_port(coordinator)
         try:
             jax.distributed.initialize(
                 coordinator_address=coordinator,
-                num_processes=self._place.num_processes,
-                process_id=self._place.rank,
+                num_processes=self._rank_info.num_processes,
+                process_id=self._rank_info.rank,
                 # Given in full: JAX would take one GPU per process wherever SLURM_* is set.
-                local_device_ids=self._place.local_device_ids,
+                local_device_ids=self._rank_info.local_device_ids,
                 cluster_detection_method="deactivate",
                 initialization_timeout=_SECONDS_TO_START,
                 heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
@@ -80,14 +80,14 @@ class ProcessGroup:
 
     def part(self) -> None:
         """Wait for all ranks and leave: from here on none misses another's heartbeat."""
-        if self._place.num_processes > 1:
+        if self._rank_info.num_processes > 1:
             import jax
 
             jax.distributed.shutdown()
 
     def call_off(self) -> None:
         """Tell the others that there is nothing to run."""
-        if self._place.num_processes > 1:
+        if self._rank_info.num_processes > 1:
             self._meeting().call_off()
 
     def _meeting(self) -> Rendezvous:
@@ -97,11 +97,11 @@ class ProcessGroup:
 
         return Rendezvous(
             self._context.attempt_dir.path,
-            self._place,
+            self._rank_info,
             dict(facts_of(self._call, os.environ)),
-            self._place.rendezvous_seconds,
+            self._rank_info.rendezvous_seconds,
             while_waiting,
-            say,
+            log,
         )
 
 
@@ -127,22 +127,23 @@ def _cannot_start(coordinator: str, error: Exception) -> CannotMeet:
 def facts_of(call: Call, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield all that must be the same in every process, by name."""
     yield "fingerprint", call.fingerprint
-    yield from _leaves("config", call.config)
+    for name, value in _leaves("config", call.config):
+        yield name, value.replace(call.workspace, "workspace")  # each host may have its own
     for name, digest in call.ingredients.get("code", {}).items():
         yield f"code.{name}", str(digest)
     for name, version in package_versions().items():
         yield f"version.{name}", version
     for name, value in environ.items():
-        if name.startswith(("JAX_", "XLA_")) and name not in _PLACES:
+        if name.startswith(("JAX_", "XLA_", "LIBTPU_")) and name not in _PLACES:
             yield f"environment.{name}", value
 
 
-def _leaves(place: str, value: Any) -> Iterator[tuple[str, str]]:
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(f"{place}.{key}", item)
+            yield from _leaves(f"{path}.{key}", item)
     else:
-        yield place, repr(value)
+        yield path, repr(value)
 
 
 class MissingDevices(RedcoFlowError):

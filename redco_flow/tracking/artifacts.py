@@ -325,9 +325,9 @@ def _read(directory: Path) -> Artifact | None:
         manifest = read_record(path, Manifest)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    place = f"{manifest['kind']}/{manifest['id'][:SHORT_DIGITS]}"
-    if not str(directory).endswith(f"/{place}"):
-        raise DamagedRecord(path, f"it is that of {place}")
+    location = f"{manifest['kind']}/{manifest['id'][:SHORT_DIGITS]}"
+    if not str(directory).endswith(f"/{location}"):
+        raise DamagedRecord(path, f"it is that of {location}")
     return Artifact(manifest["id"], manifest["kind"], directory / "files", manifest)
 
 

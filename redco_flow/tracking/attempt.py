@@ -20,7 +20,7 @@ from redco_flow.tracking.typed_records import find_record, read_record_lines
 
 
 class State(StrEnum):
-    """The state of a run, a stage or a sweep's trial.
+    """The state of a run, a stage or a sweep's point.
 
     Runs have PENDING, RUNNING and the ends COMPLETED, FAILED and CANCELLED; stages WAITING (for a
     cluster, a lock or another run) and SKIPPED (an upstream stage did not complete) too. Nothing
@@ -109,6 +109,9 @@ class Progress(TypedDict, total=False):
     tokens_per_second: float | None
     seconds_left: float | None
     devices: str | None
+    tflops_per_device: float | None
+    mfu: float | None
+    peak_memory_bytes: int | None
     time: str
 
 
@@ -225,6 +228,11 @@ class AttemptDirectory:
     def metrics_path(self) -> Path:
         """Training log and evaluations, one JSON object a line; by the worker."""
         return self._own / "metrics.jsonl"
+
+    @property
+    def profile_path(self) -> Path:
+        """The trace of some of its steps, a directory; there once it is whole; by the worker."""
+        return self.path / "profile"
 
     @property
     def error_path(self) -> Path:

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -250,24 +251,91 @@ def module_digests(modules: Iterable[str]) -> dict[str, str]:
     return dict(sorted(closure.digests.items()))
 
 
+def source_digests(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the SHA-256 of source files, by the names they are given."""
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
+
+
+def is_source_file(name: str) -> bool:
+    """Whether a name among digests is of a source file, not of a module."""
+    return name.endswith(_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class ScriptCode:
+    """The code of a script that is run by its path.
+
+    Args:
+        files: the script and the modules beside it that it imports, by path below its folder.
+        modules: the other ones that it imports, unless they are installed.
+    """
+
+    files: Mapping[str, Path]
+    modules: tuple[str, ...]
+
+
+_SCRIPT = "__main__"
+
+
+def read_script(script: Path) -> ScriptCode:
+    """Return what a script imports, found as Python finds it: beside the script first.
+
+    Raises:
+        UsageError: a source file is not Python.
+        OSError: the script cannot be read.
+    """
+    closure = _Closure(folder=script.parent)
+    closure.top_level[_SCRIPT] = script
+    closure.beside += [Path(one) for one in map(os.path.abspath, sys.path) if Path(one).is_dir()]
+    closure.beside = [one for one in closure.beside if not _is_installed(one / "module")]
+    closure.pending.append(_SCRIPT)
+    closure.follow()
+    files, modules = {}, []
+    for name in sorted(closure.digests):
+        root = name.partition(".")[0]
+        path = closure.files[name]
+        if root in closure.own and path is not None:
+            files[path.relative_to(script.parent).as_posix()] = path
+        else:
+            modules.append(name)
+    return ScriptCode(files, tuple(modules))
+
+
+def changed_modules(digests: Mapping[str, str]) -> list[str]:
+    """Return the modules of redco_flow in `digests` whose source has changed or is gone."""
+    package = _top_level(_OURS)
+    ours = [name for name in digests if name.startswith(f"{_OURS}.")]
+    return [name for name in ours if _digest(_file(package, name)) != digests[name]]
+
+
+def _digest(file: Path | None) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None
+
+
 @dataclass
 class _Closure:
-    """Modules reached so far."""
+    """Modules reached so far.
 
+    Args:
+        folder: a script's, where its imports are looked for first.
+    """
+
+    folder: Path | None = None
     digests: dict[str, str] = field(default_factory=dict)
     imports: dict[str, Imports] = field(default_factory=dict)
     files: dict[str, Path | None] = field(default_factory=dict)
     pending: list[str] = field(default_factory=list)
     top_level: dict[str, Path | None] = field(default_factory=dict)  # name → file or folder
     beside: list[Path] = field(default_factory=list)  # folders whose modules are the user's own
+    own: set[str] = field(default_factory=lambda: {_SCRIPT})  # top-level modules in `folder`
 
     def add_root(self, module: str) -> None:
         """Begin at this module; its top-level package is followed from now on."""
         root = module.partition(".")[0]
         if root not in self.top_level:
-            place = self.top_level[root] = _top_level(root)
-            if place is not None and not _is_installed(place):
-                self.beside.append(place.parent)
+            location = self.top_level[root] = _top_level(root)
+            if location is not None and not _is_installed(location):
+                self.beside.append(location.parent)
         if _file(self.top_level[root], module) is None:
             raise UsageError(
                 f"module {module!r} cannot be found; looked along PYTHONPATH and in the current "
@@ -344,26 +412,33 @@ class _Closure:
         )
 
     def _is_namespace(self, module: str) -> bool:
-        place = self._place(module.partition(".")[0])
-        return place is not None and place.joinpath(*module.split(".")[1:]).is_dir()
+        location = self._location(module.partition(".")[0])
+        return location is not None and location.joinpath(*module.split(".")[1:]).is_dir()
 
     def _find(self, module: str) -> Path | None:
         if module not in self.files:
-            self.files[module] = _file(self._place(module.partition(".")[0]), module)
+            self.files[module] = _file(self._location(module.partition(".")[0]), module)
         return self.files[module]
 
-    def _place(self, root: str) -> Path | None:
+    def _location(self, root: str) -> Path | None:
         """Where a top-level module lies, if its code is followed."""
         if root not in self.top_level:
             self.top_level[root] = _top_level(root) if root == _OURS else self._beside(root)
         return self.top_level[root]
 
     def _beside(self, root: str) -> Path | None:
+        if self.folder is not None:
+            for location in (self.folder / root, self.folder / f"{root}.py"):
+                if _file(location, root) is not None:
+                    self.own.add(root)
+                    return location
         for folder in self.beside:
-            for place in (folder / root, folder / f"{root}.py"):
+            for location in (folder / root, folder / f"{root}.py"):
                 # An installed module of this name is imported before the user's own.
-                if (place.is_dir() or place.is_file()) and _is_taken(place, _top_level(root)):
-                    return place
+                if (location.is_dir() or location.is_file()) and _is_taken(
+                    location, _top_level(root)
+                ):
+                    return location
         return None
 
 
@@ -391,18 +466,18 @@ def _top_level(root: str) -> Path | None:
     return Path(spec.origin).absolute() if spec.has_location and spec.origin else None
 
 
-def _is_taken(place: Path, found: Path | None) -> bool:
-    return found is None or found == place or found == place / "__init__.py"
+def _is_taken(location: Path, found: Path | None) -> bool:
+    return found is None or found == location or found == location / "__init__.py"
 
 
-def _file(place: Path | None, module: str) -> Path | None:
+def _file(location: Path | None, module: str) -> Path | None:
     """A module's file below its top-level package's folder; None for a namespace or nothing."""
-    if place is None:
+    if location is None:
         return None
     words = module.split(".")[1:]
-    if place.is_file():
-        return None if words else place
-    path = place.joinpath(*words)
+    if location.is_file():
+        return None if words else location
+    path = location.joinpath(*words)
     init = path / "__init__.py"
     if init.is_file():
         return init
@@ -415,9 +490,9 @@ def _file(place: Path | None, module: str) -> Path | None:
     return None
 
 
-def _is_installed(place: Path) -> bool:
+def _is_installed(location: Path) -> bool:
     """Whether a module lies among installed packages, whose neighbours are not the user's own."""
     paths = sysconfig.get_paths()
     folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     named = {"site-packages", "dist-packages"}
-    return place.parent in folders or bool(named & set(place.parts))
+    return location.parent in folders or bool(named & set(location.parts))

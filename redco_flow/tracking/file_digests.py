@@ -21,7 +21,7 @@ from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 # A file changed twice within one tick of its file system's clock (2 s on some) looks unchanged.
-_SETTLED_NANOSECONDS = 2_000_000_000
+_MIN_AGE_NANOSECONDS = 2_000_000_000
 _CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -74,15 +74,15 @@ def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
 def _digest(
     path: Path, known: list[Any] | None, now: Callable[[], int]
 ) -> tuple[str, list[Any] | None]:
-    """The digest, and what to remember if that is new and the file has settled."""
+    """The digest, and what to remember if that is new and the file is not."""
     before = _identity(path)
     if known is not None and known[:-1] == before:
         return str(known[-1]), None
     digest = digest_file(path)
     if _identity(path) != before:
         raise WorkspaceError(f"{path}: changes while it is read; wait until it is written.")
-    settled = now() - max(before[1], before[2]) > _SETTLED_NANOSECONDS
-    return digest, [*before, digest] if settled else None
+    is_old_enough = now() - max(before[1], before[2]) > _MIN_AGE_NANOSECONDS
+    return digest, [*before, digest] if is_old_enough else None
 
 
 def _identity(path: Path) -> list[int]:

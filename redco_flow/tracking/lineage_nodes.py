@@ -31,7 +31,7 @@ class ConfigLeaf:
     line: int
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """`file:line`, or just the source."""
         return f"{self.source}:{self.line}" if self.line else self.source
 

@@ -49,6 +49,7 @@ class RunRecord(TypedDict, total=False):
     host: str
     code: dict[str, Any]
     sweep: str
+    version: str  # of redco-flow; absent before 0.2.0
 
 
 class MadeByRecord(TypedDict):
@@ -130,6 +131,7 @@ class RunDirectory:
         profile: str = "local",
         code: Mapping[str, Any] | None = None,
         sweep: str = "",
+        version: str = "",
         clock: Clock = utc_now,
     ) -> RunDirectory:
         """Make a run's directory with run.json and a pending state; whole or not at all.
@@ -143,6 +145,7 @@ class RunDirectory:
             profile: the profile's name.
             code: commit, dirty, patch_digest (`code_digest.code_record`).
             sweep: the id of the sweep that the run is a point of.
+            version: of redco-flow.
             clock: the time of day, for people.
 
         Raises:
@@ -162,6 +165,7 @@ class RunDirectory:
             "host": os.uname().nodename,
             "code": dict(code or {}),
             "sweep": sweep,
+            "version": version,
         }
         while True:
             run_id = f"{name}-{''.join(secrets.choice(_LETTERS) for _ in range(6))}"

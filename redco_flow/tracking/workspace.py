@@ -58,13 +58,13 @@ class Workspace:
                 with tempfile.TemporaryFile(dir=root / folder) as trial:
                     trial.write(b"trial")
                     trial.flush()
-            closed = list(_closed_places(root))
+            closed = list(_closed_directories(root))
         except OSError as error:
-            place = error.filename or root
+            path = error.filename or root
             is_shut = error.errno in (errno.EACCES, errno.EPERM)
-            whose = f" {who_may_write(place)}." if is_shut else ""
+            whose = f" {who_may_write(path)}." if is_shut else ""
             raise WorkspaceError(
-                f"workspace {root} cannot be written: {error.strerror} ({place}).{whose} {_ADVICE}"
+                f"workspace {root} cannot be written: {error.strerror} ({path}).{whose} {_ADVICE}"
             ) from error
         if closed:
             listed = ", ".join(str(path) for path in closed[:_MAX_PLACES])
@@ -135,7 +135,7 @@ class Workspace:
         return highest
 
 
-def _closed_places(root: Path) -> Iterator[Path]:
+def _closed_directories(root: Path) -> Iterator[Path]:
     """What every run writes and this user may not: counters, locks, folders of others' making."""
     shared = (
         root / "sequence",

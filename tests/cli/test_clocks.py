@@ -46,7 +46,7 @@ def clock(tmp_path_factory):
 def test_runs_are_ordered_by_number_though_the_later_one_is_dated_two_hours_earlier(
     command, clock, prefect_server
 ):
-    """Fault 35."""
+    """Fault 35: records are ordered by sequence number; a lease lasts as long as its holder."""
     ahead = command.json("run", "sums.yaml", environment=clock("+1h"))
     behind = command.json("run", "sums.yaml", "learning_rate=3.0", environment=clock("-1h"))
 

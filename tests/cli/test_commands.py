@@ -102,7 +102,10 @@ def test_mistakes_in_the_data_s_first_rows_are_told_by_plan_and_run_before_anyth
 
 
 def test_every_mistake_is_reported_at_once_with_its_line_and_nothing_starts(command):
-    """Fault 27. Engine cases 3 and 4."""
+    """Fault 27: all mistakes are reported at once, each with its line; nothing is submitted. Engine
+    cases 3 and 4: the error names its position and the nearest known name; the error comes before
+    any job.
+    """
     (command.folder / "bad.yaml").write_text(
         "name: bad\n"
         "stages:\n"
@@ -119,7 +122,7 @@ def test_every_mistake_is_reported_at_once_with_its_line_and_nothing_starts(comm
 
 
 def test_an_unwritable_workspace_is_refused_before_anything_starts(command):
-    """Fault 21."""
+    """Fault 21: the run is refused before anything is submitted."""
     (command.folder / "file").write_text("in the way")
 
     message = command("run", "sums.yaml", "profile.workspace=file/below", code=2)
@@ -129,7 +132,9 @@ def test_an_unwritable_workspace_is_refused_before_anything_starts(command):
 
 
 def test_shell_words_in_settings_are_only_text(command):
-    """Fault 30."""
+    """Fault 30, shell words, quotes, line breaks in names and values: they are passed on as text
+    and never interpreted; control characters are refused.
+    """
     bait = command.folder / "X"
 
     command("plan", "sums.yaml", f"description=$(touch {bait}); `touch {bait}`")
@@ -140,7 +145,7 @@ def test_shell_words_in_settings_are_only_text(command):
 
 
 def test_a_token_in_a_setting_is_refused_and_not_repeated(command):
-    """Fault 31."""
+    """Fault 31: no log, record, job script, process list, error or page shows the secret."""
     token = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
 
     message = command("run", "sums.yaml", f"description={token}", code=2)
@@ -150,7 +155,7 @@ def test_a_token_in_a_setting_is_refused_and_not_repeated(command):
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(command, prefect_server):
     gate = command.folder / "gate"
-    # Whoever started the tests may have had this signal ignored.
+    # The process that started the tests may ignore this signal.
     heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     words = ("run", "sums.yaml", f"total.gate={gate}")
     process = command.start(*words, start_new_session=True, preexec_fn=heeding)

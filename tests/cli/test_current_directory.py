@@ -70,7 +70,7 @@ def call(command, words, folder, home, **environment):
 def test_no_verb_that_reads_executes_a_module_of_the_current_directory(
     command, verbs, baited, prefect_home
 ):
-    """Fault 45."""
+    """Fault 45: a verb that only reads imports none; what replaces a bundled file is named."""
     for words in verbs:
         done = call(command, words, baited, prefect_home)
         assert executed(baited) == [], words
@@ -128,7 +128,7 @@ def test_a_users_own_executor_beside_the_profile_is_found_by_verbs_that_read_onl
 ):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/executor.py").write_text(
-        "from redco_flow.launch.local import make, reattach  # noqa: F401\n"
+        "from redco_flow.launch.local.executor import make, reattach  # noqa: F401\n"
     )
     (tmp_path / "own.yaml").write_text("executor: mine.executor\n")
 
@@ -139,7 +139,7 @@ def test_a_users_own_executor_beside_the_profile_is_found_by_verbs_that_read_onl
 
 @pytest.mark.slow
 def test_what_takes_the_place_of_a_bundled_file_is_named(tmp_path, prefect_home):
-    """Fault 45."""
+    """Fault 45: a verb that only reads imports none; what replaces a bundled file is named."""
     flow, profile = Path("flows/pipeline.py"), Path("cluster_profiles/local.yaml")
     pipeline = Path("pipelines/quickstart.yaml")
     for path, text in (
@@ -165,7 +165,7 @@ def test_what_takes_the_place_of_a_bundled_file_is_named(tmp_path, prefect_home)
 
 @pytest.mark.slow
 def test_a_copy_that_is_the_bundled_file_itself_is_no_news(tmp_path, prefect_home):
-    """Fault 45."""
+    """Fault 45: a verb that only reads imports none; what replaces a bundled file is named."""
     bundled = Path(__file__).parents[2] / "pipelines" / "quickstart.yaml"
     (tmp_path / "quickstart.yaml").write_bytes(bundled.read_bytes())
 

@@ -1,4 +1,4 @@
-"""Several users, one workspace: two real ones, three umasks, and links that somebody planted."""
+"""Several users of one workspace: two real ones, three umasks, and planted symbolic links."""
 
 import json
 import os
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.launch import disk_reserve
+from redco_flow.launch import disk_reserve, work_lock
 from redco_flow.launch.supervisor import LogWriter
-from redco_flow.launch.work_lock import acquire as take_work
-from redco_flow.orchestrate.stage_runner import claimed, is_worked_on
+from redco_flow.orchestrate.stage_runner import fingerprint_locked, is_worked_on
 from redco_flow.records import append_json_line, refuse_link, write_json
-from redco_flow.tracking import locks as lease
+from redco_flow.tracking import locks
 from redco_flow.tracking.journal import Journal
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.workspace import Workspace
@@ -31,7 +30,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with a home, a umask and one group in common with the others."""
+    """A user with a home, a umask and one group in common with the others."""
 
     name: str
     uid: int
@@ -164,8 +163,8 @@ def test_a_second_user_who_may_only_read_plans_and_is_told_why_a_run_cannot_be(f
     assert sorted(root.rglob("*")) == before
 
 
-def _claim(workspace):
-    with claimed(workspace, "f" * 64, lambda _: None):
+def _lock_fingerprint(workspace):
+    with fingerprint_locked(workspace, "f" * 64, lambda _: None):
         pass
 
 
@@ -179,10 +178,10 @@ WRITERS = {
     "sequence": lambda workspace, path: workspace.next_sequence(),
     "artifacts/.lock": _lock,
     "cache/.digests.lock": _lock,
-    f"{WORK}.claim": lambda workspace, path: _claim(workspace),
-    f"{WORK}/lock": lambda workspace, path: take_work(path, {"run": "x"}, lambda _: None),
+    f"{WORK}.claim": lambda workspace, path: _lock_fingerprint(workspace),
+    f"{WORK}/lock": lambda workspace, path: work_lock.acquire(path, {"run": "x"}, lambda _: None),
     f"{WORK}/lock ": lambda workspace, path: is_worked_on(workspace, "f" * 64),
-    "runs/r/.lease.lock": lambda workspace, path: lease.acquire(path.parent),
+    "runs/r/.lease.lock": lambda workspace, path: locks.acquire(path.parent),
     "runs/r/journal.jsonl": lambda workspace, path: Journal(path).append("x"),
     "runs/r/metrics.jsonl": lambda workspace, path: append_json_line(path, {}),
     "runs/r/rank0.log": lambda workspace, path: LogWriter(path, []),

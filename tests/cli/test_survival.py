@@ -49,6 +49,7 @@ def interrupted(tmp_path, prefect_server):
     return _folder_with_pipeline(tmp_path)
 
 
+@pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", executor="local")
 def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
     interrupted, uninterrupted
 ):
@@ -75,7 +76,9 @@ def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
 def test_a_killed_launcher_leaves_the_stage_running_and_resume_runs_nothing_twice(
     interrupted, uninterrupted
 ):
-    """Fault 17."""
+    """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
+    as crashed.
+    """
     process = interrupted.start("run", "survival.yaml", "--json")
     attempt = _attempt(interrupted)
     _wait_for_commit(interrupted)

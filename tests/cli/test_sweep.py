@@ -173,9 +173,9 @@ def test_a_dry_run_on_a_cluster_tells_which_jobs_would_be_submitted_and_writes_n
         "--- at most 3 of 4 points at a time\n"
         "--- would be submitted at once\n"
         "numbers: 1 job, for 4 points\n"
-        "total: 4 jobs, behind numbers\n"
+        "total: 4 jobs, after numbers\n"
     )
-    assert "total: 4 jobs, for 8 points, behind numbers\n" in grouped
+    assert "total: 4 jobs, for 8 points, after numbers\n" in grouped
     waits = {"upstream": ["numbers"]}
     assert record["jobs"][1] == {"stage": "total", "points": 4, "jobs": 4} | waits
     assert record["at_once"] == 3

@@ -41,7 +41,7 @@ def repository(command):
 
 @pytest.fixture
 def start(command, repository, tmp_path_factory, prefect_server):
-    """Start a sweep of so many points: its runs' folders, and the calls of git that it took."""
+    """Start a sweep of `num_points` points; return its runs' folders and its calls of git."""
     folder = tmp_path_factory.mktemp("git")
     log, script = folder / "calls", folder / "git"
     script.write_text(LOGGING_GIT.format(python=sys.executable, log=str(log), git=GIT))

@@ -40,7 +40,7 @@ def test_a_trainer_killed_before_its_checkpoint_is_registered_registers_it_once(
     checkpoints = workspace / "artifacts/checkpoint"
     driven = Driven(run)
     wait_for(lambda: run.latest_attempt("train"))
-    with exclusive(workspace / "sequence"):  # whoever registers waits for its number here
+    with exclusive(workspace / "sequence"):  # registering waits for its sequence number here
         wait_for(lambda: next(checkpoints.glob(".publishing*"), None), 200)
         last_step = wait_for(lambda: max(committed_steps(workspace), default=0))
         os.kill(worker_of(run.latest_attempt("train")), signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_training_whose_disk_fills_up_says_which_and_goes_on_once_there_is_roo
 ):
     """Fault 20: checkpoint, metrics and records at once, on a disk that is really full."""
     run = make_run(folder, workspace="small", num_epochs=6)
-    ballast = small_workspace / "somebody-elses"
+    ballast = small_workspace / "another-users"
     driven = Driven(run)
     wait_for(lambda: committed_steps(small_workspace), 200)
     fill(ballast)

@@ -15,8 +15,9 @@ sys.path += map(str, [HERE, *KINDS])  # jobs and launchers search where this pro
 from slurm_cluster import INSTALL, missing_programs, running_cluster  # noqa: E402
 from tiny_stages.calls import make_attempt  # noqa: E402
 
+from redco_flow.launch.call import JobResources  # noqa: E402
+from redco_flow.launch.slurm.config import Config  # noqa: E402
 from redco_flow.launch.slurm.executor import SlurmExecutor  # noqa: E402
-from redco_flow.spec.executors import SlurmSection  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +52,48 @@ def workspace(tmp_path):
 
 
 @pytest.fixture
-def submit(slurm, workspace):
+def folder(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def written(workspace):
+    return [workspace]
+
+
+@pytest.fixture
+def attempt_of():
+    return lambda job: job.attempt
+
+
+@pytest.fixture
+def submit_secret(submit):
+    return lambda value: submit("print_secret", environment={"TINY_API_TOKEN": value})
+
+
+@pytest.fixture
+def time_limit():
+    """A minute is the shortest time that Slurm gives; its warning comes before the end."""
+    resources = JobResources(walltime_minutes=1)
+    return {"resources": resources, "settings": {"warning_seconds": 50}, "grace_seconds": 20}
+
+
+@pytest.fixture
+def new_executor(slurm, workspace):
+    def new_executor(*, environment=None, stall_seconds=600, grace_seconds=5, settings=None):
+        return SlurmExecutor(
+            workspace,
+            Config(**(settings or {})),
+            environment=os.environ | (environment or {}),
+            stall_seconds=stall_seconds,
+            grace_seconds=grace_seconds,
+        )
+
+    return new_executor
+
+
+@pytest.fixture
+def submit(workspace, new_executor):
     """Submit an action of the tiny stage as a Slurm job."""
 
     def submit(
@@ -64,12 +106,11 @@ def submit(slurm, workspace):
         **call,
     ):
         attempt = make_attempt(workspace, action, **call)
-        executor = SlurmExecutor(
-            workspace,
-            SlurmSection(**(settings or {})),
-            environment=os.environ | (environment or {}),
+        executor = new_executor(
+            environment=environment,
             stall_seconds=stall_seconds,
             grace_seconds=grace_seconds,
+            settings=settings,
         )
         return executor.submit_call(attempt)
 

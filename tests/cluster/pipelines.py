@@ -6,10 +6,10 @@ import threading
 from redco_flow.orchestrate.orchestrator import open_session
 from redco_flow.orchestrate.plan import make_plan
 from redco_flow.orchestrate.start import write_run
-from redco_flow.orchestrate.state import StateBook
+from redco_flow.orchestrate.state import StateStore
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.tracking.workspace import Workspace
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -59,7 +59,7 @@ def make_run(
     path = folder / "tiny.yaml"
     text = PIPELINE + (PREDICT if predict else "")
     path.write_text(text.format(rows=rows, num_hosts=num_hosts, num_epochs=num_epochs))
-    settings = Profile(workspace=str(folder / workspace), **profile)
+    settings = profile_model()(workspace=str(folder / workspace), **profile)
     resolved = load_pipeline(path, overrides, settings)
     workspace = Workspace.open(settings.workspace)
     plan = make_plan(resolved, workspace, until_stage=until, force=force)
@@ -74,7 +74,7 @@ class Driven:
         self.run = run
         self.stop = StopRequest()
         self.said = []
-        self.session = open_session(run, StateBook(run), self.stop, leave_cancelled=False)
+        self.session = open_session(run, StateStore(run), self.stop, leave_cancelled=False)
         self._thread = threading.Thread(target=self._drive)
         self._thread.start()
 
@@ -87,8 +87,8 @@ class Driven:
         assert not self._thread.is_alive(), "\n".join(self.said)
         outcome = self.session.outcome()
         if outcome.state != "detached":
-            book = self.session.context.book
-            book.close_run(outcome.state, outcome.exit_code, outcome.message)
+            state_store = self.session.context.state_store
+            state_store.close_run(outcome.state, outcome.exit_code, outcome.message)
         return outcome
 
     def stage(self, name):

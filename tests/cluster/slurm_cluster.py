@@ -329,7 +329,7 @@ def _die_with_parent() -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has and no outgoing connection gets, so a restarted daemon has its own."""
+    """Free ports that no outgoing connection gets, so a restarted daemon has its own."""
     ports: set[int] = set()
     while len(ports) < count:
         port = random.randrange(*_PORTS)

@@ -90,7 +90,7 @@ def test_every_stage_runs_in_order_though_the_launcher_is_killed_and_resume_repe
     assert (after["state"], after["queued"]) == ("interrupted", False)
     assert after["metrics"] == {"best": pytest.approx(6e-4)} | after["metrics"]
     assert set(causes(run).values()) == {"completed"}
-    assert run.read_state()["state"] == "running"  # nobody was there to say more
+    assert run.read_state()["state"] == "running"  # no launcher was there to write more
     resume_run(run)
     state = wait_for_end(run)
 
@@ -149,7 +149,7 @@ def test_without_a_launcher_slurm_drops_what_waits_for_a_failed_stage_and_resume
     assert message == "it never began: what it takes from is made anew."
 
 
-def test_a_stage_that_may_be_tried_again_has_its_followers_submitted_again_behind_it(
+def test_a_stage_that_may_be_tried_again_has_its_downstream_submitted_again(
     runs, executions, tmp_path
 ):
     runs.profile["retries"] = {"failed": 1}
@@ -256,7 +256,7 @@ def test_a_chain_that_slurm_refuses_fails_in_its_words_and_leaves_no_job(runs, s
     assert slurm.jobs() == {}
 
 
-def test_a_stage_behind_an_array_waits_for_all_of_its_tasks(slurm, tmp_path):
+def test_a_stage_downstream_of_an_array_waits_for_all_of_its_tasks(slurm, tmp_path):
     settings = {"executor": "slurm", "num_epochs": 1, "ahead": True}
     driven = Driven(make_run(tmp_path, overrides=["stages.preprocess.num_shards=2"], **settings))
 

@@ -1,18 +1,17 @@
 """`doctor` on the test cluster: in seconds, without leaving a job."""
 
 import pytest
+from tiny_stages.calls import wait_until
 
-from redco_flow.launch.slurm.doctor import examine_slurm
-from redco_flow.spec.profile import Profile
+from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.executor import SlurmExecutor
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def examine(workspace, *, defaults=None, **settings):
-    profile = Profile(
-        executor="slurm", workspace=str(workspace), slurm=settings, defaults=defaults or {}
-    )
-    return {finding.check: finding for finding in examine_slurm(profile)}
+def examine(workspace, *, gpus_per_host=0, **settings):
+    executor = SlurmExecutor(workspace, Config(**settings))
+    return {finding.check: finding for finding in executor.examine(gpus_per_host)}
 
 
 def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace):
@@ -24,7 +23,7 @@ def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace):
     assert findings["ports between nodes"].detail == "any free one can be reached"
     assert "host names" in findings
     assert findings["signals"].detail == "URG and TERM reach a job's ranks"
-    assert slurm.jobs() == {}
+    wait_until(lambda: slurm.jobs() == {}, 10)  # its end is being noted by the nodes
     assert list(workspace.glob(".doctor*")) == []
 
 
@@ -53,17 +52,13 @@ def test_what_slurm_would_refuse_is_told_in_its_words_before_any_node_is_asked_f
 
 
 def test_more_gpus_than_any_node_has_are_told_with_what_there_is(slurm, workspace):
-    stages = {"train": {"resources": {"gpus_per_host": 8}}, "evaluate": None}
-
-    finding = examine(workspace, defaults={"stages": stages})["gpus"]
+    finding = examine(workspace, gpus_per_host=8)["gpus"]
 
     assert (finding.is_good, finding.detail) == (False, "0 of 4 nodes have 8, the most is 2")
 
 
 def test_gpus_that_slurm_has_and_a_job_does_not_see_are_told(slurm, workspace):
-    stages = {"train": {"resources": {"gpus_per_host": 2}}}
-
-    findings = examine(workspace, defaults={"stages": stages})
+    findings = examine(workspace, gpus_per_host=2)
 
     assert findings["gpus"].is_good
     finding = findings["gpus on the nodes"]

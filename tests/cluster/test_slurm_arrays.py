@@ -16,7 +16,7 @@ from redco_flow.launch.executor import reattach
 from redco_flow.orchestrate.plan import make_plan
 from redco_flow.orchestrate.start import write_run
 from redco_flow.spec.load import load_pipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 from redco_flow.tracking.workspace import Workspace
 
@@ -51,7 +51,9 @@ def run_of(folder, pipeline, **profile):
     """A driven run of a pipeline given as a mapping."""
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump({"name": "parts", **pipeline}))
-    settings = Profile(workspace=str(folder / profile.pop("workspace", "workspace")), **profile)
+    settings = profile_model()(
+        workspace=str(folder / profile.pop("workspace", "workspace")), **profile
+    )
     resolved = load_pipeline(path, (), settings)
     workspace = Workspace.open(settings.workspace)
     plan = make_plan(resolved, workspace)

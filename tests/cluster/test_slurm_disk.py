@@ -36,7 +36,7 @@ def test_a_job_whose_disk_fills_up_says_which_and_goes_on_once_there_is_room(ful
     run = make_run(
         tmp_path, workspace=workspace.name, num_epochs=6, executor="slurm", slurm=settings
     )
-    ballast = workspace / "somebody-elses"
+    ballast = workspace / "another-users"
 
     driven = Driven(run)
     wait_until(lambda: committed_steps(workspace), 200)

@@ -48,7 +48,9 @@ def test_every_rank_takes_part_and_rank_zero_alone_publishes(submit, tmp_path):
 
 
 def test_the_death_of_one_rank_ends_the_group_in_seconds_and_names_it(submit):
-    """Fault 2, and engine case 21."""
+    """Fault 2: all ranks end within 15 s, the rank that failed first is named, and the stage is
+    retried. Engine case 21: all ranks end within 15 s with that rank's error.
+    """
     job = submit("hang", resources=TWO_HOSTS)
     workers = started(job)
 
@@ -90,7 +92,7 @@ def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(su
 
 
 def test_a_port_that_another_program_takes_after_the_meeting_is_a_clear_error(submit, tmp_path):
-    """Engine case 24."""
+    """Engine case 24: another port is taken, or the error names it."""
     job = submit("count_starts", resources=TWO_HOSTS, config={"folder": str(tmp_path)})
     meeting = job.attempt.path / "ranks/meeting0.json"
     port = wait_until(lambda: read_json_if_present(meeting))["port"]
@@ -107,7 +109,7 @@ def test_a_port_that_another_program_takes_after_the_meeting_is_a_clear_error(su
 
 @contextmanager
 def taken_as_soon_as_free(port):
-    """Listen at a port of this machine, from the moment at which nobody else does."""
+    """Listen at a port of this machine, as soon as it is free."""
 
     def take():
         with suppress(OSError):
@@ -136,7 +138,7 @@ def test_ranks_that_would_run_something_else_all_stop_before_the_stage(submit, t
 
 
 def test_a_rank_that_never_arrives_is_named_after_the_time_for_it(submit, tmp_path):
-    """Engine case 20."""
+    """Engine case 20: the error names the rank."""
     job = submit(
         "count_starts",
         resources=TWO_HOSTS,

@@ -24,7 +24,7 @@ from redco_flow.orchestrate.sweep import (
 from redco_flow.orchestrate.sweep_process import submit_points
 from redco_flow.records import read_json, write_json
 from redco_flow.spec.load import load_pipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.workspace import Workspace
@@ -59,7 +59,7 @@ class Sweeps:
         self.started = []
 
     def plan(self, overrides, **profile):
-        settings = Profile(workspace=str(self.workspace.root), **self.profile | profile)
+        settings = profile_model()(workspace=str(self.workspace.root), **self.profile | profile)
         pipeline = load_pipeline(self._path, overrides, settings)
         return PlannedPoint(overrides, pipeline, settings, make_plan(pipeline, self.workspace))
 
@@ -169,7 +169,7 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     assert "train: waits in the queue: Dependency" in text
     shared = job_id(sweep.runs[0], "preprocess")
     train, compare = job_ids(sweep, "train"), job_ids(sweep, "compare")
-    behind = [
+    after_ids = [
         "",
         "",
         f",afterany:{shared}:{train[0]}:{compare[0]}",
@@ -177,7 +177,7 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     ]
     for number, run in enumerate(sweep.runs):
         first, last = script_of(run, "train"), script_of(run, "compare")
-        assert f"--dependency=afterok:{shared}{behind[number]}\n" in first
+        assert f"--dependency=afterok:{shared}{after_ids[number]}\n" in first
         assert f"--dependency=afterok:{train[number]}\n" in last
     assert most_at_once(slurm, train) == 2
     assert all((run.latest_attempt("train").logs / "slurm.log").is_file() for run in sweep.runs)
@@ -198,7 +198,9 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
 def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_collects(
     sweeps, slurm, tmp_path, prefect_server
 ):
-    """Fault 17."""
+    """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
+    as crashed.
+    """
     sweep = sweeps.start()
     sweeps.wait_until_queued(sweep)
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
@@ -319,7 +321,7 @@ def test_cancelling_a_sweep_empties_the_queue_also_of_points_without_a_driver(
 
 
 def held(sweeps, points=RATES):
-    """A sweep that is written but has no process, and whose jobs nobody will start."""
+    """A sweep that is written but has no process, and whose jobs are not to be started."""
     sweeps.profile["slurm"] = {"options": ["--begin=now+1hour"]}
     sweep = sweeps.start(points)
     sweeps.wait_until_queued(sweep)
@@ -344,7 +346,7 @@ def test_all_points_of_a_cancelled_sweep_are_asked_before_the_end_of_any_is_awai
 def test_a_job_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_got_is_submitted(
     sweeps, slurm
 ):
-    """Fault 12."""
+    """Fault 12: the job is found by its name; nothing is submitted twice."""
     sweep = held(sweeps)
     ids, queued = job_ids(sweep, "train"), set(slurm.jobs())
     for run in sweep.runs:

@@ -37,6 +37,7 @@ def trained(cluster, folder):
     return driven
 
 
+@pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="slurm")
 def test_two_hosts_with_two_processes_each_train_as_one_process_does(trained, folder):
     """Engine case 23: 51 rows in batches of 16, so the last ones do not fill all four processes.
 
@@ -141,7 +142,9 @@ driven.end()
 
 
 def test_a_launcher_that_is_killed_is_replaced_and_its_job_found_again(slurm, folder):
-    """Fault 17."""
+    """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
+    as crashed.
+    """
     run = make_run(folder, workspace="killed-launcher", num_epochs=4, **ONE_PROCESS)
     launcher = launch(run)
     attempt = wait_for_step(run, 1)
@@ -217,7 +220,7 @@ def wait_for_step(run, step):
     def reached():
         attempt = run.latest_attempt("train")
         records = attempt.read_metrics() if attempt is not None else ()
-        return attempt if any(record["step"] >= step for record in records) else None
+        return attempt if any(record.get("step", 0) >= step for record in records) else None
 
     found: AttemptDirectory = wait_until(reached, 200)
     return found

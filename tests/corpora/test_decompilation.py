@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+from redco_flow.corpora.decompilation import rows
+
 SCRIPT = """
 import json, pathlib, sys
 from redco_flow.corpora.decompilation import rows
@@ -27,3 +29,15 @@ def test_sets_of_constants_stand_in_one_order_whatever_the_processs_hash_seed(tm
     assert seen == [seen[0]] * 4
     assert len(seen[0]) == 1
     assert "load_const frozenset({'s', 2, None})" in seen[0][0]
+
+
+def test_a_constant_is_loaded_and_a_method_named_whatever_the_python(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text("pair = one.method(two)\nif (0, 1): pass\n")
+
+    method, constant = rows([path])
+
+    assert method["statement"] == "a = b.c(d)"
+    assert method["bytecode"].split()[:2] == ["load", "b"]
+    assert method["bytecode"].split()[3:] == ["c", "load", "d", "call", "1", "store", "a"]
+    assert constant == {"bytecode": "load_const (0, 1)", "statement": "(0, 1)"}

@@ -16,14 +16,14 @@ ALONE = DataProcess(0, 1)
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_sizes(
     global_size, per_device, shards, nearest
 ):
-    """Engine case 6."""
+    """Engine case 6: the error names the nearest sizes that divide."""
     with pytest.raises(ValueError, match=f"nearest valid values: {nearest}\\.$"):
         plan_batch(global_size, per_device, shards, ALONE)
 
 
 @pytest.mark.parametrize("size", [0, -8, 2.0, True, "8"])
 def test_a_batch_size_that_is_no_positive_whole_number_is_refused(size):
-    """Engine case 4."""
+    """Engine case 4: the error comes before any job."""
     with pytest.raises(ValueError, match="must be a positive whole number"):
         plan_batch(size, None, 1, ALONE)
     with pytest.raises(ValueError, match="per_device_batch_size"):

@@ -40,7 +40,9 @@ def sums_and_draws(params, batch, rngs):
 
 @pytest.mark.parametrize("num_examples", [1, 8, 45])
 def test_predictions_come_in_input_order_and_draw_as_without_buckets(num_examples):
-    """Engine cases 26 and 28."""
+    """Engine cases 26 and 28: every example is trained on and evaluated once; predictions come in
+    input order, without padding.
+    """
     examples, lengths = EXAMPLES[:num_examples], LENGTHS[:num_examples]
     predictor = predictor_of(sums_and_draws, 8, num_devices=8)
 
@@ -53,7 +55,7 @@ def test_predictions_come_in_input_order_and_draw_as_without_buckets(num_example
 
 
 def test_each_width_is_compiled_once_over_several_predictions():
-    """Engine case 45."""
+    """Engine case 45: a step compiles once for each shape."""
     widths = []
 
     def traced(params, batch, rngs):
@@ -146,7 +148,9 @@ print(json.dumps([num_read, [[float(p["sum"]), int(p["drawn"])] for p in found]]
 
 @pytest.mark.slow
 def test_two_processes_predict_what_one_does_each_reading_half_of_the_rows(run_ranks):
-    """Engine cases 23 and 28."""
+    """Engine cases 23 and 28: all ranks run equal numbers of steps; predictions come in input
+    order, without padding.
+    """
     ((num_rows, alone),) = run_ranks(PREDICT, 1, 2)
 
     halves = run_ranks(PREDICT, 2, 1)

@@ -82,7 +82,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_restored_state_is_bitwise_the_saved_one(tmp_path, name):
-    """Engine case 46."""
+    """Engine case 46, a saved state: it is restored bitwise."""
     state = state_of(OPTIMIZERS[name])
     cursor = {"step": 7, "seed": 3, "nested": {"α": [1, 2.5, None]}}
 
@@ -97,7 +97,7 @@ def test_a_restored_state_is_bitwise_the_saved_one(tmp_path, name):
 
 
 def test_random_keys_numbers_and_empty_arrays_come_back_as_what_they_were(tmp_path):
-    """Engine case 46."""
+    """Engine case 46, a saved state: it is restored bitwise."""
     state = {
         "keys": jax.random.split(jax.random.key(1, impl="rbg"), (2, 3)),
         "no_keys": jax.random.split(jax.random.key(0), 4)[:0],
@@ -283,7 +283,7 @@ def test_the_listed_digests_are_those_of_all_files(tmp_path):
 
 
 def test_different_trees_are_refused_with_every_path_expected_and_found(tmp_path):
-    """Engine case 48."""
+    """Engine case 48: the error names path, expected and found shape."""
     saved = {"params": {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4), "d": jnp.zeros(1)}, "step": 1}
     like = {
         "params": {
@@ -309,9 +309,25 @@ def test_different_trees_are_refused_with_every_path_expected_and_found(tmp_path
 
     for line in expected:
         assert line in str(whole.value)
+    for line in expected[:3]:  # parameters alone are converted to another float dtype
         assert line in str(alone.value)
+    assert "params/d" not in str(alone.value)
     assert str(tmp_path) in str(whole.value)
     assert "step:" not in str(whole.value)
+
+
+def test_parameters_alone_are_read_into_the_float_dtype_that_is_asked_for(tmp_path):
+    saved = {"params": {"w": jnp.asarray([1.0, 1 / 3], jnp.bfloat16), "n": jnp.asarray([3])}}
+    like = {"w": jax.ShapeDtypeStruct((2,), jnp.float32), "n": jax.ShapeDtypeStruct((1,), "int32")}
+
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, saved, cursor={})
+        checkpointer.wait()
+        found = restore_params(checkpointer.step_directory(1), like)
+
+    assert found["w"].dtype == jnp.float32
+    assert found["w"].tolist() == saved["params"]["w"].astype(jnp.float32).tolist()
+    assert found["n"].tolist() == [3]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def assert_the_previous_one_is_used(directory, path, caplog):
 
 
 def test_one_flipped_bit_in_any_file_is_noticed_and_the_previous_one_used(directory, caplog):
-    """Engine case 51. Fault 22."""
+    """Engine case 51: the flip is detected; the checkpoint before is restored. Fault 22: the flip
+    is detected in any file.
+    """
     chance = random.Random(0)
     files = files_of(directory / "2")
     assert len(files) > 10
@@ -84,7 +86,7 @@ def test_one_flipped_bit_in_any_file_is_noticed_and_the_previous_one_used(direct
 
 @pytest.mark.slow
 def test_a_file_cut_short_or_gone_is_noticed_and_the_previous_one_used(directory, caplog):
-    """Fault 23."""
+    """Fault 23: the damage is detected in any file."""
     for path in files_of(directory / "2"):
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
@@ -151,7 +153,7 @@ def test_a_damaged_step_that_is_verified_goes_with_those_after_it(directory):
 
 
 def test_training_on_after_a_fallback_replaces_the_damaged_step(directory, caplog):
-    """Fault 22."""
+    """Fault 22: the flip is detected in any file."""
     flip_bit(directory / "2" / "tree.json", 5)
 
     with Checkpointer(directory, keep_last=2) as checkpointer:
@@ -188,7 +190,9 @@ def small_files_only():
 def test_a_full_disk_is_an_error_with_the_path_before_done_and_keeps_the_earlier_one(
     tmp_path, small_files_only, is_async
 ):
-    """Fault 20."""
+    """Fault 20: the error names the disk, earlier checkpoints are intact, and a background save
+    fails before "done".
+    """
     big = {"params": {"w": jnp.ones((4 << 20,))}}
     with Checkpointer(tmp_path, is_async=is_async) as checkpointer:
         save(checkpointer, 1)
@@ -209,7 +213,9 @@ def test_a_full_disk_is_an_error_with_the_path_before_done_and_keeps_the_earlier
 def test_a_failed_save_in_the_background_is_told_at_the_next_save_and_at_close(
     tmp_path, small_files_only
 ):
-    """Fault 20."""
+    """Fault 20: the error names the disk, earlier checkpoints are intact, and a background save
+    fails before "done".
+    """
     big = {"params": {"w": jnp.ones((4 << 20,))}}
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(1, big, cursor={})

@@ -69,7 +69,7 @@ for _ in range(num_kills):
 
 @pytest.mark.slow
 def test_a_process_killed_while_saving_loses_nothing_that_was_committed(tmp_path):
-    """Fault 3."""
+    """Fault 3: the next attempt restores the previous checkpoint."""
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     done = subprocess.run(

@@ -36,7 +36,7 @@ def save(checkpointer, step, **metrics):
 
 @given(scores=SCORES, keep_last=st.integers(1, 4), pinned=st.sets(st.integers(0, 50)))
 def test_retention_never_deletes_the_newest_the_best_or_a_pinned_one(scores, keep_last, pinned):
-    """Engine case 50."""
+    """Engine case 50: the best, the newest and pinned checkpoints are never deleted."""
     deleted = set(
         steps_to_delete(
             scores, keep_last=keep_last, keep_best={"bleu": "max", "loss": "min"}, pinned=pinned
@@ -72,7 +72,7 @@ def test_the_earliest_of_equal_scores_is_the_best():
 
 
 def test_the_last_the_best_and_the_pinned_stay_on_disk(tmp_path):
-    """Engine case 50."""
+    """Engine case 50: the best, the newest and pinned checkpoints are never deleted."""
     keep = {"bleu": "max", "loss": "min"}
     with Checkpointer(tmp_path, keep_last=2, keep_best=keep) as checkpointer:
         save(checkpointer, 1, bleu=0.9, loss=5.0)
@@ -94,7 +94,7 @@ def test_the_last_the_best_and_the_pinned_stay_on_disk(tmp_path):
 
 
 def test_pins_and_scores_outlive_the_process(tmp_path):
-    """Engine case 50."""
+    """Engine case 50: the best, the newest and pinned checkpoints are never deleted."""
     with Checkpointer(tmp_path, keep_best={"bleu": "max"}) as first:
         save(first, 1, bleu=0.9)
         save(first, 2)
@@ -117,7 +117,7 @@ def test_only_a_committed_step_can_be_pinned(tmp_path):
 
 
 def test_best_restores_the_parameters_that_were_scored(tmp_path):
-    """Engine case 49."""
+    """Engine case 49: "Best" is the step that was scored."""
     with Checkpointer(tmp_path, keep_best={"bleu": "max"}) as checkpointer:
         for step, bleu in ((1, 0.2), (2, 0.8), (3, 0.4)):
             save(checkpointer, step, bleu=bleu)
@@ -129,7 +129,7 @@ def test_best_restores_the_parameters_that_were_scored(tmp_path):
 
 
 def test_a_crash_between_scoring_and_committing_leaves_the_older_best(tmp_path):
-    """Engine case 49."""
+    """Engine case 49: "Best" is the step that was scored."""
     keep = {"bleu": "max"}
     with Checkpointer(tmp_path, keep_best=keep) as checkpointer:
         save(checkpointer, 1, bleu=0.2)
@@ -212,7 +212,9 @@ def five_thousand(tmp_path_factory):
 
 
 def test_five_thousand_checkpoints_are_listed_in_under_a_second(five_thousand):
-    """Fault 38."""
+    """Fault 38, thousands of checkpoints and artifacts: they are listed within a second; retention
+    keeps exactly what it should.
+    """
     checkpointer = Checkpointer(five_thousand, keep_best={"bleu": "max"})
 
     started = time.process_time()
@@ -227,7 +229,9 @@ def test_five_thousand_checkpoints_are_listed_in_under_a_second(five_thousand):
 
 
 def test_retention_among_five_thousand_keeps_exactly_what_it_should(five_thousand):
-    """Fault 38."""
+    """Fault 38, thousands of checkpoints and artifacts: they are listed within a second; retention
+    keeps exactly what it should.
+    """
     keep = {"bleu": "min", "loss": "max"}
     with Checkpointer(five_thousand, keep_last=4900, keep_best=keep) as checkpointer:
         checkpointer.pin(17)

@@ -18,9 +18,9 @@ from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.data.packing import collate_packed
 from redco_flow.engine.errors import ShardingError
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
 
@@ -154,6 +154,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "packed": packed_case,
     "llama of odd length": partial(case_of, "llama", 11),
     "llama rematerialised": partial(case_of, "llama", remat="full"),
+    "llama by name": partial(
+        case_of,
+        "llama",
+        remat="full",
+        activations={"attention": "offload", "qkv": "keep", "layer_input": "offload"},
+    ),
 }
 
 
@@ -214,6 +220,7 @@ def assert_same_step(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.covers("one device", family="name", mesh="context")
 def test_every_familys_step_over_two_context_shards_is_that_of_one_device(name):
     """Engine cases 33, 34, 36 and 42: shifted labels, packing, token means, dropout."""
     found = first_step(CASES[name](), deployer_of(1, 1, 2, 1))
@@ -234,6 +241,7 @@ def test_every_familys_step_over_two_context_shards_is_that_of_one_device(name):
         ("t5", (1, 2, 2, 1)),
     ],
 )
+@pytest.mark.covers("one device", family="name", mesh="mesh")
 def test_context_shards_go_with_every_other_axis(name, mesh):
     """Engine case 12, with dropout."""
     found = first_step(CASES[name](), deployer_of(*mesh))
@@ -315,9 +323,14 @@ def step_collectives(case: Case, num_shards: int, length: int) -> list[Any]:
     deployer = deployer_of(1, 1, num_shards, 1)
     params = case.module.abstract_params(case.config)
     batch = {"ids": jax.ShapeDtypeStruct((4, length), jnp.int32)}
-    lowered = lower_train_step(
-        deployer, case.loss_fn, params, optax.adamw(1e-3), rules_of(case, deployer), batch
-    )
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=case.loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=rules_of(case, deployer),
+        global_batch_size=4,
+    ).lower(batch)
     return read_collectives(lowered.compile().as_text())
 
 
@@ -406,7 +419,7 @@ def test_parameters_lie_the_same_way_without_context_shards():
 
 
 def test_context_shards_that_do_not_divide_what_the_model_leaves_are_refused():
-    """Engine case 9."""
+    """Engine case 9: the error says which number must divide which."""
     with pytest.raises(ValueError, match=r"num_context_shards=3 .* 4 groups .* allowed: 1, 2, 4"):
         Deployer(2, num_context_shards=3)
 

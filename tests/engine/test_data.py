@@ -35,7 +35,7 @@ def assert_reading_threads_end():
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_the_processes_together_read_the_data_once_per_epoch(num_processes):
-    """Engine case 25."""
+    """Engine case 25: the ranks together read the dataset once an epoch."""
     examples = rows_of(10)
     seen = []
 
@@ -52,7 +52,7 @@ def test_the_processes_together_read_the_data_once_per_epoch(num_processes):
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_every_process_has_as_many_batches_though_the_rows_do_not_divide(num_processes):
-    """Engine case 23."""
+    """Engine case 23: all ranks run equal numbers of steps."""
     for num_examples in (1, 5, 8, 13, 17):
         counts = []
         for process in range(num_processes):
@@ -78,7 +78,7 @@ def test_every_process_has_as_many_batches_though_the_rows_do_not_divide(num_pro
 
 @pytest.mark.parametrize("num_examples", [1, 3, 4, 5])
 def test_sizes_around_one_batch_train_and_evaluate_every_example_once(num_examples):
-    """Engine case 26."""
+    """Engine case 26: every example is trained on and evaluated once."""
     examples = rows_of(num_examples)
     steps = -(-num_examples // 4)
 
@@ -116,7 +116,7 @@ def test_evaluation_keeps_the_order_of_the_examples():
 
 
 def test_the_shuffle_differs_between_epochs_and_agrees_between_processes():
-    """Engine case 29."""
+    """Engine case 29: the order differs between epochs and agrees between ranks."""
     examples = rows_of(8)
     whole = [b.rows.tolist() for b in train_batches(examples, stop_step=8)]
     halves = [
@@ -132,7 +132,7 @@ def test_the_shuffle_differs_between_epochs_and_agrees_between_processes():
 
 
 def test_resume_in_mid_epoch_continues_with_the_uninterrupted_run_s_rows():
-    """Engine case 30."""
+    """Engine case 30: training goes on with the next batch."""
     examples = rows_of(10)
     uninterrupted = [b.arrays["x"].tolist() for b in train_batches(examples, stop_step=9)]
 
@@ -155,7 +155,7 @@ class Watched(list):
 
 
 def test_a_seek_reads_no_row_of_the_batches_before_it():
-    """Engine case 30."""
+    """Engine case 30: training goes on with the next batch."""
     examples = Watched(rows_of(40))
 
     (batch,) = train_batches(examples, start_step=1000, stop_step=1001)
@@ -183,7 +183,7 @@ def test_a_process_reads_and_collates_its_own_rows_alone(arrange):
 
 
 def test_another_number_of_processes_keeps_the_global_order():
-    """Engine case 31."""
+    """Engine case 31: the order of examples is the same."""
     examples = rows_of(10)
     orders = []
     for count in (1, 2, 4):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redco_flow.engine.data.length_buckets import permuted
-from redco_flow.engine.data.order import BatchPlan, epoch_order
+from redco_flow.engine.data.order import BatchSampler, epoch_order
 from redco_flow.engine.errors import DataError
 
 
@@ -16,14 +16,14 @@ from redco_flow.engine.errors import DataError
     epoch=st.integers(0, 10**6),
 )
 def test_every_epoch_order_is_a_permutation(num_examples, seed, epoch):
-    """Engine case 25."""
+    """Engine case 25: the ranks together read the dataset once an epoch."""
     order = epoch_order(num_examples, seed, epoch)
 
     np.testing.assert_array_equal(np.sort(order), np.arange(num_examples))
 
 
 def test_epochs_and_seeds_have_different_orders_and_each_is_reproduced():
-    """Engine case 29."""
+    """Engine case 29: the order differs between epochs and agrees between ranks."""
     orders = [tuple(epoch_order(100, seed, epoch)) for seed in range(5) for epoch in range(5)]
 
     assert len(set(orders)) == 25
@@ -64,8 +64,8 @@ def test_neighbours_in_the_data_are_not_neighbours_in_the_order():
 @pytest.mark.parametrize("num_examples", [1, 7, 8, 9, 16, 23])
 @pytest.mark.parametrize("seed", [None, 3])
 def test_every_example_has_mask_one_exactly_once_per_epoch(num_examples, seed):
-    """Engine case 26."""
-    plan = BatchPlan(num_examples, global_batch_size=8, seed=seed)
+    """Engine case 26: every example is trained on and evaluated once."""
+    plan = BatchSampler(num_examples, global_batch_size=8, seed=seed)
 
     for epoch in range(3):
         seen = []
@@ -79,7 +79,7 @@ def test_every_example_has_mask_one_exactly_once_per_epoch(num_examples, seed):
 
 def test_a_step_is_found_without_building_the_order_of_all_rows():
     """Engine case 30. A table of 10**15 rows would need 8 PB."""
-    plan = BatchPlan(10**15, global_batch_size=4, seed=0)
+    plan = BatchSampler(10**15, global_batch_size=4, seed=0)
 
     rows, mask = plan.rows(3 * 10**14)
 
@@ -88,18 +88,18 @@ def test_a_step_is_found_without_building_the_order_of_all_rows():
 
 
 def test_a_cursor_of_the_same_plan_gives_its_step():
-    """Engine case 30."""
-    plan = BatchPlan(100, 8, seed=3)
+    """Engine case 30: training goes on with the next batch."""
+    plan = BatchSampler(100, 8, seed=3)
 
     assert plan.step_at(plan.position(17)) == 17
 
 
 def test_a_cursor_of_another_plan_is_refused_with_every_differing_key():
     """Engine case 8, of the data's order."""
-    cursor = BatchPlan(100, 8, seed=3).position(17)
+    cursor = BatchSampler(100, 8, seed=3).position(17)
 
     with pytest.raises(DataError) as caught:
-        BatchPlan(90, 4, seed=3).step_at(cursor)
+        BatchSampler(90, 4, seed=3).step_at(cursor)
 
     assert "num_examples: checkpoint 100, now 90" in str(caught.value)
     assert "global_batch_size: checkpoint 8, now 4" in str(caught.value)
@@ -108,7 +108,7 @@ def test_a_cursor_of_another_plan_is_refused_with_every_differing_key():
 
 def test_a_cursor_without_a_step_is_refused():
     with pytest.raises(DataError, match="step None"):
-        BatchPlan(100, 8, seed=3).step_at({})
+        BatchSampler(100, 8, seed=3).step_at({})
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_cursor_without_a_step_is_refused():
 )
 def test_a_plan_without_rows_is_refused(num_examples, size, name):
     with pytest.raises(DataError, match=f"{name} is 0"):
-        BatchPlan(num_examples, size, seed=0)
+        BatchSampler(num_examples, size, seed=0)

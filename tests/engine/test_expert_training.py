@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.experts import load_balancing_losses
 from redco_flow.models.families import mixtral
 from redco_flow.models.find import find_model
@@ -124,8 +124,9 @@ MESHES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", MESHES.values(), ids=MESHES)
+@pytest.mark.covers("one device", family="mixtral", mesh="shards")
 def test_training_a_mixture_gives_the_same_parameters_on_any_mesh(alone, shards):
-    """Engine case 12."""
+    """Engine case 12, losses and gradients on any mesh: they equal those of one device."""
     assert_near(train(Deployer(**shards), examples(16))[0], alone)
 
 
@@ -139,7 +140,7 @@ def assert_same_training(found, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("per_device_batch_size", [1, 4])
 def test_load_balancing_does_not_depend_on_accumulation(balanced_alone, per_device_batch_size):
-    """Engine case 35."""
+    """Engine case 35: the loss is the mean over tokens."""
     options = {"per_device_batch_size": per_device_batch_size}
 
     found = train(one_device(), unequal_examples(16), balanced_loss, **options)
@@ -150,7 +151,7 @@ def test_load_balancing_does_not_depend_on_accumulation(balanced_alone, per_devi
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", MESHES.values(), ids=MESHES)
 def test_load_balancing_does_not_depend_on_the_mesh(balanced_alone, shards):
-    """Engine cases 12 and 36."""
+    """Engine cases 12 and 36: they equal those of one device; the loss is the mean over tokens."""
     found = train(Deployer(**shards), unequal_examples(16), balanced_loss)
 
     assert_same_training(found, balanced_alone)
@@ -165,7 +166,14 @@ def test_load_balancing_sends_one_number_more_between_devices(num_model_shards):
 
     def exchanged(loss_fn):
         rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
-        step = lower_train_step(deployer, loss_fn, params, optax.sgd(1.0), rules, batch)
+        step = TrainingPlan(
+            deployer,
+            loss_fn=loss_fn,
+            params=params,
+            optimizer=optax.sgd(1.0),
+            sharding_rules=rules,
+            global_batch_size=8,
+        ).lower(batch)
         return sum(one.num_bytes for one in read_collectives(step.compile().as_text()))
 
     # The sum over the batch that is logged: one float32.

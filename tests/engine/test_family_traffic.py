@@ -6,9 +6,9 @@ import optax
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import wire_bytes
+from redco_flow.engine.step.traffic import read_collectives, wire_bytes
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 
 BATCH, SOURCE, TARGET, WIDTH, LAYERS, HEADS, HIDDEN = 4, 64, 32, 128, 2, 4, 256
@@ -58,11 +58,8 @@ def ids(length):
     return jax.ShapeDtypeStruct((BATCH, length), jnp.int32)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_familys_train_step_sends_the_optimum_within_five_per_cent(name):
-    """Engine cases 10 and 17: cross-attention and relative bias included."""
-    family, positions, values = MODELS[name]
+def compile_step(family, values, *, has_target=False):
+    """The optimised HLO of the whole train step over four model shards, and its rules."""
     module = find_model(family)
     config = module.Config.from_hugging_face({"model_type": family, **values})
 
@@ -73,15 +70,53 @@ def test_a_familys_train_step_sends_the_optimum_within_five_per_cent(name):
         return cross_entropy(module.apply(config, params, *inputs), batch["labels"])
 
     batch = {"source": ids(SOURCE), "labels": ids(SOURCE)}
-    if positions == TWO_STACKS:
+    if has_target:
         batch |= {"target": ids(TARGET), "labels": ids(TARGET)}
     params = module.abstract_params(config)
     deployer = Deployer(NUM_SHARDS, devices=jax.devices()[:NUM_SHARDS])
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
 
-    lowered = lower_train_step(
-        deployer, loss_fn, params, optax.adamw(1e-3), rules, batch, max_grad_norm=1.0
-    )
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=rules,
+        global_batch_size=BATCH,
+        max_grad_norm=1.0,
+    ).lower(batch)
+    return lowered.compile().as_text(), rules
 
-    optimum = 2 * (NUM_SHARDS - 1) / NUM_SHARDS * positions * BATCH * WIDTH * 4
-    assert optimum <= wire_bytes(lowered.compile().as_text()) <= 1.05 * optimum
+
+def activation_bytes(positions):
+    """Bytes that all-reducing these positions sends."""
+    return 2 * (NUM_SHARDS - 1) / NUM_SHARDS * positions * BATCH * WIDTH * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_familys_train_step_sends_the_optimum_within_five_per_cent(name):
+    """Engine cases 10 and 17: cross-attention and relative bias included."""
+    family, positions, values = MODELS[name]
+    text, _ = compile_step(family, values, has_target=positions == TWO_STACKS)
+
+    optimum = activation_bytes(positions)
+    assert optimum <= wire_bytes(text) <= 1.05 * optimum
+
+
+@pytest.mark.slow
+def test_of_replicated_key_value_kernels_only_the_gradient_is_sent():
+    """Engine case 12: two key-value heads on four shards; the optimizer sends nothing."""
+    family, positions, values = MODELS["llama_gqa"]
+    num_kv = 2
+    text, rules = compile_step(family, {**values, "num_key_value_heads": num_kv})
+
+    (kernel,) = (p for p in rules.parameters if p.path == "layers/attention/kv")
+    assert not any(kernel.spec)
+    # Two shards compute each head's gradient: they add it up, and heads are gathered.
+    added_up = 2 * (1 - num_kv / NUM_SHARDS) * kernel.num_bytes / num_kv
+    gathered = (1 - 1 / num_kv) * kernel.num_bytes
+    gathers = [one for one in read_collectives(text) if one.kind == "all-gather"]
+    assert sum(one.wire_bytes for one in gathers) <= gathered
+    optimum = activation_bytes(positions) + added_up + gathered
+    assert optimum <= wire_bytes(text) <= 1.01 * optimum

@@ -13,9 +13,9 @@ from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.sharding.fsdp import device_memory_bytes
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 
 LAYERS, WIDTH, UNITS, VOCAB, LENGTH = 3, 16, 32, 64, 6
 # (data, fsdp, model)
@@ -145,7 +145,7 @@ def test_a_device_holds_its_share_of_parameters_and_optimizer_state(mesh):
 
 
 def test_training_goes_on_over_other_fsdp_shards(tmp_path):
-    """Engine case 47."""
+    """Engine case 47, a saved state on other meshes: it is restored exactly."""
     first = trainer_of(deployer_of(1, 8, 1))
     with Checkpointer(tmp_path) as checkpointer:
         first.fit(examples(), num_epochs=1, checkpointer=checkpointer)
@@ -190,7 +190,14 @@ def test_what_travels_is_each_parameter_twice_and_its_gradient_once(is_unrolled)
     loss_fn = unrolled if is_unrolled else loss
     rules = deployer.get_sharding_rules(params(), loss_fn, batch, None, False)
 
-    lowered = lower_train_step(deployer, loss_fn, params(), optax.adamw(1e-2), rules, batch)
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params(),
+        optimizer=optax.adamw(1e-2),
+        sharding_rules=rules,
+        global_batch_size=8,
+    ).lower(batch)
 
     found = read_collectives(lowered.compile().as_text())
     gathered = sum(one.num_bytes * one.count for one in found if one.kind == "all-gather")

@@ -13,10 +13,10 @@ from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer, parameter_digests
 from redco_flow.engine.sharding.fused_parts import FusedParts
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives, wire_bytes
+from redco_flow.engine.training_plan import TrainingPlan
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 32, 4, 48, 64, 8
 HEAD_DIM = WIDTH // HEADS
@@ -195,9 +195,15 @@ def step_text(num_model_shards, loss, optimizer=None):
     deployer = Deployer(num_model_shards, devices=jax.devices()[:num_model_shards])
     shapes, batch = jax.eval_shape(params), collate(examples(8))
     rules = deployer.get_sharding_rules(shapes, loss, *TRACED)
-    lowered = lower_train_step(
-        deployer, loss, shapes, optimizer or optax.adamw(1e-2), rules, batch, max_grad_norm=1.0
-    )
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=loss,
+        params=shapes,
+        optimizer=optimizer or optax.adamw(1e-2),
+        sharding_rules=rules,
+        global_batch_size=8,
+        max_grad_norm=1.0,
+    ).lower(batch)
     return lowered.compile().as_text()
 
 
@@ -220,7 +226,7 @@ def test_a_shards_columns_lie_together_and_are_put_back_exactly():
 @pytest.mark.parametrize("is_scanned", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_sends_megatrons_optimum_however_the_parts_are_taken_apart(way, is_scanned, caplog):
-    """Engine case 17."""
+    """Engine case 17: the number of all-reduces is minimal."""
     loss = make_loss(WAYS[way], is_scanned=is_scanned)
 
     text = step_text(4, loss)
@@ -237,7 +243,7 @@ def test_a_step_sends_megatrons_optimum_however_the_parts_are_taken_apart(way, i
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_training_is_that_of_one_shard_however_the_parts_are_taken_apart(way):
-    """Engine case 12."""
+    """Engine case 12, losses and gradients on any mesh: they equal those of one device."""
     assert_trains_as_one_shard(make_loss(WAYS[way]))
 
 
@@ -259,7 +265,7 @@ def test_parameters_sorted_by_shard_are_saved_in_their_own_order(tmp_path):
     found = []
     for num_model_shards in (1, 2):
         trainer = trainer_of(num_model_shards, make_loss())
-        assert trainer._storage.is_exact == (num_model_shards == 1)
+        assert trainer.plan.storage.is_exact == (num_model_shards == 1)
         with Checkpointer(tmp_path / str(num_model_shards)) as checkpointer:
             checkpointer.save(0, trainer.state, cursor={})
             checkpointer.wait()
@@ -284,7 +290,7 @@ def test_training_low_rank_factors_of_fused_kernels_is_that_of_one_shard(caplog)
     ids=["adamw", "adafactor"],
 )
 def test_checkpoints_hold_the_users_order_and_restore_bitwise_over_any_shards(tmp_path, optimizer):
-    """Engine cases 46 and 47."""
+    """Engine cases 46 and 47: it is restored bitwise; it is restored exactly."""
     split = trainer_of(4, make_loss(), optimizer=optimizer)
     with Checkpointer(tmp_path) as checkpointer:
         split.fit(examples(), num_epochs=1, checkpointer=checkpointer)
@@ -339,7 +345,7 @@ def test_rules_name_the_heads_and_the_parts():
 
 
 def test_renamed_parameters_are_fused_the_same():
-    """Engine case 14."""
+    """Engine case 14: the sharding plan is the same."""
     words = ("zebra", "apple", "mango", "delta", "birch")
     renamed = params(words)
 
@@ -360,7 +366,7 @@ def test_a_users_rule_for_the_kernel_is_taken_literally(caplog):
 
     fused = {p.path: p.fused for p in rules.parameters}
     assert fused["layers/qkv"] is None
-    # Its bias has nobody to follow then.
+    # Its bias has no kernel to follow then.
     assert fused["layers/qkv_bias"] is None
     assert fused["layers/gate_up"] == FusedParts(2, (UNITS, UNITS), 4)
 

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.families import llama, mixtral
 
 VALUES = {
@@ -39,10 +39,16 @@ def lower_step(deployer, num_micro=1, family=llama):
     params = family.abstract_params(config)
     batch = {"ids": jax.ShapeDtypeStruct((8, 32), jnp.int32)}
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
-    lowered = lower_train_step(
-        deployer, loss_fn, params, optax.adamw(1e-3), rules, batch, num_micro=num_micro,
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=rules,
+        global_batch_size=8 * num_micro,
+        per_device_batch_size=8 // deployer.num_data_shards,
         max_grad_norm=1.0,
-    )  # fmt: skip
+    ).lower(batch)
     return lowered.compile(), rules
 
 

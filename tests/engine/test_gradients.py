@@ -62,7 +62,7 @@ def test_accumulation_gives_the_mean_over_tokens_and_not_a_mean_of_means(num_mic
 
 
 def test_a_batch_without_any_token_has_a_zero_gradient():
-    """Engine case 37."""
+    """Engine case 37: the loss is finite, and the batch contributes nothing."""
     batch = token_data() | {"counted": np.zeros((8, 7), np.float32)}
 
     gradient, (total, weight, _) = mean_gradients(sums, jnp.ones(DIM), split(batch, 4))
@@ -72,7 +72,7 @@ def test_a_batch_without_any_token_has_a_zero_gradient():
 
 
 def test_gradients_of_bfloat16_parameters_are_accumulated_in_float32():
-    """Engine case 41."""
+    """Engine case 41: parameters and sums stay in float32."""
 
     def linear(w, batch):
         return Sums(jnp.sum(w.astype(jnp.float32) * batch), jnp.float32(1))
@@ -87,7 +87,9 @@ def test_gradients_of_bfloat16_parameters_are_accumulated_in_float32():
 
 
 def test_the_global_norm_of_sharded_gradients_gathers_none():
-    """Engine case 40."""
+    """Engine case 40: gradients are clipped after accumulation, by the global norm, without
+    all-gathering a gradient.
+    """
     deployer = Deployer(4)
     rng = np.random.default_rng(0)
     host = {

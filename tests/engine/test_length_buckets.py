@@ -14,7 +14,7 @@ from redco_flow import Deployer, Trainer
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.data.batches import TrainBatches
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
-from redco_flow.engine.data.order import BatchPlan
+from redco_flow.engine.data.order import BatchSampler
 from redco_flow.engine.errors import DataError
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 45)
@@ -26,7 +26,7 @@ def column(lengths):
 
 def plan_of(lengths, batch_size, num_buckets=3, seed=4):
     buckets = choose_buckets(column(lengths), num_buckets)
-    return BatchPlan(len(lengths), batch_size, seed, buckets)
+    return BatchSampler(len(lengths), batch_size, seed, buckets)
 
 
 def rows_of(plan, step):
@@ -45,7 +45,9 @@ def rows_of(plan, step):
 def test_every_example_stands_once_in_an_epoch_in_a_batch_that_it_fits(
     lengths, size, num, epoch, seed
 ):
-    """Engine cases 25 and 26."""
+    """Engine cases 25 and 26: the ranks together read the dataset once an epoch; every example is
+    trained on and evaluated once.
+    """
     plan = plan_of(lengths, size, num, seed)
 
     steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
@@ -61,12 +63,12 @@ def test_an_epoch_has_as_many_batches_as_without_buckets_and_one_that_is_not_ful
 
     sizes = [len(rows_of(plan, step)) for step in range(plan.steps_per_epoch)]
 
-    assert plan.steps_per_epoch == BatchPlan(45, 8, 4).steps_per_epoch == 6
+    assert plan.steps_per_epoch == BatchSampler(45, 8, 4).steps_per_epoch == 6
     assert sorted(sizes) == [5, 8, 8, 8, 8, 8]
 
 
 def test_epochs_and_seeds_differ_in_order_and_the_same_ones_agree():
-    """Engine case 29."""
+    """Engine case 29: the order differs between epochs and agrees between ranks."""
     plan, again, other = plan_of(LENGTHS, 4), plan_of(LENGTHS, 4), plan_of(LENGTHS, 4, seed=5)
     first, second = range(12), range(12, 24)
 
@@ -128,14 +130,14 @@ def test_buckets_of_other_data_are_refused():
     buckets = choose_buckets(column([3, 9]), 2)
 
     with pytest.raises(DataError, match="the buckets hold 2 examples, the data 3"):
-        BatchPlan(3, 2, 0, buckets)
+        BatchSampler(3, 2, 0, buckets)
 
 
 def test_a_checkpoint_of_other_buckets_is_refused():
     position = plan_of(LENGTHS, 8).position(3)
 
     assert plan_of(LENGTHS, 8).step_at(position) == 3
-    for other in (plan_of(LENGTHS, 8, num_buckets=2), BatchPlan(45, 8, 4)):
+    for other in (plan_of(LENGTHS, 8, num_buckets=2), BatchSampler(45, 8, 4)):
         with pytest.raises(DataError, match=r"does not fit this training .*buckets"):
             other.step_at(position)
 
@@ -160,7 +162,9 @@ EXAMPLES = [example(length) for length in LENGTHS]
 
 
 def test_two_processes_read_the_halves_of_one_order_in_one_width():
-    """Engine cases 25 and 31."""
+    """Engine cases 25 and 31: the ranks together read the dataset once an epoch; the order of
+    examples is the same.
+    """
     options = {"global_batch_size": 8, "seed": 1, "bucketing": bucketing_of(LENGTHS)}
 
     def read(index, count):
@@ -195,7 +199,9 @@ def trainer_of():
 
 @pytest.mark.slow
 def test_a_training_in_buckets_compiles_once_per_bucket_and_resumes_in_mid_epoch_bitwise(tmp_path):
-    """Engine cases 30 and 45."""
+    """Engine cases 30 and 45: training goes on with the next batch; a step compiles once for each
+    shape.
+    """
     bucketing = bucketing_of(LENGTHS)
     whole = trainer_of()
     whole.fit(EXAMPLES, num_epochs=2, bucketing=bucketing)
@@ -210,6 +216,6 @@ def test_a_training_in_buckets_compiles_once_per_bucket_and_resumes_in_mid_epoch
         resumed = trainer_of()
         resumed.fit(EXAMPLES, bucketing=bucketing_of(LENGTHS), **options)
 
-    assert whole._train_step._cache_size() == len(bucketing.buckets.widths) == 3
+    assert whole.plan.train_step._cache_size() == len(bucketing.buckets.widths) == 3
     for one, two in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
         np.testing.assert_array_equal(one, two)

@@ -9,14 +9,16 @@ from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy, per_example_loss
 
 
-def numpy_cross_entropy(logits, labels, smoothing=0.0):
+def numpy_cross_entropy(logits, labels, smoothing=0.0, z_loss=0.0):
     """Sum and count per example in float64, one label at a time."""
     totals, counts = np.zeros(len(labels)), np.zeros(len(labels))
     for b, t in np.ndindex(labels.shape):
         if labels[b, t] < 0:
             continue
         row = logits[b, t].astype(np.float64)
-        log_p = row - row.max() - np.log(np.sum(np.exp(row - row.max())))
+        log_z = row.max() + np.log(np.sum(np.exp(row - row.max())))
+        log_p = row - log_z
+        totals[b] += z_loss * log_z**2
         totals[b] -= (1 - smoothing) * log_p[labels[b, t]] + smoothing * log_p.mean()
         counts[b] += 1
     return totals, counts
@@ -30,19 +32,41 @@ def some_logits(shape=(3, 5, 11)):
     return rng.normal(0, 4, shape).astype(np.float32), labels
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 1e-4, 0.1])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_is_that_of_a_float64_loop(smoothing):
+def test_cross_entropy_is_that_of_a_float64_loop(smoothing, z_loss):
     logits, labels = some_logits()
 
-    totals, weights = cross_entropy(logits, labels, label_smoothing=smoothing)
+    totals, weights = cross_entropy(logits, labels, label_smoothing=smoothing, z_loss=z_loss)
 
-    expected_totals, expected_weights = numpy_cross_entropy(logits, labels, smoothing)
+    expected_totals, expected_weights = numpy_cross_entropy(logits, labels, smoothing, z_loss)
     np.testing.assert_allclose(totals, expected_totals, rtol=1e-6)
     np.testing.assert_array_equal(weights, expected_weights)
 
 
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_gradient_is_that_of_the_formula_differentiated_term_by_term(smoothing, z_loss):
+    logits, labels = some_logits()
+
+    def formula(x):
+        log_z = jax.nn.logsumexp(x, axis=-1)
+        log_p = x - log_z[..., None]
+        picked = jnp.take_along_axis(log_p, np.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        likelihood = (1 - smoothing) * picked + smoothing * log_p.mean(-1)
+        return jnp.sum((z_loss * log_z**2 - likelihood) * (labels >= 0))
+
+    def ours(x):
+        return cross_entropy(x, labels, label_smoothing=smoothing, z_loss=z_loss)[0].sum()
+
+    with jax.enable_x64(True):
+        expected = jax.grad(formula)(logits.astype(np.float64))
+
+    np.testing.assert_allclose(jax.grad(ours)(logits), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_ignored_labels_and_padding_give_neither_nan_nor_gradient():
-    """Engine case 43."""
+    """Engine case 43: the loss is never NaN."""
     logits, labels = some_logits()
     logits[1, 0] = 1e30
 
@@ -66,18 +90,21 @@ def test_cross_entropy_of_bfloat16_logits_is_summed_in_float32():
     assert weights == 4096
 
 
-def test_cross_entropy_over_a_sharded_vocabulary_never_gathers_the_logits():
+@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+def test_cross_entropy_over_a_sharded_vocabulary_never_gathers_the_logits(z_loss):
     deployer = Deployer(8)
     logits, labels = some_logits((4, 6, 64))
     sharded = jax.device_put(logits, deployer.named_sharding(None, None, "model"))
 
     def loss(x):
-        return cross_entropy(x, labels)[0].sum()
+        return cross_entropy(x, labels, z_loss=z_loss)[0].sum()
 
     compiled = jax.jit(jax.value_and_grad(loss)).lower(sharded).compile()
-    value, _ = compiled(sharded)
+    value, gradient = compiled(sharded)
 
-    np.testing.assert_allclose(value, numpy_cross_entropy(logits, labels)[0].sum(), rtol=1e-6)
+    expected = numpy_cross_entropy(logits, labels, z_loss=z_loss)[0].sum()
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, jax.grad(loss)(logits), rtol=1e-5, atol=1e-6)
     assert "all-reduce" in compiled.as_text()
     assert "all-gather" not in compiled.as_text()
 

@@ -86,7 +86,9 @@ def num_bytes(shape, dtype):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_state_of_a_parameters_shape_has_its_spec_and_its_share_of_bytes(name):
-    """Engine case 13."""
+    """Engine case 13, the optimizer's state: its arrays are sharded like the parameters, whatever
+    the optimizer.
+    """
     optimizer, num_copies = OPTIMIZERS[name]
     rules, state = planned(optimizer)
 
@@ -108,7 +110,9 @@ def test_state_of_a_parameters_shape_has_its_spec_and_its_share_of_bytes(name):
 
 
 def test_adafactor_keeps_row_and_column_means_along_their_parameters_axes():
-    """Engine case 13."""
+    """Engine case 13, the optimizer's state: its arrays are sharded like the parameters, whatever
+    the optimizer.
+    """
     arrays = {"up": jnp.ones((D, F)), "down": jnp.ones((F, D)), "norm": jnp.ones(D)}
     rules = Deployer(8).get_sharding_rules(arrays, feed_forward, jnp.ones((2, D)))
     optimizer = optax.adafactor(1e-3)

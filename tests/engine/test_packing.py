@@ -136,7 +136,7 @@ def trainer_of(apply, params):
 
 @pytest.mark.slow
 def test_the_loss_of_packed_documents_is_the_unpacked_one_token_for_token():
-    """Engine case 34."""
+    """Engine case 34: the loss is that of each document alone."""
     apply, shapes = tiny_gpt2()
     params, examples = drawn(shapes), documents()
     rows = packed(examples)
@@ -162,7 +162,7 @@ def test_the_loss_of_packed_documents_is_the_unpacked_one_token_for_token():
 
 @pytest.mark.slow
 def test_a_training_on_packed_rows_resumes_in_mid_epoch_bitwise(tmp_path):
-    """Engine case 30."""
+    """Engine case 30: training goes on with the next batch."""
     apply, shapes = tiny_gpt2()
     params, rows = drawn(shapes), packed(documents(40))
     whole = trainer_of(apply, params)

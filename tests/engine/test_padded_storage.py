@@ -97,7 +97,7 @@ def step_collectives(trainer):
     batches = trainer.read_batches(examples(8), 0, 1)
     with batches:
         batch = next(iter(trainer.device_batches(batches)))
-    text = trainer._train_step.lower(trainer._state, batch).compile().as_text()
+    text = trainer.plan.train_step.lower(trainer._state, batch).compile().as_text()
     kinds = "all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all"
     found = []
     for shapes, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
@@ -134,7 +134,10 @@ def test_devices_hold_their_share_of_the_padded_table_and_of_its_optimizer_state
 
 
 def test_checkpoints_hold_exact_shapes_and_restore_bitwise_over_any_shards(tmp_path):
-    """Engine cases 10, 15 and 47."""
+    """Engine cases 10, 15 and 47: the table is stored padded, and exact outside compiled steps;
+    logits are never all-gathered; they stay tied after sharding, saving and loading; it is restored
+    exactly.
+    """
     split = trainer_of(4)
     with Checkpointer(tmp_path) as checkpointer:
         split.fit(examples(), num_epochs=1, checkpointer=checkpointer)

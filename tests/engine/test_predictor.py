@@ -31,7 +31,9 @@ def predictor_of(deployer=None, pred_fn=double, batch_size=8, **options):
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 30])
 @pytest.mark.parametrize("num_model_shards", [1, 8])
 def test_predictions_come_in_input_order_without_padding(count, num_model_shards):
-    """Engine cases 26 and 28."""
+    """Engine cases 26 and 28: every example is trained on and evaluated once; predictions come in
+    input order, without padding.
+    """
     deployer, params = Deployer(num_model_shards), {"w": np.float32(2)}
     rules = deployer.get_sharding_rules(params, double, collate(numbers(2)), None)
     predictor = predictor_of(deployer, sharding_rules=rules)
@@ -86,7 +88,7 @@ def test_random_predictions_depend_on_the_place_in_the_input_only():
 
 
 def test_predicting_twice_compiles_once():
-    """Engine case 45."""
+    """Engine case 45: a step compiles once for each shape."""
     traces = []
 
     def traced(params, batch, rngs):
@@ -121,14 +123,14 @@ def test_sharded_parameters_predict_as_whole_ones():
 
 
 def test_a_batch_size_that_the_devices_cannot_split_is_refused():
-    """Engine case 6."""
+    """Engine case 6: the error names the nearest sizes that divide."""
     with pytest.raises(ValueError, match=r"batch_size=12 .*nearest valid values: 8, 16"):
         predictor_of(batch_size=12)
 
 
 @pytest.mark.parametrize("size", [0, -8, 8.0])
 def test_a_batch_size_that_is_no_positive_whole_number_is_refused(size):
-    """Engine case 4."""
+    """Engine case 4: the error comes before any job."""
     with pytest.raises(ValueError, match=r"batch_size=.* must be a positive whole number"):
         predictor_of(batch_size=size)
 

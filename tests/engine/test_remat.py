@@ -9,11 +9,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.experimental import topologies
 
 from redco_flow import Deployer
-from redco_flow.engine.step.compiled import lower_train_step, on_unpadded_params
+from redco_flow.engine.step.compiled import on_unpadded_params
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 
 # No other dim is LAYERS or LENGTH: an array with both was kept of each layer.
@@ -56,9 +58,11 @@ def ids():
 
 
 def model_of(family, remat):
+    """A model and its config; `remat` alone, or with `activations`."""
+    remat, activations = (remat, {}) if isinstance(remat, str) else remat
     module = find_model(family)
     config = module.Config.from_hugging_face({"model_type": family, **FAMILIES[family]})
-    return module, config.updated({"remat": remat})
+    return module, config.updated({"remat": remat, "activations": activations})
 
 
 def loss_of(family, remat):
@@ -104,13 +108,30 @@ def kept_by(family, mesh, remat):
     return kept(mesh, *loss_of(family, remat), {"ids": ids()})
 
 
+def spaces_of(family, mesh, remat):
+    """Return the shapes of what is kept of all layers, and whether it lies on the host."""
+    mean, storage = on_mesh(mesh, *loss_of(family, remat), {"ids": ids()})
+    stored = jax.eval_shape(storage.to_storage, storage.shapes)
+
+    def pull_back(params, batch):
+        return jax.vjp(lambda params: mean(params, batch), params)[1]
+
+    kept = jax.make_jaxpr(pull_back)(stored, {"ids": ids()}).out_avals
+    return [
+        (x.shape, x.memory_space == jax.memory.Space.Host) for x in kept if x.shape[:1] == (LAYERS,)
+    ]
+
+
 FUSED = [("gpt2", "fsdp 8"), ("gpt2", "model 2, fsdp 4")]
 
 
 @pytest.mark.parametrize(("family", "mesh"), [*(("llama", mesh) for mesh in MESHES), *FUSED])
 def test_with_full_a_layer_keeps_its_input_alone(family, mesh):
-    """Engine case 55."""
-    assert kept_by(family, mesh, "full") == [(ROWS, LENGTH, WIDTH)]
+    """Engine case 55: at fsdp 1, 2 and 8 and context 8, `full` keeps one array a layer,
+    `dots` the named products, and neither keeps scores.
+    """
+    # Over model shards, which keep parts, attention's output too.
+    assert kept_by(family, mesh, "full") == [(ROWS, LENGTH, WIDTH)] * (1 + ("model" in mesh))
 
 
 @pytest.mark.parametrize(("family", "mesh"), [*(("llama", mesh) for mesh in MESHES), *FUSED])
@@ -123,6 +144,83 @@ def test_with_dots_a_layer_keeps_its_input_and_its_products(family, mesh):
     assert sorted(found) == sorted([WIDTH, 3 * WIDTH, WIDTH, gates * UNITS])
 
 
+# Per token: what a result of each name is wide; a ring has its softmax' statistics beside it.
+WIDTHS = {
+    "qkv": 3 * WIDTH,
+    "attention": WIDTH,
+    "attention_out": WIDTH,
+    "mlp_input": WIDTH,
+    "mlp_in": 2 * UNITS,
+    "mlp_out": WIDTH,
+}
+# Nothing looks at what is only added, as the last product of a layer with its norms before.
+UNREAD = {"mlp_out"}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_is_kept_by_name_is_kept_beside_the_layers_input(mesh):
+    """Engine case 55: each by itself, on every mesh."""
+    for name, width in WIDTHS.items():
+        found = kept_by("llama", mesh, ("full", {"attention_out": "recompute", name: "keep"}))
+
+        widths = [math.prod(shape) // (ROWS * LENGTH) for shape in found]
+        assert sorted(widths) == sorted([WIDTH, *({width} if name not in UNREAD else ())]), name
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_is_computed_again_by_name_is_not_kept(mesh):
+    """Engine case 55: of all that `minimal` keeps."""
+    found = kept_by("llama", mesh, ("minimal", {"mlp_in": "recompute", "qkv": "recompute"}))
+
+    assert found == [(ROWS, LENGTH, WIDTH)] * 2  # attention's output is the other
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bart", "t5"])
+def test_minimal_is_another_name_of_dots(family):
+    """Engine case 55: MaxText's."""
+    assert kept_by(family, "fsdp 8", "minimal") == kept_by(family, "fsdp 8", "dots")
+
+
+OFFLOADED = (
+    "full",
+    {
+        "qkv": "keep",
+        "attention": "offload",
+        "attention_out": "recompute",
+        "layer_input": "offload",
+    },
+)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_what_is_offloaded_goes_to_the_hosts_memory_alone(mesh):
+    """Engine case 55: and no copy of it stays on the device."""
+    found = [(shape[1:], is_host) for shape, is_host in spaces_of("llama", mesh, OFFLOADED)]
+
+    on_device = [shape for shape, is_host in found if not is_host and LENGTH in shape]
+    on_host = [shape for shape, is_host in found if is_host and LENGTH in shape]
+    assert [math.prod(shape) // (ROWS * LENGTH) for shape in on_device] == [3 * WIDTH]
+    assert [math.prod(shape) // (ROWS * LENGTH) for shape in on_host] == [WIDTH] * 2
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_shards"), [("fsdp 8", 1), ("model 2, fsdp 4", 1), ("context 8", 8)]
+)
+def test_of_a_part_that_is_offloaded_the_rest_stays_on_the_device(mesh, num_shards):
+    """Engine case 55: a part of each context shard's own tokens."""
+    remat, activations = OFFLOADED
+    found = spaces_of("llama", mesh, (remat, {**activations, "offload_share": 1 / 3}))
+
+    tokens = LENGTH // num_shards
+    for share, is_host in ((tokens // 3, True), (tokens - tokens // 3, False)):
+        parts = [
+            shape for shape, on in found if shape[2:4] == (num_shards, share) and on == is_host
+        ]
+        assert [math.prod(shape[4:]) for shape in parts] == [WIDTH] * 2
+    whole = [shape for shape, _ in found if shape[1:3] == (ROWS, LENGTH)]
+    assert [math.prod(shape[3:]) for shape in whole] == [3 * WIDTH]
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_with_none_a_layer_keeps_its_weights_of_attention_too(mesh):
     """Engine case 55: but for the ring's, which never keeps scores."""
@@ -133,21 +231,19 @@ def test_with_none_a_layer_keeps_its_weights_of_attention_too(mesh):
 
 
 @pytest.mark.parametrize(
-    ("family", "remat", "mesh"),
-    [
-        ("bart", "full", "fsdp 8"),
-        ("bart", "full", "context 8"),
-        ("t5", "full", "fsdp 1"),
-        ("t5", "full", "model 2, fsdp 4"),
-    ],
+    ("family", "mesh"), [("bart", "fsdp 8"), ("bart", "context 8"), ("t5", "fsdp 1")]
 )
-def test_each_of_two_stacks_keeps_its_layers_inputs_alone(family, remat, mesh):
-    """Engine case 55."""
-    assert kept_by(family, mesh, remat) == [(ROWS, LENGTH, WIDTH)] * 2
+def test_each_of_two_stacks_keeps_its_layers_inputs_alone(family, mesh):
+    """Engine case 55: at fsdp 1, 2 and 8 and context 8, `full` keeps one array a layer,
+    `dots` the named products, and neither keeps scores.
+    """
+    assert kept_by(family, mesh, "full") == [(ROWS, LENGTH, WIDTH)] * 2
 
 
 def test_with_dots_two_stacks_keep_the_same_over_fsdp_shards_and_no_scores():
-    """Engine case 55."""
+    """Engine case 55: at fsdp 1, 2 and 8 and context 8, `full` keeps one array a layer,
+    `dots` the named products, and neither keeps scores.
+    """
     found = kept_by("bart", "fsdp 8", "dots")
 
     assert found == kept_by("bart", "fsdp 1", "dots")
@@ -262,7 +358,9 @@ def branching(params, batch, rngs, is_training):
 
 
 def test_what_holds_no_parameter_keeps_what_it_says_too():
-    """Engine case 55."""
+    """Engine case 55: at fsdp 1, 2 and 8 and context 8, `full` keeps one array a layer,
+    `dots` the named products, and neither keeps scores.
+    """
     sizes = {"table": (64, WIDTH), "up": (WIDTH, UNITS), "head": (UNITS, 64)}
     params = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
 
@@ -294,6 +392,7 @@ def real(family, remat, mesh, *, dropout=False, frozen=()):
         ("gpt2", "full", "fsdp 8", {"dropout": True}),
     ],
 )
+@pytest.mark.covers("one device", family="family", mesh="mesh")
 def test_gradients_are_those_of_whole_parameters(family, remat, mesh, options):
     """Engine case 55: with what is frozen, and with keys, which have no gradient."""
     expected = real(family, remat, "fsdp 1", **options)
@@ -304,6 +403,73 @@ def test_gradients_are_those_of_whole_parameters(family, remat, mesh, options):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5 * np.abs(two).max())
 
 
+CHOICES = [
+    "full",
+    "minimal",
+    ("full", {"attention": "keep", "mlp_input": "keep"}),
+    ("minimal", {"qkv": "offload", "mlp_in": "recompute", "layer_input": "offload"}),
+    (
+        "full",
+        {
+            "attention": "offload",
+            "attention_out": "offload",
+            "mlp_input": "offload",
+            "offload_share": 0.4,
+        },
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [
+        ("llama", "fsdp 1"),
+        ("llama", "fsdp 8"),
+        ("gpt2", "model 2, fsdp 4"),
+        ("t5", "fsdp 1"),
+    ],
+)
+@pytest.mark.covers("one device", family="family", mesh="mesh")
+def test_every_choice_gives_the_same_gradients(family, mesh):
+    """Engine case 55: on CPUs too, where what is offloaded stays where it is."""
+    expected = real(family, "none", mesh)
+
+    for remat in CHOICES:
+        found = real(family, remat, mesh)
+        for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            # The same operations on the same numbers: XLA may only fuse them otherwise.
+            np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6 * np.abs(two).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"num_fsdp_shards": 4}, {"num_model_shards": 4}])
+def test_a_compiled_step_for_tpus_offloads_to_the_host(mesh, monkeypatch):
+    """Engine case 55: by the compiler's own count of the host's memory."""
+    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
+
+    def memory(remat):
+        loss_fn, params = loss_of("llama", remat)
+        deployer = Deployer(devices=devices, **mesh)
+        batch = {"ids": ids()}
+        rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
+        plan = TrainingPlan(
+            deployer,
+            loss_fn=loss_fn,
+            params=params,
+            optimizer=optax.adamw(1e-2),
+            sharding_rules=rules,
+            global_batch_size=ROWS,
+        )
+        return plan.memory(batch)
+
+    assert memory("full").host_temporaries == 0
+    assert memory(("full", {"layer_input": "offload"})).host_temporaries > 0
+
+
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_a_parameter_is_gathered_twice_and_its_gradient_reduced_once_whatever_is_kept(remat):
     """Engine case 55: no copy is kept, and nothing travels more often for it."""
@@ -312,7 +478,14 @@ def test_a_parameter_is_gathered_twice_and_its_gradient_reduced_once_whatever_is
     batch = {"ids": ids()}
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
 
-    lowered = lower_train_step(deployer, loss_fn, params, optax.adamw(1e-2), rules, batch)
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-2),
+        sharding_rules=rules,
+        global_batch_size=ROWS,
+    ).lower(batch)
 
     found = read_collectives(lowered.compile().as_text())
     gathered = sum(one.num_bytes * one.count for one in found if one.kind == "all-gather")

@@ -98,7 +98,9 @@ def test_a_function_that_traces_gets_its_rules_within_seconds(whatever):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 33])
 def test_an_associative_scan_of_any_length_gets_its_rules(length):
-    """Engine case 59."""
+    """Engine case 59, whatever traces, `get_sharding_rules` ends: it returns within seconds, for
+    empty arrays, `associative_scan`, `while`, `cond` and custom derivatives.
+    """
     x = jax.ShapeDtypeStruct((2, length, WIDTH), jnp.float32)
 
     def function(params, x):

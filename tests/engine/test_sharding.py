@@ -115,7 +115,7 @@ def test_overrides_come_before_derived_rules():
 
 
 def test_every_parameter_is_explained_and_replicated_bytes_are_reported():
-    """Engine case 11."""
+    """Engine case 11: each parameter has a reason, and what is replicated is counted."""
     rules = Deployer(4).get_sharding_rules(params(), forward, IDS)
 
     lines = rules.explain().splitlines()

@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.step.compiled import lower_train_step
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import wire_bytes
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, HIDDEN = 4, 64, 128, 2, 4, 256
@@ -84,9 +84,15 @@ def test_a_models_train_step_sends_the_optimum_within_five_per_cent(family):
     deployer = Deployer(NUM_SHARDS, devices=jax.devices()[:NUM_SHARDS])
     rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
 
-    lowered = lower_train_step(
-        deployer, loss_fn, params, optax.adamw(1e-3), rules, batch, max_grad_norm=1.0
-    )
+    lowered = TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=rules,
+        global_batch_size=BATCH,
+        max_grad_norm=1.0,
+    ).lower(batch)
 
     # Each all-reduce over n shards costs 2(n-1)/n; one for the lookup, one for the head.
     num_reductions = LAYERS * reductions_per_layer + 2
@@ -127,18 +133,18 @@ def test_the_step_lowered_from_shapes_is_the_trainers_own():
         max_grad_norm=1.0,
     )
 
-    lowered = lower_train_step(
+    lowered = TrainingPlan(
         deployer,
-        loss_fn,
-        jax.eval_shape(lambda: params),
-        optimizer,
-        rules,
-        {"ids": jax.ShapeDtypeStruct((4, 5), jnp.int32)},
-        num_micro=2,
+        loss_fn=loss_fn,
+        params=jax.eval_shape(lambda: params),
+        optimizer=optimizer,
+        sharding_rules=rules,
+        global_batch_size=8,
+        per_device_batch_size=2,
         max_grad_norm=1.0,
-    )
+    ).lower({"ids": jax.ShapeDtypeStruct((4, 5), jnp.int32)})
 
     with trainer.read_batches(examples, 0, 1) as batches:
         (batch,) = trainer.device_batches(batches)
-        own = trainer._train_step.lower(trainer._state, batch)
+        own = trainer.plan.train_step.lower(trainer._state, batch)
     assert lowered.as_text() == own.as_text()

@@ -70,6 +70,155 @@ def test_a_loop_of_which_the_compiler_tells_no_length_counts_to_its_constant(mes
     assert wire_bytes(untold) == wire_bytes(text) == 5 * 2 * 3 / 4 * FLOATS * 4
 
 
+def test_a_loop_whose_condition_is_fused_counts_to_its_constant():
+    text = """HloModule step
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add.1 = f32[] add(%a, %b)
+}
+
+%body (state: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %state = (s32[], f32[64]{0}) parameter(0)
+  %one = s32[] constant(1)
+  %turn = s32[] get-tuple-element(%state), index=0
+  %x = f32[64]{0} get-tuple-element(%state), index=1
+  %reduced = f32[64]{0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%sum
+  %next = s32[] add(%turn, %one)
+  ROOT %result = (s32[], f32[64]{0}) tuple(%next, %reduced)
+}
+
+%compare (limit: s32[], counted: s32[]) -> pred[] {
+  %limit = s32[]{:T(128)} parameter(0)
+  %counted = s32[] parameter(1)
+  ROOT %less = pred[] compare(%counted, %limit), direction=LT
+}
+
+%condition (state.1: (s32[], f32[64])) -> pred[] {
+  %state.1 = (s32[], f32[64]{0}) parameter(0)
+  %five = s32[] constant(5)
+  %turn.1 = s32[] get-tuple-element(%state.1), index=0
+  ROOT %fused = pred[] fusion(%five, %turn.1), kind=kLoop, calls=%compare
+}
+
+ENTRY %main (y: (s32[], f32[64])) -> (s32[], f32[64]) {
+  %y = (s32[], f32[64]{0}) parameter(0)
+  ROOT %loop = (s32[], f32[64]{0}) while(%y), condition=%condition, body=%body
+}
+"""
+
+    assert read_collectives(text) == [Collective("all-reduce", FLOATS * 4, SHARDS, 5)]
+
+
+@pytest.mark.parametrize(("step", "turns"), [(1, 6), (2, 3), (4, 2)])
+def test_a_loop_that_does_several_turns_at_once_counts_by_them(step, turns):
+    """As a TPU's compiler writes a product whose operand comes in parts."""
+    text = f"""HloModule step
+
+%body (state: (u32[], f32[64])) -> (u32[], f32[64]) {{
+  %seven = u32[] constant(7)
+  %step = u32[]{{:T(128)}} constant({step})
+  %state = (u32[]{{:T(128)}}, f32[64]{{0}}) parameter(0)
+  %turn = u32[]{{:T(128)}} get-tuple-element(%state), index=0
+  %x = f32[64]{{0}} get-tuple-element(%state), index=1
+  %part = u32[] add(%turn, %seven)
+  %sent = f32[64]{{0}} collective-permute(%x), source_target_pairs={{{{0,1}},{{1,0}}}}
+  %next = u32[]{{:T(128)}} add(%turn, %step)
+  ROOT %result = (u32[]{{:T(128)}}, /*index=1*/f32[64]{{0}}) tuple(%next, %sent)
+}}
+
+%condition (state.1: (u32[], f32[64])) -> pred[] {{
+  %six = u32[]{{:T(128)}} constant(6)
+  %state.1 = (u32[]{{:T(128)}}, f32[64]{{0}}) parameter(0)
+  %turn.1 = u32[]{{:T(128)}} get-tuple-element(%state.1), index=0
+  ROOT %less = pred[]{{:T(512)}} compare(%turn.1, %six), direction=LT
+}}
+
+ENTRY %main (y: (u32[], f32[64])) -> (u32[], f32[64]) {{
+  %y = (u32[], f32[64]{{0}}) parameter(0)
+  ROOT %loop = (u32[], f32[64]{{0}}) while(%y), condition=%condition, body=%body
+}}
+"""
+
+    assert read_collectives(text) == [Collective("collective-permute", 64 * 4, 2, turns)]
+
+
+def test_a_collective_that_fusions_begin_and_end_beside_other_work_counts_once():
+    """As a TPU's compiler writes an all-gather that runs beside two products."""
+    channels = {"begin": 7, "beside": 7, "end": 7, "another": 8}
+    groups = "replica_groups={{0,1,2,3}}, dimensions={0}"
+    fused = "".join(
+        f"""
+%{name} (part: bf16[8,16]) -> bf16[32,16] {{
+  %part = bf16[8,16] parameter(0)
+  ROOT %whole = bf16[32,16] all-gather(%part), channel_id={channel}, {groups}
+}}
+"""
+        for name, channel in channels.items()
+    )
+    calls = "\n".join(
+        f"  %of.{name} = bf16[32,16] fusion(%x), kind=kCustom, calls=%{name}" for name in channels
+    )
+    text = f"""HloModule step
+{fused}
+ENTRY %main (x: bf16[8,16]) -> bf16[32,16] {{
+  %x = bf16[8,16] parameter(0)
+{calls}
+  ROOT %copy = bf16[32,16] copy(%of.end)
+}}
+"""
+
+    assert read_collectives(text) == [Collective("all-gather", 32 * 16 * 2, SHARDS, 1)] * 2
+
+
+def test_an_all_reduce_that_a_fusion_slices_is_a_reduce_scatter():
+    """As a TPU's compiler writes one."""
+    text = """HloModule step
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%all-reduce-scatter.3 (input: f32[64,8]) -> f32[16,8] {
+  %input = f32[64,8]{1,0} parameter(0)
+  %all-reduce.2 = f32[64,8]{1,0} all-reduce(%input), channel_id=2, replica_groups={{0,1,2,3}}, to_apply=%add
+  %partition-id.2 = u32[] partition-id()
+  %constant.12 = u32[] constant(16)
+  %multiply.2 = u32[] multiply(%partition-id.2, %constant.12)
+  %constant.13 = u32[] constant(0)
+  ROOT %dynamic-slice.3 = f32[16,8]{1,0} dynamic-slice(%all-reduce.2, %multiply.2, %constant.13), dynamic_slice_sizes={16,8}
+}
+
+ENTRY %main (x: f32[64,8]) -> f32[16,8] {
+  %x = f32[64,8]{1,0} parameter(0)
+  ROOT %fusion = f32[16,8]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.3
+}
+"""  # noqa: E501
+
+    assert read_collectives(text) == [Collective("reduce-scatter", 64 * 8 * 4, SHARDS, 1)]
+
+
+def test_groups_of_a_mesh_whose_devices_are_listed_are_its_axes():
+    text = """HloModule step
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  ROOT %all-reduce = f32[64]{0} all-reduce(%x), channel_id=6, replica_groups=mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_0'}, use_global_device_ids=true, to_apply=%add
+}
+"""  # noqa: E501
+
+    assert read_collectives(text) == [Collective("all-reduce", 64 * 4, 4, 1)]
+
+
 def test_a_permutation_counts_its_bytes_once(mesh):
     ring = [(i, (i + 1) % SHARDS) for i in range(SHARDS)]
     text = compiled(mesh, partial(jax.lax.ppermute, axis_name="model", perm=ring))

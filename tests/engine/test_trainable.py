@@ -9,7 +9,7 @@ import pytest
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.errors import EngineError
-from redco_flow.engine.step.compiled import lower_train_step
+from redco_flow.engine.training_plan import TrainingPlan
 
 WIDTH, UNITS = 8, 32
 
@@ -89,9 +89,15 @@ def test_frozen_parameters_have_no_gradients():
     rules = deployer.get_sharding_rules(params())
 
     def flops(trainable):
-        lowered = lower_train_step(
-            deployer, loss, params(), OPTIMIZER, rules, batch, trainable=trainable
-        )
+        lowered = TrainingPlan(
+            deployer,
+            loss_fn=loss,
+            params=params(),
+            optimizer=OPTIMIZER,
+            sharding_rules=rules,
+            global_batch_size=8,
+            trainable=trainable,
+        ).lower(batch)
         return lowered.compile().cost_analysis()["flops"]
 
     # A product with a kernel costs as much forward, for its input and for its own gradient; the

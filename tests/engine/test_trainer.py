@@ -166,7 +166,7 @@ def test_accumulation_changes_nothing(per_device_batch_size):
 
 
 def test_a_batch_without_any_token_changes_no_parameter():
-    """Engine case 37."""
+    """Engine case 37: the loss is finite, and the batch contributes nothing."""
     examples = [e | {"counted": np.zeros(6, np.float32)} for e in token_examples(8)]
     trainer = trainer_of(two_devices())
 
@@ -201,7 +201,9 @@ def test_every_example_is_trained_on_exactly_once_per_epoch(count):
 
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_the_evaluation_loss_is_the_mean_over_all_tokens(num_devices):
-    """Engine cases 26 and 27."""
+    """Engine cases 26 and 27: every example is trained on and evaluated once; the metric is that
+    over all examples.
+    """
     trainer = trainer_of(Deployer(devices=jax.devices()[:num_devices]))
 
     for count in (1, 7, 8, 9, 21):
@@ -213,7 +215,9 @@ def test_the_evaluation_loss_is_the_mean_over_all_tokens(num_devices):
 
 
 def test_the_evaluation_loss_in_buckets_is_the_same_and_each_width_is_compiled_once():
-    """Engine cases 27 and 45."""
+    """Engine cases 27 and 45: the metric is that over all examples; a step compiles once for each
+    shape.
+    """
     examples, traced = token_examples(45, seed=2), []
 
     def loss(params, batch, rngs, is_training):
@@ -270,7 +274,9 @@ def test_the_learning_rate_is_the_schedules_at_the_optimizer_step_and_is_logged_
 
 
 def test_clipping_is_by_the_global_norm_after_accumulation():
-    """Engine case 40."""
+    """Engine case 40: gradients are clipped after accumulation, by the global norm, without
+    all-gathering a gradient.
+    """
     examples = token_examples(8, seed=1)
     by_optax = optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1))
     trainer = trainer_of(Deployer(4), max_grad_norm=0.05, per_device_batch_size=1)
@@ -285,7 +291,7 @@ def test_clipping_is_by_the_global_norm_after_accumulation():
 
 
 def test_a_bfloat16_model_keeps_float32_parameters_and_state():
-    """Engine case 41."""
+    """Engine case 41: parameters and sums stay in float32."""
 
     def loss(params, batch, rngs, is_training):
         outputs = params.astype(jnp.bfloat16) * batch["x"].astype(jnp.bfloat16)
@@ -319,7 +325,7 @@ def draws(deployer, num_epochs=1, **options):
 
 
 def test_each_example_draws_its_own_random_numbers_the_same_on_every_mesh():
-    """Engine case 42."""
+    """Engine case 42: each example has its own mask, which is the same after resuming."""
     alone = draws(Deployer(devices=jax.devices()[:1]), num_epochs=2)
     spread = draws(Deployer(2), num_epochs=2)
     accumulated = draws(Deployer(devices=jax.devices()[:2]), num_epochs=2, per_device_batch_size=1)
@@ -513,7 +519,7 @@ def test_training_on_nothing_is_refused():
 
 
 def test_a_batch_size_that_the_devices_cannot_split_is_refused():
-    """Engine case 6."""
+    """Engine case 6: the error names the nearest sizes that divide."""
     with pytest.raises(ValueError, match=r"global_batch_size=13 .* nearest valid values: 12, 14"):
         trainer_of(two_devices(), global_batch_size=13)
 

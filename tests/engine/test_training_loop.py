@@ -2,15 +2,15 @@
 
 import pytest
 
-from redco_flow.engine.data.order import BatchPlan
-from redco_flow.engine.training_loop import Plan
+from redco_flow.engine.data.order import BatchSampler
+from redco_flow.engine.training_loop import FitSchedule
 
 
-def plan(**options):
+def schedule(**options):
     """Two epochs of four steps."""
     defaults = {"num_epochs": 2, "log_every_steps": 3}
     rest = {"eval_every_steps": None, "save_every_steps": None}
-    return Plan(BatchPlan(30, 8, seed=0), **(defaults | rest | options))
+    return FitSchedule(BatchSampler(30, 8, seed=0), **(defaults | rest | options))
 
 
 def due(method):
@@ -19,23 +19,23 @@ def due(method):
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [4, 8]), (3, [3, 6, 8]), (8, [8]), (100, [8])])
 def test_an_evaluation_is_due_every_so_many_steps_or_per_epoch_and_at_the_end(every, steps):
-    assert due(plan(eval_every_steps=every).evaluates_after) == steps
+    assert due(schedule(eval_every_steps=every).evaluates_after) == steps
 
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [4, 8]), (3, [3, 4, 6, 8])])
 def test_a_checkpoint_is_due_at_each_epochs_end_and_every_so_many_steps(every, steps):
-    assert due(plan(save_every_steps=every).saves_after) == steps
+    assert due(schedule(save_every_steps=every).saves_after) == steps
 
 
 def test_the_last_step_is_logged():
-    assert due(plan().logs_after) == [3, 6, 8]
-    assert plan().total_steps == 8
-    assert plan().epoch(6) == 1.5
+    assert due(schedule().logs_after) == [3, 6, 8]
+    assert schedule().total_steps == 8
+    assert schedule().epoch(6) == 1.5
 
 
 @pytest.mark.parametrize(
     "option", ["num_epochs", "log_every_steps", "eval_every_steps", "save_every_steps"]
 )
-def test_a_plan_that_is_not_positive_is_refused(option):
+def test_a_schedule_that_is_not_positive_is_refused(option):
     with pytest.raises(ValueError, match=f"{option}=0 must be a positive whole number"):
-        plan(**{option: 0})
+        schedule(**{option: 0})

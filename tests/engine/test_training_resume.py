@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from redco_flow import Deployer, Predictor, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer, restore_params
-from redco_flow.engine.errors import DataError, NonFiniteLoss, Stopped
+from redco_flow.engine.errors import DataError, NonFiniteLoss, TrainingStopped
 
 WIDTH, UNITS = 4, 16
 EVAL_SEED = 99
@@ -120,7 +120,7 @@ def test_a_stopped_and_resumed_training_ends_bitwise_as_an_uninterrupted_one(tmp
     expected = whole.fit(examples(), num_epochs=2, eval_examples=examples(5, EVAL_SEED))
 
     stop = StopAt(stop_after)
-    with Checkpointer(tmp_path) as checkpointer, pytest.raises(Stopped) as caught:
+    with Checkpointer(tmp_path) as checkpointer, pytest.raises(TrainingStopped) as caught:
         trainer_of().fit(
             examples(),
             num_epochs=2,
@@ -169,7 +169,7 @@ def test_a_checkpoint_holds_its_steps_state_though_training_goes_on(tmp_path):
 
 
 def test_metrics_are_committed_with_the_parameters_they_score(tmp_path):
-    """Engine case 49."""
+    """Engine case 49: "Best" is the step that was scored."""
     heard = StopAt()
     with Checkpointer(tmp_path, keep_last=100, keep_best={"eval_loss": "min"}) as checkpointer:
         trainer = trainer_of()
@@ -215,7 +215,7 @@ def test_a_checkpoint_is_told_of_while_it_is_on_the_disk(tmp_path):
 
 @pytest.mark.slow
 def test_training_goes_on_with_another_mesh_and_other_micro_batches(tmp_path):
-    """Engine cases 31 and 47."""
+    """Engine cases 31 and 47: the order of examples is the same; it is restored exactly."""
     whole = trainer_of()
     whole.fit(examples(), num_epochs=2)
 
@@ -241,7 +241,7 @@ def test_training_goes_on_with_another_mesh_and_other_micro_batches(tmp_path):
     ],
 )
 def test_a_checkpoint_of_another_training_is_refused(tmp_path, change, message):
-    """Engine case 8."""
+    """Engine case 8: training is refused, with what differs."""
     with Checkpointer(tmp_path) as checkpointer:
         trainer_of().fit(examples(), num_epochs=1, checkpointer=checkpointer)
 
@@ -286,7 +286,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 
 
 def test_predictions_from_a_checkpoint_are_those_from_the_trainers_memory(tmp_path):
-    """Engine case 52."""
+    """Engine case 52: predictions equal those of the trainer's own parameters."""
     trainer = trainer_of()
     with Checkpointer(tmp_path) as checkpointer:
         trainer.fit(examples(), num_epochs=1, checkpointer=checkpointer)

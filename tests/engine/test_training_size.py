@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.sharding.fsdp import Training
+from redco_flow.engine.sharding.fsdp import ModelStates
 from redco_flow.engine.step.lora import plan_lora
 
 WIDTH, UNITS, RANK = 64, 256, 4
@@ -108,7 +108,7 @@ def test_what_is_counted_is_what_a_trainer_holds(has_factors):
         )  # fmt: skip
         all_rules = lora.rules(rules, all_params)
 
-    found = Training(start, optimizer, lora, trainable).bytes_per_device(rules)
+    found = ModelStates(start, optimizer, lora, trainable).bytes_per_device(rules)
 
     trainer = Trainer(
         deployer,

@@ -14,7 +14,7 @@ from redco_flow import Deployer
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.sharding.two_rules import derive_rules, weight_decay_mask
 from redco_flow.models.families import t5
-from tests.engine.small_transformers import MODELS, D, F, H, K, V, attend, draw
+from tests.engine.small_transformers import MODELS, D, F, G, H, K, V, attend, draw
 
 SIZES = {"data": 2, "model": 4}
 IDS = jax.ShapeDtypeStruct((2, 6), jnp.int32)
@@ -43,7 +43,7 @@ def test_each_model_gets_the_layout_an_expert_would_give_it(name):
 
 
 def test_a_reason_names_the_kind_of_parallelism_and_what_it_is_over():
-    """Engine case 11."""
+    """Engine case 11: each parameter has a reason, and what is replicated is counted."""
     model = MODELS["grouped queries"]()
 
     found = rules(model.params, model.forward, model.ids)
@@ -78,7 +78,7 @@ def named_as_before(tree, seen):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_renamed_parameters_get_the_same_plan(name):
-    """Engine case 14."""
+    """Engine case 14: the sharding plan is the same."""
     model = MODELS[name]()
     words = [f"{random.Random(i).getrandbits(40):x}" for i in range(64)]
     seen: dict[str, str] = {}
@@ -94,7 +94,7 @@ def test_renamed_parameters_get_the_same_plan(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_gradients_are_the_same_as_in_float64_on_one_device(name):
-    """Engine case 12."""
+    """Engine case 12, losses and gradients on any mesh: they equal those of one device."""
     model = MODELS[name]()
 
     def loss(params, ids):
@@ -193,7 +193,11 @@ def test_heads_that_the_shards_do_not_divide_are_whole_and_never_split_inside(ca
         found = rules(params, lambda p, x: attention(p, x, 6), X)
 
     assert {p.spec for p in found.parameters} == {P()}
-    assert "6 heads, which 4 model shards do not divide" in caplog.text
+    told = [one.getMessage() for one in caplog.records if "do not divide" in one.getMessage()]
+    assert told == [
+        "k (32, 24), q (32, 24), v (32, 24): replicated: 6 heads, which 4 model shards do not "
+        "divide; 2, 3, 6 would"
+    ]
 
 
 def test_parts_of_no_size_change_nothing():
@@ -210,7 +214,7 @@ def test_parts_of_no_size_change_nothing():
 
 
 def test_one_key_value_head_is_whole_and_its_queries_are_split():
-    """Engine case 16."""
+    """Engine case 16: the attention is exact, and no scores are exchanged."""
 
     def forward(p, x):
         q = jnp.einsum("btd,dhk->bthk", x, p["q"])
@@ -243,6 +247,44 @@ def test_a_kernel_that_packs_parts_side_by_side_is_split_and_says_what_would_hel
 
     assert found == {"qkv": P(None, "model"), "o": P("model")}
     assert "give the parts a dim of their own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda x: jnp.tile(x, (1, 1, H // G, 1)), lambda x: jnp.concatenate([x] * (H // G), axis=2)],
+    ids=["tile", "concatenate"],
+)
+def test_query_heads_that_take_turns_at_key_value_heads_are_not_called_packed(copied, caplog):
+    """Head h reads keys and values h modulo G, where neighbours could share them."""
+
+    def forward(p, x):
+        q, k, v = ((x @ p[name]).reshape(2, 6, -1, K) for name in "qkv")
+        return x + attend(q, copied(k), copied(v)).reshape(2, 6, D) @ p["o"]
+
+    params = draw({"q": (D, H * K), "k": (D, G * K), "v": (D, G * K), "o": (H * K, D)})
+
+    with caplog.at_level(logging.WARNING):
+        found = plan(params, forward, X)
+
+    assert found == {name: P(None, "model") for name in "qkv"} | {"o": P("model")}
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("o (32, 32), q (32, 32): its 8 heads take turns at 4 heads of keys and")
+    assert "let neighbouring heads share keys and values" in told
+    assert "packs" not in told
+
+
+def test_what_a_low_rank_and_heads_make_is_not_called_grouped():
+    def forward(p, x):
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in "qkv")
+        gate = jnp.einsum("btr,rhk->bthk", x @ p["low"], p["high"])
+        return x + jnp.einsum("bthk,hkd->btd", attend(q, k, v) * gate, p["o"])
+
+    heads = (D, H, K)
+    dims = {"q": heads, "k": heads, "v": heads, "o": (H, K, D), "low": (D, 3), "high": (3, H, K)}
+
+    reasons = {p.path: p.reason for p in rules(draw(dims), forward, X).parameters}
+
+    assert reasons["high"] == "column-parallel over 8 heads (reads 3 replicated inputs)"
 
 
 def test_a_low_rank_between_wide_dims_is_whole_and_the_wide_one_split():

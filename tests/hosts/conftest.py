@@ -12,8 +12,9 @@ import pytest
 
 HERE = Path(__file__).parent
 KINDS = HERE.parent / "launch" / "kinds"
+RUNS = HERE.parent / "orchestrate" / "kinds"
 CLUSTER = HERE.parent / "cluster"
-sys.path += [str(HERE), str(KINDS), str(CLUSTER)]  # jobs search where the submitter does
+sys.path += [str(HERE), str(KINDS), str(CLUSTER), str(RUNS)]  # jobs search where the submitter does
 
 from job_processes import phase_of, processes_of  # noqa: E402
 from ssh_hosts import (  # noqa: E402
@@ -24,8 +25,9 @@ from ssh_hosts import (  # noqa: E402
 )
 from tiny_stages.calls import make_attempt, wait_until  # noqa: E402
 
+from redco_flow.launch.call import JobResources  # noqa: E402
+from redco_flow.launch.hosts.config import Config  # noqa: E402
 from redco_flow.launch.hosts.executor import HostsExecutor  # noqa: E402
-from redco_flow.spec.executors import HostsSection  # noqa: E402
 from redco_flow.tracking.attempt import AttemptDirectory  # noqa: E402
 
 LAUNCH = """
@@ -33,11 +35,11 @@ import json, sys
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 from redco_flow.launch.hosts.executor import HostsExecutor
-from redco_flow.spec.executors import HostsSection
+from redco_flow.launch.hosts.config import Config
 from redco_flow.tracking.attempt import AttemptDirectory
 settings, variables = json.loads(sys.argv[1])
 attempt = AttemptDirectory(Path(sys.argv[2]))
-executor = HostsExecutor(attempt.path, HostsSection.from_json(settings), variables=variables)
+executor = HostsExecutor(attempt.path, Config.from_json(settings), variables=variables)
 executor.submit_call(attempt).wait()
 """
 ON_HOSTS = {
@@ -105,7 +107,67 @@ def shared_workspace(hosts, request):
 
 
 @pytest.fixture
-def submit(hosts, workspace):
+def folder(hosts, request):
+    """A directory that the hosts see too."""
+    path = hosts.shared / f"seen-{request.node.name.replace('[', '-').replace(']', '')}"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def written(hosts, workspace):
+    return [workspace, *(host.directory for host in hosts.hosts)]
+
+
+@pytest.fixture
+def attempt_of(hosts):
+    """The attempt of a job of one host, as a host without the launcher's disk sees it."""
+
+    def attempt_of(job):
+        labels = wait_until(lambda: job.record()["hosts"] or (job.done() and [""]))
+        host = next((one for one in hosts.hosts if one.address == labels[0]), hosts.hosts[0])
+        run = f"{job.attempt.read_call()['run']}-{job.job_id}"
+        path = host.directory / "workspace/runs" / run / "stages/act/attempts"
+        return AttemptDirectory(path / job.attempt.path.name)
+
+    return attempt_of
+
+
+@pytest.fixture
+def time_limit():
+    """Part of a minute, so that the test needs no whole one."""
+    return {"resources": JobResources(walltime_minutes=0.1)}
+
+
+@pytest.fixture
+def submit_secret(submit, monkeypatch):
+    """A secret goes to the hosts by its variable's name."""
+
+    def submit_secret(value):
+        monkeypatch.setenv("TINY_API_TOKEN", value)
+        return submit("print_secret", settings={"forward_environment": ["TINY_API_TOKEN"]})
+
+    return submit_secret
+
+
+@pytest.fixture
+def new_executor(hosts, workspace):
+    def new_executor(
+        *, into=workspace, environment=None, stall_seconds=600, grace_seconds=5, settings=None
+    ):
+        return HostsExecutor(
+            into,
+            Config.from_json(hosts.profile(**(settings or {}))),
+            variables={**ON_HOSTS, **(environment or {})},
+            stall_seconds=stall_seconds,
+            grace_seconds=grace_seconds,
+        )
+
+    return new_executor
+
+
+@pytest.fixture
+def submit(workspace, new_executor):
     """Submit an action of the tiny stage to the hosts."""
 
     def submit(
@@ -119,12 +181,12 @@ def submit(hosts, workspace):
         **call,
     ):
         attempt = make_attempt(into, action, **call)
-        executor = HostsExecutor(
-            into,
-            HostsSection.from_json(hosts.profile(**(settings or {}))),
-            variables={**ON_HOSTS, **(environment or {})},
+        executor = new_executor(
+            into=into,
+            environment=environment,
             stall_seconds=stall_seconds,
             grace_seconds=grace_seconds,
+            settings=settings,
         )
         return executor.submit_call(attempt)
 

@@ -50,10 +50,12 @@ ClientAliveInterval 5
 ClientAliveCountMax 2
 Subsystem sftp internal-sftp
 """
-# As a machine of its own would be: it resolves its name and the others', and sees no disk of the
-# launcher's but the shared one.
+# As a machine of its own would be: it resolves its name and the others', sees no disk of the
+# launcher's but the shared one, and its shells begin without what this machine's user has them do,
+# such as taking a lock, which a power cut would leave behind for all the others.
 _BOOT = """\
 mount --bind "$FOLDER/hosts" /etc/hosts
+[ ! -e "$SHELL_STARTUP" ] || mount --bind /dev/null "$SHELL_STARTUP"
 mount -t tmpfs none "$PRIVATE"
 hostname "$NAME"
 mkdir -p /run/sshd
@@ -175,6 +177,7 @@ class SshHosts:
             "FOLDER": str(host.folder),
             "PRIVATE": str(self.private),
             "NAME": host.name,
+            "SHELL_STARTUP": str(Path.home() / ".bashrc"),
             "SSHD": _program("sshd"),
             "PATH": _SEARCH_PATH,
         }

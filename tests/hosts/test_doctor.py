@@ -2,17 +2,16 @@
 
 import pytest
 
-from redco_flow.launch.hosts.doctor import examine_hosts
-from redco_flow.spec.profile import Profile
+from redco_flow.launch.hosts.config import Config
+from redco_flow.launch.hosts.executor import HostsExecutor
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def examine(hosts, workspace, **settings):
-    profile = Profile.from_json(
-        {"executor": "hosts", "workspace": str(workspace), "hosts": hosts.profile(**settings)}
-    )
-    return {finding.check: finding for finding in examine_hosts(profile)}
+    config = Config.from_json(hosts.profile(**settings))
+    executor = HostsExecutor(workspace, config, variables={})
+    return {finding.check: finding for finding in executor.examine(0)}
 
 
 def test_good_hosts_have_nothing_to_mend(hosts, workspace):

@@ -38,7 +38,7 @@ def test_a_host_whose_disk_fills_up_is_told_and_goes_on_once_there_is_room(
     )
     on_host = {"executor": "hosts", "hosts": one_host, "environment": on_hosts_environment}
     run = make_run(folder, num_epochs=12, **on_host)
-    ballast = host.directory / "somebody-elses"
+    ballast = host.directory / "another-users"
 
     driven = Driven(run)
     wait_until(lambda: committed_steps(host.directory / "workspace"), 200)

@@ -57,7 +57,9 @@ def test_every_rank_takes_part_and_rank_zero_alone_publishes(
 
 
 def test_the_death_of_one_rank_ends_the_group_in_seconds_and_names_it(submit, hosts):
-    """Fault 2."""
+    """Fault 2: all ranks end within 15 s, the rank that failed first is named, and the stage is
+    retried.
+    """
     job = submit("hang", resources=TWO_HOSTS, num_cpu_devices=1)
     workers = started(job, hosts)
 
@@ -135,7 +137,8 @@ def test_a_host_that_dies_ends_the_group_and_is_named(submit, hosts):
         told = wait_until(lambda: dead.address in job.status().message and job.status().message, 30)
     finally:
         hosts.start_host(dead)
-    assert job.wait_seconds(60), job.status()
+    # By the host's own word; by its silence, a minute, where that word comes late.
+    assert job.wait_seconds(150), job.status()
 
     assert "no word since" in told
     assert job.state == "NODE_FAILURE", job.status()

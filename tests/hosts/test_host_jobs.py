@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import signal
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from blake3 import blake3
 from job_processes import phase_of, processes_of, worker_of
 from tiny_stages.calls import wait_until
 
-from redco_flow.errors import DoesNotFit, RunCancelled, StageFailed
+from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -30,19 +29,6 @@ def runs_on(job, hosts):
     """The host that a job of one host runs on."""
     labels = wait_until(lambda: job.record()["hosts"])
     return next(host for host in hosts.hosts if host.address == labels[0])
-
-
-def test_a_job_ends_with_its_result_in_the_launchers_workspace(submit, hosts, workspace):
-    job = submit("write")
-
-    assert job.wait_seconds(60), job.status()
-
-    assert job.state == "COMPLETED", job.status()
-    (artifact,) = job.result()["outputs"].values()
-    assert ArtifactStore(Workspace(workspace)).verify(artifact) == []
-    assert job.attempt.read_exit().host == hosts.hosts[0].name
-    assert [record["loss"] for record in job.attempt.read_metrics()] == [0.5]
-    assert "stage 'act' of run tiny-abcd" in job.stdout()
 
 
 def test_a_shared_workspace_is_found_out_and_nothing_is_copied(submit, hosts, shared_workspace):
@@ -106,79 +92,11 @@ def test_copies_that_broke_off_go_on_where_they_broke(submit, hosts, workspace, 
     assert not back.exists()
 
 
-def test_a_worker_that_raises_is_reported_with_its_error_and_log(submit):
-    job = submit("raise_beside_a_running_thread")
-
-    job.wait()
-
-    assert job.state == "FAILED"
-    with pytest.raises(StageFailed, match=r"(?s)ValueError: the loss went away.*rank0\.log"):
-        job.result()
-
-
 def test_a_job_that_no_hosts_can_ever_hold_is_refused_at_once(submit):
     with pytest.raises(DoesNotFit, match="asks for 3 hosts, and the profile's largest group"):
         submit("write", resources=JobResources(num_hosts=3))
     with pytest.raises(DoesNotFit, match="with 2 GPUs"):
         submit("write", number=2, resources=JobResources(gpus_per_host=2))
-
-
-def test_a_cancelled_job_leaves_no_process_and_a_cancelled_worker_may_save_first(
-    submit, hosts, workspace
-):
-    folder = hosts.shared / "cancelled"
-    folder.mkdir()
-    job = submit("save_when_stopped", config={"folder": str(folder)})
-    wait_until(lambda: phase_of(job.attempt) == "training")
-
-    job.cancel()
-
-    assert job.state == "CANCELLED"
-    assert (folder / "saved").exists()
-    wait_until(lambda: processes_of(on_host(job, hosts.hosts[0])) == [], 10)
-    with pytest.raises(RunCancelled):
-        job.result()
-
-
-def test_a_worker_that_ignores_the_request_is_killed_with_its_children(submit, hosts):
-    """Fault 9."""
-    folder = hosts.shared / "ignoring"
-    folder.mkdir()
-    job = submit("ignore_termination", grace_seconds=1, config={"folder": str(folder)})
-    wait_until(lambda: len(list(folder.glob("*.pid"))) == 2)
-
-    job.cancel()
-
-    assert job.state == "CANCELLED"
-    wait_until(lambda: processes_of(on_host(job, hosts.hosts[0])) == [], 10)
-
-
-def test_a_secret_is_forwarded_but_written_nowhere(submit, hosts, monkeypatch):
-    """Fault 31."""
-    secret = secrets.token_hex(12)
-    monkeypatch.setenv("TINY_API_TOKEN", secret)
-    job = submit("print_secret", settings={"forward_environment": ["TINY_API_TOKEN"]})
-
-    job.wait()
-
-    assert "the server refused [redacted]" in job.status().message
-    places = [job.attempt.path, hosts.hosts[0].directory]
-    for path in (path for place in places for path in place.rglob("*") if path.is_file()):
-        assert secret.encode() not in path.read_bytes(), path
-
-
-def test_a_secret_shows_in_no_list_of_processes_while_a_job_has_it(submit, monkeypatch):
-    """Fault 31."""
-    secret = secrets.token_hex(12)
-    monkeypatch.setenv("TINY_API_TOKEN", secret)
-    job = submit("hang", settings={"forward_environment": ["TINY_API_TOKEN"]})
-    wait_until(lambda: phase_of(job.attempt) == "hanging")
-
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
-
-    job.cancel()
-    assert any(b"redco_flow.launch.hosts.ranks" in command for command in commands)
-    assert not any(secret.encode() in command for command in commands)
 
 
 def test_a_second_job_waits_for_free_hosts_and_is_told_who_has_them(submit, hosts):
@@ -237,19 +155,8 @@ def test_a_dead_supervisor_is_told_and_its_worker_dies_with_it(submit, hosts):
     assert processes_of(attempt) == []
 
 
-def test_a_worker_that_is_killed_is_named(submit, hosts):
-    job = submit("hang")
-    wait_until(lambda: phase_of(job.attempt) == "hanging")
-
-    os.kill(worker_of(on_host(job, hosts.hosts[0])), signal.SIGKILL)
-    assert job.wait_seconds(30), job.status()
-
-    assert job.state == "FAILED"
-    assert "SIGKILL" in job.status().message
-
-
 def test_code_that_somebody_changed_on_the_host_is_refused_before_anything_runs(submit, hosts):
-    """Fault 34."""
+    """Fault 34: the job is refused before anything runs."""
     assert submit("write").wait_seconds(60)
     host = hosts.hosts[0]
     changed = list(host.directory.glob("code/*/*/redco_flow/worker.py"))
@@ -281,16 +188,3 @@ def test_the_ranks_import_the_code_that_was_shipped(submit, hosts):
     job.cancel()
     (search,) = [one for one in environment if one.startswith(b"PYTHONPATH=")]
     assert search.startswith(f"PYTHONPATH={hosts.hosts[0].directory}/code/".encode())
-
-
-def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(submit, hosts):
-    """Part of a minute, so that the test needs no whole one."""
-    folder = hosts.shared / "time"
-    folder.mkdir()
-    limit = JobResources(walltime_minutes=0.1)
-    job = submit("save_when_stopped", resources=limit, config={"folder": str(folder)})
-
-    assert job.wait_seconds(60)
-
-    assert (job.state, (folder / "saved").exists()) == ("TIMEOUT", True), job.status()
-    assert "its time (walltime_minutes) is over." in job.status().message

@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def test_fifty_megabytes_that_are_no_text_and_no_line_arrive_and_hang_nothing(submit, hosts):
-    """Fault 37."""
+    """Fault 37: no reader hangs, memory stays small, and what is shown is capped."""
     folder = hosts.shared / "fifty-megabytes"
     folder.mkdir()
     job = submit("print_fifty_megabytes", config={"folder": str(folder)})

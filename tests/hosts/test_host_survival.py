@@ -11,7 +11,6 @@ from tiny_stages.calls import make_attempt, wait_until
 
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
-from redco_flow.launch.hosts.copies import Copies
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -33,7 +32,9 @@ def folder(hosts, request):
 def test_a_launcher_that_is_killed_is_replaced_and_nothing_starts_twice(
     launch, workspace, hosts, folder, moment
 ):
-    """Faults 12 and 17."""
+    """Faults 12 and 17: the job is found by its name; nothing is submitted twice; `redco-flow
+    resume` finds the running job again; the flow run that died is marked as crashed.
+    """
     attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(folder)})
     launcher = launch(attempt)
     wait_until(attempt.job_path.exists)
@@ -54,7 +55,7 @@ def test_a_launcher_that_is_killed_is_replaced_and_nothing_starts_twice(
     assert "stage 'act' of run" in attempt.log_path(0).read_text()
 
 
-def test_a_job_that_ends_while_nobody_follows_is_taken_up_with_its_result(
+def test_a_job_that_ends_while_no_launcher_follows_is_taken_up_with_its_result(
     lose_launcher, workspace, folder
 ):
     attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(folder)})
@@ -85,7 +86,7 @@ def test_a_cancel_from_another_process_reaches_a_job_whose_launcher_is_gone(
     assert (folder / "saved").exists()
 
 
-def test_a_group_ends_with_its_first_dead_rank_while_nobody_follows(launch, workspace, hosts):
+def test_a_group_ends_with_its_first_dead_rank_while_no_launcher_follows(launch, workspace, hosts):
     """Fault 2 without a launcher: the ranks miss each other's heartbeats, which takes longer."""
     two_hosts = JobResources(num_hosts=2)
     attempt = make_attempt(workspace, "hang", resources=two_hosts, num_cpu_devices=1)
@@ -107,7 +108,7 @@ def test_a_group_ends_with_its_first_dead_rank_while_nobody_follows(launch, work
 
 
 def test_a_link_that_is_cut_ends_nothing_and_is_told(submit, hosts, folder):
-    """Fault 33."""
+    """Fault 33: the job runs on there, and is found again."""
     job = submit("wait_for_go", config={"folder": str(folder)})
     wait_until(lambda: phase_of(job.attempt) == "waiting")
     host = hosts.hosts[0]
@@ -149,7 +150,6 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     wait_until(lambda: any(job.attempt.read_metrics()))
     host = hosts.hosts[0]
     run = host.directory / "workspace/runs" / f"tiny-abcd-{job.job_id}"
-    copies = Copies(host.directory)
 
     hosts.cut(host)
     try:
@@ -163,7 +163,6 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     assert not any(workspace.glob("work/*/checkpoints/2/commit.json"))
     assert [record["step"] for record in job.attempt.read_metrics()] == [1]
     assert run.is_dir()
-    assert not copies.is_copy(run)
     again = submit("save_twice", number=2, **call)
     assert again.wait_seconds(90), again.status()
 
@@ -176,14 +175,14 @@ def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt
     work = Workspace(host.directory / "workspace").work_directory(
         job.attempt.read_call()["fingerprint"]
     )
-    assert copies.is_copy(run)
-    assert copies.is_copy(work)
+    # Both attempts' folders go once the result is here.
+    wait_until(lambda: not run.exists() and not work.exists(), 20)
 
 
 def test_all_hosts_go_on_from_the_newest_checkpoint_whichever_of_them_has_it(
     launch, submit, hosts, folder, workspace
 ):
-    """It was saved on a host that is not the first any more, while nobody followed."""
+    """It was saved on a host that is not the first any more, while no launcher followed."""
     config = {"folder": str(folder)}
     launcher = launch(make_attempt(workspace, "save_twice_or_list", config=config))
     wait_until(lambda: any(workspace.glob("work/*/checkpoints/1/commit.json")))
@@ -211,7 +210,7 @@ def test_all_hosts_go_on_from_the_newest_checkpoint_whichever_of_them_has_it(
 
 
 def test_a_changed_host_key_is_refused_and_says_what_to_do(submit, hosts):
-    """Fault 32."""
+    """Fault 32: the connection is refused, with what to do; no new key is accepted by itself."""
     host = hosts.hosts[0]
     one_host = hosts.profile()["addresses"][:1]
     kept = (host.folder / "host_key").read_bytes(), (host.folder / "host_key.pub").read_bytes()

@@ -50,6 +50,7 @@ def trained(folder, on_hosts):
     return driven
 
 
+@pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="hosts")
 def test_two_hosts_without_a_common_disk_train_as_one_process_does(trained, folder):
     """Four data shards in any case; sums over them may be added in another order."""
     driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4))

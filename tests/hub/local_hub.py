@@ -1,11 +1,13 @@
 """A Hugging Face hub on 127.0.0.1: what huggingface_hub, datasets and transformers ask of one.
 
 Repositories are commits of files in memory. It answers as the real one does: commits of branches
-and tags, listings, files with ETag, X-Repo-Commit and byte ranges, and the codes of its errors.
+and tags, listings, files with ETag, X-Repo-Commit and byte ranges, the codes of its errors, and
+uploads by who has the token hf_write: small files in a commit, large ones before it (Git LFS).
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -18,6 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)(?:/([^/]+)(?:/(.+))?)?)?")
 FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
+STORED = re.compile(r"/lfs/([0-9a-f]{64})")
 
 
 @dataclass
@@ -46,6 +50,8 @@ class LocalHub:
         breaks: by path of a file, after how many bytes each of its downloads is cut off.
         is_down: it takes requests and hangs up.
         on_file: called with the path of a file that is downloaded, before it is sent.
+        large_files: contents that were uploaded apart from their commit, by SHA-256.
+        refuses_large_files: it answers their uploads with an error.
     """
 
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
@@ -53,6 +59,8 @@ class LocalHub:
     breaks: dict[str, int] = field(default_factory=dict)
     on_file: Callable[[str], None] | None = None
     is_down: bool = False
+    large_files: dict[str, bytes] = field(default_factory=dict)
+    refuses_large_files: bool = False
     server: ThreadingHTTPServer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +101,9 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             self._answer()
 
+        def do_PUT(self) -> None:
+            self._answer()
+
         def _answer(self) -> None:
             path = urlsplit(self.path).path
             length = int(self.headers.get("Content-Length") or 0)
@@ -100,6 +111,14 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             hub.requests.append((self.command, unquote(path), self.headers.get("Range") or ""))
             if hub.is_down:
                 self.close_connection = True
+            elif path == "/api/validate-yaml":
+                self._json({"errors": [], "warnings": []})
+            elif path == "/api/repos/create":
+                self._create()
+            elif match := LFS.fullmatch(path):
+                self._offer_uploads()
+            elif match := STORED.fullmatch(path):
+                self._store(match[1])
             elif match := API.fullmatch(path):
                 self._api(*match.groups())
             elif match := FILE.fullmatch(path):
@@ -129,6 +148,60 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 return False
             return True
 
+        def _may_write(self) -> bool:
+            if self.headers.get("Authorization") == "Bearer hf_write":
+                return True
+            self._error(403, "", "Forbidden: you must use a write token.")
+            return False
+
+        def _create(self) -> None:
+            asked = json.loads(self.body)
+            name = f"{asked['organization']}/{asked['name']}"
+            if not self._may_write():
+                return
+            found = {"url": f"{hub.address}/{name}", "name": name}
+            if ("models", name) in hub.repositories:
+                self._json(found | {"error": "You already created this model repo"}, status=409)
+                return
+            hub.repository("models", name).commit({})
+            self._json(found)
+
+        def _offer_uploads(self) -> None:
+            wanted = json.loads(self.body)["objects"]
+            missing = [one for one in wanted if one["oid"] not in hub.large_files]
+            for one in missing:
+                one["actions"] = {"upload": {"href": f"{hub.address}/lfs/{one['oid']}"}}
+            self._json({"transfer": "basic", "objects": wanted})
+
+        def _store(self, digest: str) -> None:
+            if hub.refuses_large_files or hashlib.sha256(self.body).hexdigest() != digest:
+                self._error(400, "", "cannot be stored")
+                return
+            hub.large_files[digest] = self.body
+            self._json({})
+
+        def _take(self, name: str, verb: str, repository: Repository) -> None:
+            if not self._may_write():
+                return
+            if verb == "preupload":
+                modes = {True: "lfs", False: "regular"}
+                files = [
+                    {"path": path, "uploadMode": modes[path.endswith(".safetensors")]}
+                    | {"shouldIgnore": False}
+                    for path in (one["path"] for one in json.loads(self.body)["files"])
+                ]
+                self._json({"files": files})
+                return
+            files = dict(repository.commits[repository.refs["main"]])
+            for line in map(json.loads, self.body.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    files[value["path"]] = hub.large_files[value["oid"]]
+            sha = repository.commit(files)
+            self._json({"commitOid": sha, "commitUrl": f"{hub.address}/{name}/commit/{sha}"})
+
         def _api(
             self, kind: str, name: str, verb: str | None, revision: str | None, folder: str | None
         ) -> None:
@@ -138,6 +211,9 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             if verb == "auth-check":
                 if self._may_read(repository):
                     self._json({})
+                return
+            if verb in ("preupload", "commit"):
+                self._take(name, verb, repository)
                 return
             sha = self._commit(repository, revision or "main")
             if sha is None:
@@ -205,9 +281,9 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 return
             self.wfile.write(part)
 
-        def _json(self, value: Any) -> None:
+        def _json(self, value: Any, status: int = 200) -> None:
             body = json.dumps(value).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -26,7 +26,9 @@ def test_a_call_is_read_back_as_it_was_written(workspace):
     ],
 )
 def test_a_config_that_is_not_json_is_refused_by_place_and_leaves_no_file(workspace, value, said):
-    """Fault 36."""
+    """Fault 36, a result or a setting that is not data: it is refused when it is submitted or
+    published; no file is left.
+    """
     attempt = new_attempt(workspace)
     call = make_call(workspace)
     call.config["text"] = [{"deep": value}]

@@ -1,12 +1,14 @@
 """A call for another host: its paths are that host's, and what decides the result is untouched."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tiny_stages.calls import make_call
 
 from redco_flow.launch.call import Call
 from redco_flow.launch.hosts.call_files import collect_inputs, rewrite_paths
+from redco_flow.stages.script.config import Config
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 
@@ -75,3 +77,18 @@ def preprocess_call(workspace, rows):
         ingredients={},
         workspace=str(workspace.root),
     )
+
+
+def test_a_script_travels_with_the_modules_beside_it(tmp_path):
+    workspace = Workspace.open(tmp_path / "workspace")
+    for name, source in {"fit.py": "import line\n", "line.py": "", "other.py": ""}.items():
+        (tmp_path / name).write_text(source)
+    settings = Config(path=str(tmp_path / "fit.py")).model_dump(mode="json")
+    call = replace(preprocess_call(workspace, tmp_path), kind="script", config=settings)
+
+    files = collect_inputs(call, workspace)
+    there = rewrite_paths(call, files, FAR)
+
+    (one,) = files.sets
+    assert [Path(entry.path).name for entry in one.files] == ["fit.py", "line.py"]
+    assert there.config["path"] == f"{FAR.cache}/data/{one.name}{tmp_path}/fit.py"

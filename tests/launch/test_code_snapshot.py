@@ -88,7 +88,7 @@ def test_shipped_code_is_imported_from_where_it_was_unpacked(unpacked):
 
 
 def test_a_changed_a_missing_and_a_replaced_file_are_each_noticed(unpacked):
-    """Fault 34."""
+    """Fault 34: the job is refused before anything runs."""
     snapshot, directory = unpacked
     folder = directory / "code" / snapshot.digest
     (mine,) = folder.glob("*/mine.py")

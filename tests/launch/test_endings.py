@@ -86,7 +86,7 @@ def test_endings_of_an_earlier_start_of_the_job_do_not_count(tmp_path):
 
 
 DECIDED = (Cause.TIMEOUT, "its time was over")
-STOPPED = (Cause.CANCELLED, "somebody stopped it")
+STOPPED = (Cause.CANCELLED, "a user stopped it")
 SILENT = (Cause.NODE_FAILURE, "the host was restarted")
 UNSTARTED = (Cause.FAILED, "no rank started")
 WORD = {"decided": DECIDED, "stopped": STOPPED, "silent": SILENT, "unstarted": UNSTARTED}

@@ -2,25 +2,21 @@
 
 import asyncio
 import pickle
-from types import SimpleNamespace
 
 import pytest
 import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
-from tiny_stages.calls import make_attempt, new_attempt, wait_until
+from tiny_stages.calls import wait_until
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.executor import make_executor, reattach
-from redco_flow.launch.local import LocalExecutor
-
-PROFILE = SimpleNamespace(
-    executor="local", environment={}, stall_timeout_minutes=30, grace_seconds=5
-)
+from redco_flow.launch.local.executor import LocalExecutor
+from redco_flow.spec.profile import profile_model
 
 
 @pytest.fixture
 def profile(workspace):
-    return SimpleNamespace(**(vars(PROFILE) | {"workspace": str(workspace)}))
+    return profile_model()(workspace=str(workspace), grace_seconds=5.0)
 
 
 def test_a_profile_names_its_executor_and_submitit_knows_it_too(profile, workspace, tmp_path):
@@ -34,66 +30,27 @@ def test_a_profile_names_its_executor_and_submitit_knows_it_too(profile, workspa
     assert isinstance(auto._executor, LocalExecutor)
 
 
+def test_an_executor_whose_jobs_leave_nothing_elsewhere_has_nothing_to_clean(profile):
+    with pytest.raises(UsageError, match="redco-local leave nothing outside the workspace"):
+        make_executor(profile, {}).clean(dry_run=True)
+
+
 @pytest.mark.parametrize("name", ["slrum", "../local", "errors"])
 def test_an_unknown_executor_is_refused_with_the_known_ones(profile, name):
-    profile.executor = name
-
-    with pytest.raises(UsageError, match="Known: local"):
-        make_executor(profile, {})
+    with pytest.raises(UsageError, match="Known: hosts, local, slurm"):
+        make_executor(profile.model_copy(update={"executor": name}), {})
 
 
 @pytest.mark.parametrize("name", ["redco_flow.errors", "os.path"])
 def test_a_module_that_is_no_executor_is_refused_with_what_it_lacks(profile, name):
-    profile.executor = name
-
     with pytest.raises(UsageError, match="lacks make and reattach"):
-        make_executor(profile, {})
+        make_executor(profile.model_copy(update={"executor": name}), {})
 
 
 @pytest.mark.parametrize("record", [{}, {"executor": "local"}, {"executor": "local", "job_id": 1}])
 def test_what_is_no_job_record_is_refused(record):
     with pytest.raises(UsageError, match="not a job record"):
         reattach(record)
-
-
-def test_a_function_is_refused_at_submission_and_leaves_no_file(workspace, tmp_path):
-    """Fault 36."""
-    executor = LocalExecutor(workspace)
-
-    with pytest.raises(UsageError, match="pickles no functions"):
-        executor.submit(print, 1)
-    with pytest.raises(UsageError, match="pickles no functions"):
-        executor.map_array(print, [1, 2])
-
-    assert list(tmp_path.rglob("*")) == []
-
-
-def test_an_attempt_without_a_call_is_refused_and_left_as_it_was(workspace):
-    attempt = new_attempt(workspace)
-
-    with pytest.raises(UsageError, match="no call to submit"):
-        LocalExecutor(workspace).submit_call(attempt)
-
-    assert list(attempt.path.iterdir()) == []
-
-
-def test_an_attempt_is_submitted_once(submit, workspace):
-    job = submit("write")
-
-    with pytest.raises(UsageError, match=f"submitted before, as job {job.job_id}"):
-        LocalExecutor(workspace).submit_call(job.attempt)
-
-
-def test_a_batch_is_submitted_when_its_block_ends(workspace):
-    executor = LocalExecutor(workspace)
-    attempts = [make_attempt(workspace, number=number) for number in (1, 2)]
-
-    with executor.batch():
-        jobs = [executor.submit_call(attempt) for attempt in attempts]
-        assert not attempts[0].job_path.exists()
-
-    results = [job.result() for job in jobs]
-    assert results[0]["outputs"] == results[1]["outputs"]
 
 
 def test_a_job_has_submitits_paths_and_words(submit):

@@ -143,7 +143,7 @@ def test_a_file_that_arrived_damaged_is_refused_and_comes_anew(here, there, arri
 
 @pytest.mark.parametrize("path", ["../../x", "/etc/x", "a/../../x"])
 def test_a_path_that_leaves_its_set_is_refused(path):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     one = FileSet("data", "d", [FileEntry(path, 1, "0" * 64)])
 
     with pytest.raises(ArtifactError, match="must stay inside"):

@@ -6,12 +6,12 @@ import pytest
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.hosts.allocation import eligible_hosts
+from redco_flow.launch.hosts.config import Config
 from redco_flow.launch.hosts.executor import HostsExecutor
-from redco_flow.launch.hosts.placement import eligible_hosts
-from redco_flow.spec.executors import HostsSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
-SECTION = HostsSection.from_json(
+SECTION = Config.from_json(
     {
         "addresses": [
             {"address": "a", "gpus": 4, "fabric": "one"},

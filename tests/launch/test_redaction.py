@@ -13,7 +13,7 @@ def pump(redactor, chunks):
 
 
 def test_a_secret_is_blotted_out_wherever_the_chunks_are_cut():
-    """Fault 31."""
+    """Fault 31: no log, record, job script, process list, error or page shows the secret."""
     text = b"before " + SECRET + b" after"
 
     for cut in range(len(text) + 1):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.records import read_json_if_present, write_json
 
@@ -19,9 +19,9 @@ def meet(tmp_path):
     """Let ranks meet, each in a thread; return what each got: a meeting, or its error."""
 
     def one(rank, facts, num_processes, seconds):
-        place = ProcessPlace(rank=rank, num_processes=num_processes)
+        rank_info = RankInfo(rank=rank, num_processes=num_processes)
         try:
-            return Rendezvous(tmp_path, place, facts, seconds).meet()
+            return Rendezvous(tmp_path, rank_info, facts, seconds).meet()
         except CannotMeet as error:
             return str(error)
 
@@ -46,7 +46,7 @@ def test_all_ranks_get_the_address_of_rank_zero_at_one_free_port(meet):
 
 
 def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):
-    """Engine case 18."""
+    """Engine case 18: all ranks stop before step 0, and the key is named."""
     told = meet(FACTS, FACTS, FACTS | {"config.learning_rate": "0.1"})
 
     assert told[0] == told[1] == told[2]
@@ -55,7 +55,7 @@ def test_ranks_that_differ_all_stop_and_the_key_and_the_rank_are_named(meet):
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_after_the_time_for_it(meet):
-    """Engine case 20."""
+    """Engine case 20: the error names the rank."""
     told = meet(FACTS, FACTS, num_processes=4, seconds=8)
 
     assert "ranks 2, 3 of 4 did not arrive within 8 s" in told[0]
@@ -63,10 +63,10 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_for_it(meet):
 
 
 def test_without_rank_zero_the_others_say_where_they_looked(tmp_path):
-    place = ProcessPlace(rank=1, num_processes=2)
+    rank_info = RankInfo(rank=1, num_processes=2)
 
     with pytest.raises(CannotMeet, match=r"rank 0 did not write .*meeting0\.json within 0\.5 s"):
-        Rendezvous(tmp_path, place, FACTS, 0.5).meet()
+        Rendezvous(tmp_path, rank_info, FACTS, 0.5).meet()
 
 
 def seconds_to_give_up(rendezvous, port, said):
@@ -80,9 +80,11 @@ def seconds_to_give_up(rendezvous, port, said):
 
 
 def test_a_port_that_nobody_listens_at_is_a_clear_error_in_time(tmp_path):
-    """Engine cases 19 and 24."""
-    place = ProcessPlace(rank=1, num_processes=2)
-    rendezvous = Rendezvous(tmp_path, place, FACTS, 0.5)
+    """Engine cases 19 and 24: the error comes at the configured time; another port is taken, or the
+    error names it.
+    """
+    rank_info = RankInfo(rank=1, num_processes=2)
+    rendezvous = Rendezvous(tmp_path, rank_info, FACTS, 0.5)
     with socket.socket() as bound:  # taken, and deaf
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -94,8 +96,8 @@ def test_a_port_that_nobody_listens_at_is_a_clear_error_in_time(tmp_path):
 
 
 def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_path):
-    """Engine case 19."""
-    rendezvous = Rendezvous(tmp_path, ProcessPlace(rank=1, num_processes=2), FACTS, 0.5)
+    """Engine case 19: the error comes at the configured time."""
+    rendezvous = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         said = rf"127\.0\.0\.1:{port}, or another .*timed out"
@@ -107,17 +109,19 @@ def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_pa
 def test_two_jobs_of_one_host_meet_at_ports_of_their_own(tmp_path):
     """Engine case 24: the first job's port is taken while the second job chooses."""
     waiting = threading.Event()
-    places = [ProcessPlace(rank=rank, num_processes=2) for rank in range(2)]
+    rank_infos = [RankInfo(rank=rank, num_processes=2) for rank in range(2)]
 
     with ThreadPoolExecutor(4) as pool:
-        first_host = Rendezvous(tmp_path / "a", places[0], FACTS, 20, lambda _: waiting.set())
+        first_host = Rendezvous(tmp_path / "a", rank_infos[0], FACTS, 20, lambda _: waiting.set())
         first_host.folder.mkdir()
         first = pool.submit(first_host.meet)
         assert waiting.wait(10)
         (tmp_path / "b").mkdir()
-        second = list(pool.map(lambda p: Rendezvous(tmp_path / "b", p, FACTS, 20).meet(), places))
+        second = list(
+            pool.map(lambda p: Rendezvous(tmp_path / "b", p, FACTS, 20).meet(), rank_infos)
+        )
         assert not first.done()
-        joined = Rendezvous(tmp_path / "a", places[1], FACTS, 20).meet()
+        joined = Rendezvous(tmp_path / "a", rank_infos[1], FACTS, 20).meet()
 
     ports = [meeting.coordinator.rpartition(":")[2] for meeting in (joined, *second)]
     assert ports[0] != ports[1] == ports[2]
@@ -132,8 +136,8 @@ def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):
             knocked.append(True)
 
     knocked = []
-    host = Rendezvous(tmp_path, ProcessPlace(num_processes=2), FACTS, 20, knock)
-    guest = Rendezvous(tmp_path, ProcessPlace(rank=1, num_processes=2), FACTS, 20)
+    host = Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 20, knock)
+    guest = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 20)
     with ThreadPoolExecutor(2) as pool:
         meetings = list(pool.map(lambda one: one.meet(), [host, guest]))
 
@@ -142,9 +146,9 @@ def test_a_stranger_at_the_port_is_sent_away_and_the_ranks_meet(tmp_path):
 
 
 def test_a_meeting_that_is_called_off_sends_the_others_home(tmp_path):
-    Rendezvous(tmp_path, ProcessPlace(num_processes=2), FACTS, 5).call_off()
+    Rendezvous(tmp_path, RankInfo(num_processes=2), FACTS, 5).call_off()
 
-    meeting = Rendezvous(tmp_path, ProcessPlace(rank=1, num_processes=2), FACTS, 5).meet()
+    meeting = Rendezvous(tmp_path, RankInfo(rank=1, num_processes=2), FACTS, 5).meet()
 
     assert meeting.coordinator is None
 
@@ -154,12 +158,12 @@ def test_a_meeting_that_is_called_off_sends_the_others_home(tmp_path):
     [(0, 4, 1, None), (8, 1, 0, list(range(8))), (8, 4, 1, [2, 3]), (8, 8, 7, [7])],
 )
 def test_the_gpus_of_a_host_are_shared_evenly(gpus, processes, local_rank, expected):
-    place = ProcessPlace(gpus_per_host=gpus, processes_per_host=processes, local_rank=local_rank)
+    rank_info = RankInfo(gpus_per_host=gpus, processes_per_host=processes, local_rank=local_rank)
 
-    assert place.local_device_ids == expected
-    assert ProcessPlace.from_environment(place.to_environment()) == place
+    assert rank_info.local_device_ids == expected
+    assert RankInfo.from_environment(rank_info.to_environment()) == rank_info
 
 
 def test_gpus_that_cannot_be_shared_evenly_are_refused():
     with pytest.raises(ValueError, match="let processes_per_host divide"):
-        _ = ProcessPlace(gpus_per_host=8, processes_per_host=3).local_device_ids
+        _ = RankInfo(gpus_per_host=8, processes_per_host=3).local_device_ids

@@ -7,7 +7,7 @@ import pytest
 from tiny_stages.calls import make_attempt, make_call, new_attempt, wait_until
 
 from redco_flow.launch.call import JobResources, read_call, write_call
-from redco_flow.launch.local import LocalExecutor
+from redco_flow.launch.local.executor import LocalExecutor
 from redco_flow.launch.processes import kill_processes_of
 from redco_flow.stages.preprocess.shards import note_computed, shards_left
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -129,7 +129,7 @@ def test_shards_that_are_computed_are_left_out_of_the_next_attempt(tmp_path):
     assert shards_left(tmp_path, 2) == (1,)
     assert not note_computed(tmp_path, 0, 3)
     assert note_computed(tmp_path, 2, 3)
-    assert shards_left(tmp_path, 3) == (0, 1, 2)  # all computed, and nobody has joined them
+    assert shards_left(tmp_path, 3) == (0, 1, 2)  # all computed, none joined
 
 
 def test_a_call_keeps_its_shards_from_launcher_to_worker(workspace):

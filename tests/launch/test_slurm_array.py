@@ -8,8 +8,8 @@ import pytest
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.job import JobStatus
 from redco_flow.launch.slurm.array import array_ending, array_status
+from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.script import Submission, render
-from redco_flow.spec.executors import SlurmSection
 from redco_flow.tracking.attempt import Cause, State
 
 SUBMISSION = Submission(
@@ -17,7 +17,7 @@ SUBMISSION = Submission(
     title="tiny-abcd preprocess 1",
     directory=Path("/home/me"),
     resources=JobResources(shards=(0, 1, 2)),
-    settings=SlurmSection(python="python"),
+    settings=Config(python="python"),
     stall_seconds=1800,
     grace_seconds=30,
 )
@@ -42,7 +42,7 @@ def test_an_array_has_a_task_for_each_shard_with_records_of_its_own():
 
 
 def test_the_profile_limits_how_many_tasks_run_at_once():
-    settings = SlurmSection(max_array_tasks=2)
+    settings = Config(max_array_tasks=2)
     left = JobResources(shards=(1, 4))
 
     text = render(replace(SUBMISSION, settings=settings, resources=left))

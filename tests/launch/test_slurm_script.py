@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.script import Submission, render
-from redco_flow.spec.executors import SlurmSection
 
 SETTINGS = {
     "partition": "a100",
@@ -34,7 +34,7 @@ SUBMISSION = Submission(
     title="tiny-abcd train 1",
     directory=Path("/home/me/my project"),
     resources=RESOURCES,
-    settings=SlurmSection(**SETTINGS),
+    settings=Config(**SETTINGS),
     stall_seconds=1800,
     grace_seconds=30,
 )
@@ -99,7 +99,7 @@ def test_a_submission_is_rendered_to_exactly_this_text():
 
 
 def test_a_stage_that_asks_for_nothing_leaves_memory_time_and_gpus_to_the_cluster():
-    text = render(replace(SUBMISSION, resources=JobResources(), settings=SlurmSection()))
+    text = render(replace(SUBMISSION, resources=JobResources(), settings=Config()))
 
     for option in (
         "--mem",
@@ -113,9 +113,7 @@ def test_a_stage_that_asks_for_nothing_leaves_memory_time_and_gpus_to_the_cluste
 
 
 def test_the_container_stands_before_the_interpreter():
-    settings = SlurmSection(
-        container=["apptainer", "exec", "--nv", "my image.sif"], python="python"
-    )
+    settings = Config(container=["apptainer", "exec", "--nv", "my image.sif"], python="python")
 
     text = render(replace(SUBMISSION, settings=settings))
 
@@ -123,7 +121,7 @@ def test_the_container_stands_before_the_interpreter():
 
 
 def test_gpus_can_be_asked_for_as_generic_resources():
-    settings = SlurmSection(gpu_option="gres", gpu_type="h100")
+    settings = Config(gpu_option="gres", gpu_type="h100")
 
     assert "#SBATCH --gres=gpu:h100:8\n" in render(replace(SUBMISSION, settings=settings))
 
@@ -139,7 +137,9 @@ def test_job_names_are_plain_and_no_two_attempts_share_one():
 
 @pytest.mark.parametrize("character", ["\n", "\\", "%", "\x1b", "\r"])
 def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
-    """Fault 30."""
+    """Fault 30, shell words, quotes, line breaks in names and values: they are passed on as text
+    and never interpreted; control characters are refused.
+    """
     odd = replace(SUBMISSION, attempt=Path(f"/data/a{character}b/1"))
 
     with pytest.raises(UsageError, match="cannot be submitted to Slurm"):
@@ -159,10 +159,10 @@ def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
 )
 def test_settings_that_would_be_a_second_command_are_refused(settings):
     with pytest.raises(ValidationError):
-        SlurmSection(**settings)
+        Config(**settings)
 
 
-def test_a_job_behind_others_names_them_and_ends_when_one_of_them_fails():
+def test_a_job_after_others_names_them_and_ends_when_one_of_them_fails():
     text = render(replace(SUBMISSION, upstream=("17", "4_2")))
     after_end = render(replace(SUBMISSION, upstream=("17",), after_end=("18", "19")))
 
@@ -172,7 +172,7 @@ def test_a_job_behind_others_names_them_and_ends_when_one_of_them_fails():
 
 @pytest.mark.parametrize("option", ["--dependency=singleton", "--depend=after:3"])
 def test_an_operators_dependency_may_not_take_the_place_of_a_jobs_own(option):
-    settings = SlurmSection(**SETTINGS | {"options": [option]})
+    settings = Config(**SETTINGS | {"options": [option]})
 
     with pytest.raises(UsageError, match=r"slurm.options has '--depend.*--ahead"):
         render(replace(SUBMISSION, settings=settings, upstream=("17",)))

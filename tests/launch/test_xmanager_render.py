@@ -8,13 +8,13 @@ import pytest
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.xmanager.config import Config
 from redco_flow.launch.xmanager.executor import XManagerExecutor
-from redco_flow.spec.executors import XManagerSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
 
 def executor(workspace, section=None, variables=None, **settings):
-    section = XManagerSection.from_json(section or {})
+    section = Config.from_json(section or {})
     return XManagerExecutor(workspace, section, variables=variables or {}, **settings)
 
 
@@ -53,9 +53,9 @@ def test_nothing_of_the_library_is_imported_to_show_what_would_be_submitted(tmp_
         "from pathlib import Path\n"
         "from redco_flow.launch.call import JobResources\n"
         "from redco_flow.launch.xmanager.executor import XManagerExecutor\n"
-        "from redco_flow.spec.executors import XManagerSection\n"
+        "from redco_flow.launch.xmanager.config import Config\n"
         "from redco_flow.tracking.attempt import AttemptDirectory\n"
-        "executor = XManagerExecutor(sys.argv[1], XManagerSection(), variables={})\n"
+        "executor = XManagerExecutor(sys.argv[1], Config(), variables={})\n"
         "print(executor.render(AttemptDirectory(Path('/w/1')), 'run train 1', JobResources()))\n"
         "assert not {'xmanager', 'kubernetes', 'absl'} & set(sys.modules)\n"
     )
@@ -68,8 +68,6 @@ def test_nothing_of_the_library_is_imported_to_show_what_would_be_submitted(tmp_
     assert "job rank0" in done.stdout
 
 
-def test_a_stage_of_several_hosts_does_not_fit_this_machine(tmp_path):
+def test_a_stage_of_several_hosts_does_not_fit_this_machine():
     with pytest.raises(DoesNotFit, match=r"asks for 2 hosts .*processes_per_host"):
-        executor(tmp_path).render(
-            AttemptDirectory(Path("/w/1")), "run train 1", JobResources(num_hosts=2)
-        )
+        Config().check_fits(JobResources(num_hosts=2))

@@ -55,6 +55,7 @@ def assert_near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.covers("transformers on torch", family="bart")
 def test_logits_equal_the_torch_reference(bart, batch, torch_reference):
     """Engine case 53: within 1e-5 of the largest logit, float32, either padding."""
     import torch
@@ -80,6 +81,7 @@ def test_a_mask_over_target_tokens_is_that_of_the_torch_reference(bart, batch, t
 
 
 @pytest.mark.slow
+@pytest.mark.covers("transformers on torch", family="bart")
 def test_gradients_of_every_parameter_equal_the_torch_reference(
     bart, batch, torch_reference, assert_same_gradients
 ):
@@ -175,6 +177,7 @@ def until_end(tokens: Any) -> list[list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.covers("transformers on torch", family="bart")
 def test_greedy_tokens_equal_the_torch_reference(bart, torch_reference):
     """Forced tokens, by the config's own word, included."""
     case = talkative(bart)
@@ -246,11 +249,11 @@ def test_dropout_belongs_to_the_example_and_layers_recomputed_keep_it(bart, batc
 
 
 @one_version
-@pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
-def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(bart, batch, are_apart):
+@pytest.mark.parametrize("are_unstacked", [True, False], ids=["layers unstacked", "layers stacked"])
+def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(bart, batch, are_unstacked):
     expected = np.asarray(logits_of(bart, batch))
     module, config, params = bart
-    if are_apart:
+    if are_unstacked:
         params = module.decoding_params(config, params)
         assert isinstance(params["decoder"]["layers"], tuple)
     ids, mask, targets = (batch[name] for name in MODEL_INPUTS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from redco_flow.models.attention.bias import row_biases
-from redco_flow.models.attention.grouped import attend_grouped, fused_attention
+from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.blocks import Attention
 from redco_flow.models.config import AttentionConfig
 from redco_flow.models.projections import merge_together, project_together
@@ -49,19 +49,6 @@ def test_grouped_attention_is_softmax_attention_by_definition(is_causal, window)
     is_some = visible.any(axis=2)
     expected = attention_in_loops(query, key, value, visible | ~is_some[:, :, None])
     np.testing.assert_allclose(np.asarray(found)[is_some], expected[is_some], atol=1e-5)
-
-
-@pytest.mark.parametrize("window", [None, 3, jnp.asarray(3)])
-def test_jaxs_own_attention_is_asked_for_the_same(window):
-    """What cuDNN computes on a GPU, by XLA; the arguments are the same."""
-    query, key, value = draw(2, 8, 4, 6), draw(2, 8, 2, 6), draw(2, 8, 2, 6) + 1
-    segments = np.repeat([[1, 2, 3]], [2, 5, 1], axis=1).repeat(2, axis=0)
-    biases = row_biases(None, segments)
-
-    found = fused_attention(CONFIG, query, key, value, biases, window, implementation="xla")
-
-    expected = attend_grouped(CONFIG, query, key, value, biases, window=window)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 class CrossAttention(nn.Module):

@@ -62,7 +62,7 @@ def test_angles_that_were_stored_are_read_over(checkpoint, decoder):
 
 @pytest.mark.parametrize("decoder", ["gpt2", "llama", "opt"], indirect=True)
 def test_a_tied_head_stored_beside_the_embedding_is_read_over(checkpoint, decoder):
-    """Engine case 15."""
+    """Engine case 15, tied embeddings: they stay tied after sharding, saving and loading."""
     embedding = np.asarray(decoder.params["embedding"])
     change_tensors(checkpoint, lambda tensors: {**tensors, "lm_head.weight": embedding.copy()})
 

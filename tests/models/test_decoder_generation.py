@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from redco_flow.models.generation.generate import Sampling, generate
+from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
 
 MAX_NEW_TOKENS = 12
 PROMPT_LENGTHS = (6, 1, 4, 2, 7, 3, 5, 8)
@@ -99,6 +99,49 @@ def test_beams_equal_the_torch_reference(
     np.testing.assert_allclose(found.scores, scored.sequences_scores, rtol=1e-4)
 
 
+RULES = [
+    {"repetition_penalty": 1.8},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 3, "repetition_penalty": 0.8},
+    {"min_new_tokens": 9, "no_repeat_ngram_size": 4},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["gpt2", "llama3"], indirect=True)
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("rules", RULES)
+@both_paddings
+def test_logits_processors_read_prompts_as_the_torch_reference_does(
+    talkative, torch_reference, num_beams, rules, side
+):
+    found = search(
+        talkative, prompts(side), num_beams=num_beams, processing=LogitsProcessing(**rules)
+    )
+
+    # Each prompt by itself: transformers counts padding among the n-grams of a text.
+    model, expected = torch_reference(talkative), []
+    for row, length in enumerate(PROMPT_LENGTHS):
+        alone = {name: values[row : row + 1, -length:] for name, values in prompts("left").items()}
+        expected += until_end(torch_search(model, alone, num_beams=num_beams, **rules)[0])
+    assert until_end(found.tokens) == expected
+    plain = search(talkative, prompts("left"), num_beams=num_beams)
+    assert until_end(found.tokens) != until_end(plain.tokens), "the rules change the texts"
+
+
+@pytest.mark.slow
+@one_family
+def test_several_beams_of_a_row_are_those_of_the_torch_reference(talkative, torch_reference):
+    how = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
+
+    found = search(talkative, prompts("left"), **how)
+
+    expected, scored = torch_search(torch_reference(talkative), prompts("left"), **how)
+    assert until_end(np.asarray(found.tokens).reshape(-1, MAX_NEW_TOKENS)) == until_end(expected)
+    scores = np.asarray(found.scores).reshape(-1)
+    np.testing.assert_allclose(scores, scored.sequences_scores, rtol=1e-4)
+
+
 @pytest.mark.slow
 @one_family
 def test_any_of_several_end_tokens_ends_a_row_as_in_the_reference(talkative, torch_reference):
@@ -148,6 +191,22 @@ def test_sampling_the_likeliest_token_only_is_greedy_search(talkative):
     expected = search(talkative, prompts("left"))
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)
+@pytest.mark.parametrize("processing", [None, LogitsProcessing(no_repeat_ngram_size=2)])
+def test_the_first_of_several_drawn_texts_is_the_one_drawn_alone(talkative, processing):
+    rngs = jax.random.split(jax.random.key(2), len(PROMPT_LENGTHS))
+    how = {"sampling": Sampling(top_p=0.95), "processing": processing, "rngs": rngs}
+
+    found = search(talkative, prompts("right"), num_return_sequences=5, **how)
+
+    alone = search(talkative, prompts("right"), **how)
+    tokens = np.asarray(found.tokens)
+    assert tokens.shape == (len(PROMPT_LENGTHS), 5, MAX_NEW_TOKENS)
+    np.testing.assert_array_equal(tokens[:, 0], alone.tokens)
+    np.testing.assert_allclose(found.scores[:, 0], alone.scores, rtol=1e-5)
+    assert all(len({tuple(text) for text in row}) > 3 for row in tokens.tolist())
 
 
 @pytest.mark.parametrize("decoder", ["gpt2"], indirect=True)

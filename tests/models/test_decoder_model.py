@@ -71,11 +71,13 @@ def test_packed_documents_give_the_logits_of_each_alone(decoder):
 
 @pytest.mark.slow
 @by_positions
-@pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
-def test_decoding_token_by_token_gives_the_logits_of_the_whole(decoder, padded_batch, are_apart):
+@pytest.mark.parametrize("are_unstacked", [True, False], ids=["layers unstacked", "layers stacked"])
+def test_decoding_token_by_token_gives_the_logits_of_the_whole(
+    decoder, padded_batch, are_unstacked
+):
     """With a prompt padded in front, one padded behind and one not at all."""
     module, config, params = decoder
-    if are_apart:
+    if are_unstacked:
         params = module.decoding_params(config, params)
         assert isinstance(params["layers"], tuple)
     prompt = {name: padded_batch[name][:, :6].copy() for name in ("input_ids", "attention_mask")}
@@ -98,8 +100,31 @@ def test_decoding_token_by_token_gives_the_logits_of_the_whole(decoder, padded_b
         assert_near(np.stack(found)[:, row], expected)
 
 
+@pytest.mark.parametrize("decoder", ["gptj", "llama3", "mixtral"], indirect=True)
+def test_decoding_reads_kernels_in_the_products_dtype_and_gives_the_same(decoder, padded_batch):
+    module, _, params = decoder
+    config = decoder.config.updated({"dtype": "bfloat16"})
+    cast = module.decoding_params(config, params)
+
+    def first_logits(params: Any) -> np.ndarray:
+        prompt = (padded_batch["input_ids"], padded_batch["attention_mask"])
+        cache = module.prefill(config, params, *prompt, num_beams=1, max_length=2)
+        tokens = cache.source.last_token[:, None]
+        return np.asarray(module.decode_step(config, params, cache, tokens, 0)[0])
+
+    # One operation at a time: compiled as one, XLA for CPUs keeps more than bfloat16's bits.
+    with jax.disable_jit():
+        np.testing.assert_array_equal(first_logits(cast), first_logits(params))
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(cast)
+        if leaf.dtype == jnp.float32
+    }
+    assert all("norm" in name or name.endswith("lm_head_bias") for name in names)
+
+
 def test_a_row_of_padding_alone_never_gives_nan(decoder, padded_batch):
-    """Engine case 43."""
+    """Engine case 43: the loss is never NaN."""
     ids, mask = padded_batch["input_ids"], padded_batch["attention_mask"].copy()
     mask[1] = 0
 
@@ -141,7 +166,7 @@ def test_a_window_hides_what_lies_further_back_in_every_layer(decoder, padded_ba
 @pytest.mark.slow
 @with_dropout
 def test_dropout_belongs_to_the_example_and_its_key(decoder, padded_batch):
-    """Engine case 42."""
+    """Engine case 42: each example has its own mask, which is the same after resuming."""
     ids, order = padded_batch["input_ids"], np.array([2, 0, 1])
 
     first = logits_of(decoder, ids, rngs=keys(0, 3))
@@ -174,7 +199,7 @@ def test_recomputing_layers_changes_no_gradient(decoder, padded_batch, remat):
 
 @pytest.mark.parametrize("decoder", ["gpt2", "gemma2", "mixtral"], indirect=True)
 def test_bfloat16_is_for_products_and_parameters_stay_float32(decoder, padded_batch):
-    """Engine case 41."""
+    """Engine case 41: parameters and sums stay in float32."""
     module, config, params = decoder
     narrow = config.updated({"dtype": "bfloat16"})
     ids = padded_batch["input_ids"]
@@ -183,7 +208,7 @@ def test_bfloat16_is_for_products_and_parameters_stay_float32(decoder, padded_ba
     sizes = {"num_beams": 1, "max_length": 2}
     cache = jax.eval_shape(lambda: module.prefill(narrow, params, ids, np.ones_like(ids), **sizes))
 
-    assert (logits.dtype, cache.heads[0].dtype) == (jnp.float32, jnp.bfloat16)
+    assert (logits.dtype, cache.heads.blocks[0][0].dtype) == (jnp.float32, jnp.bfloat16)
     shapes = module.abstract_params(narrow)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
     # 8 bits: 0.4% a product, through three layers.

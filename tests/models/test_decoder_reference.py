@@ -22,6 +22,7 @@ def torch_inputs(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: torch.tensor(values) for name, values in batch.items()}
 
 
+@pytest.mark.covers("transformers on torch", family="decoder")
 def test_logits_equal_the_torch_reference(decoder, padded_batch, torch_reference):
     """Engine cases 17 and 53: within 1e-5 of the largest logit, float32, either padding."""
     import torch
@@ -38,6 +39,7 @@ def test_logits_equal_the_torch_reference(decoder, padded_batch, torch_reference
 
 
 @pytest.mark.slow
+@pytest.mark.covers("transformers on torch", family="decoder")
 def test_gradients_of_every_parameter_equal_the_torch_reference(
     decoder, padded_batch, torch_reference, tmp_path
 ):

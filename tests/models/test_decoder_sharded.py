@@ -68,6 +68,7 @@ def eight_heads(case: Any) -> Any:
     ],
     indirect=["decoder"],
 )
+@pytest.mark.covers("one device", family="decoder", mesh="model")
 def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
     """Engine cases 12 and 16: also with fewer key-value heads than shards."""
     case = eight_heads(decoder)

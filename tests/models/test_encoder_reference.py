@@ -41,6 +41,7 @@ def assert_near_at_tokens(found: Any, expected: Any, batch: dict[str, np.ndarray
     )
 
 
+@pytest.mark.covers("transformers on torch", family="encoder")
 def test_logits_equal_the_torch_reference(encoder, batch, torch_reference):
     """Engine case 53: within 1e-5 of the largest logit, float32, either padding."""
     import torch
@@ -78,7 +79,7 @@ def test_hidden_states_equal_the_torch_reference(encoder, batch, torch_reference
 
 @pytest.mark.parametrize("encoder", ["bert-headless", "roberta-headless"], indirect=True)
 def test_pooled_texts_equal_the_torch_reference(encoder, batch, torch_reference):
-    """Engine case 53."""
+    """Engine case 53: results equal the reference's; an export equals the original bit by bit."""
     import torch
 
     with torch.no_grad():
@@ -91,6 +92,7 @@ def test_pooled_texts_equal_the_torch_reference(encoder, batch, torch_reference)
     np.testing.assert_allclose(found[is_token], expected[is_token], rtol=0, atol=1e-5)
 
 
+@pytest.mark.covers("transformers on torch", family="encoder")
 def test_gradients_of_every_parameter_equal_the_torch_reference(
     encoder, batch, torch_reference, assert_same_gradients
 ):

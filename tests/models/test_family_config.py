@@ -133,7 +133,34 @@ def test_an_unknown_key_is_refused_with_the_nearest_known():
         ({"num_key_value_heads": 5}, "there are 5 key-value heads; they must divide the 32"),
         ({"hidden_act": "mish"}, "activation 'mish' is not known; it must be one of relu"),
         ({"dtype": "float16"}, "dtype is 'float16'; it must be one of float32, bfloat16"),
-        ({"remat": "some"}, "remat is 'some'; it must be one of none, full, dots"),
+        ({"remat": "some"}, "remat is 'some'; it must be one of none, full, dots, minimal, auto"),
+        (
+            {"remat": "auto", "activations": {"qkv": "keep"}},
+            "which remat auto decides: leave it out",
+        ),
+        ({"activations": "keep"}, "activations is 'keep'; it must be a mapping by name; known"),
+        (
+            {"remat": "full", "activations": {"mlp_inn": "keep"}},
+            "activations has no name 'mlp_inn'; did you mean 'mlp_in'.* known names: layer_input, ",
+        ),
+        (
+            {"remat": "full", "activations": {"qkv": "host"}},
+            "activations has qkv 'host'; it must be one of keep, recompute, offload, split",
+        ),
+        ({"remat": "full", "activations": {"layer_input": "recompute"}}, "keep or offload it"),
+        (
+            {"remat": "full", "activations": {"qkv": "split"}},
+            "qkv 'split'; .* What can be split: layer_input, attention_out, mlp_input, mlp_out",
+        ),
+        (
+            {"remat": "full", "activations": {"qkv": "offload", "offload_share": 0}},
+            "offload_share 0; it must be above 0 and at most 1",
+        ),
+        (
+            {"remat": "full", "activations": {"qkv": "keep", "offload_share": 0.5}},
+            "offload_share 0.5, and nothing is offloaded",
+        ),
+        ({"activations": {"qkv": "keep"}}, "remat none keeps all results: choose remat minimal"),
     ],
 )
 def test_a_value_that_no_llama_can_have_is_refused_by_name(values, message):

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from redco_flow.models.families import t5
-from redco_flow.models.generation.generate import beam_search, generate, greedy_search
+from redco_flow.models.generation.generate import (
+    LogitsProcessing,
+    beam_search,
+    generate,
+    greedy_search,
+)
 
 MAX_NEW_TOKENS = 14
 SOURCE_LENGTHS = (9, 3, 6, 1, 8, 5, 2, 7)
@@ -74,6 +79,8 @@ def test_greedy_tokens_equal_the_torch_reference(talkative, make_params, torch_m
         ("v1.1", -1.0, False),
         ("v1.1", 2.0, True),
         ("v1.1", 0.6, True),
+        ("v1.1", 2.0, "never"),
+        ("v1.1", -1.0, "never"),
     ],
     indirect=["config"],
 )
@@ -90,6 +97,54 @@ def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty,
     expected = torch_search(torch_model(config, params), batch, **how)
     assert until_end(found.tokens) == until_end(expected.sequences[:, 1:])
     np.testing.assert_allclose(found.scores, expected.sequences_scores, rtol=1e-5)
+
+
+@gated
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"repetition_penalty": 1.7},
+        {"repetition_penalty": 0.6},
+        {"no_repeat_ngram_size": 1},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 6},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 9},
+    ],
+)
+def test_logits_processors_are_those_of_the_torch_reference(
+    talkative, torch_model, num_beams, rules
+):
+    config, params, batch = talkative
+
+    found = search(config, params, batch, num_beams=num_beams, processing=LogitsProcessing(**rules))
+
+    how = {"num_beams": num_beams, "do_sample": False, **rules}
+    expected = torch_search(torch_model(config, params), batch, **how)
+    assert until_end(found.tokens) == until_end(expected.sequences[:, 1:])
+    if num_beams > 1:
+        np.testing.assert_allclose(found.scores, expected.sequences_scores, rtol=1e-5)
+    plain = search(config, params, batch, num_beams=num_beams)
+    assert until_end(found.tokens) != until_end(plain.tokens), "the rules change the texts"
+
+
+@gated
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_several_beams_of_a_row_are_those_of_the_torch_reference(
+    talkative, torch_model, early_stopping
+):
+    config, params, batch = talkative
+    how = {"num_beams": 4, "num_return_sequences": 3, "early_stopping": early_stopping}
+
+    found = search(config, params, batch, **how)
+
+    expected = torch_search(torch_model(config, params), batch, **how)
+    assert found.tokens.shape == (len(SOURCE_LENGTHS), 3, MAX_NEW_TOKENS)
+    flat = np.asarray(found.tokens).reshape(-1, MAX_NEW_TOKENS)
+    assert until_end(flat) == until_end(expected.sequences[:, 1:])
+    np.testing.assert_allclose(
+        np.asarray(found.scores).reshape(-1), expected.sequences_scores, rtol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -151,13 +206,30 @@ def test_the_source_is_read_once_and_not_at_every_step(talkative):
 
 
 @gated
-@pytest.mark.parametrize("name", ["max_new_tokens", "num_beams"])
+@pytest.mark.parametrize("name", ["max_new_tokens", "num_beams", "num_return_sequences"])
 def test_a_count_below_one_is_refused(talkative, name):
     config, params, batch = talkative
     inputs = (batch["input_ids"], batch["attention_mask"])
 
     with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
         generate(t5, config, params, *inputs, **{"max_new_tokens": 3, name: 0})
+
+
+@gated
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"num_return_sequences": 2}, "num_return_sequences is 2, and num_beams is 1"),
+        ({"num_beams": 3, "num_return_sequences": 4}, "is 4, and num_beams is 3"),
+        ({"processing": LogitsProcessing(min_new_tokens=4)}, "is 4, and at most 3 are generated"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(talkative, how, message):
+    config, params, batch = talkative
+    inputs = (batch["input_ids"], batch["attention_mask"])
+
+    with pytest.raises(ValueError, match=message):
+        generate(t5, config, params, *inputs, max_new_tokens=3, **how)
 
 
 class ChainCache(NamedTuple):
@@ -237,7 +309,7 @@ def test_the_loop_ends_when_every_row_has(search, num_beams):
     assert steps == list(range(num_beams))
 
 
-@pytest.mark.parametrize(("early_stopping", "num_steps"), [(True, 2), (False, 6)])
+@pytest.mark.parametrize(("early_stopping", "num_steps"), [(True, 2), (False, 6), ("never", 6)])
 def test_early_stopping_ends_a_row_though_a_longer_text_may_be_better(early_stopping, num_steps):
     steps: list[int] = []
     ends_or_goes_on = np.full((4, 4, 4), -20.0, np.float32)
@@ -254,6 +326,29 @@ def test_early_stopping_ends_a_row_though_a_longer_text_may_be_better(early_stop
     jax.effects_barrier()
 
     assert steps == list(range(num_steps))
+
+
+def test_what_stops_later_finds_better_texts_where_length_is_favoured():
+    # Scores with which each of the three stops elsewhere.
+    scores = 2 * np.random.default_rng(42).standard_normal((4, 4, 4)).astype(np.float32)
+    num_steps, worth = [], []
+
+    for early_stopping in (True, False, "never"):
+        steps: list[int] = []
+        found = beam_search(
+            counting(steps, scores),
+            chain_cache(1, 2),
+            max_new_tokens=10,
+            length_penalty=2.0,
+            early_stopping=early_stopping,
+            **SPECIAL,
+        )
+        jax.effects_barrier()
+        num_steps.append(len(steps))
+        worth.append(float(found.scores[0]))
+
+    assert num_steps == sorted(set(num_steps))
+    assert worth == sorted(set(worth))
 
 
 def test_of_equally_likely_tokens_the_first_is_taken_and_none_beyond_the_vocabulary():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from redco_flow.models.attention.cache import (
+    BlockedHeads,
     append,
     attend_cached,
     no_writers,
     places_back,
     with_room,
+    with_room_for,
     with_writers,
     written,
 )
@@ -20,13 +25,21 @@ from redco_flow.models.config import AttentionConfig
 NUM_ROWS, NUM_BEAMS, NUM_STEPS, NUM_GROUPS, HEAD_DIM, PROMPT = 2, 3, 4, 2, 5, 6
 
 
-def test_a_beam_attends_to_its_own_past_however_often_beams_were_reordered():
-    """Against copies of the past that are reordered as beams are, in NumPy."""
+class CacheOfALayer(NamedTuple):
+    """The cache of a model of one layer."""
+
+    beams: jax.Array
+    heads: BlockedHeads
+
+
+@pytest.mark.parametrize("room", [NUM_STEPS, 3, 1])
+def test_a_beam_attends_to_its_own_past_however_often_beams_were_reordered(room):
+    """Against copies of the past that are reordered as beams are, in NumPy; in blocks, too."""
     rng = np.random.default_rng(0)
     config = AttentionConfig(4, NUM_GROUPS, HEAD_DIM, scale=0.3, is_causal=True)
     prompt = rng.standard_normal((2, NUM_ROWS, PROMPT, NUM_GROUPS, HEAD_DIM)).astype(np.float32)
-    cache = with_room((jnp.asarray(prompt[0]), jnp.asarray(prompt[1])), NUM_BEAMS * NUM_STEPS)
-    writers = no_writers(NUM_ROWS, NUM_BEAMS, NUM_STEPS)
+    heads = with_room((jnp.asarray(prompt[0]), jnp.asarray(prompt[1])), NUM_BEAMS * room)
+    cache = CacheOfALayer(no_writers(NUM_ROWS, NUM_BEAMS, room), heads)
     pasts = [[[] for _ in range(NUM_BEAMS)] for _ in range(NUM_ROWS)]
 
     for step in range(NUM_STEPS):
@@ -34,9 +47,11 @@ def test_a_beam_attends_to_its_own_past_however_often_beams_were_reordered():
         query = rng.standard_normal((NUM_ROWS, NUM_BEAMS, 4, HEAD_DIM)).astype(np.float32)
         for row, beam in np.ndindex(NUM_ROWS, NUM_BEAMS):
             pasts[row][beam].append(new[:, row, beam])
-        writers = with_writers(writers, step)
+        cache = with_room_for(cache, room * (step // room + 1))
+        writers = with_writers(cache.beams, step)
         place = PROMPT + step * NUM_BEAMS
-        cache, kept = append(cache, (jnp.asarray(new[0]), jnp.asarray(new[1])), None, place)
+        new_heads = (jnp.asarray(new[0]), jnp.asarray(new[1]))
+        heads, kept = append(cache.heads, new_heads, None, place)
         of_prompt = jnp.ones((NUM_ROWS, NUM_BEAMS, PROMPT), bool)
         seen = jnp.concatenate([of_prompt, written(writers, step)], axis=-1)
         bias = jnp.where(seen, 0.0, -1e9)[:, None]
@@ -49,6 +64,7 @@ def test_a_beam_attends_to_its_own_past_however_often_beams_were_reordered():
             np.testing.assert_allclose(found[row, beam], expected, rtol=1e-5, atol=1e-6)
         parents = rng.integers(0, NUM_BEAMS, (NUM_ROWS, NUM_BEAMS))
         writers = jnp.take_along_axis(writers, parents[:, :, None], axis=1)
+        cache = CacheOfALayer(writers, heads)
         pasts = [[list(pasts[row][parent]) for parent in parents[row]] for row in range(NUM_ROWS)]
 
 
@@ -70,10 +86,13 @@ def test_a_token_is_written_into_its_layer_of_a_stack_and_nowhere_else(layer):
     rng = np.random.default_rng(1)
     stack = rng.standard_normal((3, NUM_ROWS, NUM_GROUPS, 7, HEAD_DIM)).astype(np.float32)
     heads = rng.standard_normal((NUM_ROWS, NUM_BEAMS, NUM_GROUPS, HEAD_DIM)).astype(np.float32)
-    caches, news = (jnp.asarray(stack), jnp.asarray(-stack)), (jnp.asarray(heads),) * 2
+    full = (jnp.ones((3, NUM_ROWS, NUM_GROUPS, 2, HEAD_DIM)),) * 2
+    cache = BlockedHeads((full, (jnp.asarray(stack), jnp.asarray(-stack))))
 
-    (keys, values), (own_keys, own_values) = append(caches, news, jnp.asarray(layer), 4)
+    written_to, own = append(cache, (jnp.asarray(heads),) * 2, jnp.asarray(layer), 2 + 4)
 
+    assert written_to.blocks[0] is full
+    (keys, values), (own_keys, own_values) = written_to.blocks[1], own.blocks[1]
     expected = stack.copy()
     expected[layer, :, :, 4:7] = heads.swapaxes(1, 2)
     np.testing.assert_array_equal(keys, expected)

@@ -118,7 +118,7 @@ def test_every_token_of_a_packed_row_has_the_loss_of_its_text_alone():
 
 @pytest.mark.slow
 def test_a_row_of_padding_alone_gives_neither_nan_nor_gradient():
-    """Engine case 43."""
+    """Engine case 43: the loss is never NaN."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1, 4, 3)), jnp.float32)
     nothing = jnp.zeros((1, 4), jnp.int32)
 

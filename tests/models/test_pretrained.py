@@ -47,7 +47,7 @@ def assert_equal_trees(found: Any, expected: Any) -> None:
 
 
 def test_what_is_saved_is_loaded_bit_by_bit(checkpoint, config, params):
-    """Engine case 53."""
+    """Engine case 53: results equal the reference's; an export equals the original bit by bit."""
     model, found_config = read_model(checkpoint)
 
     assert (model, found_config) == (t5, config)
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_transformers_is_saved_again_bit_by_bit(
 
 
 def test_tied_embeddings_are_stored_once_and_stay_tied(checkpoint, config):
-    """Engine case 15."""
+    """Engine case 15, tied embeddings: they stay tied after sharding, saving and loading."""
     tensors = load_file(checkpoint / "model.safetensors")
 
     assert ("lm_head.weight" in tensors) == (not config.tie_word_embeddings)
@@ -179,7 +179,7 @@ def test_every_missing_unexpected_and_misshaped_tensor_is_named(checkpoint):
     ["{}", "[]", "null", '{"weight_map": {"a": 5}}', '{"weight_map": {"a": []}}', '{"weight', ""],
 )
 def test_a_malformed_index_is_refused_by_its_name(checkpoint, content):
-    """Fault 47."""
+    """Fault 47: the error names the file; the process never dies of a signal."""
     index = checkpoint / "model.safetensors.index.json"
     index.write_text(content)
 
@@ -201,7 +201,7 @@ def test_a_malformed_index_is_refused_by_its_name(checkpoint, content):
     ids=lambda text: text[:20],
 )
 def test_a_malformed_config_is_refused_by_its_name(checkpoint, content):
-    """Fault 47."""
+    """Fault 47: the error names the file; the process never dies of a signal."""
     (checkpoint / "config.json").write_text(content)
 
     with pytest.raises(ValueError, match=rf"{checkpoint / 'config.json'}: not a "):

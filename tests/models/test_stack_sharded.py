@@ -41,6 +41,7 @@ def assert_near(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
 
 
+@pytest.mark.covers("one device", family="encoder", mesh="model")
 def test_an_encoder_split_over_devices_is_the_same_model(encoder):
     case = encoder.changed(vocab_size=64)
     ids = np.random.default_rng(0).integers(2, 64, (4, 9))
@@ -52,6 +53,7 @@ def test_an_encoder_split_over_devices_is_the_same_model(encoder):
 
 
 @pytest.mark.parametrize("bart", ["bart"], indirect=True)
+@pytest.mark.covers("one device", family="bart", mesh="model")
 def test_a_bart_split_over_devices_is_the_same_model(bart):
     case = bart.changed(vocab_size=64, decoder_attention_heads=4)
     rng = np.random.default_rng(0)

@@ -46,6 +46,7 @@ def assert_near(found: Any, expected: Any, tolerance: float, what: str = "") -> 
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * scale, err_msg=what)
 
 
+@pytest.mark.covers("transformers on torch", family="t5")
 def test_logits_equal_the_torch_reference(config, params, batch, torch_model):
     """Engine case 53: within 1e-5 of the largest logit, in float32."""
     import torch
@@ -59,6 +60,7 @@ def test_logits_equal_the_torch_reference(config, params, batch, torch_model):
 
 
 @pytest.mark.slow
+@pytest.mark.covers("transformers on torch", family="t5")
 def test_gradients_of_every_parameter_equal_the_torch_reference(config, params, batch, torch_model):
     """Engine cases 53 and 15: torch adds both gradients of a tied embedding, and so do we."""
     import torch
@@ -215,12 +217,12 @@ def test_equal_seeds_give_equal_parameters_with_the_reference_deviations(config)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("are_apart", [True, False], ids=["layers apart", "layers stacked"])
+@pytest.mark.parametrize("are_unstacked", [True, False], ids=["layers unstacked", "layers stacked"])
 def test_decoding_token_by_token_gives_the_logits_of_the_whole_target(
-    config, params, batch, are_apart
+    config, params, batch, are_unstacked
 ):
     expected = np.asarray(logits_of(config, params, batch))
-    if are_apart:
+    if are_unstacked:
         params = t5.decoding_params(config, params)
         assert isinstance(params["decoder"]["layers"], tuple)
     ids, mask, targets = (batch[name] for name in MODEL_INPUTS)

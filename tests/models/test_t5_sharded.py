@@ -35,6 +35,7 @@ def two_rules(mesh: jax.sharding.Mesh, params: dict[str, Any]) -> Any:
     [("v1.1", 1), ("v1.1", 2), ("v1.1", 4), ("v1.1", 8), ("v1.0", 8)],
     indirect=["config"],
 )
+@pytest.mark.covers("one device", family="t5", mesh="model")
 def test_a_model_split_over_devices_is_the_same_model(config, make_params, make_batch, num_shards):
     config = config.updated({"num_heads": 8, "vocab_size": 64})
     params = make_params(config)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redco_flow.models.attention.bias import band_bias, default_positions, row_biases
+from redco_flow.models.attention.bias import as_arrays, band_bias, default_positions, row_biases
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])
@@ -25,7 +25,7 @@ def test_rows_hide_padding_and_other_documents():
     mask = np.array([[0, 1, 1, 1]])
     segments = np.array([[1, 1, 2, 2]])
 
-    padding, others = row_biases(mask, segments)
+    padding, others = as_arrays(row_biases(mask, segments))
 
     np.testing.assert_array_equal(np.asarray(padding)[0, 0, 0] == 0, mask[0] == 1)
     same = segments[0][:, None] == segments[0][None, :]

@@ -81,7 +81,7 @@ def test_changing_one_setting_reuses_upstream_and_names_the_key_with_its_line(pl
 
 
 def test_a_setting_by_flag_has_the_same_fingerprint_as_by_file(planning):
-    """Engine case 7."""
+    """Engine case 7: the fingerprint is the same."""
     by_file = planning.plan(TWO_STAGES.replace("numbers}", "numbers, count: 7}"))
     by_flag = planning.plan(TWO_STAGES, ["preprocess.count=7"])
 
@@ -105,7 +105,7 @@ def test_where_and_how_fast_a_stage_runs_is_no_reason_to_run_it_again(planning, 
 
 
 def test_a_changed_data_file_runs_its_stage_and_is_named(planning, publish, tmp_path):
-    """Engine case 32."""
+    """Engine case 32: the stage fails with an error."""
     data = tmp_path / "numbers.json"
     data.write_text("[1, 2]")
     publish(TWO_STAGES, [f"preprocess.file={data}"])
@@ -141,7 +141,7 @@ def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(planning
 
 
 def test_a_stage_whose_artifact_was_deleted_runs_again(planning, publish):
-    """Fault 40."""
+    """Fault 40: the artifact is made again; no path to the deleted one is used."""
     made = publish(TWO_STAGES)
     artifact = ArtifactStore(planning.workspace).get(made["train"]["checkpoint"])
     for file in artifact.path.iterdir():
@@ -155,7 +155,9 @@ def test_a_stage_whose_artifact_was_deleted_runs_again(planning, publish):
 
 @pytest.mark.parametrize("output", ["checkpoint", "metrics"])
 def test_a_stage_whose_artifact_has_a_flipped_bit_runs_again(planning, publish, output):
-    """Faults 22 and 41."""
+    """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
+    the artifact; it is made again, and nothing made from it is reused.
+    """
     made = publish(TWO_STAGES)
     artifact = ArtifactStore(planning.workspace).get(made["train"][output])
     [file] = artifact.path.iterdir()

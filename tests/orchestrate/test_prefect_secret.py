@@ -1,4 +1,4 @@
-"""Our Prefect server lets nobody in who does not know its secret, and a browser by one link."""
+"""Our Prefect server refuses requests without its secret; a browser gets it by one link."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def flow_run_id_of(run):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_neither_read_nor_cancel_nor_delete(held_run, prefect_server):
-    """Fault 48."""
+    """Fault 48: that user can neither read nor cancel runs."""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin")  # that everybody may start
     if python is None:
         pytest.skip("no Python of the system: install python3")
@@ -96,7 +96,7 @@ def test_another_user_can_neither_read_nor_cancel_nor_delete(held_run, prefect_s
 
 @pytest.mark.parametrize("path", ["/events/in", "/events/out", "/logs/out"])
 def test_no_websocket_lets_in_who_does_not_know_the_secret(path, prefect_server):
-    """Fault 48."""
+    """Fault 48: that user can neither read nor cancel runs."""
     url = prefect_server.replace("http://", "ws://") + path
 
     with connect(url, subprotocols=["prefect"]) as stranger:

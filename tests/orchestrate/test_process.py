@@ -152,7 +152,9 @@ def test_a_cancelled_run_can_be_retried(runs, held, gate):
 
 
 def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gate, executions):
-    """Fault 17."""
+    """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
+    as crashed.
+    """
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
     zombie = api.flow_run_of(run)["id"]
@@ -175,7 +177,7 @@ def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gat
 
 
 def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, gate):
-    """Fault 18."""
+    """Fault 18: the second is refused, with the first one's process, host and time."""
     run = runs.start(TWO_STAGES, held)
     lease = find_holder(run)
 
@@ -197,7 +199,7 @@ def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, ga
 
 
 def test_a_lease_whose_holders_pid_was_reused_is_taken_over(runs):
-    """Fault 19."""
+    """Fault 19: the reuse of the process id is seen by the start time; the lease is taken over."""
     run = runs.write(TWO_STAGES)
     lease = acquire(run)
     record = lease.path.read_text().replace(
@@ -232,11 +234,11 @@ def test_cancelling_a_run_without_a_launcher_ends_its_jobs(runs, held):
     wait_for_stage(run, "train")
     kill_launcher(run)
 
-    cancel_run(run, "nobody drives it")
+    cancel_run(run, "it has no orchestrator")
 
     state = run.read_state()
     assert (state["state"], state["exit_code"]) == ("cancelled", 5)
-    assert state["stages"]["train"]["message"] == "cancelled: nobody drives it"
+    assert state["stages"]["train"]["message"] == "cancelled: it has no orchestrator"
     assert run.attempt("train", 1).read_exit().cause == "cancelled"
 
 
@@ -292,14 +294,14 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
 
 
 @pytest.fixture
-def nobody_answers():
+def no_server_answers():
     """Name an API that is not there to the launchers of this test."""
     os.environ["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
     yield
     del os.environ["PREFECT_API_URL"]
 
 
-def test_without_any_server_the_run_completes_with_a_warning(runs, nobody_answers):
+def test_without_any_server_the_run_completes_with_a_warning(runs, no_server_answers):
     run = runs.start(TWO_STAGES)
 
     until(short_lived_servers)
@@ -312,7 +314,7 @@ def test_without_any_server_the_run_completes_with_a_warning(runs, nobody_answer
 
 
 def test_a_short_lived_server_ends_with_its_launcher_though_that_is_killed(
-    runs, nobody_answers, held
+    runs, no_server_answers, held
 ):
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train", seconds=150)
@@ -346,7 +348,7 @@ def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):
 
 
 def test_a_secret_of_the_environment_reaches_no_record_and_no_page(runs, api):
-    """Fault 31."""
+    """Fault 31: no log, record, job script, process list, error or page shows the secret."""
     secret = "hunter2-very-secret"
     os.environ["MY_API_TOKEN"] = secret
     try:

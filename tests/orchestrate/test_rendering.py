@@ -5,13 +5,13 @@ from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.rendering import rendered_submissions
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 
 
 def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(planning):
     resolved = planning.load(TWO_STAGES)
     plan = planning.plan(TWO_STAGES)
-    profile = Profile(executor="slurm", workspace=str(planning.workspace.root))
+    profile = profile_model()(executor="slurm", workspace=str(planning.workspace.root))
 
     rendered = dict(rendered_submissions(resolved, profile, planning.workspace, plan, {}))
 
@@ -23,14 +23,14 @@ def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(planning):
 def test_where_nothing_is_submitted_nothing_is_rendered(planning):
     resolved, plan = planning.load(TWO_STAGES), planning.plan(TWO_STAGES)
 
-    rendered = dict(rendered_submissions(resolved, Profile(), planning.workspace, plan, {}))
+    rendered = dict(rendered_submissions(resolved, profile_model()(), planning.workspace, plan, {}))
 
     assert rendered == {"preprocess": "", "train": ""}
 
 
-def test_of_a_run_ahead_each_stage_is_rendered_behind_those_it_takes_from(planning):
+def test_of_a_run_ahead_each_stage_depends_on_its_upstream(planning):
     resolved, plan = planning.load(DIAMOND), planning.plan(DIAMOND)
-    profile = Profile(executor="slurm", workspace=str(planning.workspace.root))
+    profile = profile_model()(executor="slurm", workspace=str(planning.workspace.root))
 
     rendered = dict(
         rendered_submissions(resolved, profile, planning.workspace, plan, {}, ahead=True)

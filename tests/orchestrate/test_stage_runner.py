@@ -18,7 +18,7 @@ from redco_flow.launch.executor import make_executor, reattach
 from redco_flow.orchestrate.calls import write_attempt
 from redco_flow.orchestrate.ingredients import stage_ingredients
 from redco_flow.orchestrate.orchestrator import open_session
-from redco_flow.orchestrate.state import StateBook
+from redco_flow.orchestrate.state import StateStore
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import fingerprint
@@ -149,10 +149,10 @@ def test_a_job_outlives_its_launcher_and_is_found_again(planning, counted, execu
     assert executions.read_text().split()[::3] == ["preprocess", "train"]
 
 
-def test_a_job_that_ended_while_nobody_looked_is_registered_once(
+def test_a_job_that_ended_while_no_launcher_looked_is_registered_once(
     planning, counted, executions, gate
 ):
-    """Fault 4."""
+    """Fault 4: the next attempt registers the artifact, exactly once."""
     run = planning.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
     first = InProcess(run)
     job_id = wait_for_stage(run, "train")["job_id"]
@@ -297,7 +297,7 @@ def test_the_old_result_stands_when_a_forced_stage_fails(planning, tmp_path):
 
 @pytest.mark.slow
 def test_a_deleted_artifact_is_made_again_and_no_stale_path_is_used(planning, counted, executions):
-    """Fault 40."""
+    """Fault 40: the artifact is made again; no path to the deleted one is used."""
     first = InProcess(planning.write(TWO_STAGES, counted))
     first.end()
     dataset = first.run.read_state()["stages"]["preprocess"]["artifacts"]["dataset"]
@@ -323,7 +323,9 @@ def damage_dataset(run, workspace):
 def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
     planning, counted, executions
 ):
-    """Faults 22 and 41."""
+    """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
+    the artifact; it is made again, and nothing made from it is reused.
+    """
     first = InProcess(planning.write(TWO_STAGES, counted))
     first.end()
     numbers = damage_dataset(first.run, planning.workspace)
@@ -341,7 +343,9 @@ def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
 def test_what_was_damaged_between_two_stages_is_made_again_by_resume(
     planning, counted, executions, gate
 ):
-    """Fault 41."""
+    """Fault 41: the flip is detected before a stage reads the artifact; it is made again, and
+    nothing made from it is reused.
+    """
     run = planning.write(TWO_STAGES, [*counted, f"train.fails_until={gate}"])
     assert InProcess(run).end().state == "failed"
     damage_dataset(run, planning.workspace)
@@ -358,7 +362,7 @@ def test_a_stage_that_cannot_be_prepared_fails_and_the_run_ends(planning, tmp_pa
     data = tmp_path / "numbers.json"
     data.write_text("[1]")
     run = planning.write(TWO_STAGES, [f"preprocess.file={data}"])
-    session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
+    session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
     data.unlink()
 
     session.run_without_flow(print)
@@ -379,7 +383,7 @@ def test_the_records_of_a_run_contain_no_pickles(planning):
 
 def submit_and_say_nothing(run, stage):
     """What a launcher does that dies between the submission and its record of it."""
-    session = open_session(run, StateBook(run), StopRequest(), leave_cancelled=False)
+    session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
     context, stage = session.context, session.context.pipeline.stages[stage]
     ingredients = stage_ingredients(stage, {}, context.workspace)
     attempt = write_attempt(context, stage, {}, ingredients, fingerprint(ingredients))

@@ -6,7 +6,7 @@ from orchestrate_runs import DIAMOND, TWO_STAGES
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.sweep import PlannedPoint, goes_ahead
 from redco_flow.orchestrate.sweep_process import planned_jobs, work_keys
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def rates(*values):
 def test_what_points_share_is_one_job_and_the_rest_wait_for_it(jobs):
     assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == [
         "preprocess: 1 job, for 3 points",
-        "train: 3 jobs, behind preprocess",
+        "train: 3 jobs, after preprocess",
     ]
 
 
 def test_points_that_share_nothing_have_a_job_for_each_stage(jobs):
     assert jobs(TWO_STAGES, ["preprocess.count=4"], ["preprocess.count=5"]) == [
         "preprocess: 2 jobs",
-        "train: 2 jobs, behind preprocess",
+        "train: 2 jobs, after preprocess",
     ]
 
 
@@ -43,7 +43,7 @@ def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(job
 
     assert jobs(TWO_STAGES, *cpus) == [
         "preprocess: 1 job, for 2 points",
-        "train: 1 job, for 2 points, behind preprocess",
+        "train: 1 job, for 2 points, after preprocess",
     ]
 
 
@@ -68,8 +68,8 @@ def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from
 def test_points_do_not_wait_in_the_queue_where_the_operator_has_a_dependency_of_his_own(planning):
     text = "{name: one, stages: {preprocess: {kind: orchestrate_kinds.numbers}}}"
     given = {"executor": "slurm", "workspace": str(planning.workspace.root)}
-    plain = Profile(**given)
-    own = Profile(**given, slurm={"options": ["--dependency=singleton"]})
+    plain = profile_model()(**given)
+    own = profile_model()(**given, slurm={"options": ["--dependency=singleton"]})
     points = {
         profile: [PlannedPoint((), planning.load(text), settings, planning.plan(text))]
         for profile, settings in (("plain", plain), ("own", own))

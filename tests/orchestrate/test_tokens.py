@@ -1,4 +1,4 @@
-"""Tokens that nobody announced: printed from a file, raised, or kept in a tracked file."""
+"""Tokens in no known setting: printed from a file, raised, or kept in a tracked file."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("kind", TOKENS)
 def test_a_token_of_the_usual_kinds_is_masked_without_its_line(kind):
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     line, token = TOKENS[kind]
 
     shown = redact_text(f"before {line} after\n", [])
@@ -53,7 +53,7 @@ def test_a_token_of_the_usual_kinds_is_masked_without_its_line(kind):
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("prefix", ["", "  ", "+", "2026-11-22 10:00:00 INFO "])
 def test_every_line_of_a_private_key_is_masked(kind, prefix):
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     key, _ = KEYS[kind]
     text = "".join(f"{prefix}{line}\n" for line in ["before", *key.split("\n"), "after"])
 
@@ -65,21 +65,21 @@ def test_every_line_of_a_private_key_is_masked(kind, prefix):
 
 
 def test_a_key_within_one_line_is_masked():
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     for key, _ in KEYS.values():
         assert seen_in(redact_text(f"before {json.dumps({'key': key})}\nafter", [])) == []
         assert seen_in(redact_text(f"before {key!r}\nafter", [])) == []
 
 
 def test_a_key_without_an_end_hides_nothing_that_follows():
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     text = "it begins with -----BEGIN " + "PRIVATE KEY-----\nstep 1: loss 2.5\nstep 2: loss 2.4\n"
 
     assert redact_text(text, []).endswith("step 1: loss 2.5\nstep 2: loss 2.4\n")
 
 
 def test_no_cut_of_the_stream_shows_a_token():
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     data = made_up_tokens.text().encode()
     whole = pump([data])
 
@@ -92,7 +92,7 @@ def test_no_cut_of_the_stream_shows_a_token():
 
 
 def test_tokens_in_a_line_without_an_end_are_masked_in_bounded_memory():
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     rng = random.Random(0)
     words = [
         rng.choice(["zebra", "42", *(line for line, _ in TOKENS.values())]) for _ in range(4_000)
@@ -162,7 +162,7 @@ def test_masking_keeps_up_with_a_log():
 
 
 def test_a_changed_env_file_shows_no_value_in_the_patch(tmp_path):
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     _commit(tmp_path, {".env": "DB_PASS=first-one\nPLAIN=hello\n", "code.py": "x = 1\n"})
     values = "".join(f"KEY_{n}='{token}'\n" for n, (_, token) in enumerate(TOKENS.values()))
     (tmp_path / ".env").write_text(f"DB_PASS=tiger\nPLAIN=world\nexport ODD=a b c\n{values}")
@@ -183,7 +183,7 @@ def test_a_changed_env_file_shows_no_value_in_the_patch(tmp_path):
 def test_no_file_and_no_page_of_a_run_shows_a_token_that_its_stage_prints(
     runs, tmp_path, prefect_server, monkeypatch
 ):
-    """Fault 46."""
+    """Fault 46: the token appears in no log, record, patch, report or page."""
     code = tmp_path / "code"
     _commit(code, {".env": "A=1\n"})
     (code / ".env").write_text(made_up_tokens.text())

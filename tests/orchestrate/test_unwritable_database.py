@@ -58,7 +58,9 @@ def close_database(request, prefect_server):
 def test_a_database_that_is_unwritable_while_a_run_ends_has_the_end_once_it_can_be_written(
     runs, prefect_server, close_database, tmp_path
 ):
-    """Fault 16."""
+    """Fault 16: the write is retried for some seconds, then reported, and the stages go on or
+    nothing is started.
+    """
     run = runs.start(TWO_STAGES, [f"train.gate={tmp_path / 'gate'}"])
     wait_for_stage(run, "train")
 

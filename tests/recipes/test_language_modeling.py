@@ -132,7 +132,7 @@ def test_a_prompt_fits_a_batch_of_its_own_width_and_no_narrower_one(llama_tokeni
 
 @pytest.mark.parametrize("key", ["source_ids", "target_ids"])
 def test_a_token_outside_the_vocabulary_is_an_error_at_collate_time(tokenizer, key):
-    """Engine case 44."""
+    """Engine case 44: the error comes where batches are made."""
     bad = example([5], [7, 1]) | {key: np.array([999, 1])}
 
     with pytest.raises(ValueError, match=rf"x:1: {key} holds token id 999, outside .* of 280"):
@@ -267,7 +267,7 @@ def test_every_family_of_the_recipe_is_tried_here():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_row_has_the_loss_of_its_examples_alone_in_every_family(tokenizer, family):
-    """Engine case 34."""
+    """Engine case 34: the loss is that of each document alone."""
     rows = [example([5, 6], [7, 8, 1]), example([], [3, 4, 5, 1]), example([9, 9, 9], [4, 1])]
     recipe = built(tokenizer, family=family, config=FAMILY_CONFIGS[family])
     params = jax.jit(recipe.init_params)(jax.random.key(0))
@@ -321,7 +321,7 @@ def test_a_mixture_whose_config_says_so_is_trained_on_the_references_loss(tokeni
 
 
 def test_a_packed_row_is_balanced_as_its_examples_alone(tokenizer):
-    """Engine case 34."""
+    """Engine case 34: the loss is that of each document alone."""
     recipe, params = mixtral(tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
     loss = jax.jit(recipe.loss_fn, static_argnums=3)
     keys = jax.random.split(jax.random.key(1), 3)

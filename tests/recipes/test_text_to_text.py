@@ -32,7 +32,7 @@ def example(source, target):
 
 
 def test_labels_are_shifted_exactly_once_also_at_the_maximal_length():
-    """Engine case 33."""
+    """Engine case 33: labels are shifted once."""
     batch = collate([example([5, 1], [7, 8, 9, 1]), example([5, 6, 6, 1], [7, 1])], **LAYOUT)
 
     assert batch["labels"].tolist() == [[7, 8, 9, 1], [7, 1, -100, -100]]
@@ -40,7 +40,7 @@ def test_labels_are_shifted_exactly_once_also_at_the_maximal_length():
 
 
 def test_a_target_cut_at_the_maximal_length_still_ends_and_loses_nothing_else(tokenizer):
-    """Engine case 33."""
+    """Engine case 33: labels are shifted once."""
     text = "some words " * 9
     around = {"source_prefix": "", "source_suffix": ""}
     lengths = {"max_source_length": 6, "max_target_length": 6}
@@ -81,7 +81,7 @@ def test_prompts_are_the_sources_alone_in_any_width_that_they_fit(tokenizer):
 @pytest.mark.parametrize("key", ["source_ids", "target_ids"])
 @pytest.mark.parametrize("token", [10, -1])
 def test_a_token_outside_the_vocabulary_is_an_error_at_collate_time(key, token):
-    """Engine case 44."""
+    """Engine case 44: the error comes where batches are made."""
     bad = example([5, 1], [7, 1]) | {key: np.array([token, 1])}
 
     with pytest.raises(ValueError, match=rf"x:1: {key} holds token id {token}, outside .* of 10"):
@@ -116,7 +116,7 @@ def test_padding_changes_no_loss_and_gives_no_nan(tokenizer):
 
 @pytest.mark.slow
 def test_gradients_of_an_example_without_labels_are_finite_and_zero(tokenizer):
-    """Engine case 43."""
+    """Engine case 43: the loss is never NaN."""
     recipe = build(tokenizer, length=4)
     params = jax.jit(recipe.init_params)(jax.random.key(0))
     batch = recipe.collate_fn([example([5, 1], [7, 1])])
@@ -183,7 +183,9 @@ def test_a_model_that_does_not_fit_the_tokenizer_is_an_error(tokenizer, config, 
 
 
 def test_a_module_without_the_recipes_functions_is_an_error_that_names_them():
-    with pytest.raises(ValueError, match="lacks encode and build"):
+    with pytest.raises(
+        ValueError, match=r"lacks init_params, collate_fn, loss_fn, pred_fn: .* or encode and build"
+    ):
         find_recipe("json.decoder")
     with pytest.raises(ValueError, match=r"there is no module redco_flow\.recipes\.no_such"):
         find_recipe("no_such_recipe")

@@ -108,6 +108,58 @@ def test_what_a_loss_function_measures_has_charts_and_columns_of_its_own(builder
     assert page.text.count("Measured with the training loss") == 2
 
 
+def test_what_a_trainings_time_went_into_is_told_and_adds_up(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    begun = {"kind": "start", "start_step": 0}
+    begun |= {key: f"2026-01-31T12:00:{second}+00:00" for key, second in (
+        ("process_started_at", "00"), ("time", "10"),
+    )}  # fmt: skip
+    step = {"kind": "training", "step": 5, "loss": 1.0, "steps_seconds": 15.0}
+    builder.train(dataset, records=[begun, {**step, "time": "2026-01-31T12:00:30+00:00"}])
+    (attempt,) = builder.run.attempts("train")
+    attempt.exit_path.unlink(missing_ok=True)
+
+    page = read_report(builder.close())
+
+    assert "goodput 50.0% of 30\u2009s" in page.text.replace(" s ", "\u2009s ")
+    assert "steps 15.00 50.0%" in page.text
+    assert "starting 15.00 50.0%" in page.text
+    assert "all 30.00 100.0%" in page.text
+
+
+def test_a_profile_is_linked_from_its_stage(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    builder.train(dataset)
+    (attempt,) = builder.run.attempts("train")
+    attempt.profile_path.mkdir()
+
+    page = read_report(builder.close())
+
+    (link,) = (one["href"] for one in page.all("a") if (one["href"] or "").endswith("/profile"))
+    assert builder.run.path / link == attempt.profile_path
+
+
+def test_how_well_devices_are_used_is_told_with_the_training(builder, read_report):
+    dataset = builder.preprocess()["dataset"]
+    records = [
+        {
+            "step": step,
+            "loss": 1.0,
+            "tflops_per_device": 400.0 + step,
+            "mfu": share,
+            "peak_memory_bytes": step * 2**30,
+        }
+        for step, share in ((1, 0.40), (2, 0.41), (3, 0.50))
+    ]
+    builder.train(dataset, records=records)
+
+    page = read_report(builder.close())
+
+    assert "TFLOP/s per device 402.0, MFU 41.0% (median)" in page.text
+    assert "tflops per device mfu" in page.text
+    assert "peak memory per device 3.0 GiB" in page.text
+
+
 def test_five_thousand_logged_points_make_no_large_file(builder, read_report):
     dataset = builder.preprocess()["dataset"]
     records = [

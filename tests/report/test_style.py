@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.report import page as build
+from redco_flow.report import page
 
 TEXTS = ["text", "muted", "link", "good", "bad", "wait", "c1", "c2", "c3", "c4", "c5", "c6"]
 
 
 def themes() -> dict[str, dict[str, str]]:
-    css = (Path(build.__file__).parent / "templates" / "style.css").read_text()
+    css = (Path(page.__file__).parent / "templates" / "style.css").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)[:2]
     return {
         name: dict(re.findall(r"--([\w-]+): (#\w{6})", text))

@@ -268,6 +268,11 @@ def test_two_thousand_broken_files_are_refused_in_words(tmp_path, monkeypatch):
             "dropout_rate is None; it must be a number",
         ),
         ("stages: {train: {}}\nmodel: {config: {feed_forward_proj: 3}}", "3:1", "must be text"),
+        (
+            "stages: {train: {}}\nmodel: {config: {remat: full, activations: {mlp_inn: keep}}}",
+            "3:1",
+            "did you mean 'mlp_in'? known names: layer_input",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_a_problem_with_its_place(tmp_path, change, place, words):

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from redco_flow.errors import ConfigError
-from redco_flow.spec.executors import Host, HostsSection
+from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.spec.load import load_profile
 
 
@@ -68,12 +68,14 @@ def test_hosts_without_a_machine_and_a_machine_named_twice_are_refused(write):
     ],
 )
 def test_what_could_be_more_than_a_name_or_a_path_is_refused(values):
-    """Faults 29 and 30."""
+    """Faults 29 and 30: the path is refused; they are passed on as text and never interpreted;
+    control characters are refused.
+    """
     with pytest.raises(ValidationError):
         Host.from_json(values)
 
 
 def test_the_section_survives_its_own_json():
-    section = HostsSection.from_json({"addresses": [{"address": "a", "jump_host": "me@b:22"}]})
+    section = Config.from_json({"addresses": [{"address": "a", "jump_host": "me@b:22"}]})
 
-    assert HostsSection.from_json(section.model_dump(mode="json")) == section
+    assert Config.from_json(section.model_dump(mode="json")) == section

@@ -123,7 +123,7 @@ def test_every_bad_reference_is_told_at_once():
     ],
 )
 def test_references_cannot_be_a_bomb(long, referring):
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     text = f"a: '{long}'\n" + "\n".join(f"b{i}: {referring}" for i in range(1000))
 
     start = time.monotonic()

@@ -113,7 +113,7 @@ def test_a_data_file_that_is_not_there_is_told_with_its_line(problems, chain):
 
 @pytest.mark.parametrize("written", ["1e-4", "0.0001", "1.0E-4"])
 def test_a_learning_rate_is_a_float_however_it_is_written(load, chain, written):
-    """Engine case 1."""
+    """Engine case 1: the value is a number, however it is written."""
     config = load(chain.replace("4e-5", written)).stages["train"].config
 
     assert config.learning_rate == 1e-4
@@ -121,7 +121,7 @@ def test_a_learning_rate_is_a_float_however_it_is_written(load, chain, written):
 
 
 def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
-    """Engine case 2."""
+    """Engine case 2: the error names its line."""
     text = chain + "    metrics: [bleu]\n    metric: rouge\n"
 
     assert told(problems(text)) == [
@@ -139,9 +139,9 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
         ("{last: 1,", "{lasst: 1,", "15:12: 'stages.train.keep' has no key 'lasst'; did you mean "
          "'last'? Known keys: best, last."),
         ("source_key:", "sauce_key:", "6:3: 'data' has no key 'sauce_key'; did you mean "
-         "'source_key'? Known keys: dataset,"),
+         "'source_key'? Known keys: columns, dataset,"),
         ("model:", "modell:", "3:1: the pipeline has no key 'modell'; did you mean 'model'? Known "
-         "keys: data, description, model, name, recipe, stages, tags."),
+         "keys: data, description, model, name, recipe, settings, stages, tags."),
         ("gpus_per_host", "gpus", "16:17: 'stages.train.resources' has no key 'gpus'; did you "
          "mean 'gpus_per_host'? Known keys: cpus_per_host,"),
         ("max_source_length: 128", "data: {sauce_key: x}", "10:12: 'stages.preprocess.data' has no "
@@ -151,7 +151,9 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
 def test_an_unknown_key_is_told_with_its_place_and_the_nearest_name(
     problems, chain, old, new, expected
 ):
-    """Engine case 3. Fault 27."""
+    """Engine case 3: the error names its position and the nearest known name. Fault 27: all
+    mistakes are reported at once, each with its line; nothing is submitted.
+    """
     found = told(problems(chain.replace(old, new, 1)))
 
     assert any(message.startswith(expected) for message in found), found
@@ -185,7 +187,7 @@ def test_an_unknown_key_is_told_with_its_place_and_the_nearest_name(
     ],
 )  # fmt: skip
 def test_a_wrong_type_or_value_is_told_at_its_key(problems, chain, old, new, expected):
-    """Engine case 4."""
+    """Engine case 4: the error comes before any job."""
     found = told(problems(chain.replace(old, new, 1)))
 
     assert expected in found, found
@@ -193,7 +195,7 @@ def test_a_wrong_type_or_value_is_told_at_its_key(problems, chain, old, new, exp
 
 @pytest.mark.parametrize("written", ["no", "on", "1:30", "12:30:00", "010"])
 def test_a_text_stays_that_text_and_a_boolean_is_true_or_false(load, problems, chain, written):
-    """Engine case 5."""
+    """Engine case 5: the value is that text, or is refused."""
     text = chain.replace("max_source_length: 128", f"note: {written}")
     assert load(text).stages["preprocess"].config.note == written
 
@@ -221,7 +223,7 @@ def test_a_text_stays_that_text_and_a_boolean_is_true_or_false(load, problems, c
     ],
 )  # fmt: skip
 def test_a_setting_has_one_fingerprint_by_file_and_by_command_line(load, chain, override, old, new):
-    """Engine case 7."""
+    """Engine case 7: the fingerprint is the same."""
     by_flag = {n: digest_json(s.settings) for n, s in load(chain, override).stages.items()}
     by_file = {n: digest_json(s.settings) for n, s in load(chain.replace(old, new)).stages.items()}
     neither = {n: digest_json(s.settings) for n, s in load(chain).stages.items()}
@@ -313,7 +315,9 @@ def test_what_is_no_pipeline_says_what_is_missing(problems, text, message):
     "name", ["../../x", "/etc/passwd", "a/b", ".hidden", "a b", "-x", "x" * 65, "ä", "$(touch X)"]
 )
 def test_a_name_that_could_leave_the_workspace_is_refused(problems, chain, name):
-    """Fault 29. Fault 30."""
+    """Fault 29: the path is refused. Fault 30: they are passed on as text and never interpreted;
+    control characters are refused.
+    """
     (by_name,) = problems(chain.replace("name: chain", f"name: '{name}'"))
     assert (by_name.line, by_name.column) == (1, 1)
     assert "'name' must be a name (1 to 64 letters, digits" in by_name.message
@@ -325,7 +329,7 @@ def test_a_name_that_could_leave_the_workspace_is_refused(problems, chain, name)
 
 @pytest.mark.parametrize("path", ["../../x", "/tmp/x", "a/../../b", "~/x"])
 def test_a_path_that_is_written_may_not_leave_the_workspace(problems, chain, path):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     (problem,) = problems(chain.replace("max_source_length: 128", f"preview: {path}"))
 
     assert (problem.line, problem.column) == (10, 5)
@@ -333,13 +337,13 @@ def test_a_path_that_is_written_may_not_leave_the_workspace(problems, chain, pat
 
 
 def test_a_link_that_leads_out_of_the_workspace_is_refused(load, problems, chain, tmp_path):
-    """Fault 29."""
-    from redco_flow.spec.profile import Profile
+    """Fault 29: the path is refused."""
+    from redco_flow.spec.profile import profile_model
 
     workspace = tmp_path / "workspace"
     (workspace / "inner").mkdir(parents=True)
     (workspace / "out").symlink_to(tmp_path)
-    profile = Profile(workspace=str(workspace))
+    profile = profile_model()(workspace=str(workspace))
 
     load(chain, "preview=inner/x", profile=profile)
     (problem,) = problems(chain, "preview=out/x", profile=profile)
@@ -348,7 +352,9 @@ def test_a_link_that_leads_out_of_the_workspace_is_refused(load, problems, chain
 
 
 def test_shell_text_in_any_value_is_never_run(load, problems, chain, tmp_path, monkeypatch):
-    """Fault 30."""
+    """Fault 30, shell words, quotes, line breaks in names and values: they are passed on as text
+    and never interpreted; control characters are refused.
+    """
     monkeypatch.chdir(tmp_path)
     evil = "$(touch X) `touch X`; touch X # 'q' \"q\" 😀"
 
@@ -361,7 +367,7 @@ def test_shell_text_in_any_value_is_never_run(load, problems, chain, tmp_path, m
 
 
 def test_all_mistakes_are_told_at_once_with_their_lines(problems):
-    """Fault 27."""
+    """Fault 27: all mistakes are reported at once, each with its line; nothing is submitted."""
     text = """\
     name: broken
     recipe: my_kinds.recipe
@@ -452,7 +458,7 @@ TOKEN = "hf_" + "aB3d" * 8
     ],
 )
 def test_a_secret_is_refused_and_its_value_never_shown(problems, chain, old, new):
-    """Fault 31."""
+    """Fault 31: no log, record, job script, process list, error or page shows the secret."""
     found = problems(
         chain.replace(old, new, 1), environ={"HF_TOKEN": "plain words", "HARMLESS": TOKEN}
     )
@@ -477,12 +483,12 @@ def test_a_secret_is_refused_and_its_value_never_shown(problems, chain, old, new
     ],
 )
 def test_a_secret_in_an_override_is_never_shown(problems, chain, override):
-    """Fault 31."""
+    """Fault 31: no log, record, job script, process list, error or page shows the secret."""
     assert TOKEN not in "\n".join(map(str, problems(chain, override)))
 
 
 def test_the_name_of_a_secret_s_variable_is_no_secret(load, chain):
-    """Fault 31."""
+    """Fault 31: no log, record, job script, process list, error or page shows the secret."""
     text = chain.replace("t5-base}", "t5-base, config: {hub_token_env: HF_TOKEN}}")
 
     assert load(text).document["model"]["config"] == {"hub_token_env": "HF_TOKEN"}

@@ -46,7 +46,7 @@ class Outer(StrictModel):
     ],
 )
 def test_nothing_is_coerced_and_nothing_unknown_is_taken(values):
-    """Engine case 4."""
+    """Engine case 4: the error comes before any job."""
     with pytest.raises(ValidationError):
         Outer.from_json(values)
 
@@ -81,7 +81,7 @@ def test_a_tokenizer_is_named_or_trained_not_both(values):
 
 @pytest.mark.parametrize("path", ["..", "../x", "a/../../b", "/x", "~/x", "~x", ".", ""])
 def test_an_output_path_may_not_climb_out(path):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
 
     class Writes(StrictModel):
         path: OutputPath
@@ -91,7 +91,7 @@ def test_an_output_path_may_not_climb_out(path):
 
 
 def test_a_path_through_a_link_that_stays_inside_is_inside(tmp_path):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
 
@@ -99,7 +99,7 @@ def test_a_path_through_a_link_that_stays_inside_is_inside(tmp_path):
 
 
 def test_a_path_through_a_link_that_leads_out_is_refused(tmp_path):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "link").symlink_to(tmp_path)
 

@@ -173,7 +173,9 @@ def test_a_stage_s_kind_can_be_changed_before_its_keys(load, chain):
 def test_an_override_that_cannot_be_is_told_like_a_mistake_in_the_file(
     problems, chain, override, message
 ):
-    """Engine case 3. Engine case 4."""
+    """Engine case 3: the error names its position and the nearest known name. Engine case 4: the
+    error comes before any job.
+    """
     found = [problem.message for problem in problems(chain, override)]
 
     assert found[0].startswith(message), found

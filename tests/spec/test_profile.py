@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from redco_flow.errors import ConfigError, UsageError
-from redco_flow.spec.executors import RetryBudgets
 from redco_flow.spec.load import Origin, load_profile
+from redco_flow.spec.profile import RetryBudgets
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,7 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
 
     profile = load_profile("local")
 
-    assert profile.model_dump(exclude={"slurm", "hosts", "xmanager"}) == {
+    assert profile.model_dump(exclude={"local", "slurm", "hosts", "xmanager"}) == {
         "name": "local",
         "executor": "local",
         "workspace": "redco-workspace",

@@ -89,7 +89,7 @@ def test_a_list_of_references_keeps_its_order(load):
     ],
 )  # fmt: skip
 def test_a_reference_that_cannot_be_is_told_with_the_cure(problems, old, new, place, message):
-    """Fault 27."""
+    """Fault 27: all mistakes are reported at once, each with its line; nothing is submitted."""
     found = problems(FORK.replace(old, new))
 
     if message is None:
@@ -116,7 +116,7 @@ def test_a_selector_alone_is_one_of_the_only_producer(load, chain):
 
 
 def test_a_circle_of_stages_is_told_with_its_line(problems):
-    """Fault 27."""
+    """Fault 27: all mistakes are reported at once, each with its line; nothing is submitted."""
     text = """\
     name: circle
     recipe: my_kinds.recipe

@@ -7,7 +7,7 @@ import json
 import jsonschema
 import pytest
 
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.spec.schema import json_schema, schema_of
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.spec.yaml import read_yaml
@@ -58,7 +58,10 @@ def test_every_key_of_a_pipeline_and_of_a_profile_is_described():
     """Editors show it, and the reference of the documentation is made of it."""
     silent = []
 
-    for name, schema in (("pipeline", json_schema()), ("profile", Profile.model_json_schema())):
+    for name, schema in (
+        ("pipeline", json_schema()),
+        ("profile", profile_model().model_json_schema()),
+    ):
         for title, section in ((name, schema), *schema["$defs"].items()):
             keys = section.get("properties", {}).items()
             silent += [f"{title}.{key}" for key, body in keys if not body.get("description")]

@@ -96,7 +96,7 @@ def test_what_a_kind_leaves_out_has_a_default():
             SECTIONS = ("stages",)
             """,
             "badsection",
-            "SECTIONS names 'stages'; allowed: recipe, model, data",
+            "SECTIONS names 'stages'; allowed: recipe, settings, model, data",
         ),
         (
             """
@@ -161,7 +161,7 @@ def test_a_module_beside_the_pipeline_is_told_how_to_be_named(tmp_path, monkeypa
     (tmp_path / "shout.py").touch()
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(ValueError, match=r"FOLDER/shout\.py is 'FOLDER.shout'"):
+    with pytest.raises(ValueError, match=r"shout\.py of your own is 'python:shout'"):
         find_stage_kind("shout")
 
 

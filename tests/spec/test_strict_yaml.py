@@ -34,7 +34,7 @@ def value(text: str):
 
 @pytest.mark.parametrize("text", ["1e-4", "1.0e-4", "1E-4", "0.0001", "+1e-4"])
 def test_a_number_with_an_exponent_is_a_float(text):
-    """Engine case 1."""
+    """Engine case 1: the value is a number, however it is written."""
     assert value(text) == 1e-4
     assert isinstance(value(text), float)
 
@@ -68,7 +68,7 @@ def test_a_number_with_an_exponent_is_a_float(text):
     ],
 )
 def test_a_text_that_older_yaml_takes_for_something_else_is_that_text(text):
-    """Engine case 5."""
+    """Engine case 5: the value is that text, or is refused."""
     assert value(text) == text
 
 
@@ -103,7 +103,7 @@ def test_a_key_is_text_whatever_it_looks_like():
 
 
 def test_a_duplicate_key_is_refused_at_its_line():
-    """Engine case 2."""
+    """Engine case 2: the error names its line."""
     assert mistakes("a: 1\nb:\n  c: 1\n  c: 2\na: 3") == [
         "4:3: duplicate key 'c'; the first is in line 3",
         "5:1: duplicate key 'a'; the first is in line 1",
@@ -129,14 +129,14 @@ def test_every_key_and_item_knows_its_line_and_column():
     ],
 )
 def test_a_tag_is_refused_at_its_place(text, place):
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     (message,) = mistakes(text)
 
     assert message.startswith(f"{place}: tag ")
 
 
 def test_a_recursive_alias_is_refused():
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     assert mistakes("a: &x\n  b: [1, *x]") == [
         "2:10: alias 'x' is recursive: it stands inside its own anchor"
     ]
@@ -153,7 +153,7 @@ def test_a_recursive_alias_is_refused():
     ],
 )
 def test_three_thousand_levels_are_refused_at_once(text):
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     start = time.monotonic()
     (message,) = mistakes(text)
 
@@ -162,7 +162,7 @@ def test_three_thousand_levels_are_refused_at_once(text):
 
 
 def test_levels_that_aliases_add_count_too():
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     deep = "[" * 40 + "x" + "]" * 40
     bottom = "[" * 40 + "*a" + "]" * 40
 
@@ -170,7 +170,7 @@ def test_levels_that_aliases_add_count_too():
 
 
 def test_an_alias_bomb_is_refused():
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     for i in range(1, 9):
         lines.append(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]")
@@ -191,7 +191,7 @@ def test_too_many_values_are_refused():
 
 
 def test_a_file_over_one_mebibyte_is_refused(tmp_path):
-    """Fault 28."""
+    """Fault 28: tags, recursion, depth and size are refused."""
     path = tmp_path / "big.yaml"
     path.write_bytes(b"#" * (MAX_BYTES + 1))
 
@@ -204,7 +204,9 @@ def test_a_file_over_one_mebibyte_is_refused(tmp_path):
 
 @pytest.mark.parametrize("character", ["\x00", "\x07", "\x1b", "\x7f", "\x85", "\u202e", "\u2028"])
 def test_a_control_character_is_refused_with_its_place(character):
-    """Fault 30."""
+    """Fault 30, shell words, quotes, line breaks in names and values: they are passed on as text
+    and never interpreted; control characters are refused.
+    """
     message = f"2:4: control character U+{ord(character):04X} is not allowed"
 
     assert mistakes(f"a: 1\nb: {character}x")[0] == message
@@ -212,14 +214,18 @@ def test_a_control_character_is_refused_with_its_place(character):
 
 @pytest.mark.parametrize("escape", [r"\0", r"\a", r"\e", r"\r", r"\ud800", r"\u202e", r"\uffff"])
 def test_a_control_character_in_an_escape_is_refused(escape):
-    """Fault 30."""
+    """Fault 30, shell words, quotes, line breaks in names and values: they are passed on as text
+    and never interpreted; control characters are refused.
+    """
     (message,) = mistakes(f'a: "x{escape}"')
 
     assert message.startswith("1:4: control character U+")
 
 
 def test_unicode_and_quotes_and_newlines_are_ordinary_text():
-    """Fault 30."""
+    """Fault 30, shell words, quotes, line breaks in names and values: they are passed on as text
+    and never interpreted; control characters are refused.
+    """
     text = "a: \"$(touch X) `touch X` 'Ä€ 😀'\\n\"\nb: |\n  one\n  two\n"
 
     document = read_yaml(text, "f.yaml")

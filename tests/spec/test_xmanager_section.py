@@ -31,4 +31,4 @@ def test_the_profile_that_is_shipped_loads():
     profile = load_profile("xmanager")
 
     assert (profile.executor, profile.xmanager.backend) == ("xmanager", "local")
-    assert profile.cluster is profile.xmanager
+    assert profile.section is profile.xmanager

@@ -116,7 +116,7 @@ def write_rows() -> Callable[[Path, list[tuple[str, str]]], Path]:
 
 
 class StopAtLook:
-    """A request to stop that is there when somebody looks for the n-th time."""
+    """A request to stop that is there at the n-th look."""
 
     is_watched = True
 

@@ -1,7 +1,7 @@
 """Damage files of every format that users give, read them as stages do, and say what went wrong.
 
 `python damaged_files.py FOLDER SEED NUM_CASES FORMAT...`: each case's number and format stand in
-FOLDER/case before it is read, so that whoever started this knows which one ended the process.
+FOLDER/case before it is read, so that the caller knows which one ended the process.
 Prints a line for each error that is not ours or does not name the file, and the number of cases.
 """
 

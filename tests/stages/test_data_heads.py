@@ -87,7 +87,9 @@ FAULTS = {
 def test_a_mistake_in_the_first_rows_is_told_with_its_file_row_and_column(
     problems, name, content, message
 ):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     assert problems({name: content}) == [f"pipeline.yaml:4:3: 'data.train': {message}"]
 
 

@@ -1,4 +1,4 @@
-"""A dataset in blocks: the same whoever computes them, none of them twice, none of them damaged."""
+"""A dataset in blocks: the same whichever process computes them, none twice, none damaged."""
 
 import json
 import os

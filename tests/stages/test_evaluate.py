@@ -80,7 +80,7 @@ def test_every_score_stands_beside_what_trivial_models_get(bench):
 
 
 def test_an_evaluation_names_its_checkpoint_data_and_config(bench):
-    """Engine case 54."""
+    """Engine case 54: each record names its checkpoint, data and configuration."""
     summary, _ = read_metrics(evaluated(bench, REFERENCES).path)
 
     [record] = bench.records()

@@ -91,6 +91,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.slow
+@pytest.mark.covers("stages by themselves", family="gpt2", recipe="language_modeling")
 def test_an_instruction_tuned_gpt2_is_trained_predicts_and_is_evaluated(bench, dataset, trained):
     checkpoints, records = trained
     inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/best/perplexity"]]}
@@ -146,7 +147,7 @@ def corpus_loss(bench, dataset, batching):
 
 @pytest.mark.slow
 def test_packed_and_bucketed_batches_have_the_loss_per_token_of_padded_ones(bench, dataset):
-    """Engine case 34."""
+    """Engine case 34: the loss is that of each document alone."""
     padded = corpus_loss(bench, dataset, {"type": "padded"})
     bucketed = corpus_loss(bench, dataset, {"type": "bucketed", "num_buckets": 3})
     packed = corpus_loss(bench, dataset, {"type": "packed"})
@@ -165,7 +166,7 @@ def test_packed_and_bucketed_batches_have_the_loss_per_token_of_padded_ones(benc
 def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(
     bench, dataset, kind, stop_at_look
 ):
-    """Engine case 30."""
+    """Engine case 30: training goes on with the next batch."""
     settings = SETTINGS | {"batching": {"type": kind, "num_buckets": 2}}
     inputs = {"dataset": [dataset]}
     whole = bench.run(train, settings, inputs)["checkpoint/last"]
@@ -182,6 +183,9 @@ def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(
 
 
 @pytest.mark.slow
+@pytest.mark.covers(
+    "stages by themselves", family="llama", recipe="language_modeling", mesh="model"
+)
 def test_a_llama_learns_by_low_rank_factors_on_packed_rows_over_two_shards(bench, dataset):
     config = {
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
@@ -240,6 +244,37 @@ def test_each_setting_of_sampling_reaches_the_draw(bench, dataset, trained):
     assert texts(do_sample=True, temperature=5.0) != greedy
     for narrowed in ({"temperature": 1e-6}, {"top_k": 1}, {"top_p": 1e-6}):
         assert texts(do_sample=True, **narrowed) == greedy, narrowed
+
+
+@pytest.mark.slow
+def test_metrics_score_the_first_of_several_texts_and_the_file_has_all(bench, dataset, trained):
+    checkpoints, _ = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    asked = RECIPE | {"num_examples": 8, "score_targets": False, "num_beams": 3}
+
+    def predicted(**settings):
+        return bench.run(predict, asked | settings, inputs)["predictions"]
+
+    def scores_of(predictions):
+        settings = {"metrics": ["bleu", "exact_match"]}
+        metrics = bench.run(evaluate, settings, {"predictions": [predictions]})["metrics"]
+        return read_metrics(metrics.path)[0].metrics
+
+    one, several = predicted(), predicted(num_return_sequences=3)
+
+    alone, _ = read_predictions(one.path)
+    lines, summary = read_predictions(several.path)
+    assert [line.prediction for line in lines] == [line.prediction for line in alone]
+    assert all(line.predictions[0] == line.prediction for line in lines)
+    assert all(len(line.predictions) == 3 for line in lines)
+    assert any(len(set(line.predictions)) > 1 for line in lines)
+    assert all(line.predictions is None for line in alone)
+    assert scores_of(several) == scores_of(one)
+    assert summary.generation["num_return_sequences"] == 3
+    split = predicted(num_return_sequences=3, fsdp=4, batch_size=8)
+    assert read_predictions(split.path)[0] == lines
+    ruled = predicted(repetition_penalty=3.0, no_repeat_ngram_size=1, min_new_tokens=4)
+    assert read_predictions(ruled.path)[0] != alone
 
 
 def test_perplexity_of_predictions_that_were_not_scored_is_an_error(bench, dataset, trained):
@@ -302,6 +337,10 @@ def test_an_example_longer_than_a_packed_row_is_an_error_before_any_step(bench, 
         ),
         (predict, {"do_sample": True, "num_beams": 2}, "sampling follows one text per example"),
         (predict, {"top_k": 5, "top_p": 0.5}, "top_k, top_p change nothing without 'do_sample"),
+        (predict, {"num_return_sequences": 2}, "num_return_sequences is 2 and num_beams 1"),
+        (predict, {"early_stopping": True}, "changes nothing without num_beams above 1"),
+        (predict, {"num_beams": 2, "early_stopping": "always"}, "early_stopping"),
+        (predict, {"min_new_tokens": 5, "max_target_length": 4}, "5, above max_target_length, 4"),
         (predict, {"batch_size": 0}, "greater than 0"),
         (predict, {"batch_size": "8"}, "valid integer"),
     ],

@@ -257,7 +257,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 def test_a_broken_jsonl_row_is_an_error_with_file_and_line(bench, tmp_path, fault):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     content, line, message = BROKEN[fault]
     path = tmp_path / "train.jsonl"
     path.write_bytes(content)
@@ -270,7 +272,9 @@ def test_a_broken_jsonl_row_is_an_error_with_file_and_line(bench, tmp_path, faul
 def test_a_broken_jsonl_row_is_skipped_and_counted_where_the_pipeline_allows_it(
     bench, tmp_path, fault
 ):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     content, _, _ = BROKEN[fault]
     path = tmp_path / "train.jsonl"
     path.write_bytes(content)
@@ -284,7 +288,9 @@ def test_a_broken_jsonl_row_is_skipped_and_counted_where_the_pipeline_allows_it(
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
 def test_a_byte_order_mark_is_no_part_of_the_first_row(bench, tmp_path, ending):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     path = tmp_path / f"train{ending}"
     FORMATS[ending](path, ROWS)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
@@ -296,7 +302,9 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(bench, tmp_path, ending):
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
 def test_an_empty_file_is_an_error_that_names_it(bench, tmp_path, ending):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     path = tmp_path / f"train{ending}"
     path.write_bytes(b"")
 
@@ -305,7 +313,9 @@ def test_an_empty_file_is_an_error_that_names_it(bench, tmp_path, ending):
 
 
 def test_an_empty_test_file_is_an_error_too(bench, tmp_path):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     as_jsonl(tmp_path / "train.jsonl", ROWS)
     (tmp_path / "test.jsonl").write_bytes(b"")
     files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
@@ -344,7 +354,9 @@ CSV_FAULTS = {
 
 @pytest.mark.parametrize("fault", CSV_FAULTS)
 def test_a_broken_csv_row_is_an_error_with_file_and_line(bench, tmp_path, fault):
-    """Fault 24."""
+    """Fault 24: the error names file and line, or the rows are skipped and counted where the
+    pipeline allows it.
+    """
     content, line, message = CSV_FAULTS[fault]
     path = tmp_path / "train.csv"
     path.write_bytes(content)
@@ -373,7 +385,7 @@ def test_a_file_that_is_not_what_its_ending_says_is_an_error_that_names_it(bench
 
 
 def test_a_data_file_that_changed_since_the_plan_is_a_fingerprint_error(bench, tmp_path):
-    """Engine case 32."""
+    """Engine case 32: the stage fails with an error."""
     path = tmp_path / "train.jsonl"
     as_jsonl(path, ROWS)
     planned = {"ingredients": {"data": {path.name: digest_file(path)}}}
@@ -403,9 +415,9 @@ def test_data_without_exactly_one_source_is_a_config_error(data, message):
 def test_rows_of_a_hub_dataset_are_its_columns_in_order():
     from datasets import Dataset
 
-    from redco_flow.stages.data.source import _hub_rows
+    from redco_flow.stages.data.source import hub_rows
 
-    rows = _hub_rows(Dataset.from_dict({"document": ["a", "b"], "id": [1, 2]}))
+    rows = hub_rows(Dataset.from_dict({"document": ["a", "b"], "id": [1, 2]}))
 
     assert [(row.line, row.fields) for row in rows] == [
         (1, {"document": "a", "id": 1}),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from redco_flow.launch.call import Call
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.stages.process_group import facts_of
 
@@ -29,9 +29,9 @@ def meet(tmp_path):
     """Let two ranks meet, each with its call and environment; what each is told."""
 
     def one(rank, call, environ):
-        place = ProcessPlace(rank=rank, num_processes=2)
+        rank_info = RankInfo(rank=rank, num_processes=2)
         try:
-            return Rendezvous(tmp_path, place, dict(facts_of(call, environ)), 20).meet()
+            return Rendezvous(tmp_path, rank_info, dict(facts_of(call, environ)), 20).meet()
         except CannotMeet as refusal:
             return str(refusal)
 
@@ -58,7 +58,7 @@ def meet(tmp_path):
     ids=["number", "nested", "list", "one has more", "fingerprint", "code"],
 )
 def test_ranks_whose_calls_differ_all_stop_and_the_key_is_named(meet, changes, told):
-    """Engine case 18."""
+    """Engine case 18: all ranks stop before step 0, and the key is named."""
     first, second = meet((CALL, replace(CALL, **changes)))
 
     assert first == second
@@ -73,3 +73,12 @@ def test_ranks_may_differ_in_variables_that_change_no_result(meet):
 
     assert first.coordinator
     assert second.coordinator
+
+
+@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_ENABLE_X64"])
+def test_ranks_whose_compilers_would_be_told_otherwise_all_stop(meet, variable):
+    """Engine case 18: each rank would compile another program."""
+    first, second = meet((CALL, CALL), ({variable: "--a"}, {}))
+
+    assert first == second
+    assert f"environment.{variable} is '--a' on rank 0, 'not set' on rank 1" in first

@@ -137,7 +137,7 @@ def test_an_arrow_file_of_either_kind_is_read(tmp_path, kind):
 
 
 def test_a_parquet_file_that_is_cut_short_is_refused_by_its_name(tmp_path):
-    """Fault 47."""
+    """Fault 47: the error names the file; the process never dies of a signal."""
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pa.table({"a": list(range(100))}), path)
     path.write_bytes(path.read_bytes()[:-20])

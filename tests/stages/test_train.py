@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+from datetime import datetime
 
 import jax
 import numpy as np
@@ -15,14 +16,21 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics import rouge
-from redco_flow.records import digest_file, digest_json
+from redco_flow.records import digest_file, digest_json, write_json
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
+from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.context import Stopped
 from redco_flow.stages.train.scores import CannotTrain, modes_of_best
+from redco_flow.tracking.attempt import Cause, ExitRecord
+from redco_flow.tracking.goodput import read_goodput
+from redco_flow.tracking.journal import Journal
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ROWS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
@@ -183,7 +191,7 @@ def test_a_score_of_ones_own_metric_is_named_by_its_key_or_its_module(best, metr
 def test_every_metrics_record_carries_the_digests_of_checkpoint_data_and_config(
     trained, dataset, shared_bench
 ):
-    """Engine case 54."""
+    """Engine case 54: each record names its checkpoint, data and configuration."""
     checkpoints, records = trained
     last = checkpoints["checkpoint/last"].path
 
@@ -208,6 +216,56 @@ def test_log_records_have_the_rate_that_was_used_and_the_loss_falls(trained):
         expected = 0.01 * (1 - (record["step"] - 1) / total)
         assert record["learning_rate"] == pytest.approx(expected, rel=1e-5)
     assert logged[-1]["loss"] < logged[0]["loss"]
+
+
+def test_a_training_tells_its_devices_tflops_and_leaves_the_profile_that_is_asked_for(
+    bench, dataset
+):
+    """CPUs: no MFU, for what they could do is not known."""
+    context = bench.context("train", {"dataset": [dataset]})
+    settings = {**SETTINGS, "num_epochs": 1, "keep": {}, "log_every_steps": 1}
+    settings |= {"profile": {"start_step": 2, "num_steps": 1}}
+
+    train.run(context, train.Config.from_json(settings))
+
+    logged = [record for record in bench.records() if record["kind"] == "training"]
+    speeds = [record["tflops_per_device"] for record in logged[1:]]
+    assert len(speeds) == 2
+    assert min(speeds) > 0
+    context.flush()
+    progress = context.attempt_dir.read_progress()
+    assert progress["tflops_per_device"] == speeds[-1]
+    assert progress["mfu"] is None
+    assert list(context.attempt_dir.profile_path.rglob("*.xplane.pb"))
+
+
+def test_the_time_of_a_stopped_and_resumed_training_adds_up(bench, dataset, stop_at_look):
+    run = RunDirectory.create(Workspace(bench.root / "workspace"), "demo")
+    config = train.Config.from_json({**SETTINGS, "keep": {}, "log_every_steps": 1})
+    journal = Journal(run.journal_path)
+    times = []
+
+    for look in (4, 1000):
+        context = bench.context("train", {"dataset": [dataset]}, work="timed")
+        context.attempt_dir = attempt = run.new_attempt("train")
+        context.stop = stop_at_look(look)
+        write_json(attempt.call_path, {"stage": "train", "fingerprint": context.fingerprint})
+        event = journal.append("job_submitting", stage="train", attempt=attempt.number)
+        cause = Cause.COMPLETED
+        try:
+            train.run(context, config)
+        except Stopped as error:
+            cause = Cause.CANCELLED
+            write_json(attempt.error_path, {"type": "Stopped", "message": str(error)})
+        ended = ExitRecord(exit_code=0, cause=cause, message="", ended_at=utc_now())
+        write_json(attempt.exit_path, ended.to_json())
+        times += [event["time"], ended.ended_at]
+
+    parts = read_goodput(run, "train")
+    first, last = (datetime.fromisoformat(times[place]).timestamp() for place in (0, -1))
+    assert parts.total == pytest.approx(last - first, abs=0.01)
+    assert min(parts.steps, parts.starting, parts.evaluation, parts.checkpoints, parts.ending) > 0
+    assert parts.repeated == 0
 
 
 def test_predictions_of_the_checkpoint_equal_those_in_memory(bench, dataset, trained, shared_bench):
@@ -279,13 +337,15 @@ def test_running_a_finished_training_again_trains_nothing_and_gives_the_same(
 
     assert {name: a.id for name, a in again.items()} == {n: a.id for n, a in checkpoints.items()}
     records = shared_bench.records()
-    assert [record["kind"] for record in records] == ["evaluation"]
+    assert [record["kind"] for record in records] == ["evaluation", "start"]
     assert records[0]["is_resumed"] is True
 
 
 @pytest.mark.slow
 def test_a_nan_loss_stops_and_is_no_checkpoint(bench, dataset):
-    """Fault 25."""
+    """Fault 25: the training stops, or skips as many steps as it was allowed; neither the last nor
+    the best checkpoint is such a step.
+    """
     settings = {**SETTINGS, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8}
     context = bench.context("train", {"dataset": [dataset]})
 
@@ -299,7 +359,9 @@ def test_a_nan_loss_stops_and_is_no_checkpoint(bench, dataset):
 
 @pytest.mark.slow
 def test_steps_that_are_not_finite_are_skipped_when_asked_and_end_it_when_too_many(bench, dataset):
-    """Fault 25."""
+    """Fault 25: the training stops, or skips as many steps as it was allowed; neither the last nor
+    the best checkpoint is such a step.
+    """
     settings = {
         **SETTINGS, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8,
         "on_nonfinite": "skip", "max_skipped": 3,
@@ -379,12 +441,17 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 
 
 @pytest.mark.slow
-def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, pretrained):
+@pytest.mark.parametrize("frozen_dtype", ["float32", "bfloat16"])
+def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(
+    bench, dataset, pretrained, frozen_dtype
+):
     """Only the attention's kernels differ from the base; predictions are those that were scored."""
     settings = {
         **SETTINGS,
         "model": {"name_or_path": str(pretrained)},
         "lora": {"rank": 2, "alpha": 4, "targets": "attention"},
+        "frozen_dtype": frozen_dtype,
+        "mu_dtype": frozen_dtype,
         "fsdp": 2,
         "num_model_shards": 2,
         "keep": {"best": ["rouge1"]},
@@ -395,7 +462,10 @@ def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, p
 
     records = bench.records()
     last = checkpoints["checkpoint/last"]
-    base = load_file(pretrained / "model.safetensors")
+    base = {
+        name: values.astype(frozen_dtype).astype("float32")
+        for name, values in load_file(pretrained / "model.safetensors").items()
+    }
     recipe = CheckpointArtifact(last.path).build_recipe()
     recipe.save_pretrained(
         CheckpointArtifact(last.path).load_params(recipe, Deployer()), bench.root / "merged"
@@ -404,6 +474,13 @@ def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, p
     differing = {name for name in base if (base[name] != merged[name]).any()}
     assert differing
     assert all("Attention" in name for name in differing)
+    (bench.root / "adapter").mkdir()
+    write(Request(str(last.path), str(bench.root / "adapter"), "adapter"))
+    factors = load_file(bench.root / "adapter" / "adapter_model.safetensors")
+    assert {f"base_model.model.{name[:-7]}.lora_A.weight" for name in differing} < factors.keys()
+    for name in differing:
+        a, b = (factors[f"base_model.model.{name[:-7]}.lora_{x}.weight"] for x in "AB")
+        np.testing.assert_allclose(merged[name] - base[name], 4 / 2 * b @ a, rtol=0, atol=1e-6)
     scored = [record for record in records if record["kind"] == "evaluation"][-1]["metrics"]
     inputs = {**inputs, "checkpoint": [last]}
     asked = {"split": "validation", "num_examples": 8, "batch_size": 8}
@@ -427,7 +504,7 @@ def pretrained(shared_bench, trained, dataset):
 def test_a_dataset_of_another_tokenizer_is_refused_before_the_first_step(
     bench, write_rows, pretrained
 ):
-    """Fault 26."""
+    """Fault 26: the stage is refused before the first step."""
     other = make_dataset(bench, write_rows, "other", vocab_size=280)
     settings = {**SETTINGS, "model": {"name_or_path": str(pretrained)}}
 
@@ -438,7 +515,7 @@ def test_a_dataset_of_another_tokenizer_is_refused_before_the_first_step(
 
 
 def test_predicting_on_a_dataset_of_another_tokenizer_is_refused(bench, write_rows, trained):
-    """Fault 26."""
+    """Fault 26: the stage is refused before the first step."""
     other = make_dataset(bench, write_rows, "other", vocab_size=280)
     inputs = {"dataset": [other], "checkpoint": [trained[0]["checkpoint/last"]]}
 
@@ -467,7 +544,7 @@ def test_a_pretrained_directory_gives_its_tokenizer_and_its_weights(
 def test_a_model_file_that_changed_since_the_plan_is_a_fingerprint_error(
     bench, dataset, pretrained
 ):
-    """Engine case 32."""
+    """Engine case 32: the stage fails with an error."""
     settings = {**SETTINGS, "model": {"name_or_path": str(pretrained)}}
     files = train.data_files(train.Config.from_json(settings))
     digests = {path.name: digest_file(path) for path in files} | {"model.safetensors": "0" * 64}
@@ -526,12 +603,25 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
         "sharding_overrides": {"embedding": ["fsdp"]},
         "per_device_batch_size": 2,
         "log_every_steps": 7,
+        "profile": {"start_step": 3},
     }
 
     plain, other = (train.Config.from_json({**SETTINGS, **more}) for more in ({}, placement))
 
     assert settings_of(plain) == settings_of(other)
     assert "num_model_shards" not in settings_of(plain)
+
+
+def test_a_z_loss_is_part_of_the_fingerprint_only_where_it_is_set():
+    """Trainings of before there was one are reused."""
+    plain, none, some = (
+        settings_of(train.Config.from_json({**SETTINGS, **more}))
+        for more in ({}, {"z_loss": 0.0}, {"z_loss": 1e-4})
+    )
+
+    assert plain == none
+    assert some == plain | {"z_loss": 1e-4}
+    assert "z_loss" not in plain
 
 
 @pytest.mark.parametrize(
@@ -547,20 +637,24 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
         ({"schedule": {"warmup_steps": 1, "warmup_ratio": 0.1}}, "not both"),
         ({"global_batch_size": 0}, "greater than 0"),
         ({"fsdp": 0}, "greater than 0"),
+        ({"profile": {"num_steps": 3}}, "field required|start_step"),
         ({"on_nonfinite": "ignore"}, "'stop' or 'skip'"),
         ({"freeze": "("}, "is not a regex"),
+        ({"frozen_dtype": "bfloat16"}, "needs 'lora' or 'freeze'"),
+        ({"mu_dtype": "bfloat16", "optimizer": "adafactor"}, "keeps no momentum"),
         ({"sharding_overrides": {"(": ["model"]}}, "is not a regex"),
         ({"sharding_overrides": {"q": ["modle"]}}, "'model' or 'fsdp'"),
         ({"sharding_overrides": {"q": ["model", "model"]}}, "names one axis twice"),
         ({"lora": {"targets": "("}}, "is not a regex"),
         ({"lora": {"targets": "wi"}, "freeze": "wi"}, "lora freezes all of the model"),
         ({"learning_rate": -1.0}, "greater than 0"),
+        ({"z_loss": -1e-4}, "greater than or equal to 0"),
         ({"model": {"config": {"d_modle": 4}}}, "did you mean 'd_model'"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_setting_is_an_error_when_the_pipeline_is_read(settings, message):
-    """Engine case 4."""
+    """Engine case 4: the error comes before any job."""
     with pytest.raises(ValueError, match=message):
         train.Config.from_json(settings)
 

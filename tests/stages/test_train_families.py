@@ -17,6 +17,7 @@ TINY_BART = {
 
 
 @pytest.mark.slow
+@pytest.mark.covers("stages by themselves", family="bart", recipe="text_to_text")
 def test_a_bart_is_trained_with_dropout_and_predicts(bench, write_rows):
     path = write_rows(bench.root / "rows.jsonl", ROWS * 4)
     tokenizer = {"train": {"vocab_size": 280, "type": "bpe"}}

@@ -88,7 +88,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
 
 @pytest.fixture(scope="module")
 def train_and_kill(shared_bench, write_rows):
-    """Train in a folder of its own, killed so many times; return the folder."""
+    """Train in a folder of its own, killed `num_kills` times; return the folder."""
     path = write_rows(shared_bench.root / "rows.jsonl", ROWS)
     data = {
         "train": str(path),
@@ -124,7 +124,9 @@ def train_and_kill(shared_bench, write_rows):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_trainer_killed_at_random_steps_ends_bitwise_as_one_that_never_was(train_and_kill):
-    """Fault 1."""
+    """Fault 1: training resumes exactly from its last checkpoint; no step is repeated or missing in
+    the metrics.
+    """
     whole, killed = train_and_kill(0), train_and_kill(NUM_KILLS)
 
     expected, found = parameters_of(whole), parameters_of(killed)

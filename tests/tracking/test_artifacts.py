@@ -90,7 +90,7 @@ def test_publishing_twice_registers_once(store, checkpoint):
 def test_several_processes_that_publish_the_same_content_register_it_once(
     store, workspace, checkpoint, start_python
 ):
-    """Fault 4."""
+    """Fault 4: the next attempt registers the artifact, exactly once."""
     script = """
         import sys
         from pathlib import Path
@@ -152,13 +152,13 @@ def test_a_digest_for_a_file_that_is_not_there_is_refused(store, checkpoint):
 
 @pytest.mark.parametrize("kind", ["", "../x", "a/b", ".hidden"])
 def test_a_kind_that_leaves_its_directory_is_refused(store, checkpoint, kind):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     with pytest.raises(UsageError, match="not a name"):
         store.publish(kind, checkpoint)
 
 
 def test_links_and_special_files_are_not_published(store, checkpoint):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     (checkpoint / "link").symlink_to("/etc/passwd")
     with pytest.raises(ArtifactError, match="link: a link or a special file"):
         store.publish("checkpoint", checkpoint)
@@ -244,7 +244,9 @@ def _flip(path, place):
 def test_a_flipped_bit_in_any_file_is_noticed_and_mended_by_publishing_again(
     store, checkpoint, kind
 ):
-    """Faults 22 and 41."""
+    """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
+    the artifact; it is made again, and nothing made from it is reused.
+    """
     artifact = store.publish(kind, checkpoint, metadata={"rows": 2})
     assert store.is_intact(artifact.id)
 
@@ -261,7 +263,9 @@ def test_a_flipped_bit_in_any_file_is_noticed_and_mended_by_publishing_again(
 
 
 def test_a_flipped_bit_anywhere_in_a_manifest_is_noticed_or_says_nothing_else(store, checkpoint):
-    """Fault 41."""
+    """Fault 41: the flip is detected before a stage reads the artifact; it is made again, and
+    nothing made from it is reused.
+    """
     artifact = store.publish("dataset", checkpoint, metadata={"rows": 2}, parents={"a": "b"})
     path = artifact.directory / "manifest.json"
     written = path.read_bytes()
@@ -332,7 +336,9 @@ def test_an_identity_of_nothing_is_refused(store, checkpoint):
 def test_an_artifact_whose_manifest_is_damaged_is_mended_by_publishing_again(
     store, checkpoint, key
 ):
-    """Fault 41."""
+    """Fault 41: the flip is detected before a stage reads the artifact; it is made again, and
+    nothing made from it is reused.
+    """
     artifact = store.publish("dataset", checkpoint)
     path = artifact.directory / "manifest.json"
     _flip(path, path.read_bytes().index(f'"{key}": '.encode()) + len(key) + 5)
@@ -429,7 +435,9 @@ def _publishing(folder: Path) -> list[Path]:
 def test_what_a_killed_publisher_left_is_invisible_and_cleaned_by_the_next(
     store, workspace, checkpoint, start_python, tmp_path
 ):
-    """Faults 4 and 13."""
+    """Faults 4 and 13: the next attempt registers the artifact, exactly once; the partial records
+    are removed; the result is returned.
+    """
     large = tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(400 << 20)  # enough to be caught in the middle
@@ -469,7 +477,9 @@ def test_what_a_living_publisher_makes_is_left_alone(
 
 
 def test_a_full_disk_names_the_path_and_leaves_earlier_artifacts_intact(on_small_disk, tmp_path):
-    """Fault 20."""
+    """Fault 20: the error names the disk, earlier checkpoints are intact, and a background save
+    fails before "done".
+    """
     with (tmp_path / "large-source").open("wb") as file:
         file.truncate(2 << 20)
 
@@ -523,7 +533,9 @@ def _bulk(workspace, count: int) -> None:
 
 @pytest.mark.slow
 def test_five_thousand_artifacts_are_listed_in_a_second(big_workspace):
-    """Fault 38."""
+    """Fault 38, thousands of checkpoints and artifacts: they are listed within a second; retention
+    keeps exactly what it should.
+    """
     _bulk(big_workspace, 5000)
     store = ArtifactStore(big_workspace)
 

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from redco_flow.errors import UsageError
-from redco_flow.tracking.code_digest import code_record, git_state, module_digests
+from redco_flow.tracking.code_digest import (
+    code_record,
+    git_state,
+    module_digests,
+    read_script,
+)
 
 
 @pytest.fixture
@@ -49,6 +54,32 @@ def test_imports_are_followed_to_the_end_in_every_form(project):
 
     names = [f"pk1.{name}" for name in ("a", "b", "c", "d", "e", "f", "g", "recipe")]
     assert list(module_digests(["pk1.recipe"])) == ["pk1", *names, "pk1.sub", "pk1.sub.deep"]
+
+
+def test_a_script_has_the_modules_beside_it_and_what_the_project_has_elsewhere(project):
+    folder = project(
+        own4__init="",
+        own4__parts="",
+        bin__run="import argparse, numpy, nets\nfrom tools import deep\nfrom own4 import parts\n",
+        bin__nets="from redco_flow import Trainer\n",
+        bin__tools__init="",
+        bin__tools__deep="",
+        bin__unused="",
+    )
+
+    code = read_script(folder / "bin" / "run.py")
+
+    names = ["nets.py", "run.py", "tools/__init__.py", "tools/deep.py"]
+    assert sorted(code.files) == names
+    assert [code.files[name] for name in names] == [folder / "bin" / name for name in names]
+    assert {"own4", "own4.parts", "redco_flow.engine.trainer"} <= set(code.modules)
+    assert all(name.split(".")[0] in ("own4", "redco_flow") for name in code.modules)
+
+
+def test_a_module_beside_a_script_wins_over_one_of_its_name_elsewhere(project):
+    folder = project(twin5="", bin5__run="import twin5\n", bin5__twin5="")
+
+    assert sorted(read_script(folder / "bin5" / "run.py").files) == ["run.py", "twin5.py"]
 
 
 def test_an_imported_attribute_is_not_taken_for_a_module(project):

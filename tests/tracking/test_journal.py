@@ -103,7 +103,9 @@ def test_an_event_that_is_not_json_is_refused_and_takes_no_number(tmp_path):
 
 
 def test_a_full_disk_names_the_journal_and_leaves_it_whole(on_small_disk):
-    """Fault 20."""
+    """Fault 20: the error names the disk, earlier checkpoints are intact, and a background save
+    fails before "done".
+    """
     output = on_small_disk("""
         import json, sys
         from pathlib import Path

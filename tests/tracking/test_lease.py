@@ -20,7 +20,7 @@ sys.stdin.read()
 
 
 def test_a_second_launcher_is_refused_with_the_holders_pid_host_and_time(start_python, tmp_path):
-    """Fault 18."""
+    """Fault 18: the second is refused, with the first one's process, host and time."""
     holder = start_python(HOLD, tmp_path)
     assert holder.stdout.readline() == "held\n", holder.stderr.read()
     record = json.loads((tmp_path / "lease.json").read_text())
@@ -36,7 +36,7 @@ def test_a_second_launcher_is_refused_with_the_holders_pid_host_and_time(start_p
 
 
 def test_the_lease_of_a_killed_launcher_is_taken_over(start_python, tmp_path):
-    """Fault 19."""
+    """Fault 19: the reuse of the process id is seen by the start time; the lease is taken over."""
     holder = start_python(HOLD, tmp_path)
     assert holder.stdout.readline() == "held\n", holder.stderr.read()
     os.kill(holder.pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_a_lease_whose_holders_pid_was_reused_is_taken_over(start_python, tmp_pa
 
 
 def test_a_lease_with_another_start_time_than_its_pids_process_is_taken_over(tmp_path):
-    """Fault 19."""
+    """Fault 19: the reuse of the process id is seen by the start time; the lease is taken over."""
     me = ProcessIdentity.current()
     acquire(tmp_path, replace(me, start_time=me.start_time - 1))
 
@@ -120,7 +120,9 @@ sys.stdin.read()
 
 
 def test_of_several_launchers_taking_over_one_dead_lease_one_gets_it(start_python, tmp_path):
-    """Faults 18 and 19."""
+    """Faults 18 and 19: the second is refused, with the first one's process, host and time; the
+    reuse of the process id is seen by the start time; the lease is taken over.
+    """
     me = ProcessIdentity.current()
     acquire(tmp_path, replace(me, start_time=1))
     racers = [start_python(RACE, tmp_path) for _ in range(4)]

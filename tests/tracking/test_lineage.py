@@ -158,8 +158,8 @@ def test_a_metric_is_traced_to_the_data_files_digests(workspace, demo):
 def test_every_setting_comes_with_the_place_where_it_was_written(workspace, demo):
     train = _nodes(trace(workspace, "rouge2"), "artifact")["checkpoint"].production
 
-    places = {leaf.key: (leaf.value, leaf.place) for leaf in train.config}
-    assert places == {
+    locations = {leaf.key: (leaf.value, leaf.location) for leaf in train.config}
+    assert locations == {
         "learning_rate": (1e-4, "demo.yaml:12"),
         "schedule.type": ("linear", "demo.yaml:13"),
         "schedule.warmup_ratio": (0.1, "demo.yaml:13"),
@@ -272,7 +272,7 @@ def test_equal_content_of_two_stages_is_traced_through_the_one_asked_for(workspa
 
 
 def test_a_deleted_artifact_is_shown_as_gone_with_its_history(workspace, demo):
-    """Fault 40."""
+    """Fault 40: the artifact is made again; no path to the deleted one is used."""
     shutil.rmtree(demo.store.get(demo.best).directory)
 
     node = trace(workspace, "@last/train/best/rouge2")

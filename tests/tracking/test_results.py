@@ -47,7 +47,7 @@ def test_a_published_result_is_found_by_its_fingerprint(workspace, tmp_path):
 def test_a_result_whose_artifact_was_deleted_or_truncated_is_not_reused(
     workspace, tmp_path, damage
 ):
-    """Fault 40."""
+    """Fault 40: the artifact is made again; no path to the deleted one is used."""
     result = publish_result(workspace, _result(workspace, tmp_path))
     artifact = ArtifactStore(workspace).get(result.outputs["checkpoint/last"])
     if damage == "delete":
@@ -71,7 +71,9 @@ def _flip_a_bit(path):
 
 
 def test_a_result_whose_artifact_has_a_flipped_bit_is_not_reused(workspace, tmp_path):
-    """Faults 22 and 41."""
+    """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
+    the artifact; it is made again, and nothing made from it is reused.
+    """
     result = publish_result(workspace, _result(workspace, tmp_path))
     artifact = ArtifactStore(workspace).get(result.outputs["checkpoint/last"])
 
@@ -106,7 +108,7 @@ def test_what_nobody_knows_to_be_made_from_whole_inputs_goes_with_a_damaged_one(
 
 
 def test_a_result_computed_again_to_other_bytes_replaces_the_broken_one(workspace, tmp_path):
-    """Fault 40."""
+    """Fault 40: the artifact is made again; no path to the deleted one is used."""
     broken = publish_result(workspace, _result(workspace, tmp_path))
     artifact = ArtifactStore(workspace).get(broken.outputs["checkpoint/last"])
     (artifact.path / "weights").unlink()
@@ -119,7 +121,7 @@ def test_a_result_computed_again_to_other_bytes_replaces_the_broken_one(workspac
 
 
 def test_publishing_a_result_twice_keeps_the_first(workspace, tmp_path):
-    """Fault 4."""
+    """Fault 4: the next attempt registers the artifact, exactly once."""
     first = publish_result(workspace, _result(workspace, tmp_path))
 
     second = publish_result(workspace, replace(_result(workspace, tmp_path), run="demo-zzzzzz"))
@@ -129,7 +131,7 @@ def test_publishing_a_result_twice_keeps_the_first(workspace, tmp_path):
 
 
 def test_the_latest_result_of_a_stage_is_by_sequence_number(workspace, tmp_path):
-    """Fault 35."""
+    """Fault 35: records are ordered by sequence number; a lease lasts as long as its holder."""
     old = replace(_result(workspace, tmp_path, learning_rate=1.0), created_at="2026-01-01T12:00")
     new = replace(_result(workspace, tmp_path, learning_rate=2.0), created_at="2026-01-01T11:00")
     other = _result(workspace, tmp_path, learning_rate=3.0, stage="other")
@@ -165,7 +167,9 @@ def test_a_result_with_fields_of_a_later_version_is_read(workspace, tmp_path):
 
 
 def test_a_full_disk_names_the_result_and_publishes_none(on_small_disk):
-    """Fault 20."""
+    """Fault 20: the error names the disk, earlier checkpoints are intact, and a background save
+    fails before "done".
+    """
     output = on_small_disk("""
         import sys
         from pathlib import Path

@@ -31,7 +31,7 @@ def test_a_new_run_records_who_started_what_and_is_pending(workspace):
 
 
 def test_a_run_name_that_leaves_the_workspace_is_refused(workspace):
-    """Fault 29."""
+    """Fault 29: the path is refused."""
     with pytest.raises(UsageError, match="not a name"):
         RunDirectory.create(workspace, "../../x")
 

@@ -28,7 +28,7 @@ def test_opening_leaves_no_trial_file(tmp_path):
 
 
 def test_a_workspace_below_a_file_is_refused_with_its_path(tmp_path):
-    """Fault 21."""
+    """Fault 21: the run is refused before anything is submitted."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(WorkspaceError) as refusal:
@@ -45,7 +45,7 @@ def test_a_workspace_in_a_file_system_that_takes_no_files_is_refused():
 
 
 def test_a_workspace_that_became_read_only_is_refused(tmp_path):
-    """Fault 21."""
+    """Fault 21: the run is refused before anything is submitted."""
     if os.geteuid() == 0:
         pytest.skip("root writes in read-only directories; the read-only mount is tested instead")
     workspace = Workspace.open(tmp_path / "workspace")
@@ -56,7 +56,7 @@ def test_a_workspace_that_became_read_only_is_refused(tmp_path):
 
 
 def test_a_workspace_on_a_read_only_mount_is_refused(start_python, tmp_path):
-    """Fault 21."""
+    """Fault 21: the run is refused before anything is submitted."""
     Workspace.open(tmp_path)
     remount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", remount, str(tmp_path))

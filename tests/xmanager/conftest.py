@@ -14,10 +14,10 @@ sys.path += [str(HERE), str(KINDS), str(CLUSTER)]  # jobs search where the submi
 
 from tiny_stages.calls import make_attempt  # noqa: E402
 
+from redco_flow.launch.call import JobResources  # noqa: E402
 from redco_flow.launch.processes import kill_processes_of  # noqa: E402
+from redco_flow.launch.xmanager.config import INSTALL, Config  # noqa: E402
 from redco_flow.launch.xmanager.executor import XManagerExecutor  # noqa: E402
-from redco_flow.launch.xmanager.package import INSTALL  # noqa: E402
-from redco_flow.spec.executors import XManagerSection  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -37,22 +37,56 @@ def workspace(tmp_path):
 
 
 @pytest.fixture
-def submit(xmanager, workspace):
-    """Submit an action of the tiny stage; whatever still runs at the end is killed."""
-    attempts = []
+def folder(tmp_path):
+    return tmp_path
 
-    def submit(
-        action="write", *, environment=None, stall_seconds=600, grace_seconds=5, settings=(), **call
-    ):
-        attempt = make_attempt(workspace, action, **call)
-        attempts.append(attempt)
-        executor = XManagerExecutor(
+
+@pytest.fixture
+def written(workspace):
+    return [workspace]
+
+
+@pytest.fixture
+def attempt_of():
+    return lambda job: job.attempt
+
+
+@pytest.fixture
+def submit_secret(submit):
+    return lambda value: submit("print_secret", environment={"TINY_API_TOKEN": value})
+
+
+@pytest.fixture
+def time_limit():
+    """Part of a minute, so that the test needs no whole one."""
+    return {"resources": JobResources(walltime_minutes=0.1)}
+
+
+@pytest.fixture
+def new_executor(xmanager, workspace):
+    def new_executor(*, environment=None, stall_seconds=600, grace_seconds=5):
+        return XManagerExecutor(
             workspace,
-            XManagerSection(**dict(settings)),
+            Config(),
             variables={},
             environment=os.environ | (environment or {}),
             stall_seconds=stall_seconds,
             grace_seconds=grace_seconds,
+        )
+
+    return new_executor
+
+
+@pytest.fixture
+def submit(workspace, new_executor):
+    """Submit an action of the tiny stage; whatever still runs at the end is killed."""
+    attempts = []
+
+    def submit(action="write", *, environment=None, stall_seconds=600, grace_seconds=5, **call):
+        attempt = make_attempt(workspace, action, **call)
+        attempts.append(attempt)
+        executor = new_executor(
+            environment=environment, stall_seconds=stall_seconds, grace_seconds=grace_seconds
         )
         return executor.submit_call(attempt)
 

@@ -27,6 +27,9 @@ def trained(xmanager, folder):
     return driven
 
 
+@pytest.mark.covers(
+    "a pipeline", family="t5", recipe="text_to_text", mesh="data", executor="xmanager"
+)
 def test_two_jobs_train_as_one_process_does(trained, folder):
     """Four data shards in any case; sums over them may be added in another order."""
     driven = Driven(make_run(folder, workspace="home", num_cpu_devices=4))

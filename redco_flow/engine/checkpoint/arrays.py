@@ -126,28 +126,107 @@ def restore_state(step_directory: Path, like: Any) -> Any:
 def restore_params_only(step_directory: Path, like: Any) -> Any:
     """Read a checkpoint's parameters into `like`, a tree of the parameters alone.
 
+    Floats that are stored in another float dtype, as frozen parameters may be, are converted.
+
     Raises:
         CheckpointError: as `restore_state`.
     """
-    wanted = {PARAMS: _flat(like)}
     found = {PARAMS: _read_tree(step_directory).get(PARAMS, {})}
+    leaves = {path: _as_stored(one, found[PARAMS].get(path)) for path, one in _flat(like).items()}
+    wanted = {PARAMS: leaves}
     _check_same(step_directory, _prefixed(_described(wanted)), _prefixed(found))
-    return _rebuild(like, _read_store(step_directory / PARAMS, found[PARAMS], wanted[PARAMS]))
+    values = _read_store(step_directory / PARAMS, found[PARAMS], leaves)
+    return jax.tree.map(lambda x, one: x.astype(one.dtype), _rebuild(like, values), like)
 
 
-def parameter_digests(step_directory: Path) -> dict[str, str]:
+def _as_stored(leaf: Any, stored: Leaf | None) -> Any:
+    """An abstract leaf in the float dtype that it is stored in, if it and that are floats."""
+    if stored is None or stored.key_impl or stored.dtype == str(leaf.dtype):
+        return leaf
+    dtype = jnp.dtype(stored.dtype)
+    if not all(jnp.issubdtype(one, jnp.floating) for one in (leaf.dtype, dtype)):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def parameter_digests(step_directory: Path, part: str = PARAMS) -> dict[str, str]:
     """Return path -> BLAKE3 of each parameter: its shape, its dtype and its bytes in C order.
 
     Equal parameters have equal digests, whatever mesh they were saved from and however Orbax laid
     them into files. Reads one block after the other, on this process alone and without any
     device; compares no file with its commit.
 
+    Args:
+        part: `training` digests what a state has besides its parameters.
+
     Raises:
         CheckpointError: a parameter cannot be read; the message names it.
     """
-    leaves = _read_tree(step_directory).get(PARAMS, {})
-    store = (step_directory / PARAMS).absolute()
+    leaves = _read_tree(step_directory).get(part, {})
+    store = (step_directory / part).absolute()
     return {path: _digest_stored(store, path, leaf) for path, leaf in sorted(leaves.items())}
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of a committed checkpoint; `np.asarray` reads it, without any device.
+
+    Args:
+        store: the directory of the store that it is in.
+        path: its path there.
+        leaf: what it is.
+        dtype: what it is read as: its own, or another float.
+    """
+
+    store: Path
+    path: str
+    leaf: Leaf
+    dtype: np.dtype[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.leaf.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is read."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Read it whole.
+
+        Raises:
+            CheckpointError: it cannot be read; the message names it.
+        """
+        del copy  # what is read is always new
+        return self._read().astype(dtype or self.dtype, copy=False)
+
+    def _read(self) -> np.ndarray[Any, Any]:
+        if not self.leaf.is_stored:
+            return np.zeros(self.shape, self.dtype)
+        try:
+            found: np.ndarray[Any, Any] = _open_stored(self.store, self.path).read().result()
+        except (ValueError, OSError) as error:
+            raise _unreadable(self.store, self.path, error) from error
+        return found
+
+
+def stored_arrays(step_directory: Path) -> dict[str, StoredArray]:
+    """Return all arrays of a checkpoint, by their path in the whole state; none is read yet.
+
+    Compares no file with its commit. Random keys are left out.
+    """
+    arrays: dict[str, StoredArray] = {}
+    for part, leaves in _read_tree(step_directory).items():
+        store = (step_directory / part).absolute()
+        numbers = {path: leaf for path, leaf in leaves.items() if leaf.key_impl is None}
+        found = {
+            path: StoredArray(store, path, leaf, jnp.dtype(leaf.dtype))
+            for path, leaf in numbers.items()
+        }
+        arrays |= _prefixed({part: found})
+    return arrays
 
 
 def describe(path: str, leaf: Any) -> Leaf:
@@ -286,16 +365,24 @@ def _digest_stored(store: Path, path: str, leaf: Leaf) -> str:
             # As bytes: NumPy's buffers know no bfloat16.
             digest.update(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{store}: parameter {path} cannot be read: {error}.") from error
+        raise _unreadable(store, path, error) from error
     return digest.hexdigest()
+
+
+def _unreadable(store: Path, path: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{store}: parameter {path} cannot be read: {error}.")
+
+
+def _open_stored(store: Path, path: str) -> Any:
+    base = {"driver": "file", "path": f"{store}/"}
+    kvstore = {"driver": "ocdbt", "base": base, "path": f"{path}/"}
+    spec = {"driver": "zarr3", "kvstore": kvstore}
+    return tensorstore.open(spec, open=True, read=True).result()
 
 
 def _stored_blocks(store: Path, path: str) -> Iterator[np.ndarray[Any, Any]]:
     """Yield a stored array in blocks of whole chunks along its first dim."""
-    base = {"driver": "file", "path": f"{store}/"}
-    place = {"driver": "ocdbt", "base": base, "path": f"{path}/"}
-    spec = {"driver": "zarr3", "kvstore": place}
-    array: Any = tensorstore.open(spec, open=True, read=True).result()
+    array = _open_stored(store, path)
     if not array.shape:
         yield array.read().result()
         return

@@ -23,11 +23,13 @@ import jax
 from redco_flow.engine.agreement import decide_first, is_first_process, wait_for_all
 from redco_flow.engine.checkpoint.arrays import (
     Leaf,
+    StoredArray,
     make_checkpointer,
     parameter_digests,
     restore_params_only,
     restore_state,
     start_save,
+    stored_arrays,
     write_tree,
 )
 from redco_flow.engine.checkpoint.commit import (
@@ -43,7 +45,15 @@ from redco_flow.engine.checkpoint.directory import CheckpointDirectory, Mode, be
 from redco_flow.engine.errors import CheckpointError
 from redco_flow.records import canonical_json
 
-__all__ = ["Checkpointer", "Commit", "checkpoint_files", "parameter_digests", "restore_params"]
+__all__ = [
+    "Checkpointer",
+    "Commit",
+    "StoredArray",
+    "checkpoint_files",
+    "parameter_digests",
+    "restore_params",
+    "stored_arrays",
+]
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Give each host its own copy of the checkpoints, where the hosts share no disk.
 
-Process 0 alone saves, from arrays that are whole on its host; what it has committed goes to the
+Process 0 alone saves, from arrays that its host holds in full; what it has committed goes to the
 others over the devices' network, so that all of them list, score and restore the same files. Of
 the processes that see one directory, the first alone writes there.
 Every process must call each function at the same moment.

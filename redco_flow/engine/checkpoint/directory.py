@@ -44,7 +44,7 @@ def steps_to_delete(
     keep_best: Mapping[str, Mode],
     pinned: Set[int] = frozenset(),
 ) -> list[int]:
-    """Return the steps that neither are among the last nor the best nor pinned, in order.
+    """Return the steps that retention lets go: neither last, nor best, nor pinned; in order.
 
     Args:
         scores: the metrics of every committed step.
@@ -199,7 +199,7 @@ class CheckpointDirectory:
                 shutil.rmtree(path)
 
     def retain(self, keep_last: int, keep_best: Mapping[str, Mode]) -> None:
-        """Delete what need not be kept; see `retention.steps_to_delete`."""
+        """Garbage-collect checkpoints: delete those that `steps_to_delete` names."""
         with self._deleting:
             pinned = self.pinned()
             for step in steps_to_delete(
@@ -211,7 +211,7 @@ class CheckpointDirectory:
         return self.path / f"{step}.pin"
 
     def delete(self, step: int) -> None:
-        """Delete a committed step, whatever keeps it."""
+        """Delete a committed step without regard to retention."""
         path = self.step_directory(step)
         # First the commit: a kill in between must not leave half a checkpoint that counts.
         (path / COMMIT_FILE).unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Batches from examples: read, collated and prefetched by a thread of their own.
 
-`TrainBatches` and `EvalBatches` turn the row numbers of a `BatchPlan` into arrays. grain runs the
-reading ahead; an error in it reaches the consumer with the rows it happened on. Knows nothing of
-devices: a batch is NumPy, and a process gets its contiguous slice of each global batch.
+`TrainBatches` and `EvalBatches` turn the row numbers of a `BatchSampler` into arrays. grain runs
+the reading ahead; an error in it reaches the consumer with the rows it happened on. Knows nothing
+of devices: a batch is NumPy, and a process gets its contiguous slice of each global batch.
 Dims in this file: B rows of this process's slice.
 """
 
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.engine.data.length_buckets import Bucketing
-from redco_flow.engine.data.order import BatchPlan, epoch_order
+from redco_flow.engine.data.order import BatchSampler, epoch_order
 from redco_flow.engine.errors import DataError
 
 __all__ = [
     "Batch",
     "BatchIterator",
-    "BatchPlan",
+    "BatchSampler",
     "CollateFn",
     "EvalBatches",
     "Examples",
@@ -74,13 +74,13 @@ class Batch:
 
 def read_rows(examples: Examples, rows: NDArray[np.int64]) -> list[Any]:
     """Return the examples at some indices, each distinct one read once, Arrow in a single call."""
-    distinct, places = np.unique(rows, return_inverse=True)
+    distinct, positions = np.unique(rows, return_inverse=True)
     indices = [int(row) for row in distinct]
     if isinstance(examples, _ReadsManyRows):
         found = list(examples.__getitems__(indices))
     else:
         found = [examples[index] for index in indices]
-    return [found[place] for place in places]
+    return [found[position] for position in positions]
 
 
 class BatchIterator(Iterator[Batch]):
@@ -163,13 +163,13 @@ class TrainBatches:
         num_ahead: int = 2,
     ) -> None:
         buckets = bucketing.buckets if bucketing else None
-        self.plan = BatchPlan(len(examples), global_batch_size, seed, buckets)
+        self.sampler = BatchSampler(len(examples), global_batch_size, seed, buckets)
         if start_step < 0:
             raise DataError(f"start_step is {start_step}; it counts from 0.")
         # grain wants a length; this one's end is never reached.
         self._steps = range(start_step, 2**62 if stop_step is None else max(start_step, stop_step))
         self._source = _BatchSource(
-            self.plan,
+            self.sampler,
             examples,
             bucketing.collate_fns if bucketing else (collate_fn,),
             _slice_of(global_batch_size, process_index, num_processes),
@@ -200,9 +200,9 @@ class EvalBatches:
         num_ahead: int = 2,
     ) -> None:
         buckets = bucketing.buckets if bucketing else None
-        self.plan = BatchPlan(len(examples), batch_size, None, buckets)
+        self.sampler = BatchSampler(len(examples), batch_size, None, buckets)
         self._source = _BatchSource(
-            self.plan,
+            self.sampler,
             examples,
             bucketing.collate_fns if bucketing else (collate_fn,),
             _slice_of(batch_size, process_index, num_processes),
@@ -210,7 +210,7 @@ class EvalBatches:
         self._num_ahead = num_ahead
 
     def __len__(self) -> int:
-        return self.plan.steps_per_epoch
+        return self.sampler.steps_per_epoch
 
     def __iter__(self) -> BatchIterator:
         return BatchIterator(range(len(self)), self._source.batch, self._num_ahead)
@@ -222,20 +222,20 @@ class _BatchSource:
     """Makes the batch of a step; stateless, so that steps can be asked for in any order.
 
     Args:
-        collate_fns: one per bucket of the plan; one where it has none.
+        collate_fns: one per bucket of the sampler; one where it has none.
     """
 
-    plan: BatchPlan
+    sampler: BatchSampler
     examples: Examples
     collate_fns: tuple[CollateFn, ...]
     part: slice
 
     def batch(self, step: int) -> Batch:
-        rows, mask = self.plan.rows(step)
+        rows, mask = self.sampler.rows(step)
         rows, mask = rows[self.part], mask[self.part]
-        collate_fn = self.collate_fns[self.plan.bucket(step) or 0]
+        collate_fn = self.collate_fns[self.sampler.bucket(step) or 0]
         arrays = _collate(collate_fn, _read(self.examples, rows, step), rows, step)
-        return Batch(step, self.plan.epoch(step), arrays, mask, rows)
+        return Batch(step, self.sampler.epoch(step), arrays, mask, rows)
 
 
 def _slice_of(global_batch_size: int, process_index: int, num_processes: int) -> slice:

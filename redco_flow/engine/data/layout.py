@@ -95,7 +95,7 @@ DEPTH = 2
 
 
 def put_early(items: Iterable[T], put: Callable[[T], U], depth: int = DEPTH) -> Iterator[U]:
-    """Yield `put(item)` in order, with `depth` further ones already put."""
+    """Prefetch to devices: yield `put(item)` in order, with `depth` further ones already put."""
     ahead: deque[U] = deque()
     for item in items:
         ahead.append(put(item))

@@ -26,12 +26,12 @@ _NUM_ROUNDS = 8
 
 
 def permuted(
-    places: NDArray[np.int64], count: int, seed: int, epoch: int, *, stream: str = ""
+    positions: NDArray[np.int64], count: int, seed: int, epoch: int, *, stream: str = ""
 ) -> NDArray[np.int64]:
-    """Return what stands at some places of a permutation of 0 … count - 1.
+    """Return what stands at some positions of a permutation of 0 … count - 1.
 
     A keyed Feistel network over the next even number of bits, walked until it falls inside the
-    range: its time depends on `places` only, there is no table of `count` entries, and it is the
+    range: its time depends on `positions` only, there is no table of `count` entries, and it is the
     same on every NumPy version (whose own shuffles are only promised within one).
 
     Args:
@@ -40,7 +40,7 @@ def permuted(
     # At least 3: over 16 values the network prefers some orders of 4 rows by several per cent.
     num_half_bits = max(3, (int(count - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch, stream)
-    found = _feistel(places.astype(np.uint64), num_half_bits, keys)
+    found = _feistel(positions.astype(np.uint64), num_half_bits, keys)
     outside = np.flatnonzero(found >= count)
     while outside.size:
         found[outside] = _feistel(found[outside], num_half_bits, keys)
@@ -106,15 +106,15 @@ class LengthBuckets:
 
     def bucket_of_batch(self, index: int, batch_size: int, seed: int | None, epoch: int) -> int:
         """Return the bucket of an epoch's batch number `index`."""
-        return self._place(index, batch_size, seed, epoch)[0]
+        return self._position(index, batch_size, seed, epoch)[0]
 
     def rows(self, index: int, batch_size: int, seed: int | None, epoch: int) -> NDArray[np.int64]:
         """Return the examples of an epoch's batch number `index`: batch_size, or the rest."""
-        bucket, number = self._place(index, batch_size, seed, epoch)
+        bucket, number = self._position(index, batch_size, seed, epoch)
         counts = self._counts(batch_size)
         stop = min((number + 1) * batch_size, counts[bucket].num_rows)
-        places = np.arange(number * batch_size, stop, dtype=np.int64)
-        return self._at(places, bucket, counts, batch_size, (seed, epoch))
+        positions = np.arange(number * batch_size, stop, dtype=np.int64)
+        return self._at(positions, bucket, counts, batch_size, (seed, epoch))
 
     def _counts(self, batch_size: int) -> list[_Count]:
         counts: list[_Count] = []
@@ -127,31 +127,33 @@ class LengthBuckets:
             counts.append(_Count(num_rows, num_batches))
         return counts
 
-    def _place(self, index: int, batch_size: int, seed: int | None, epoch: int) -> tuple[int, int]:
+    def _position(
+        self, index: int, batch_size: int, seed: int | None, epoch: int
+    ) -> tuple[int, int]:
         """Return a batch's bucket, and its number among that bucket's batches."""
         ends = np.cumsum(self.batches_per_bucket(batch_size))
         count = int(ends[-1])
         if seed is None:
-            place = count - 1 - index
+            position = count - 1 - index
         else:
-            place = int(permuted(np.array([index]), count, seed, epoch, stream="batches")[0])
-        bucket = int(np.searchsorted(ends, place, side="right"))
-        return bucket, int(place - (ends[bucket - 1] if bucket else 0))
+            position = int(permuted(np.array([index]), count, seed, epoch, stream="batches")[0])
+        bucket = int(np.searchsorted(ends, position, side="right"))
+        return bucket, int(position - (ends[bucket - 1] if bucket else 0))
 
     def _at(
         self,
-        places: NDArray[np.int64],
+        positions: NDArray[np.int64],
         bucket: int,
         counts: Sequence[_Count],
         batch_size: int,
         order: tuple[int | None, int],
     ) -> NDArray[np.int64]:
-        """Return the examples at some places of a bucket's order in (seed, epoch)."""
+        """Return the examples at some positions of a bucket's order in (seed, epoch)."""
         own = self.members[bucket]
-        numbers, (seed, epoch) = places, order
+        numbers, (seed, epoch) = positions, order
         if seed is not None:
             num_rows = counts[bucket].num_rows
-            numbers = permuted(places, num_rows, seed, epoch, stream=f"bucket {bucket}")
+            numbers = permuted(positions, num_rows, seed, epoch, stream=f"bucket {bucket}")
         is_own = numbers < len(own)
         found = np.empty_like(numbers)
         found[is_own] = own[numbers[is_own]]
@@ -185,7 +187,7 @@ class Bucketing:
 def choose_buckets(
     lengths: NDArray[np.integer[Any]], num_buckets: int, *, multiple: int = 8
 ) -> LengthBuckets:
-    """Put examples into at most so many buckets, with as little padding as that allows.
+    """Put examples into at most `num_buckets` buckets, with as little padding as that allows.
 
     Of several dims, the sum of their widths decides: the least padding where they grow together.
 

@@ -26,7 +26,7 @@ def epoch_order(num_examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class BatchSampler:
     """The rows of every batch of a training or an evaluation.
 
     Args:
@@ -90,10 +90,10 @@ class BatchPlan:
             return self.buckets.rows(index, self.global_batch_size, self.seed, epoch)
         start = index * self.global_batch_size
         stop = min(start + self.global_batch_size, self.num_examples)
-        places = np.arange(start, stop, dtype=np.int64)
+        positions = np.arange(start, stop, dtype=np.int64)
         if self.seed is None:
-            return places
-        return permuted(places, self.num_examples, self.seed, epoch)
+            return positions
+        return permuted(positions, self.num_examples, self.seed, epoch)
 
     def position(self, step: int) -> dict[str, Any]:
         """Return the JSON cursor of "`step` batches were consumed", to be kept in a checkpoint."""

@@ -109,16 +109,16 @@ def collate_packed(
     shape = (len(rows), row_length)
     arrays = {name: np.full(shape, fill, np.int32) for name, fill in padding.items()}
     arrays |= {name: np.zeros(shape, np.int32) for name in (SEGMENT_IDS, POSITION_IDS)}
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         start = 0
         for number, example in enumerate(row, start=1):
             stop = start + _length(example, padding)
             if stop > row_length:
                 raise DataError(f"a packed row has {stop} tokens or more; it takes {row_length}.")
             for name in padding:
-                arrays[name][place, start:stop] = example[name]
-            arrays[SEGMENT_IDS][place, start:stop] = number
-            arrays[POSITION_IDS][place, start:stop] = np.arange(stop - start)
+                arrays[name][position, start:stop] = example[name]
+            arrays[SEGMENT_IDS][position, start:stop] = number
+            arrays[POSITION_IDS][position, start:stop] = np.arange(stop - start)
             start = stop
     return arrays
 

@@ -34,10 +34,10 @@ class Apart:
     """A parameter's dim and the parameters that its parts are read as.
 
     Args:
-        cut: its place in `Record.cuts`.
+        cut: its position in `Record.cuts`.
     """
 
-    place: int
+    position: int
     cut: int
     numbers: tuple[int, ...]
 
@@ -68,13 +68,13 @@ def take_apart(record: Record, refused: Collection[int]) -> PartedRecord:
     found = PartedRecord(replace(record, parameters=parameters))
     accepted = [n for n in range(len(record.cuts)) if n not in refused]
     for number, dims in enumerate(parameters):
-        for place, dim in enumerate(dims):
+        for position, dim in enumerate(dims):
             cut = next((n for n in accepted if _begins(record.atoms, dim, record.cuts[n])), None)
             if cut is None or number in found.apart:
                 continue
             count = len(parameters)
-            parameters += _each_part(record.atoms, dims, place, record.cuts[cut])
-            found.apart[number] = Apart(place, cut, tuple(range(count, len(parameters))))
+            parameters += _each_part(record.atoms, dims, position, record.cuts[cut])
+            found.apart[number] = Apart(position, cut, tuple(range(count, len(parameters))))
     events: list[Product | Lookup] = []
     for event in record.events:
         events += _apart(record, found.apart, event) if isinstance(event, Product) else [event]
@@ -95,11 +95,11 @@ def _apart(record: Record, apart: dict[int, Apart], event: Product) -> list[Prod
     if not parted:
         return [event]
     cut = record.cuts[apart[parted[0]].cut]
-    places = [n for n, dim in enumerate(event.outputs) if _begins(record.atoms, dim, cut)]
-    if not places:
+    positions = [n for n, dim in enumerate(event.outputs) if _begins(record.atoms, dim, cut)]
+    if not positions:
         return [event]
     found = []
-    for part, outputs in enumerate(_each_part(record.atoms, event.outputs, places[0], cut)):
+    for part, outputs in enumerate(_each_part(record.atoms, event.outputs, positions[0], cut)):
         sources = (event.sources - set(parted)) | {apart[n].numbers[part] for n in parted}
         found += _apart(record, apart, replace(event, sources=sources, outputs=outputs))
     return found
@@ -110,9 +110,9 @@ def _begins(atoms: Atoms, dim: Dim, cut: Cut) -> bool:
     return atoms.expand(dim)[: len(whole)] == whole
 
 
-def _each_part(atoms: Atoms, dims: Dims, place: int, cut: Cut) -> list[Dims]:
-    rest = atoms.expand(dims[place])[len(atoms.expand(cut.whole)) :]
-    return [(*dims[:place], (*part, *rest), *dims[place + 1 :]) for part in cut.parts]
+def _each_part(atoms: Atoms, dims: Dims, position: int, cut: Cut) -> list[Dims]:
+    rest = atoms.expand(dims[position])[len(atoms.expand(cut.whole)) :]
+    return [(*dims[:position], (*part, *rest), *dims[position + 1 :]) for part in cut.parts]
 
 
 @dataclass(frozen=True)
@@ -174,21 +174,23 @@ def _keep_fit(
 
 
 def _read_fused(choice: Choice, parted: PartedRecord, number: int) -> FusedParts | None:
-    for place in range(len(choice.roles.parameters[number])):
-        parts = _read_parts(choice, parted, number, place)
+    for position in range(len(choice.roles.parameters[number])):
+        parts = _read_parts(choice, parted, number, position)
         if len(parts) > 1:
-            return FusedParts(place, parts, choice.num_shards)
+            return FusedParts(position, parts, choice.num_shards)
     return None
 
 
-def _read_parts(choice: Choice, parted: PartedRecord, number: int, place: int) -> tuple[int, ...]:
+def _read_parts(
+    choice: Choice, parted: PartedRecord, number: int, position: int
+) -> tuple[int, ...]:
     """Return the sizes of a dim's parts that are each split; () where one of them is not."""
     apart = parted.apart.get(number)
-    if apart is not None and apart.place == place:
-        found = [_read_parts(choice, parted, part, place) for part in apart.numbers]
+    if apart is not None and apart.position == position:
+        found = [_read_parts(choice, parted, part, position) for part in apart.numbers]
         return tuple(chain(*found)) if all(found) else ()
-    roles, dim = choice.roles, choice.roles.parameters[number][place]
-    first = next((place for place, atom in enumerate(dim) if atom in choice.splits), None)
+    roles, dim = choice.roles, choice.roles.parameters[number][position]
+    first = next((position for position, atom in enumerate(dim) if atom in choice.splits), None)
     split = None if first is None else choice.split_of(dim[first:])
     if split is None or split.is_padded:
         return ()

@@ -1,8 +1,12 @@
-"""Compute with fused kernels whose columns are sorted by shard, as their storage is.
+"""Compute with kernels that are split over the model shards, knowing along which dim.
 
-The product, its bias and whatever else does not look along the columns run on them as they are;
-where the function takes the parts apart, each is cut from every shard's own columns, and nothing
-moves. Anything else gets the columns in the user's order, which does move them.
+The columns of fused kernels are sorted by shard, as their storage is. The product, its bias and
+whatever else does not look along the columns run on them as they are; where the function takes the
+parts apart, each is cut from every shard's own columns, and nothing moves. Anything else gets the
+columns in the user's order, which does move them.
+
+Where several kernels read one array, fused or not, its gradient is reduced once
+(`shared_inputs.py`).
 """
 
 from __future__ import annotations
@@ -10,13 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from redco_flow.engine.sharding.dataflow.handlers import ELEMENTWISE_NAMES
+from redco_flow.engine.sharding.dataflow.trace import function_jaxpr
 from redco_flow.engine.sharding.fused_parts import FusedParts
+from redco_flow.engine.sharding.shared_inputs import SharedInputs, multiply, shares_inputs
 from redco_flow.engine.step.deferred import Deferred, Outcome, bind, run_deferred
 
 # Told of the parameters (by number) whose columns were needed in the user's order.
@@ -31,13 +39,17 @@ def compute_by_shard(
 
     Args:
         function: its inputs are trees of arrays and Python values; those are passed as they are.
-        fused: one per leaf of the parameters; None where a leaf is as it is.
+        fused: one per leaf of the parameters: of what is split over the model shards, its parts,
+            which may be one; None where a leaf is not.
         tell: called while the function is traced.
     """
     if not any(fused):
         return function
+    has_parts = any(parts is not None and len(parts.parts) > 1 for parts in fused)
 
     def computing(params: Any, *inputs: Any) -> Any:
+        if not has_parts and not shares_inputs(function_jaxpr(function, params, inputs).jaxpr):
+            return function(params, *inputs)
         deferred = [
             None if parts is None else _ByShard(parts, frozenset([number]), tell)
             for number, parts in enumerate(fused)
@@ -49,7 +61,7 @@ def compute_by_shard(
 
 @dataclass(frozen=True)
 class _ByShard(Deferred):
-    """An array whose columns are sorted by shard.
+    """An array whose columns are sorted by shard; of one part, they are in the user's order.
 
     Args:
         sources: the parameters that it is computed from.
@@ -61,18 +73,25 @@ class _ByShard(Deferred):
     casts_first: ClassVar[bool] = True
     enters_loops: ClassVar[bool] = True
 
-    def use(self, value: Any) -> jax.Array:
+    def use(self, value: Any) -> Any:
+        if len(self.parts.parts) == 1:
+            return value
         self.tell(self.sources)
         return self.parts.to_logical(value)
 
     def row(self) -> Deferred | None:
-        place = self.parts.place
-        return replace(self, parts=self.parts.at(place - 1)) if place else None
+        position = self.parts.position
+        return replace(self, parts=self.parts.at(position - 1)) if position else None
 
     def through(
-        self, equation: Any, values: Sequence[Any], deferred: Sequence[Deferred | None]
+        self,
+        equation: Any,
+        values: Sequence[Any],
+        deferred: Sequence[Deferred | None],
+        shared: SharedInputs,
     ) -> list[Outcome] | None:
-        handler = _HANDLERS.get(equation.primitive.name)
+        name = equation.primitive.name
+        handler = partial(_multiply, shared) if name == "dot_general" else _HANDLERS.get(name)
         found = [how if isinstance(how, _ByShard) else None for how in deferred]
         if handler is None:
             return None
@@ -95,14 +114,17 @@ def _each_column(
         return None
     (parts,) = orders
     shapes = [np.shape(value) for value in values]
-    has_columns = [len(shape) > parts.place and shape[parts.place] > 1 for shape in shapes]
+    has_columns = [len(shape) > parts.position and shape[parts.position] > 1 for shape in shapes]
     if any(wide and one is None for wide, one in zip(has_columns, fused, strict=True)):
         return None
     return [(value, parts) for value in bind(equation, values)]
 
 
 def _multiply(
-    equation: Any, values: Sequence[Any], fused: Sequence[FusedParts | None]
+    shared: SharedInputs,
+    equation: Any,
+    values: Sequence[Any],
+    fused: Sequence[FusedParts | None],
 ) -> _Results | None:
     """Carry the order of one operand's free dim to the result."""
     contracted, batch = equation.params["dimension_numbers"]
@@ -111,14 +133,28 @@ def _multiply(
     side = 0 if fused[0] else 1
     parts = fused[side]
     taken = {*contracted[side], *batch[side]}
-    if parts is None or parts.place in taken:
+    if parts is None or parts.position in taken:
         return None
-    before = [i for i in range(parts.place) if i not in taken]
+    before = [i for i in range(parts.position) if i not in taken]
     others = 0
     if side:
         others = values[0].ndim - len(contracted[0]) - len(batch[0])
-    place = len(batch[side]) + others + len(before)
-    return [(value, parts.at(place)) for value in bind(equation, values)]
+    position = len(batch[side]) + others + len(before)
+    read, value, kernel = equation.invars[1 - side], values[1 - side], values[side]
+    if not shared.has(read) or not all(map(_is_float, values)):
+        return [(result, parts.at(position)) for result in bind(equation, values)]
+
+    def product(value: Any, kernel: Any) -> Any:
+        (result,) = bind(equation, (value, kernel) if side else (kernel, value))
+        return result
+
+    copies = shared.copies(read, value, parts.num_shards)
+    result = multiply(product, copies, value, kernel, (parts.position, position))
+    return [(result, parts.at(position))]
+
+
+def _is_float(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
 def _broadcast(
@@ -127,8 +163,8 @@ def _broadcast(
     parts = fused[0]
     if parts is None:
         return None
-    place = equation.params["broadcast_dimensions"][parts.place]
-    return [(value, parts.at(place)) for value in bind(equation, values)]
+    position = equation.params["broadcast_dimensions"][parts.position]
+    return [(value, parts.at(position)) for value in bind(equation, values)]
 
 
 def _transpose(
@@ -137,8 +173,8 @@ def _transpose(
     parts = fused[0]
     if parts is None:
         return None
-    place = tuple(equation.params["permutation"]).index(parts.place)
-    return [(value, parts.at(place)) for value in bind(equation, values)]
+    position = tuple(equation.params["permutation"]).index(parts.position)
+    return [(value, parts.at(position)) for value in bind(equation, values)]
 
 
 def _squeeze(
@@ -147,8 +183,8 @@ def _squeeze(
     parts = fused[0]
     if parts is None:
         return None
-    gone = sum(dim < parts.place for dim in equation.params["dimensions"])
-    return [(value, parts.at(parts.place - gone)) for value in bind(equation, values)]
+    gone = sum(dim < parts.position for dim in equation.params["dimensions"])
+    return [(value, parts.at(parts.position - gone)) for value in bind(equation, values)]
 
 
 def _reduce(
@@ -158,8 +194,8 @@ def _reduce(
     parts, axes = fused[0], equation.params["axes"]
     if parts is None:
         return None
-    gone = sum(axis < parts.place for axis in axes)
-    left = None if parts.place in axes else parts.at(parts.place - gone)
+    gone = sum(axis < parts.position for axis in axes)
+    left = None if parts.position in axes else parts.at(parts.position - gone)
     return [(value, left) for value in bind(equation, values)]
 
 
@@ -170,22 +206,22 @@ def _reshape(
     parts, sizes = fused[0], tuple(equation.params["new_sizes"])
     if parts is None or 0 in sizes:
         return None
-    run = _same_run(values[0].shape, parts.place, sizes)
+    run = _same_run(values[0].shape, parts.position, sizes)
     if run is None:
         return None
     start, stop = run
     inner = math.prod(sizes[start + 1 : stop])
     if all(size // parts.num_shards % inner == 0 for size in parts.parts):
-        smaller = replace(parts, place=start, parts=tuple(size // inner for size in parts.parts))
+        smaller = replace(parts, position=start, parts=tuple(size // inner for size in parts.parts))
         return [(values[0].reshape(sizes), smaller)]
     if parts.is_even and sizes[start] == len(parts.parts):
         return [(parts.stack(values[0]).reshape(sizes), None)]
     return None
 
 
-def _same_run(before: Sequence[int], place: int, after: Sequence[int]) -> tuple[int, int] | None:
+def _same_run(before: Sequence[int], position: int, after: Sequence[int]) -> tuple[int, int] | None:
     """Return the new dims [start, stop) that an old one became; None where it met others."""
-    outer, size = math.prod(before[:place]), before[place]
+    outer, size = math.prod(before[:position]), before[position]
     start = 0
     while start < len(after) and (math.prod(after[:start]) != outer or after[start] == 1):
         start += 1
@@ -201,12 +237,12 @@ def _slice(
     parts, params = fused[0], equation.params
     if parts is None:
         return None
-    place, strides = parts.place, params["strides"]
-    start, stop = params["start_indices"][place], params["limit_indices"][place]
-    if (start, stop) == (0, parts.size) and (strides is None or strides[place] == 1):
+    position, strides = parts.position, params["strides"]
+    start, stop = params["start_indices"][position], params["limit_indices"][position]
+    if (start, stop) == (0, parts.size) and (strides is None or strides[position] == 1):
         return [(value, parts) for value in bind(equation, values)]
     is_else_whole = all(
-        i == place or (0, size) == (params["start_indices"][i], params["limit_indices"][i])
+        i == position or (0, size) == (params["start_indices"][i], params["limit_indices"][i])
         for i, size in enumerate(values[0].shape)
     )
     if not is_else_whole or (strides is not None and any(stride != 1 for stride in strides)):
@@ -221,7 +257,7 @@ def _split(
     parts, params = fused[0], equation.params
     if parts is None:
         return None
-    if params["axis"] != parts.place:
+    if params["axis"] != parts.position:
         return [(value, parts) for value in bind(equation, values)]
     taken, start = [], 0
     for size in params["sizes"]:
@@ -250,7 +286,6 @@ _HANDLERS: dict[str, _Handler] = {
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         _reduce,
     ),
-    "dot_general": _multiply,
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
     "squeeze": _squeeze,

@@ -1,16 +1,18 @@
 """The device mesh: `model` shards products, `context` sequences, `data` and `fsdp` the batch.
 
-Over `fsdp` parameters and optimizer state are split as well, over `data` and `context` they are
-copied. Knows devices and which process holds which.
+Over `fsdp` parameters and optimizer state are split as well, over `data` they are copied, over
+`context` either. Knows devices and which process holds which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh
 
 DATA_AXIS = "data"
@@ -19,10 +21,13 @@ CONTEXT_AXIS = "context"
 MODEL_AXIS = "model"
 # What exchanges most comes last: neighbours there are neighbours in the machine.
 MESH_AXES = (DATA_AXIS, FSDP_AXIS, CONTEXT_AXIS, MODEL_AXIS)
-# `context` is for activations: parameters are whole over it.
+# What rules name. Where parameters are split over `context`, that is a part of their `fsdp`.
 PARAMETER_AXES = (DATA_AXIS, FSDP_AXIS, MODEL_AXIS)
 # The batch is split over both.
 BATCH_AXES = (DATA_AXIS, FSDP_AXIS)
+_AXIS_TYPES = (AxisType.Auto,) * len(MESH_AXES)
+
+logger = logging.getLogger(__name__)
 
 
 def build_mesh(
@@ -53,22 +58,54 @@ def build_mesh(
     _check_divides("num_context_shards", num_context_shards, num_left, noun)
     num_left //= num_context_shards
     _check_divides("num_fsdp_shards", num_fsdp_shards, num_left, "data-parallel devices")
-    return jax.make_mesh(
-        (num_left // num_fsdp_shards, num_fsdp_shards, num_context_shards, num_model_shards),
-        MESH_AXES,
-        axis_types=(AxisType.Auto,) * len(MESH_AXES),
-        devices=devices,
-    )
+    shape = (num_left // num_fsdp_shards, num_fsdp_shards, num_context_shards, num_model_shards)
+    return Mesh(_arrange(devices, shape), MESH_AXES, axis_types=_AXIS_TYPES)
 
 
-def merge_context_into_data(mesh: Mesh) -> Mesh:
+def _arrange(devices: list[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
+    """Lay devices out so that neighbours are neighbours in the machine, as far as JAX knows how."""
+    try:
+        return jax.make_mesh(shape, MESH_AXES, axis_types=_AXIS_TYPES, devices=devices).devices
+    except (NotImplementedError, AssertionError):
+        pass  # an axis that is no product of a TPU slice's physical ones, or a part of a slice
+    try:
+        return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (NotImplementedError, AssertionError, ValueError):
+        logger.info(
+            "the mesh %s takes %s devices in their own order: JAX cannot arrange these along the "
+            "machine's links.",
+            " x ".join(map(str, shape)),
+            devices[0].device_kind,
+        )
+        return np.array(devices).reshape(shape)
+
+
+def merge_context(mesh: Mesh, *, into_fsdp: bool) -> Mesh:
     """Return the mesh in which context shards have rows of their own instead.
 
     Every device holds the same part of the parameters in both.
+
+    Args:
+        into_fsdp: whether parameters are split over the context shards; else into `data`.
     """
-    _, num_fsdp, _, num_model = mesh.devices.shape
-    devices = mesh.devices.transpose(0, 2, 1, 3).reshape(-1, num_fsdp, 1, num_model)
-    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    num_data, num_fsdp, num_context, num_model = mesh.devices.shape
+    if into_fsdp:
+        devices = mesh.devices.reshape(num_data, num_fsdp * num_context, 1, num_model)
+    else:
+        devices = mesh.devices.transpose(0, 2, 1, 3).reshape(-1, num_fsdp, 1, num_model)
+    return Mesh(devices, MESH_AXES, axis_types=_AXIS_TYPES)
+
+
+def parameter_axis_sizes(sizes: Mapping[str, int], *, over_context: bool) -> dict[str, int]:
+    """Return the devices along each axis of what rules name.
+
+    Args:
+        sizes: the mesh's.
+        over_context: whether parameters are split over `context` as over `fsdp`.
+    """
+    if not over_context:
+        return dict(sizes)
+    return {**sizes, FSDP_AXIS: sizes[FSDP_AXIS] * sizes[CONTEXT_AXIS], CONTEXT_AXIS: 1}
 
 
 def _check_divides(name: str, value: int, count: int, noun: str) -> None:
@@ -117,3 +154,12 @@ def find_data_process(processes: np.ndarray, process_index: int) -> DataProcess:
     if process_index not in held:
         raise ValueError(f"process {process_index} holds no device of the mesh.")
     return DataProcess(shares.index(tuple(sorted(held[process_index]))), len(shares))
+
+
+def is_mapped(axis: str) -> bool:
+    """Say whether what is being traced runs on each of a mesh axis' shards, as under `jax.vmap`."""
+    try:
+        jax.lax.axis_size(axis)
+    except NameError:
+        return False
+    return True

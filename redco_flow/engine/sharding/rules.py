@@ -82,8 +82,8 @@ class ShardedParameter:
     """A parameter and what the rules decided about it.
 
     Args:
-        num_bytes: of the whole of it, as it is.
-        stored_bytes: of the whole of it, as it is stored: with its padding.
+        num_bytes: of one replica, unpadded.
+        stored_bytes: of one replica as it is stored, with its padding.
     """
 
     path: str
@@ -140,12 +140,12 @@ class ShardingRules:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of one whole copy of the parameters."""
+        """Bytes of one full copy of the parameters."""
         return sum(p.num_bytes for p in self.parameters)
 
     @property
     def replicated_bytes(self) -> int:
-        """Bytes of the parameters that every device holds whole."""
+        """Bytes of the parameters that are replicated on every device."""
         return sum(p.num_bytes for p in self.parameters if p.is_replicated)
 
     @property

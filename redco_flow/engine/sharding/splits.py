@@ -83,15 +83,34 @@ class Roles:
 
     @cached_property
     def residual(self) -> frozenset[int]:
-        """Atoms that products contract and that later products make again."""
-        return frozenset(
-            atom
-            for atom in self.producers.keys() & self.consumers.keys() - self.heads
-            if any(
-                made is taken or made.after & taken.bit
+        """Atoms that products contract and that later products make again.
+
+        But for the inner width of a state-space block, of which a few numbers are computed (the
+        step size) that then meet it again: split, it costs all-reduces of these few alone.
+        """
+        return frozenset(atom for atom in self._loops if not self._is_inner_width(atom))
+
+    @cached_property
+    def _loops(self) -> dict[int, list[tuple[Product, Product]]]:
+        """By atom: a product that contracts it, and one that makes it again from the result."""
+        loops = {
+            atom: [
+                (taken, made)
                 for taken in self.consumers[atom]
                 for made in self.producers[atom]
-            )
+                if made is taken or made.after & taken.bit
+            ]
+            for atom in self.producers.keys() & self.consumers.keys() - self.heads
+        }
+        return {atom: found for atom, found in loops.items() if found}
+
+    def _is_inner_width(self, atom: int) -> bool:
+        """Whether an atom's loops all lead through fewer numbers, inside a loop of another's."""
+        loops, size = self._loops[atom], self.size((atom,))
+        return all(self.size(self.flat(taken.outputs)) < size for taken, _ in loops) and any(
+            all(any(_surrounds(outer, loop) for outer in others) for loop in loops)
+            for other, others in self._loops.items()
+            if other != atom
         )
 
     @cached_property
@@ -118,6 +137,15 @@ class Roles:
         while count < len(dim) - 1 and dim[count] in cut:
             count += 1
         return dim[count:]
+
+    def packs(self, atoms: Iterable[int]) -> bool:
+        """Whether one of these numbers parts that were cut from each other, or put together.
+
+        Copies of key-value heads that are put together number the queries that share each.
+        """
+        facts = self._facts
+        parts = facts.get(Fact.SLICED, set()) | facts.get(Fact.JOINED, set())
+        return any(atom in parts - facts.get(Fact.BATCH, set()) for atom in atoms)
 
     @cached_property
     def _facts(self) -> dict[Fact, set[int]]:
@@ -150,6 +178,11 @@ def on_one_device() -> AbstractContextManager[Any]:
     return context
 
 
+def _surrounds(outer: tuple[Product, Product], inner: tuple[Product, Product]) -> bool:
+    """Whether one loop begins before and ends after another."""
+    return bool(inner[0].after & outer[0].bit and outer[1].after & inner[1].bit)
+
+
 def _by_atom(pairs: Iterable[tuple[int, Product]]) -> dict[int, list[Product]]:
     found: dict[int, list[Product]] = {}
     for atom, product in pairs:
@@ -177,13 +210,13 @@ class Choice:
     """What is split over `num_shards`, and what is not and why.
 
     Args:
-        whole: atoms that are not split, and why.
+        replicated: atoms that are not split, and why.
     """
 
     roles: Roles
     num_shards: int
     splits: dict[int, Split] = field(default_factory=dict)
-    whole: dict[int, str] = field(default_factory=dict)
+    replicated: dict[int, str] = field(default_factory=dict)
 
     def split_of(self, dim: Dim) -> Split | None:
         """Return how a dim is split: by what begins it."""
@@ -192,7 +225,7 @@ class Choice:
 
     def why_whole(self, atom: int) -> str | None:
         """Return why an atom is not split."""
-        return self.roles.blocked.get(atom) or self.whole.get(atom)
+        return self.roles.blocked.get(atom) or self.replicated.get(atom)
 
 
 def choose_splits(roles: Roles, num_shards: int) -> Choice:
@@ -224,7 +257,7 @@ def _choose_rows(choice: Choice, lookup: Lookup) -> None:
         return
     size = roles.size(rows)
     if size <= roles.size(columns):
-        choice.whole[rows[0]] = f"the {size} rows of a small table"
+        choice.replicated[rows[0]] = f"the {size} rows of a small table"
     elif roles.size(rows[:1]) % choice.num_shards == 0:
         _add(choice, Split(rows[:1], "rows"))
     else:
@@ -237,7 +270,7 @@ def _choose_units(choice: Choice, product: Product) -> None:
     if any(atom in choice.splits for atom in inputs):
         for atom in outputs:
             if atom not in choice.splits:
-                choice.whole.setdefault(atom, "a dim that an all-reduce has made whole")
+                choice.replicated.setdefault(atom, "a dim that an all-reduce has replicated")
         return
     if any(atom in choice.splits for atom in outputs):
         return
@@ -245,7 +278,7 @@ def _choose_units(choice: Choice, product: Product) -> None:
     for dim in dims:
         atoms = _divisible(choice, dim)
         if atoms and not _would_conflict(choice, product, atoms):
-            _add(choice, Split(atoms, _noun(choice, atoms)))
+            _add(choice, Split(atoms, _noun_of_part(choice, dim, atoms)))
             return
     for dim in dims:
         is_last = not any(atom in roles.consumers for atom in dim)
@@ -289,7 +322,7 @@ def _divisible(choice: Choice, dim: Dim) -> Dim:
     has_second = len(dim) > 1 and not choice.why_whole(dim[1])
     if has_second and not remainder and roles.size(dim[1:2]) % rest == 0:
         return dim[:2]
-    choice.whole.setdefault(
+    choice.replicated.setdefault(
         dim[0], f"{_counted(choice, dim[:1])}, which {num_shards} model shards do not divide"
     )
     return ()
@@ -308,7 +341,7 @@ def _would_conflict(choice: Choice, product: Product, atoms: Dim) -> bool:
         )
         is_taken = any(atom in choice.splits for atom in (*outputs, *others))
         if is_taken or not takes_split or _is_bottleneck(choice, product, consumer, atoms):
-            choice.whole.setdefault(atoms[0], "a dim that a product sharded otherwise reads")
+            choice.replicated.setdefault(atoms[0], "a dim that a product sharded otherwise reads")
             return True
     return False
 
@@ -327,7 +360,7 @@ def _pad(choice: Choice, dim: Dim, noun: str) -> None:
         one == dim for dims in roles.parameters for one in dims if dim[0] in one
     )
     if is_alone:
-        choice.whole.pop(dim[0], None)
+        choice.replicated.pop(dim[0], None)
         _add(choice, Split(dim, noun, is_padded=True))
 
 
@@ -336,6 +369,12 @@ def _noun(choice: Choice, atoms: Dim) -> str:
     if any(atom in roles.heads for atom in atoms):
         return "heads"
     return "units" if atoms[0] in roles.consumers else "final outputs"
+
+
+def _noun_of_part(choice: Choice, dim: Dim, atoms: Dim) -> str:
+    """Name what a dim's major atoms count, which may be groups of what the dim counts."""
+    noun, inside = _noun(choice, atoms), choice.roles.size(dim[len(atoms) :])
+    return noun if noun == "heads" or inside == 1 else f"groups of {inside} {noun}"
 
 
 def _counted(choice: Choice, atoms: Dim) -> str:

@@ -90,12 +90,14 @@ def optimizer_fused(opt_state: Any, params: Any, param_fused: Any) -> Any | None
         whole, fused = _find_owner(path, owners) or ((), None)
         if fused is None or shape == whole or math.prod(shape) == 1:
             return fused if shape == whole else None
-        places = [place for place in range(len(whole)) if _without(whole, place) == shape]
-        if not places or whole.count(fused.size) > 1:
+        positions = [
+            position for position in range(len(whole)) if _without(whole, position) == shape
+        ]
+        if not positions or whole.count(fused.size) > 1:
             unknown.append(path)
-        if not places or fused.place in places:
+        if not positions or fused.position in positions:
             return None
-        return fused.at(fused.place - (places[0] < fused.place))
+        return fused.at(fused.position - (positions[0] < fused.position))
 
     found = jax.tree_util.tree_map_with_path(find, opt_state)
     return None if unknown else found
@@ -125,8 +127,8 @@ def _leaf_spec(shape: Shape, owner: _Owner) -> PartitionSpec:
     return PartitionSpec(*found.pop()) if len(found) == 1 else PartitionSpec()
 
 
-def _without(shape: Shape, place: int) -> Shape:
-    return shape[:place] + shape[place + 1 :]
+def _without(shape: Shape, position: int) -> Shape:
+    return shape[:position] + shape[position + 1 :]
 
 
 logger = logging.getLogger(__name__)
@@ -139,15 +141,21 @@ def start_state(
     *,
     counts_skipped: bool = False,
     trainable: Any = None,
+    param_dtype: str = "float32",
 ) -> State:
-    """Return the state before the first step, what is trained of it in float32 or wider.
+    """Return the state before the first step; the optimizer's arrays are float32 or wider.
 
     Args:
         trainable: a tree of bools; None: all parameters.
+        param_dtype: of what is trained; float32 leaves what is wider as it is.
     """
     mask = jax.tree.map(lambda _: True, params) if trainable is None else trainable
-    own = jax.tree.map(lambda on, param: _widen(param) if on else param, mask, params)
+    own = jax.tree.map(lambda on, param: widen(param) if on else param, mask, params)
     state = initial_state(own, optimizer, seed)
+    if param_dtype != "float32":
+        state["params"] = jax.tree.map(
+            lambda on, param: _narrowed(param, param_dtype) if on else param, mask, own
+        )
     return counting_skipped(state) if counts_skipped else state
 
 
@@ -158,13 +166,16 @@ def state_layout(
     *,
     counts_skipped: bool = False,
     trainable: Any = None,
+    param_dtype: str = "float32",
 ) -> tuple[Any, Any]:
     """Return the state's tree of shapes and its tree of PartitionSpecs.
 
     Args:
         params: arrays or shapes.
     """
-    start = partial(start_state, counts_skipped=counts_skipped, trainable=trainable)
+    start = partial(
+        start_state, counts_skipped=counts_skipped, trainable=trainable, param_dtype=param_dtype
+    )
     shapes = jax.eval_shape(lambda params: start(params, optimizer, 0), params)
     params_specs = rules.specs(shapes["params"])
     specs = dict.fromkeys(shapes, PartitionSpec()) | {
@@ -204,8 +215,13 @@ def bytes_per_device(shapes: Any, specs: Any, axis_sizes: Mapping[str, int]) -> 
     return sum(jax.tree.leaves(jax.tree.map(count, shapes, specs)), start=0)
 
 
-def _widen(param: Any) -> Any:
+def widen(param: Any) -> Any:
     """Bring a float parameter to at least float32; others stay."""
     if jnp.issubdtype(param.dtype, jnp.floating):
         return param.astype(jnp.promote_types(param.dtype, jnp.float32))
     return param
+
+
+def _narrowed(param: Any, dtype: str) -> Any:
+    """Bring a float parameter to a dtype; others stay."""
+    return param.astype(dtype) if jnp.issubdtype(param.dtype, jnp.floating) else param

@@ -9,7 +9,7 @@ meets a loss, a gradient or an optimizer. Fused parts keep their order by shard 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_flow.engine.sharding.fused_parts import FusedParts
+from redco_flow.engine.sharding.mesh import (
+    CONTEXT_AXIS,
+    FSDP_AXIS,
+    MODEL_AXIS,
+    parameter_axis_sizes,
+)
 from redco_flow.engine.sharding.rules import mesh_axes, stored_shape
 
 
@@ -28,16 +34,18 @@ class PaddedStorage:
         shapes: the tree's exact shapes.
         specs: a PartitionSpec per leaf, as it is stored.
         fused: per leaf the dim that is stored sorted by shard, or None.
+        over_context: whether what is split over `fsdp` is split over `context` too.
     """
 
     mesh: Mesh
     shapes: Any
     specs: Any
     fused: Any
+    over_context: bool = False
 
     def __getitem__(self, key: str) -> PaddedStorage:
         """Return the storage of a part of the tree."""
-        return PaddedStorage(self.mesh, self.shapes[key], self.specs[key], self.fused[key])
+        return replace(self, shapes=self.shapes[key], specs=self.specs[key], fused=self.fused[key])
 
     @property
     def is_exact(self) -> bool:
@@ -52,20 +60,47 @@ class PaddedStorage:
         return leaves
 
     @property
+    def split_leaves(self) -> list[FusedParts | None]:
+        """One per leaf: its parts along the dim that is split over `model`; one without fused ones.
+
+        None where no dim is, or its shards are padded.
+        """
+        structure: Any = jax.tree.structure(self.shapes)
+        leaves = zip(
+            jax.tree.leaves(self.shapes),
+            structure.flatten_up_to(self.specs),
+            self.fused_leaves,
+            strict=True,
+        )
+        num_shards = self._axis_sizes[MODEL_AXIS]
+        return [fused or _whole_part(x.shape, spec, num_shards) for x, spec, fused in leaves]
+
+    @property
     def stored_sharding(self) -> Any:
         """The tree of shardings of the padded arrays."""
-        return self._map(lambda _, spec: NamedSharding(self.mesh, spec))
+        return self._map(lambda _, spec: self._sharding(spec))
 
     @property
     def exact_sharding(self) -> Any:
         """The tree of shardings of the exact arrays, as they can lie outside compiled functions.
 
-        What is padded is split along another dim there, or whole where no other divides.
+        What is padded is split along another dim there, or replicated where no other divides.
         """
-        sizes = dict(self.mesh.shape)
         return self._map(
-            lambda shape, spec: NamedSharding(self.mesh, exact_spec(shape.shape, spec, sizes))
+            lambda shape, spec: self._sharding(exact_spec(shape.shape, spec, self._axis_sizes))
         )
+
+    @property
+    def abstract_stored(self) -> Any:
+        """Shapes and shardings of the padded arrays."""
+        return jax.tree.map(
+            _abstract, jax.eval_shape(self.to_storage, self.shapes), self.stored_sharding
+        )
+
+    @property
+    def abstract_exact(self) -> Any:
+        """Shapes and shardings of the exact arrays; see `exact_sharding`."""
+        return jax.tree.map(_abstract, self.shapes, self.exact_sharding)
 
     def to_logical(self, stored: Any) -> Any:
         """Make stored arrays exact; to be traced into a compiled function."""
@@ -82,8 +117,7 @@ class PaddedStorage:
             if array.shape == tuple(shape.shape):
                 return array
             exact = array[tuple(slice(size) for size in shape.shape)]
-            sharding = NamedSharding(self.mesh, spec)
-            placed: jax.Array = jax.lax.with_sharding_constraint(exact, sharding)
+            placed: jax.Array = jax.lax.with_sharding_constraint(exact, self._sharding(spec))
             return placed
 
         return self._map(cut, stored) if self._is_padded else stored
@@ -114,10 +148,33 @@ class PaddedStorage:
         return jax.tree.unflatten(structure, found)
 
     def _stored(self, shape: Any, spec: PartitionSpec) -> tuple[int, ...]:
-        return stored_shape(tuple(shape.shape), spec, dict(self.mesh.shape))
+        return stored_shape(tuple(shape.shape), spec, self._axis_sizes)
+
+    @property
+    def _axis_sizes(self) -> dict[str, int]:
+        return parameter_axis_sizes(dict(self.mesh.shape), over_context=self.over_context)
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        """Return how an array with a spec of the rules lies on the mesh."""
+        if self.over_context:
+            both = (FSDP_AXIS, CONTEXT_AXIS)
+            spec = PartitionSpec(*(both if axis == FSDP_AXIS else axis for axis in spec))
+        return NamedSharding(self.mesh, spec)
 
     def _map(self, function: Callable[..., Any], *trees: Any) -> Any:
         return jax.tree.map(function, self.shapes, self.specs, *trees)
+
+
+def _abstract(shape: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+
+def _whole_part(shape: tuple[int, ...], spec: PartitionSpec, num_shards: int) -> FusedParts | None:
+    """Return the dim that is split over `model`, as one part."""
+    position = tuple(spec).index(MODEL_AXIS) if MODEL_AXIS in spec else None
+    if position is None or num_shards == 1 or shape[position] % num_shards:
+        return None
+    return FusedParts(position, (shape[position],), num_shards)
 
 
 def exact_spec(
@@ -125,11 +182,11 @@ def exact_spec(
 ) -> PartitionSpec:
     """Move the axes of dims that they do not divide to other dims, or drop them."""
     axes = list(spec) + [None] * (len(shape) - len(spec))
-    for place, axis in enumerate(axes):
-        if axis is None or shape[place] % axis_sizes[axis] == 0:
+    for position, axis in enumerate(axes):
+        if axis is None or shape[position] % axis_sizes[axis] == 0:
             continue
-        axes[place] = None
-        free = [i for i, other in enumerate(axes) if other is None and i != place]
+        axes[position] = None
+        free = [i for i, other in enumerate(axes) if other is None and i != position]
         divided = [i for i in free if shape[i] % axis_sizes[axis] == 0]
         if divided:
             axes[max(divided, key=lambda i: shape[i])] = axis

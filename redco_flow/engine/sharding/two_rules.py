@@ -66,8 +66,10 @@ def derive_rules(
     asked = {n: name for n, name in enumerate(names) if not any(r.matches(name) for r in given)}
     if num_shards == 1:
         why = "replicated: one model shard"
-        whole = [ShardingRule(name, PartitionSpec(), why, exact=True) for name in asked.values()]
-        return check_rules((*given, *whole), params, axis_sizes)
+        replicated = [
+            ShardingRule(name, PartitionSpec(), why, exact=True) for name in asked.values()
+        ]
+        return check_rules((*given, *replicated), params, axis_sizes)
     if function is None:
         raise ShardingError(
             f"{num_shards} model shards need a layout, and it is derived from what the model "
@@ -76,12 +78,17 @@ def derive_rules(
         )
     record = read_roles(params, function, inputs).record
     found = choose_fused(record, num_shards, asked, params, function, inputs)
-    derived = [
-        _fused_rule(found, number, name)
-        if number in found.fused
-        else _rule(found.choice, number, name)
-        for number, name in asked.items()
-    ]
+    derived, surprises = [], dict[str, list[str]]()
+    for number, name in asked.items():
+        if number in found.fused:
+            derived.append(_fused_rule(found, number, name))
+            continue
+        rule, is_expected = _rule(found.choice, number, name)
+        derived.append(rule)
+        if not is_expected:
+            surprises.setdefault(rule.reason, []).append(_described(found.choice, number, name))
+    for reason, parameters in surprises.items():
+        logger.warning("%s: %s", ", ".join(parameters), reason)
     return check_rules((*given, *derived), params, axis_sizes)
 
 
@@ -113,27 +120,30 @@ def _is_head_bias(roles: Roles, lookup: Lookup) -> bool:
     return bool(columns) and all(atom in roles.heads for atom in columns)
 
 
-def _rule(choice: Choice, number: int, name: str) -> ShardingRule:
+def _rule(choice: Choice, number: int, name: str) -> tuple[ShardingRule, bool]:
+    """Return a parameter's rule, and whether it is what one would expect."""
     dims = choice.roles.parameters[number]
-    for place, dim in enumerate(dims):
+    for position, dim in enumerate(dims):
         split = choice.split_of(dim)
         if split is not None:
-            spec = PartitionSpec(*[None] * place, MODEL_AXIS)
+            spec = PartitionSpec(*[None] * position, MODEL_AXIS)
             reason = _reason_split(choice, number, split)
-            return ShardingRule(name, spec, reason, exact=True, is_padded=split.is_padded)
+            rule = ShardingRule(name, spec, reason, exact=True, is_padded=split.is_padded)
+            return rule, True
     spec, reason, is_expected = _packed(choice, dims) or _whole(choice, number)
-    if not is_expected:
-        shape = tuple(choice.roles.size(dim) for dim in dims)
-        logger.warning("%s %s: %s", name, shape, reason)
-    return ShardingRule(name, spec, reason, exact=True)
+    return ShardingRule(name, spec, reason, exact=True), is_expected
+
+
+def _described(choice: Choice, number: int, name: str) -> str:
+    return f"{name} {tuple(choice.roles.size(dim) for dim in choice.roles.parameters[number])}"
 
 
 def _fused_rule(found: FusedChoice, number: int, name: str) -> ShardingRule:
     choice, fused, part = found.choice, found.fused[number], found.parted.first_part(number)
-    dim = choice.roles.parameters[part][fused.place]
+    dim = choice.roles.parameters[part][fused.position]
     split = next(choice.splits[atom] for atom in dim if atom in choice.splits)
     reason = f"{_reason_split(choice, part, split)}, in each of its {len(fused.parts)} fused parts"
-    spec = PartitionSpec(*[None] * fused.place, MODEL_AXIS)
+    spec = PartitionSpec(*[None] * fused.position, MODEL_AXIS)
     return ShardingRule(name, spec, reason, exact=True, fused=fused)
 
 
@@ -159,8 +169,19 @@ def _noun(roles: Roles, number: int, split: Split) -> str:
         return split.noun
     inside = {head_dim(roles, product) for product in roles.producers[split.atoms[0]]}
     made = roles.producers.keys() - {*split.atoms, *inside, *roles.blocked}
-    is_grouped = any(atom in made for dim in roles.parameters[number] for atom in dim)
-    return "KV-head groups" if is_grouped else split.noun
+    beside = _beside(roles, number, split.atoms[0])
+    return "KV-head groups" if any(atom in made for atom in beside) else split.noun
+
+
+def _beside(roles: Roles, number: int, atom: int) -> Dim:
+    """Return the atoms of a parameter that its products put out, or contract, with this one."""
+    own = {atom for dim in roles.parameters[number] for atom in dim}
+    for event in _events(roles, number):
+        sides = (event.contracted, event.outputs) if isinstance(event, Product) else ()
+        for side in map(roles.flat, sides):
+            if atom in side:
+                return tuple(one for one in side if one in own)
+    return tuple(own)
 
 
 def _beside_residual(choice: Choice, product: Product) -> str:
@@ -178,23 +199,37 @@ def _read(choice: Choice, product: Product) -> str:
 
 
 def _packed(choice: Choice, dims: Dims) -> tuple[PartitionSpec, str, bool] | None:
-    """Split what packs parts side by side in equal pieces, whatever parts they hold.
+    """Split a dim in equal pieces of which an inner atom is sharded elsewhere, not its first.
 
-    A whole kernel would not spare the exchange: XLA splits what it computes all the same.
+    A replicated kernel would not spare the exchange: XLA splits what it computes all the same.
     """
-    roles = choice.roles
-    for place, dim in enumerate(dims):
+    for position, dim in enumerate(dims):
         splits = [choice.splits[atom] for atom in dim if atom in choice.splits]
-        if not splits or dim[0] in splits[0].atoms or roles.size(dim) % choice.num_shards:
+        size = choice.roles.size(dim)
+        if not splits or dim[0] in splits[0].atoms or size % choice.num_shards:
             continue
+        what, advice = _what_is_packed(choice.roles, dim, splits[0])
         reason = (
-            f"packs parts that are each sharded over {roles.size(splits[0].atoms)} "
-            f"{splits[0].noun}: its {roles.size(dim)} are cut in {choice.num_shards} equal pieces, "
-            "and activations are exchanged between shards; give the parts a dim of their own, as "
-            "in (width, 3, heads, head dim)"
+            f"{what}: its {size} are cut in {choice.num_shards} equal pieces, "
+            f"and activations are exchanged between shards; {advice}"
         )
-        return PartitionSpec(*[None] * place, MODEL_AXIS), reason, False
+        return PartitionSpec(*[None] * position, MODEL_AXIS), reason, False
     return None
+
+
+def _what_is_packed(roles: Roles, dim: Dim, split: Split) -> tuple[str, str]:
+    """Say what stands outside of a split in a dim, and what would help."""
+    before = dim[: dim.index(split.atoms[0])]
+    sharded = f"{roles.size(split.atoms)} {split.noun}"
+    if roles.packs(before) or split.noun != "heads":
+        advice = "give the parts a dim of their own, as in (width, 3, heads, head dim)"
+        return f"packs parts that are each sharded over {sharded}", advice
+    num_heads = roles.size((*before, *split.atoms))
+    return (
+        f"its {num_heads} heads take turns at {sharded} of keys and values that are sharded",
+        "let neighbouring heads share keys and values, as in (width, KV heads, heads of each, "
+        "head dim)",
+    )
 
 
 def _whole(choice: Choice, number: int) -> tuple[PartitionSpec, str, bool]:
@@ -233,12 +268,23 @@ def _reason_product(choice: Choice, number: int, product: Product) -> tuple[str,
     roles = choice.roles
     own = {atom for dim in roles.parameters[number] for atom in dim}
     outputs = [atom for atom in roles.flat(product.outputs) if atom in own]
+    if heads := [atom for atom in outputs if atom in roles.heads and atom not in choice.splits]:
+        return f"replicated: {_undivided(choice, heads)}", False
     whys = [why for atom in outputs if (why := choice.why_whole(atom))]
     if not whys:
         return f"replicated: reads {_read(choice, product)}, has no output to shard", True
-    # Experts' routers, and what writes a residual stream from whole inputs, come out whole.
+    # Experts' routers, and what writes a residual stream from replicated inputs, are replicated.
     is_small = roles.size(outputs) <= roles.size(roles.flat(product.contracted)) // 8
     return f"replicated: reads {_read(choice, product)}, its output is {'; '.join(whys)}", is_small
+
+
+def _undivided(choice: Choice, heads: Sequence[int]) -> str:
+    """Say that the model shards do not divide the heads, and which numbers of shards would."""
+    sizes = [choice.roles.size((atom,)) for atom in heads]
+    fitting = {n for size in sizes for n in range(2, size + 1) if size % n == 0}
+    advice = f"{', '.join(map(str, sorted(fitting)))} would" if fitting else "none would"
+    count = choice.roles.size(heads)
+    return f"{count} heads, which {choice.num_shards} model shards do not divide; {advice}"
 
 
 def _reason_table(choice: Choice, lookup: Lookup) -> tuple[str, bool]:

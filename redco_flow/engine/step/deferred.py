@@ -16,6 +16,8 @@ import jax
 from jax.extend import core
 
 from redco_flow.engine.sharding.axes import equations_inside
+from redco_flow.engine.sharding.dataflow.trace import scan_sizes
+from redco_flow.engine.sharding.shared_inputs import SharedInputs
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 _REMATS = ("remat", "remat2", "checkpoint")
@@ -42,12 +44,17 @@ class Deferred(ABC):
         """Return how one entry along the first dim becomes ready; None: all must be at once."""
 
     def through(
-        self, equation: Any, values: Sequence[Any], deferred: Sequence[Deferred | None]
+        self,
+        equation: Any,
+        values: Sequence[Any],
+        deferred: Sequence[Deferred | None],
+        shared: SharedInputs,
     ) -> list[Outcome] | None:
         """Return an operation's results on values that are not ready; None: it needs them ready.
 
         Args:
             values, deferred: of the operands; at least one is deferred in this way.
+            shared: of the jaxpr that the operation stands in.
         """
         return None
 
@@ -77,6 +84,10 @@ class Keeping:
             options: of `jax.checkpoint`.
         """
         return jax.checkpoint(function, **options)
+
+    def results(self, values: list[Any]) -> list[Any]:
+        """Return the results of a scan that stands right inside of what `surround` returned."""
+        return values
 
 
 def run_deferred(
@@ -148,7 +159,7 @@ class _Evaluator:
         if name == "convert_element_type" and found[0] is not None and found[0].casts_first:
             return [(value, found[0]) for value in bind(equation, values)]
         how = next(how for how in found if how is not None)
-        outs = how.through(equation, values, found)
+        outs = how.through(equation, values, found, env.shared)
         if outs is None:
             return _as_ready(bind(equation, [env.use(v) for v in equation.invars]))
         return outs
@@ -171,7 +182,7 @@ class _Evaluator:
         self, equation: Any, values: Sequence[Any], deferred: list[Deferred | None]
     ) -> list[Outcome]:
         inner, options = equation.params["jaxpr"], equation.params
-        closed = core.ClosedJaxpr(inner, ()) if isinstance(inner, core.Jaxpr) else inner
+        closed = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
         inside = _Evaluator(self._keeping, is_surrounded=False)
         hows: list[Deferred | None] = []
 
@@ -202,7 +213,11 @@ class _Evaluator:
     def _scan(self, equation: Any, env: _Environment) -> list[Outcome]:
         """Run a scan whose body makes the rows ready that it is given."""
         options = equation.params
-        num_consts, num_carry = options["num_consts"], options["num_carry"]
+        num_consts, num_carry = scan_sizes(
+            options["jaxpr"],
+            [v.aval.ndim for v in equation.invars],
+            [v.aval.ndim for v in equation.outvars],
+        )
         num_whole = num_consts + num_carry
         hows = [env.deferred(v) for v in equation.invars[:num_consts]]
         hows = [how if how is not None and how.enters_loops else None for how in hows]
@@ -234,7 +249,8 @@ class _Evaluator:
             reverse=options["reverse"],
             unroll=options["unroll"],
         )
-        return _as_ready([*carry, *made])
+        results = [*carry, *made]
+        return _as_ready(keeping.results(results) if self._is_surrounded else results)
 
 
 def _holds(equation: Any) -> bool:
@@ -259,6 +275,7 @@ class _Environment:
         hows = zip(inner.invars, deferred, strict=True)
         self._deferred = {v: how for v, how in hows if how is not None}
         self._ready: dict[Any, Any] = {}
+        self.shared = SharedInputs(inner)
 
     def value(self, variable: Any) -> Any:
         """As it is."""

@@ -17,14 +17,15 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
-from redco_flow.engine.sharding.axes import equations, names_axis, takes_axis
+from redco_flow.engine.sharding.axes import equations, equations_inside, names_axis, takes_axis
 from redco_flow.engine.sharding.mesh import DATA_AXIS
 
 # (params, rows) -> anything
 OfRows = Callable[[Any, Any], Any]
 
-# What chooses for itself how it runs on devices, or has no sure way to run on one shard's rows.
-# cuDNN's attention refuses a bias that heads share there.
+# What chooses for itself how it runs on devices, or has no sure way to run on one shard's rows,
+# unless a shard_map that takes the axis has it run there. cuDNN's attention refuses a bias that
+# heads share there.
 _INDIVISIBLE = re.compile(r"custom_partitioning|pallas_call|dot_product_attention.*")
 
 logger = logging.getLogger(__name__)
@@ -101,9 +102,15 @@ def _trace_mapped(of_rows: OfRows, params: Any, rows: Any) -> ClosedJaxpr:
 def _find_obstacle(traced: ClosedJaxpr) -> str | None:
     if traced.effects:
         return "effects, such as callbacks"
+    on_shards = {
+        id(inner)
+        for equation in equations(traced.jaxpr)
+        if equation.primitive.name == "shard_map" and takes_axis(equation, DATA_AXIS)
+        for inner in equations_inside(equation)
+    }
     for equation in equations(traced.jaxpr):
         name = equation.primitive.name
-        if _INDIVISIBLE.fullmatch(name):
+        if _INDIVISIBLE.fullmatch(name) and id(equation) not in on_shards:
             return f"a {name}"
         if names_axis(equation, DATA_AXIS):
             return f"a {name} that names the mesh axis {DATA_AXIS!r}"

@@ -9,6 +9,7 @@ Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from redco_flow.engine.sharding.rules import (
 )
 from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, run_deferred
+from redco_flow.engine.step.model_flops import LowRank, Mark
 
 BASE, FACTORS = "base", "lora"
 _LETTERS = "abcdefghijklmnopq"
@@ -40,7 +42,7 @@ _RANK = "r"
 
 @dataclass(frozen=True)
 class Target:
-    """A kernel with factors, and its dims' places: A is (*stack, *inputs, R), B (*stack, R,
+    """A kernel with factors, and its dims' positions: A is (*stack, *inputs, R), B (*stack, R,
     *outputs).
     """
 
@@ -52,10 +54,12 @@ class Target:
     @property
     def equation(self) -> str:
         """The einsum from A and B to the kernel's dims."""
-        names = {place: _LETTERS[place] for place in (*self.stack, *self.inputs, *self.outputs)}
+        names = {
+            position: _LETTERS[position] for position in (*self.stack, *self.inputs, *self.outputs)
+        }
 
-        def spell(places: Sequence[int]) -> str:
-            return "".join(names[place] for place in places)
+        def spell(positions: Sequence[int]) -> str:
+            return "".join(names[position] for position in positions)
 
         first = spell(self.stack) + spell(self.inputs) + _RANK
         second = spell(self.stack) + _RANK + spell(self.outputs)
@@ -74,7 +78,8 @@ class _Adapted(Deferred):
     def use(self, value: Any) -> jax.Array:
         kernel, a, b = value
         change = self.scale * jnp.einsum(self.equation, a, b)
-        adapted: jax.Array = (kernel.astype(change.dtype) + change).astype(kernel.dtype)
+        # Not in the kernel's dtype where that is narrower: most of the change would be rounded off.
+        adapted: jax.Array = kernel.astype(jnp.promote_types(kernel.dtype, change.dtype)) + change
         return adapted
 
     def row(self) -> Deferred | None:
@@ -118,8 +123,8 @@ class Lora:
         for number, target in enumerate(self.targets):
             shape = leaves[target.path].shape
             stack, inputs, outputs = (
-                tuple(shape[place] for place in places)
-                for places in (target.stack, target.inputs, target.outputs)
+                tuple(shape[position] for position in positions)
+                for positions in (target.stack, target.inputs, target.outputs)
             )
             a = jax.random.normal(
                 jax.random.fold_in(key, number), (*stack, *inputs, self.rank), jnp.float32
@@ -154,11 +159,11 @@ class Lora:
         leaves, structure = jax.tree.flatten(params[BASE])
         paths = [join(path) for path, _ in named_leaves(params[BASE])]
         targets = {target.path: target for target in self.targets}
-        for place, path in enumerate(paths):
+        for position, path in enumerate(paths):
             if path in targets:
                 factors = params[FACTORS][path]
-                value = (leaves[place], factors["a"], factors["b"])
-                leaves[place] = self._adapted(targets[path]).use(value)
+                value = (leaves[position], factors["a"], factors["b"])
+                leaves[position] = self._adapted(targets[path]).use(value)
         return jax.tree.unflatten(structure, leaves)
 
     def rules(self, rules: ShardingRules, params: Any) -> ShardingRules:
@@ -179,6 +184,22 @@ class Lora:
             rule for target in self.targets for rule in _factor_rules(target, kernels[target.path])
         ]
         return check_rules([*base, *factors], params, rules.axis_sizes)
+
+    def marks(self, params: Any) -> list[Mark]:
+        """Return, for each of the model's parameters, what gradients flow to in its place.
+
+        Args:
+            params: the model's; arrays or shapes.
+        """
+        targets = {target.path: target for target in self.targets}
+
+        def mark(path: str, shape: tuple[int, ...]) -> Mark:
+            if path not in targets:
+                return False
+            sides = (targets[path].inputs, targets[path].outputs)
+            return LowRank(self.rank, *(math.prod(shape[dim] for dim in side) for side in sides))
+
+        return [mark(join(path), leaf.shape) for path, leaf in named_leaves(params)]
 
     def _adapted(self, target: Target) -> _Adapted:
         scale = self.alpha / self.rank
@@ -233,9 +254,9 @@ def _find_kernels(params: Any, function: Callable[..., Any], inputs: Sequence[An
         summed, made = set(roles.flat(event.contracted)), set(roles.flat(event.outputs))
         for number in event.sources - set(found):
             dims = list(enumerate(roles.parameters[number]))
-            inner = tuple(place for place, dim in dims if dim and set(dim) <= summed)
-            outer = tuple(place for place, dim in dims if dim and set(dim) <= made)
-            stack = tuple(place for place, _ in dims if place not in (*inner, *outer))
+            inner = tuple(position for position, dim in dims if dim and set(dim) <= summed)
+            outer = tuple(position for position, dim in dims if dim and set(dim) <= made)
+            stack = tuple(position for position, _ in dims if position not in (*inner, *outer))
             if inner and outer:
                 found[number] = Target(paths[number], stack, inner, outer)
     return [found[number] for number in sorted(found)]
@@ -244,15 +265,15 @@ def _find_kernels(params: Any, function: Callable[..., Any], inputs: Sequence[An
 def _factor_rules(target: Target, kernel: ShardedParameter) -> list[ShardingRule]:
     axes = dict(enumerate(kernel.spec))
 
-    def along(places: Sequence[int]) -> list[str | None]:
-        return [MODEL_AXIS if axes.get(place) == MODEL_AXIS else None for place in places]
+    def along(positions: Sequence[int]) -> list[str | None]:
+        return [MODEL_AXIS if axes.get(position) == MODEL_AXIS else None for position in positions]
 
     whole: list[str | None] = [None] * len(target.stack)
     a = PartitionSpec(*whole, *along(target.inputs), None)
     b = PartitionSpec(*whole, None, *along(target.outputs))
     fused = kernel.fused
     if fused is not None:
-        fused = fused.at(len(whole) + 1 + target.outputs.index(fused.place))
+        fused = fused.at(len(whole) + 1 + target.outputs.index(fused.position))
     name = f"{FACTORS}/{target.path}"
     why = "split like its kernel's"
     return [

@@ -35,6 +35,7 @@ def cross_entropy(
     *,
     ignored_label: int = IGNORED_LABEL,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> PerExample:
     """Return each example's summed cross-entropy and its number of labels, float32.
 
@@ -43,37 +44,45 @@ def cross_entropy(
             of one number per label, never of the logits.
         labels: (B, ...) class ids; `ignored_label` and every other negative id counts nothing.
         label_smoothing: share of the probability that is spread evenly over all classes.
+        z_loss: coefficient of log(Z)^2, added to each label's loss, where Z is the sum of the
+            exponentiated logits (PaLM, arXiv 2204.02311, section 5): it keeps log(Z) near 0.
     """
     labels = jnp.asarray(labels)
     counted = ((labels != ignored_label) & (labels >= 0)).astype(jnp.float32)
-    losses = _label_losses(label_smoothing, logits, labels) * counted
+    losses = label_losses(label_smoothing, z_loss, logits, labels) * counted
     trailing = tuple(range(1, labels.ndim))
     return jnp.sum(losses, axis=trailing), jnp.sum(counted, axis=trailing)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _label_losses(label_smoothing: float, logits: jax.Array, labels: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def label_losses(
+    label_smoothing: float, z_loss: float, logits: jax.Array, labels: jax.Array
+) -> jax.Array:
     """Return each label's cross-entropy (B, ...), float32.
 
     Its gradient is one pass over the logits; differentiated term by term it would be written
     three times, and logits are the largest array of a training step.
     """
-    return _label_losses_forward(label_smoothing, logits, labels)[0]
+    return _label_losses_forward(label_smoothing, z_loss, logits, labels)[0]
 
 
 def _label_losses_forward(
-    label_smoothing: float, logits: jax.Array, labels: jax.Array
+    label_smoothing: float, z_loss: float, logits: jax.Array, labels: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     wide = logits.astype(jnp.float32)
     picked = jnp.sum(jnp.where(_is_label(logits, labels), wide, 0.0), axis=-1)
     if label_smoothing:
         picked = (1 - label_smoothing) * picked + label_smoothing * jnp.mean(wide, axis=-1)
     normalizer = jax.nn.logsumexp(wide, axis=-1)
-    return normalizer - picked, (logits, labels, normalizer)
+    losses = normalizer - picked
+    if z_loss:
+        losses = losses + z_loss * jnp.square(normalizer)
+    return losses, (logits, labels, normalizer)
 
 
 def _label_losses_backward(
     label_smoothing: float,
+    z_loss: float,
     kept: tuple[jax.Array, jax.Array, jax.Array],
     cotangent: jax.Array,
 ) -> tuple[jax.Array, None]:
@@ -81,11 +90,13 @@ def _label_losses_backward(
     probabilities = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
     elsewhere = label_smoothing / logits.shape[-1]
     wanted = jnp.where(_is_label(logits, labels), 1 - label_smoothing + elsewhere, elsewhere)
+    if z_loss:
+        probabilities = probabilities * (1 + 2 * z_loss * normalizer)[..., None]
     gradient = (probabilities - wanted) * cotangent[..., None]
     return gradient.astype(logits.dtype), None
 
 
-_label_losses.defvjp(_label_losses_forward, _label_losses_backward)
+label_losses.defvjp(_label_losses_forward, _label_losses_backward)
 
 
 def _is_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

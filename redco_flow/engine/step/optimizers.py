@@ -24,6 +24,7 @@ def make_optimizer(
     b1: float = 0.9,
     b2: float | None = None,
     eps: float = 1e-8,
+    mu_dtype: str | None = None,
 ) -> optax.GradientTransformation:
     """Return an optax optimizer.
 
@@ -35,6 +36,7 @@ def make_optimizer(
         b1: momentum, of all but adafactor.
         b2: second decay; 0.999 for adamw, 0.99 for lion.
         eps: of adamw.
+        mu_dtype: the momentum's, of all but adafactor; None: that of what is trained.
 
     Raises:
         ValueError: an unknown type.
@@ -42,11 +44,24 @@ def make_optimizer(
     if type == "adamw":
         b2 = 0.999 if b2 is None else b2
         return optax.adamw(
-            learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=decay_mask
+            learning_rate,
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            mu_dtype=mu_dtype,
+            weight_decay=weight_decay,
+            mask=decay_mask,
         )
     if type == "lion":
         b2 = 0.99 if b2 is None else b2
-        return optax.lion(learning_rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=decay_mask)
+        return optax.lion(
+            learning_rate,
+            b1=b1,
+            b2=b2,
+            mu_dtype=mu_dtype,
+            weight_decay=weight_decay,
+            mask=decay_mask,
+        )
     if type == "adafactor":
         # optax.adafactor adds the decay after the learning rate, so that no schedule reaches it.
         return optax.chain(
@@ -58,7 +73,7 @@ def make_optimizer(
     if type == "sgd":
         return optax.chain(
             optax.add_decayed_weights(weight_decay, decay_mask),
-            optax.sgd(learning_rate, momentum=b1 or None),
+            optax.sgd(learning_rate, momentum=b1 or None, accumulator_dtype=mu_dtype),
         )
     raise ValueError(f"optimizer {type!r} is unknown; allowed: {', '.join(OPTIMIZER_TYPES)}.")
 

@@ -156,12 +156,15 @@ def make_train_step(
     lr_schedule: Schedule | None = None,
     max_grad_norm: float | None = None,
     trainable: Any = None,
+    sharding: Any = None,
 ) -> Callable[[State, MicroBatches], tuple[State, Metrics]]:
     """Return the function (state, batch) -> (next state, metrics).
 
     Args:
         trainable: a tree of bools: which parameters have gradients; None: all. The optimizer must
             keep state for those alone, see `trainable.only_trainable`.
+        sharding: a tree of the parameters' shardings, for their gradients; None: the compiler's
+            choice.
 
     The metrics are float32 scalars: the loss' sums `total`, `weight` and `measures`, `grad_norm`
     before clipping, and `learning_rate` as `lr_schedule` gives it for this optimizer step. A state
@@ -175,14 +178,21 @@ def make_train_step(
 
         def sums(trained: Any, micro_batch: MicroBatches) -> Sums:
             merged = merge(trained, params, mask)
-            return _masked_sums(loss_fn, merged, micro_batch, state["seed"], state["step"])
+            return masked_sums(loss_fn, merged, micro_batch, state["seed"], state["step"])
 
         trained = select(params, mask)
         gradients, summed = mean_gradients(sums, trained, batches)
+        if sharding is not None:
+            # Otherwise the compiler may update a replicated parameter in parts, as its gradient
+            # was computed, and gather the parameter and each of the optimizer's arrays.
+            placed = select(sharding, mask)
+            gradients = jax.tree.map(jax.lax.with_sharding_constraint, gradients, placed)
         norm = global_norm(gradients)
         if max_grad_norm is not None:
             gradients = clip(gradients, norm, max_grad_norm)
-        updates, opt_state = optimizer.update(gradients, state["opt_state"], trained)
+        # Weight decay is of the parameters: in float32, as everything that is added to them.
+        wide = _widen(trained)
+        updates, opt_state = optimizer.update(gradients, state["opt_state"], wide)
         metrics: Metrics = {**summed._asdict(), "grad_norm": norm}
         if lr_schedule is not None:
             # The optimizer's own count: that of the steps that changed something.
@@ -222,13 +232,13 @@ def make_eval_step(loss_fn: LossFn) -> Callable[[Any, jax.Array, MicroBatches], 
 
     def eval_step(params: Any, seed: jax.Array, batches: MicroBatches) -> Metrics:
         only: MicroBatches = jax.tree.map(lambda x: x[0], batches)
-        sums = _masked_sums(loss_fn, params, only, seed, 0, is_training=False)
+        sums = masked_sums(loss_fn, params, only, seed, 0, is_training=False)
         return {"total": sums.total, "weight": sums.weight}
 
     return eval_step
 
 
-def _masked_sums(
+def masked_sums(
     loss_fn: LossFn,
     params: Any,
     micro_batch: MicroBatches,

@@ -13,9 +13,10 @@ import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,8 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call, call_from_json, write_call
 from redco_flow.launch.host_facts import num_gpus, own_name_problem, package_versions
-from redco_flow.launch.hosts import copies as job_copies
-from redco_flow.launch.hosts import lease as host_lease
-from redco_flow.launch.hosts import left_behind
-from redco_flow.launch.hosts.cleaning import clean, look, num_bytes, set_aside, start_cleaning
-from redco_flow.launch.hosts.copies import Copies
+from redco_flow.launch.hosts import lease
+from redco_flow.launch.hosts.bootstrap import REMOVAL_LOCK
 from redco_flow.launch.hosts.file_sets import (
     FileSet,
     checkpoint_sets,
@@ -37,10 +35,13 @@ from redco_flow.launch.hosts.file_sets import (
     wanted,
 )
 from redco_flow.launch.hosts.follow import follow
+from redco_flow.launch.hosts.garbage_collection import delete, survey
+from redco_flow.launch.hosts.inventory import take_inventory
 from redco_flow.launch.hosts.ranks import RanksOrder, start, stop
 from redco_flow.launch.rendezvous import own_addresses
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.results import forget_result, read_result
 from redco_flow.tracking.workspace import Workspace
 
@@ -48,14 +49,15 @@ Answer = dict[str, Any]
 Request = Mapping[str, Any]
 
 
-def claim(request: Request) -> Answer:
+def acquire(request: Request) -> Answer:
     """Take this host for an attempt; say who has it otherwise."""
-    return {"holder": host_lease.claim(Path(request["directory"]), request["owner"])}
+    directory, uses = Path(request["directory"]), request.get("uses", ())
+    return {"holder": lease.acquire(directory, request["owner"], uses)}
 
 
 def release(request: Request) -> Answer:
     """Give this host back."""
-    host_lease.release(Path(request["directory"]), request["owner"])
+    lease.release(Path(request["directory"]), request["owner"])
     return {}
 
 
@@ -71,9 +73,8 @@ def want(request: Request) -> Answer:
     """Say which files of the sets must come, and how much of each is here."""
     workspace = Workspace.open(request["workspace"])
     arrivals, sets = Path(request["arrivals"]), _sets(request)
-    copies = Copies(Path(request["directory"]))
-    with copies.locked():
-        job_copies.expect(copies, workspace, sets)
+    # The lease names them: what is here now is not deleted any more.
+    with exclusive(Path(request["directory"]) / REMOVAL_LOCK):
         missing = wanted(workspace, arrivals, sets)
         for arrived in (arrivals / digest for digest, size in missing.items() if size):
             with contextlib.suppress(FileNotFoundError):  # another launcher has put it in place
@@ -90,16 +91,14 @@ def place(request: Request) -> Answer:
 def begin(request: Request) -> Answer:
     """Write the call, where it is not here already, and start this host's ranks."""
     directory = Path(request["directory"])
-    if taken := host_lease.claim(directory, request["owner"]):
+    if taken := lease.acquire(directory, request["owner"], request["uses"]):
         return {"holder": taken}
     order = RanksOrder(**request["order"])
     attempt = AttemptDirectory(Path(order.attempt))
     if request["call"] is not None:
-        _bring(directory, attempt, call_from_json(request["call"]), request["kept_steps"])
+        _bring(attempt, call_from_json(request["call"]), request["kept_steps"])
     runners = start(order)
-    uses = [request["code"], *request["uses"]]
-    host_lease.hand_to_runners(directory, request["owner"], runners, uses)
-    start_cleaning(directory, request["keep_days"])
+    lease.hand_to_runners(directory, request["owner"], runners)
     return {"holder": "", "runners": runners}
 
 
@@ -121,25 +120,21 @@ def offer(request: Request) -> Answer:
     return {"result": asdict(result), "sets": sets}
 
 
-def settle(request: Request) -> Answer:
-    """Note that the launcher has all that a job made here."""
-    attempt = AttemptDirectory(Path(request["attempt"]))
-    job_copies.settle(Path(request["directory"]), request["owner"], attempt)
+def clean(request: Request) -> Answer:
+    """Delete what may go, or only look; describe all that is here and may ever go."""
+    directory, jobs = Path(request["directory"]), request["jobs"]
+    items = [
+        asdict(one) | {"path": str(one.path), "bytes": num_bytes(one.path)}
+        for one in survey(directory, jobs)
+    ]
+    stuck = [] if request["dry_run"] else delete(directory, jobs)
+    return {"items": items, "stuck": [str(path) for path in stuck]}
+
+
+def delete_jobs(request: Request) -> Answer:
+    """Delete what may go of jobs."""
+    delete(Path(request["directory"]), request["jobs"], with_copies=False)
     return {}
-
-
-def clean_up(request: Request) -> Answer:
-    """Remove what is old, or only look; describe all that is here and may ever go."""
-    directory, keep_days = Path(request["directory"]), float(request["keep_days"])
-    found = look(directory, keep_days)
-    listed = [asdict(one) | {"path": str(one.path), "bytes": num_bytes(one.path)} for one in found]
-    removed = [] if request["dry_run"] else clean(directory, keep_days)
-    stuck = [] if request["dry_run"] else set_aside(directory)
-    return {
-        "leftovers": listed,
-        "removed": [str(one.path) for one in removed],
-        "stuck": [str(path) for path in stuck],
-    }
 
 
 def steps(request: Request) -> Answer:
@@ -150,28 +145,21 @@ def steps(request: Request) -> Answer:
 
 
 def unfetched(request: Request) -> Answer:
-    """Describe the checkpoints after a step that no launcher has had yet."""
-    workspace = Workspace(Path(request["workspace"]))
-    work = workspace.work / request["work"]
-    if Copies(Path(request["directory"])).is_copy(work):
-        return {"sets": []}
-    later = [one for one in committed_steps(workspace, work.name) if one > request["after"]]
-    return {"sets": [one.to_json() for one in checkpoint_sets(workspace, work.name, later)]}
+    """Describe the checkpoints after a step."""
+    workspace, work = Workspace(Path(request["workspace"])), request["work"]
+    later = [one for one in committed_steps(workspace, work) if one > request["after"]]
+    return {"sets": [one.to_json() for one in checkpoint_sets(workspace, work, later)]}
 
 
 def left(request: Request) -> Answer:
-    """Describe what these attempts left here, of those that were not fetched whole."""
-    directory, attempts = Path(request["directory"]), _attempts(request["attempts"])
-    found = {one: left_behind.describe(directory, path) for one, path in attempts.items()}
-    return {"attempts": {one: what for one, what in found.items() if what is not None}}
-
-
-def settle_left(request: Request) -> Answer:
-    """Note which of these attempts the launcher has whole; say which those are."""
-    directory, homes = Path(request["directory"]), request["attempts"]
-    attempts = _attempts(homes)
-    settled = [one for one in homes if left_behind.settle(directory, attempts[one], homes[one])]
-    return {"settled": settled}
+    """Describe what these attempts left here."""
+    workspace = Workspace(Path(request["workspace"]))
+    found = {
+        path: take_inventory(workspace, attempt, fingerprint)
+        for path, fingerprint in request["attempts"].items()
+        if (attempt := AttemptDirectory(Path(path))).path.is_dir()
+    }
+    return {"attempts": found}
 
 
 def probe(request: Request) -> Answer:
@@ -187,8 +175,8 @@ def knock(request: Request) -> Answer:
 _VERBS: dict[str, Callable[[Request], Answer]] = {
     verb.__name__: verb
     for verb in (
-        *(claim, release, see, want, place, begin, end, settle),
-        *(offer, steps, unfetched, left, settle_left, clean_up, probe, knock),
+        *(acquire, release, see, want, place, begin, end, offer),
+        *(steps, unfetched, left, clean, delete_jobs, probe, knock),
     )
 }
 
@@ -211,7 +199,7 @@ def main() -> int:
     return 0
 
 
-def _bring(directory: Path, attempt: AttemptDirectory, call: Call, kept_steps: list[int]) -> None:
+def _bring(attempt: AttemptDirectory, call: Call, kept_steps: list[int]) -> None:
     """Write the call, once, over what an earlier attempt has left here.
 
     The launcher's workspace holds the truth: a result or a checkpoint that it does not have, or
@@ -220,7 +208,6 @@ def _bring(directory: Path, attempt: AttemptDirectory, call: Call, kept_steps: l
     if attempt.call_path.exists():
         return
     workspace = Workspace(Path(call.workspace))
-    job_copies.take_back(directory, workspace, call.fingerprint)
     forget_result(workspace, call.fingerprint)
     work = workspace.work_directory(call.fingerprint)
     if kept_steps:
@@ -229,10 +216,6 @@ def _bring(directory: Path, attempt: AttemptDirectory, call: Call, kept_steps: l
         shutil.rmtree(work, ignore_errors=True)
     attempt.path.mkdir(parents=True, exist_ok=True)
     write_call(attempt, call)
-
-
-def _attempts(paths: Iterable[str]) -> dict[str, AttemptDirectory]:
-    return {path: AttemptDirectory(Path(path)) for path in paths}
 
 
 def _sets(request: Request) -> list[FileSet]:
@@ -254,8 +237,19 @@ def look_around(directory: Path) -> dict[str, Any]:
         "gpus": num_gpus(),
         "addresses": own_addresses(),
         "own_name": own_name_problem(),
-        "holder": host_lease.holder(directory),
+        "holder": lease.holder(directory),
     }
+
+
+def num_bytes(path: Path) -> int:
+    """Return the size of a file or a folder; a file of several names counts by its share."""
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            return found.st_size // max(1, found.st_nlink)
+        return sum(num_bytes(path / name) for name in os.listdir(path))
+    except FileNotFoundError:
+        return 0
 
 
 def listen(until: io.RawIOBase) -> None:

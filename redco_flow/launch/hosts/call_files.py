@@ -92,11 +92,15 @@ def rewrite_paths(call: Call, files: CallFiles, workspace: Workspace) -> Call:
 
 
 def _data_files(call: Call) -> list[Path]:
-    """The raw data that the config names; what a module finds by itself, it finds there too."""
+    """The raw data that the config names, and a script with the modules beside it.
+
+    What a module finds by itself, it finds there too.
+    """
     kind = find_stage_kind(call.kind)
+    config = kind.config_type.from_json(call.config)
     named = [text for text in _texts(call.config) if text]
-    files = kind.data_files(kind.config_type.from_json(call.config))
-    return [path for path in files if any(_names_data(text, [path]) for text in named)]
+    data = [p for p in kind.data_files(config) if any(_names_data(t, [p]) for t in named)]
+    return [*data, *kind.code_files(config).values()]
 
 
 def _texts(value: Any) -> Iterator[str]:

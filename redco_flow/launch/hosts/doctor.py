@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.finding import Finding
 from redco_flow.launch.host_facts import package_versions
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
-from redco_flow.launch.hosts.session import HostSession, is_shared
+from redco_flow.launch.hosts.config import Config, Host
+from redco_flow.launch.hosts.connection import HostConnection, is_shared
 from redco_flow.launch.hosts.ssh import HostUnreachable
-from redco_flow.spec.executors import Host, HostsSection
-from redco_flow.spec.profile import Profile
 from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_LISTEN = 10.0
@@ -39,7 +39,7 @@ class HostReport:
     unreached: str = ""
 
 
-def probe_hosts(settings: HostsSection, workspace: Workspace) -> list[HostReport]:
+def probe_hosts(settings: Config, workspace: Workspace) -> list[HostReport]:
     """Return one report for each host, in the profile's order.
 
     Raises:
@@ -49,32 +49,32 @@ def probe_hosts(settings: HostsSection, workspace: Workspace) -> list[HostReport
     return asyncio.run(_probe(settings, workspace))
 
 
-async def _probe(settings: HostsSection, workspace: Workspace) -> list[HostReport]:
+async def _probe(settings: Config, workspace: Workspace) -> list[HostReport]:
     snapshot = take_snapshot()
-    sessions = [HostSession(host, settings, snapshot) for host in settings.addresses]
+    connections = [HostConnection(host, settings, snapshot) for host in settings.addresses]
     try:
-        reports = await asyncio.gather(*(_report(one, workspace) for one in sessions))
+        reports = await asyncio.gather(*(_report(one, workspace) for one in connections))
         usable = [index for index, report in enumerate(reports) if not report.problem]
         nexts = usable[1:] + usable[:1] if len(usable) > 1 else []
         for index, other in zip(usable, nexts, strict=False):
-            unreached = await _try_port(sessions[index], sessions[other], reports[other])
+            unreached = await _try_port(connections[index], connections[other], reports[other])
             reports[index] = replace(reports[index], unreached=unreached)
     finally:
-        for session in sessions:
-            session.close()
+        for connection in connections:
+            connection.close()
     return list(reports)
 
 
-async def _report(session: HostSession, workspace: Workspace) -> HostReport:
+async def _report(connection: HostConnection, workspace: Workspace) -> HostReport:
     try:
-        await session.open(workspace.cache / "code")
-        found = await session.ask("probe", directory=session.directory)
-        return HostReport(session.host, "", found, await is_shared(workspace, [session]))
+        await connection.open(workspace.cache / "code")
+        found = await connection.ask("probe", directory=connection.directory)
+        return HostReport(connection.host, "", found, await is_shared(workspace, [connection]))
     except RedcoFlowError as error:
-        return HostReport(session.host, str(error))
+        return HostReport(connection.host, str(error))
 
 
-async def _try_port(session: HostSession, other: HostSession, report: HostReport) -> str:
+async def _try_port(connection: HostConnection, other: HostConnection, report: HostReport) -> str:
     """Knock from one host at a free port of another."""
     assert report.found is not None
     addresses = [*report.found["addresses"], other.host.address]
@@ -83,8 +83,8 @@ async def _try_port(session: HostSession, other: HostSession, report: HostReport
             said = await talk.hear(_SECONDS_TO_LISTEN)
             if said is None:
                 raise HostUnreachable(f"{other.label} opened no port.")
-            answer = await session.ask("knock", addresses=addresses, port=said["port"])
-            talk.say({})
+            answer = await connection.ask("knock", addresses=addresses, port=said["port"])
+            talk.send({})
     except RedcoFlowError as error:
         return str(error)
     return f"{other.label}: {answer['unreached']}" if answer["unreached"] else ""
@@ -94,11 +94,11 @@ _MAX_SECONDS_OF_CLOCK_DIFFERENCE = 5.0
 _MIN_FREE_GIB = 2.0
 
 
-def examine_hosts(profile: Profile) -> Iterator[Finding]:
+def examine_hosts(settings: Config, workspace: str | Path) -> Iterator[Finding]:
     """Yield one finding per check; for hosts that cannot be used, why."""
     started_at = time.time()
     try:
-        reports = probe_hosts(profile.hosts, Workspace.open(profile.workspace))
+        reports = probe_hosts(settings, Workspace.open(workspace))
     except (RedcoFlowError, OSError) as error:
         yield Finding("hosts", False, str(error), "mend that and try again")
         return
@@ -114,7 +114,7 @@ def examine_hosts(profile: Profile) -> Iterator[Finding]:
         yield _check_clocks(usable, started_at, ended_at)
         yield _check_names(usable)
         yield _check_ports(usable)
-        yield _check_workspace(usable, profile)
+        yield _check_workspace(usable, settings)
         yield _say_holders(usable)
 
 
@@ -184,9 +184,9 @@ def _check_ports(reports: Sequence[HostReport]) -> Finding:
     )
 
 
-def _check_workspace(reports: Sequence[HostReport], profile: Profile) -> Finding:
+def _check_workspace(reports: Sequence[HostReport], settings: Config) -> Finding:
     blind = [one.host.label for one in reports if not one.sees_workspace]
-    if profile.hosts.shared_workspace:
+    if settings.shared_workspace:
         return Finding(
             "shared workspace",
             not blind,

@@ -25,7 +25,7 @@ from redco_flow.records import read_json_if_present, write_json
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import ProcessIdentity
 
-Say = Callable[[Mapping[str, Any]], None]
+Send = Callable[[Mapping[str, Any]], None]
 
 SECONDS_BETWEEN_WORDS = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -39,7 +39,7 @@ _MEETING = re.compile(r"ranks/meeting\d+\.json")
 
 _MIRRORED = re.compile(
     r"(progress|error|result)\.json|ranks/(meeting\d+|\d+/(progress|error|result|exit))\.json"
-    r"|metrics\.jsonl|logs/rank\d+\.log"
+    r"|metrics\.jsonl|logs/rank\d+\.log|(tensorboard|wandb|profile)(/[^/.][^/]*)+"
 )
 
 
@@ -73,7 +73,7 @@ class Follower:
     attempt: AttemptDirectory
     ranks: list[int]
     offsets: dict[str, int]
-    say: Say
+    send: Send
     checkpoints: Path | None = None
     copies: bool = True
     _sent: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Follower:
                 write_record(self.attempt.path, name, value)
 
     def _tell(self, record: Mapping[str, Any]) -> None:
-        self.say(record)
+        self.send(record)
         self._said_at = time.monotonic()
 
     def _state(self, rank: int) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.endings import ClusterWord, judge, read_endings
+from redco_flow.launch.hosts.connection import HostConnection
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps, forget_steps
 from redco_flow.launch.hosts.follow import (
     SECONDS_BETWEEN_WORDS,
@@ -23,7 +24,6 @@ from redco_flow.launch.hosts.follow import (
     is_mirrored,
     write_record,
 )
-from redco_flow.launch.hosts.session import HostSession
 from redco_flow.launch.hosts.ssh import HostRefused, HostUnreachable, Talk
 from redco_flow.launch.hosts.start import StartedJob
 from redco_flow.records import open_no_link, read_json, read_json_if_present, write_json
@@ -38,24 +38,19 @@ class CheckpointMirror:
         self._steps: list[int] = []
         self._copying: asyncio.Task[None] | None = None
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every checkpoint that the host last had is here."""
-        return {*self._steps} <= {*committed_steps(self._job.workspace, self._job.work)}
-
-    def mirror(self, session: HostSession, steps: list[int]) -> None:
+    def mirror(self, connection: HostConnection, steps: list[int]) -> None:
         """Copy what is new among the host's checkpoints, in the background."""
         self._steps = steps
         if self._copying is None or self._copying.done():
-            self._copying = asyncio.create_task(self._copy(session))
+            self._copying = asyncio.create_task(self._copy(connection))
 
-    async def finish(self, session: HostSession) -> None:
+    async def finish(self, connection: HostConnection) -> None:
         """Wait until what the host last had is here, as far as the link allows."""
         if self._copying is not None:
             await self._copying
-            await self._copy(session)
+            await self._copy(connection)
 
-    async def _copy(self, session: HostSession) -> None:
+    async def _copy(self, connection: HostConnection) -> None:
         workspace = self._job.workspace
         with contextlib.suppress(RedcoFlowError, OSError):
             while missing := [
@@ -64,26 +59,26 @@ class CheckpointMirror:
                 if step not in committed_steps(workspace, self._job.work)
             ]:
                 steps = self._steps
-                answer = await session.ask(
+                answer = await connection.ask(
                     "steps",
-                    workspace=str(session.workspace.root),
+                    workspace=str(connection.workspace.root),
                     work=self._job.work,
                     steps=missing,
                 )
                 sets = [FileSet.from_json(one) for one in answer["sets"]]
-                await session.pull(sets, workspace)
+                await connection.pull(sets, workspace)
                 forget_steps(workspace, self._job.work, steps)
                 if steps == self._steps:
                     return
 
 
-LOST = "lost"
+_LOST = "lost"
 
 _FATES = {
     "gone": "its supervisor was killed (kill -9 or the out-of-memory killer)",
     "rebooted": "the host was restarted",
     "never started": "the host has forgotten it: its directory was emptied",
-    LOST: "the host has not answered for too long (hosts.lost_after_minutes)",
+    _LOST: "the host has not answered for too long (hosts.lost_after_minutes)",
 }
 
 
@@ -136,86 +131,81 @@ class GroupFollowing:
         self._say_where()
         cancelling = asyncio.create_task(self._hand_on_cancels())
         try:
-            fates = await asyncio.gather(*(self._follow(one) for one in self._job.sessions))
+            fates = await asyncio.gather(*(self._follow(one) for one in self._job.connections))
         finally:
             cancelling.cancel()
         return {rank: fate for part in fates for rank, fate in part.items()}
-
-    @property
-    def has_all_checkpoints(self) -> bool:
-        """Whether all that the job's first host last had are here."""
-        return self._mirror.is_complete
 
     def keep_result(self) -> None:
         """Write rank 0's result.json here: its artifacts are here by now."""
         if self._result is not None:
             write_json(self._job.attempt.result_path, self._result)
 
-    async def _follow(self, session: HostSession) -> dict[int, str]:
+    async def _follow(self, connection: HostConnection) -> dict[int, str]:
         """Listen to one host, again and again, until its ranks have ended."""
         pause = 0.5
         while True:
             try:
-                if not session.is_open:
-                    await session.open(self._job.code_cache)
-                fates = await self._listen(session)
-                self._hear_again(session)
+                if not connection.is_open:
+                    await connection.open(self._job.code_cache)
+                fates = await self._listen(connection)
+                self._hear_again(connection)
                 return fates
             except (RedcoFlowError, OSError) as error:
-                session.close()
-                self._note_silence(session, error)
-            if session.is_lost(self._job.record.settings.lost_after_minutes * 60):
-                return {place.rank: LOST for place in self._job.places(session)}
+                connection.close()
+                self._note_silence(connection, error)
+            if connection.is_lost(self._job.record.settings.lost_after_minutes * 60):
+                return {info.rank: _LOST for info in self._job.rank_infos(connection)}
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_SECONDS_BETWEEN_TRIES)
 
-    async def _listen(self, session: HostSession) -> dict[int, str]:
+    async def _listen(self, connection: HostConnection) -> dict[int, str]:
         """Take in what a host says until it says how its ranks ended."""
-        ranks = [place.rank for place in self._job.places(session)]
+        ranks = [rank_info.rank for rank_info in self._job.rank_infos(connection)]
         copies = not self._job.record.is_shared
-        work = session.workspace.work_directory(self._job.call.fingerprint) / "checkpoints"
-        async with session.talk(
+        work = connection.workspace.work_directory(self._job.call.fingerprint) / "checkpoints"
+        async with connection.talk(
             "follow",
-            attempt=str(self._job.attempt_on(session)),
+            attempt=str(self._job.attempt_on(connection)),
             ranks=ranks,
             offsets=self._offsets(ranks),
             checkpoints=str(work) if copies and 0 in ranks else None,
             copies=copies,
         ) as talk:
-            self._talks[session.label] = talk
+            self._talks[connection.label] = talk
             if copies:
-                talk.say({"records": self._records_for_all()})
+                talk.send({"records": self._records_for_all()})
             said_at = time.monotonic()
             try:
                 while (said := await talk.hear(_SECONDS_OF_SILENCE)) is not None:
-                    self._hear_again(session)
+                    self._hear_again(connection)
                     if "ended" in said:
-                        await self._mirror.finish(session)
+                        await self._mirror.finish(connection)
                         return {int(rank): fate for rank, fate in said["ended"].items()}
-                    self._take(session, said)
+                    self._take(connection, said)
                     if time.monotonic() - said_at > SECONDS_BETWEEN_WORDS:
-                        talk.say({})
+                        talk.send({})
                         said_at = time.monotonic()
             finally:
-                del self._talks[session.label]
-        raise HostUnreachable(f"{session.label} stopped talking.")
+                del self._talks[connection.label]
+        raise HostUnreachable(f"{connection.label} stopped talking.")
 
-    def _take(self, session: HostSession, said: Mapping[str, Any]) -> None:
+    def _take(self, connection: HostConnection, said: Mapping[str, Any]) -> None:
         name = said.get("grown") or said.get("record")
         if name is not None and not is_mirrored(name):
-            raise HostRefused(f"{session.label} sent {name!r}, which no rank writes.")
+            raise HostRefused(f"{connection.label} sent {name!r}, which no rank writes.")
         if "grown" in said:
             self._append(said["grown"], said["offset"], base64.b64decode(said["data"]))
         elif "steps" in said:
-            self._mirror.mirror(session, said["steps"])
+            self._mirror.mirror(connection, said["steps"])
         elif said.get("record") == _RESULT:
             self._result = said["value"]
         elif "record" in said:
             write_record(self._job.attempt.path, said["record"], said["value"])
             if is_for_all(said["record"]):
                 for label, talk in self._talks.items():
-                    if label != session.label:
-                        talk.say({"records": {said["record"]: said["value"]}})
+                    if label != connection.label:
+                        talk.send({"records": {said["record"]: said["value"]}})
 
     def _append(self, name: str, offset: int, data: bytes) -> None:
         """Add a file's next bytes; what is here already is not written twice."""
@@ -240,23 +230,26 @@ class GroupFollowing:
         while True:
             request = read_json_if_present(self._job.attempt.cancel_path)
             at_once = bool((request or {}).get("at_once"))
-            for session in self._job.sessions if request is not None else ():
-                if session.is_open and (session.label, at_once) not in handed_on:
+            for connection in self._job.connections if request is not None else ():
+                if connection.is_open and (connection.label, at_once) not in handed_on:
                     with contextlib.suppress(HostUnreachable, HostRefused):
-                        attempt = str(self._job.attempt_on(session))
-                        await session.ask("end", attempt=attempt, at_once=at_once)
-                        handed_on.add((session.label, at_once))
+                        attempt = str(self._job.attempt_on(connection))
+                        await connection.ask("end", attempt=attempt, at_once=at_once)
+                        handed_on.add((connection.label, at_once))
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _note_silence(self, session: HostSession, error: Exception) -> None:
-        since = session.note_silence()
-        if session.label not in self._silent:
-            self._silent[session.label] = f"{error} Its ranks run on; no word since {since}."
+    def _note_silence(self, connection: HostConnection, error: Exception) -> None:
+        """Tell why the host cannot be heard: what stands in the way now, not at first."""
+        since = connection.note_silence()
+        reason = str(error).removesuffix(".")
+        told = f"{reason}. Its ranks run on; no word since {since}."
+        if self._silent.get(connection.label) != told:
+            self._silent[connection.label] = told
             self._say_where()
 
-    def _hear_again(self, session: HostSession) -> None:
-        session.note_word()
-        if self._silent.pop(session.label, None) is not None:
+    def _hear_again(self, connection: HostConnection) -> None:
+        connection.note_word()
+        if self._silent.pop(connection.label, None) is not None:
             self._say_where()
 
     def _say_where(self) -> None:

@@ -21,12 +21,13 @@ from redco_flow.tracking.process_identity import ProcessIdentity
 _SECONDS_WITHOUT_RUNNERS = 60.0
 
 
-def claim(directory: Path, owner: Mapping[str, Any]) -> str:
+def acquire(directory: Path, owner: Mapping[str, Any], uses: Iterable[str] = ()) -> str:
     """Take the host for an attempt, or renew what it has.
 
     Args:
         directory: of this host; may be seen by others too.
         owner: `attempt`, unique in the world, and words for people: run, stage, launcher.
+        uses: paths that it needs, added to those that the lease names already.
 
     Returns:
         "" if the host is the attempt's now; else who has it.
@@ -40,24 +41,19 @@ def claim(directory: Path, owner: Mapping[str, Any]) -> str:
         if present is not None and _is_live(present) and not _is_of(present, owner):
             return _describe(present)
         own = present if present is not None and _is_of(present, owner) else {}
-        _write(path, owner, own.get("runners", []), own.get("uses", []))
+        _write(path, owner, own.get("runners", []), sorted({*own.get("uses", []), *uses}))
     return ""
 
 
 def hand_to_runners(
-    directory: Path,
-    owner: Mapping[str, Any],
-    runners: list[dict[str, Any]],
-    uses: Iterable[str] = (),
+    directory: Path, owner: Mapping[str, Any], runners: list[dict[str, Any]]
 ) -> None:
-    """Let the lease live as long as these processes.
-
-    Args:
-        uses: paths that they need, added to those that the lease names already.
-    """
+    """Let the lease live as long as these processes."""
     path = _path(directory)
     with exclusive(path.with_suffix(".lock")):
-        _write(path, owner, runners, sorted({*_uses(_read(path), owner), *uses}))
+        present = _read(path)
+        is_own = present is not None and _is_of(present, owner)
+        _write(path, owner, runners, present.get("uses", []) if present and is_own else [])
 
 
 def release(directory: Path, owner: Mapping[str, Any]) -> None:
@@ -73,11 +69,6 @@ def holder(directory: Path) -> str:
     """Say who has the host; "" if it is free."""
     present = _read(_path(directory))
     return _describe(present) if present is not None and _is_live(present) else ""
-
-
-def uses_of(directory: Path, owner: Mapping[str, Any]) -> list[Path]:
-    """Return what an attempt's lease names; nothing if the host is another's by now."""
-    return [Path(one) for one in _uses(_read(_path(directory)), owner)]
 
 
 def in_use(directory: Path) -> set[str]:
@@ -111,10 +102,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except ValueError:  # damaged: no process can show that it is its own
         return None
     return record if isinstance(record, dict) and {"owner", "runners"} <= record.keys() else None
-
-
-def _uses(record: Mapping[str, Any] | None, owner: Mapping[str, Any]) -> list[str]:
-    return record.get("uses", []) if record is not None and _is_of(record, owner) else []
 
 
 def _write(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import StageFailed
-from redco_flow.launch.processes import ATTEMPT_VARIABLE, ProcessPlace, kill_processes_of
+from redco_flow.launch.processes import ATTEMPT_VARIABLE, RankInfo, kill_processes_of
 from redco_flow.launch.rank import supervise
 from redco_flow.launch.supervisor import Limits
 from redco_flow.records import open_no_link, read_json_if_present, write_json
@@ -37,13 +37,13 @@ class RanksOrder:
 
     Args:
         attempt: its directory on this host.
-        places: one for each rank of this host, as the fields of `ProcessPlace`.
+        rank_infos: one for each rank of this host, as the fields of `RankInfo`.
         environment: added to what a login gets; may hold secrets, so it is written nowhere.
         walltime_seconds: None is unlimited.
     """
 
     attempt: str
-    places: list[dict[str, int]]
+    rank_infos: list[dict[str, int]]
     stall_seconds: float
     grace_seconds: float
     environment: dict[str, str] = field(default_factory=dict)
@@ -59,9 +59,9 @@ def start(order: RanksOrder) -> list[dict[str, Any]]:
     """
     attempt = AttemptDirectory(Path(order.attempt))
     attempt.logs.mkdir(exist_ok=True)
-    for place in order.places:
-        _start_rank(attempt, order, ProcessPlace(**place))
-    return [_wait_for_runner(attempt, place["rank"]) for place in order.places]
+    for rank_info in order.rank_infos:
+        _start_rank(attempt, order, RankInfo(**rank_info))
+    return [_wait_for_runner(attempt, rank_info["rank"]) for rank_info in order.rank_infos]
 
 
 def stop(attempt: AttemptDirectory, *, at_once: bool) -> None:
@@ -88,8 +88,8 @@ def runners_of(attempt: AttemptDirectory) -> Iterator[tuple[int, ProcessIdentity
             yield int(path.parent.name), ProcessIdentity.from_json(record)
 
 
-def _start_rank(attempt: AttemptDirectory, order: RanksOrder, place: ProcessPlace) -> None:
-    folder = attempt.rank_directory(place.rank)
+def _start_rank(attempt: AttemptDirectory, order: RanksOrder, rank_info: RankInfo) -> None:
+    folder = attempt.rank_directory(rank_info.rank)
     folder.mkdir(parents=True, exist_ok=True)
     lock = open_no_link(folder / "lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -98,10 +98,10 @@ def _start_rank(attempt: AttemptDirectory, order: RanksOrder, place: ProcessPlac
         environment = {
             **os.environ,
             **order.environment,
-            **place.to_environment(),
+            **rank_info.to_environment(),
             ATTEMPT_VARIABLE: str(attempt.path),
         }
-        with open(attempt.log_path(place.rank), "ab", opener=open_no_link) as log:
+        with open(attempt.log_path(rank_info.rank), "ab", opener=open_no_link) as log:
             subprocess.Popen(
                 _command(order),
                 env=environment,
@@ -160,11 +160,11 @@ def _signal(process: ProcessIdentity, number: signal.Signals) -> None:
 def main(arguments: list[str]) -> int:
     """Say who runs the rank, then run it."""
     options = _parse(arguments)
-    place = ProcessPlace.from_environment(os.environ)
-    folder = AttemptDirectory(options.attempt).rank_directory(place.rank)
+    rank_info = RankInfo.from_environment(os.environ)
+    folder = AttemptDirectory(options.attempt).rank_directory(rank_info.rank)
     write_json(folder / "runner.json", ProcessIdentity.current().to_json())
     limits = Limits(options.stall_seconds, options.grace_seconds)
-    return supervise(options.attempt, place, limits, seconds_to_end=options.walltime_seconds)
+    return supervise(options.attempt, rank_info, limits, seconds_to_end=options.walltime_seconds)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import ClusterUnreachable
+from redco_flow.launch.hosts.config import Host
 from redco_flow.records import open_no_link
-from redco_flow.spec.executors import Host
 
 if TYPE_CHECKING:
     import asyncssh
@@ -139,10 +139,11 @@ class SshConnection:
             HostUnreachable: the connection broke.
         """
         with self._told_plainly():
-            process = await self._connection.create_process(shlex.join(command), encoding=None)
+            async with asyncio.timeout(_SECONDS_TO_CONNECT):
+                process = await self._connection.create_process(shlex.join(command), encoding=None)
         try:
             talk = Talk(self, process)
-            talk.say(first)
+            talk.send(first)
             yield talk
         finally:
             process.close()
@@ -215,7 +216,7 @@ class Talk:
         self._connection = connection
         self._process = process
 
-    def say(self, record: Mapping[str, Any]) -> None:
+    def send(self, record: Mapping[str, Any]) -> None:
         """Send one line; it is lost where the connection is."""
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(dict(record)).encode() + b"\n")

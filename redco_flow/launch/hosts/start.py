@@ -17,19 +17,19 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import Call
+from redco_flow.launch.hosts.allocation import HostsRecord, allocate
 from redco_flow.launch.hosts.call_files import collect_inputs, rewrite_paths
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
+from redco_flow.launch.hosts.connection import HostConnection, is_shared
 from redco_flow.launch.hosts.earlier_attempts import (
-    attempts_before,
     bring_home,
     fetch_checkpoints,
+    left_on,
 )
-from redco_flow.launch.hosts.placement import HostsRecord, place
 from redco_flow.launch.hosts.ranks import RanksOrder
-from redco_flow.launch.hosts.session import HostSession, is_shared
 from redco_flow.launch.hosts.ssh import HostRefused, HostUnreachable
 from redco_flow.launch.job import JobStatus
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.workspace import Workspace, user_name
@@ -47,13 +47,13 @@ class StartedJob:
 
     Args:
         record: as it stands in job.json.
-        sessions: its hosts, in the order of their ranks.
+        connections: its hosts, in the order of their ranks.
     """
 
     attempt: AttemptDirectory
     call: Call
     record: HostsRecord
-    sessions: list[HostSession]
+    connections: list[HostConnection]
 
     @property
     def workspace(self) -> Workspace:
@@ -70,12 +70,12 @@ class StartedJob:
         """Where archives of code are kept here."""
         return self.workspace.cache / "code"
 
-    def places(self, session: HostSession) -> list[ProcessPlace]:
+    def rank_infos(self, connection: HostConnection) -> list[RankInfo]:
         """Return the ranks of one host."""
         resources = self.call.resources
-        first = self.sessions.index(session) * resources.processes_per_host
+        first = self.connections.index(connection) * resources.processes_per_host
         return [
-            ProcessPlace(
+            RankInfo(
                 rank=first + local,
                 num_processes=resources.num_processes,
                 local_rank=local,
@@ -89,11 +89,17 @@ class StartedJob:
 
     def host_of(self, rank: int) -> str:
         """Return the label of the host that a rank is on."""
-        return self.sessions[rank // self.call.resources.processes_per_host].label
+        return self.connections[rank // self.call.resources.processes_per_host].label
 
-    def attempt_on(self, session: HostSession) -> Path:
+    @property
+    def attempts(self) -> list[AttemptDirectory]:
+        """The stage's attempts up to this one."""
+        numbers = range(1, self.attempt.number + 1)
+        return [AttemptDirectory(self.attempt.path.with_name(str(one))) for one in numbers]
+
+    def attempt_on(self, connection: HostConnection) -> Path:
         """Return the attempt's directory on a host."""
-        return self.record.attempt_on(session.workspace, self.call)
+        return self.record.attempt_on(connection.workspace, self.call)
 
     @property
     def owner(self) -> dict[str, Any]:
@@ -107,8 +113,8 @@ class StartedJob:
 
     def close(self) -> None:
         """Leave the hosts; the ranks run on."""
-        for session in self.sessions:
-            session.close()
+        for connection in self.connections:
+            connection.close()
 
 
 class JobStart:
@@ -156,22 +162,22 @@ class JobStart:
         if job.record.hosts:
             known = {host.label: host for host in settings.addresses}
             hosts = [known[label] for label in job.record.hosts]
-            job.sessions = [HostSession(host, settings, snapshot) for host in hosts]
+            job.connections = [HostConnection(host, settings, snapshot) for host in hosts]
             return
         resources = job.call.resources
         while True:
             self._raise_if_cancelled()
-            tried = await place(settings, resources, self._job.owner, snapshot, job.code_cache)
-            if tried.sessions:
+            tried = await allocate(settings, resources, self._job.owner, snapshot, job.code_cache)
+            if tried.connections:
                 break
             reasons = "; ".join(f"{label}: {why}" for label, why in tried.why_not.items())
             self._wait(f"waits for {resources.num_hosts} free hosts ({reasons})")
             await self._doze(_SECONDS_BETWEEN_TRIES)
-        job.sessions = tried.sessions
+        job.connections = tried.connections
         shared = settings.shared_workspace
         if shared is None:
-            shared = await is_shared(job.workspace, job.sessions)
-        labels = [session.label for session in job.sessions]
+            shared = await is_shared(job.workspace, job.connections)
+        labels = [connection.label for connection in job.connections]
         job.record = replace(job.record, hosts=labels, is_shared=shared)
         write_json(job.attempt.job_path, job.record.to_json())
 
@@ -180,10 +186,10 @@ class JobStart:
         # All of them go on from the newest checkpoint, whichever host has it.
         return await self._on_all(self._bring_home) and await self._on_all(self._begin_on)
 
-    async def _on_all(self, act: Callable[[HostSession], Awaitable[None]]) -> bool:
+    async def _on_all(self, act: Callable[[HostConnection], Awaitable[None]]) -> bool:
         """Do something on every host; say whether all answered."""
         done = await asyncio.gather(
-            *(act(session) for session in self._job.sessions), return_exceptions=True
+            *(act(connection) for connection in self._job.connections), return_exceptions=True
         )
         errors = [one for one in done if isinstance(one, BaseException)]
         for error in errors:
@@ -193,42 +199,45 @@ class JobStart:
             self._wait(f"cannot be started yet: {errors[0]}")
         return not errors
 
-    async def _bring_home(self, session: HostSession) -> None:
+    async def _bring_home(self, connection: HostConnection) -> None:
         """Take what earlier attempts left on a host and was not fetched."""
         job = self._job
         if job.call.attempt == 1 or job.record.is_shared:
             return
-        async with self._preparing(session):
-            await bring_home(session, attempts_before(job.attempt), goes_on=True)
+        async with self._preparing(connection):
+            for one in await left_on(connection, job.attempts[:-1]):
+                await bring_home(connection, one)
             async with self._fetching:
-                await fetch_checkpoints(session, job.workspace, job.call.fingerprint)
+                await fetch_checkpoints(connection, job.workspace, job.call.fingerprint)
 
-    async def _begin_on(self, session: HostSession) -> None:
-        async with self._preparing(session):
-            brought = {} if self._job.record.is_shared else await self._bring(session)
-        answer = await session.ask(
+    async def _begin_on(self, connection: HostConnection) -> None:
+        async with self._preparing(connection):
+            brought = {} if self._job.record.is_shared else await self._bring(connection)
+        answer = await connection.ask(
             "begin",
             _SECONDS_TO_BEGIN,
-            directory=session.directory,
+            directory=connection.directory,
             owner=self._job.owner,
-            order=asdict(self._order(session)),
-            code=session.code,
-            keep_days=self._job.record.settings.keep_days,
-            **{"call": None, "uses": [], **brought},
+            order=asdict(self._order(connection)),
+            **{"call": None, "uses": [connection.code], **brought},
         )
         if answer["holder"]:
-            raise HostRefused(f"{session.label} was taken meanwhile by {answer['holder']}.")
+            raise HostRefused(f"{connection.label} was taken meanwhile by {answer['holder']}.")
 
-    async def _bring(self, session: HostSession) -> dict[str, Any]:
+    async def _bring(self, connection: HostConnection) -> dict[str, Any]:
         """Copy what the call reads; return the call as the host sees it, and what it reads."""
         job = self._job
         files = await asyncio.to_thread(collect_inputs, job.call, job.workspace)
-        await session.push(files.sets, files.sources)
-        call = rewrite_paths(job.call, files, session.workspace)
-        uses = [str(one.thing(session.workspace)) for one in files.sets]
+        own = [job.attempt_on(connection).parents[3], connection.workspace.work / job.work]
+        read = [one.thing(connection.workspace) for one in files.sets]
+        uses = [connection.code, *map(str, own), *map(str, read)]
+        # What is there is kept from now on; what is not, comes.
+        await connection.ask("acquire", directory=connection.directory, owner=job.owner, uses=uses)
+        await connection.push(files.sets, files.sources)
+        call = rewrite_paths(job.call, files, connection.workspace)
         return {"call": asdict(call), "kept_steps": files.steps, "uses": uses}
 
-    def _order(self, session: HostSession) -> RanksOrder:
+    def _order(self, connection: HostConnection) -> RanksOrder:
         record, walltime = self._job.record, self._job.call.resources.walltime_minutes
         forwarded = {
             name: self._inherited[name]
@@ -236,40 +245,44 @@ class JobStart:
             if name in self._inherited
         }
         return RanksOrder(
-            attempt=str(self._job.attempt_on(session)),
-            places=[asdict(place) for place in self._job.places(session)],
+            attempt=str(self._job.attempt_on(connection)),
+            rank_infos=[asdict(rank_info) for rank_info in self._job.rank_infos(connection)],
             stall_seconds=record.stall_seconds,
             grace_seconds=record.grace_seconds,
-            environment={**forwarded, **record.environment, **session.search_variables},
+            environment={**forwarded, **record.environment, **connection.search_variables},
             walltime_seconds=None if walltime is None else walltime * 60.0,
         )
 
     @contextlib.asynccontextmanager
-    async def _preparing(self, session: HostSession) -> AsyncIterator[None]:
+    async def _preparing(self, connection: HostConnection) -> AsyncIterator[None]:
         """Keep a host's lease while files are copied."""
-        if not session.is_open:
-            await session.open(self._job.code_cache)
+        if not connection.is_open:
+            await connection.open(self._job.code_cache)
         self._wait(f"is being prepared on {', '.join(self._job.record.hosts)}")
-        renewing = asyncio.create_task(self._renew(session))
+        renewing = asyncio.create_task(self._renew(connection))
         try:
             yield
         finally:
             renewing.cancel()
 
-    async def _renew(self, session: HostSession) -> None:
+    async def _renew(self, connection: HostConnection) -> None:
         while True:
             await asyncio.sleep(_SECONDS_BETWEEN_RENEWALS)
             with contextlib.suppress(HostUnreachable, HostRefused):
-                await session.ask("claim", directory=session.directory, owner=self._job.owner)
+                await connection.ask(
+                    "acquire", directory=connection.directory, owner=self._job.owner
+                )
 
     async def _withdraw(self) -> None:
         """Leave nothing of a job that does not start."""
-        for session in self._job.sessions:
+        for connection in self._job.connections:
             with contextlib.suppress(RedcoFlowError):
-                if session.is_open:
-                    attempt = str(self._job.attempt_on(session))
-                    await session.ask("end", attempt=attempt, at_once=True)
-                    await session.ask("release", directory=session.directory, owner=self._job.owner)
+                if connection.is_open:
+                    attempt = str(self._job.attempt_on(connection))
+                    await connection.ask("end", attempt=attempt, at_once=True)
+                    await connection.ask(
+                        "release", directory=connection.directory, owner=self._job.owner
+                    )
         self._job.close()
 
     async def _doze(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.finding import Finding
 from redco_flow.launch.host_facts import package_versions
+from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.probe import (
     SIGNALS,
     WRITTEN,
@@ -25,8 +26,6 @@ from redco_flow.launch.slurm.probe import (
     probe_nodes,
     try_submission,
 )
-from redco_flow.spec.executors import SlurmSection
-from redco_flow.spec.profile import Profile
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_SECONDS_OF_CLOCK_DIFFERENCE = 5.0
@@ -49,9 +48,12 @@ class Visit:
     unseen: Sequence[str]
 
 
-def examine_slurm(profile: Profile) -> Iterator[Finding]:
-    """Yield one finding per check; without answering nodes, why there are none."""
-    settings = profile.slurm
+def examine_slurm(settings: Config, workspace: str | Path, gpus_per_host: int) -> Iterator[Finding]:
+    """Yield one finding per check; without answering nodes, why there are none.
+
+    Args:
+        gpus_per_host: what the job asks for, as the profile's stages would.
+    """
     try:
         partitions = list_partitions(os.environ)
         gpus = count_gpus(settings, os.environ)
@@ -67,14 +69,13 @@ def examine_slurm(profile: Profile) -> Iterator[Finding]:
         return
     account = _check_account(settings)
     yield account
-    gpus_per_host = _gpus_per_host(profile)
     enough = _check_gpus(gpus_per_host, gpus)
     yield enough
     if not (account.is_good and enough.is_good):
         return
     num_nodes = min(2, partitions[settings.partition] if settings.partition else 2)
     try:
-        visit = _visit(profile, num_nodes, gpus_per_host)
+        visit = _visit(settings, workspace, num_nodes, gpus_per_host)
     except RedcoFlowError as error:
         remedy = "mend what it says; where all nodes are busy, try again later"
         yield Finding("nodes", False, str(error), remedy)
@@ -89,7 +90,7 @@ def examine_slurm(profile: Profile) -> Iterator[Finding]:
     yield _check_signals(visit.answers)
 
 
-def _check_account(settings: SlurmSection) -> Finding:
+def _check_account(settings: Config) -> Finding:
     chosen = ("account", "qos", "reservation", "constraint")
     shown = ", ".join(f"{name} {value}" for name in chosen if (value := getattr(settings, name)))
     try:
@@ -98,13 +99,6 @@ def _check_account(settings: SlurmSection) -> Finding:
         names = ", ".join(f"slurm.{name}" for name in chosen)
         return Finding("account", False, str(error), f"correct {names} or slurm.options")
     return Finding("account", True, shown or "the default one may submit")
-
-
-def _gpus_per_host(profile: Profile) -> int:
-    """The most that the profile's own defaults give a stage."""
-    stages = profile.defaults.get("stages") or {}
-    asked = [(stage or {}).get("resources") or {} for stage in stages.values()]
-    return max((int(one.get("gpus_per_host") or 0) for one in asked), default=0)
 
 
 def _check_gpus(gpus_per_host: int, gpus: Mapping[str, int]) -> Finding:
@@ -120,14 +114,14 @@ def _check_gpus(gpus_per_host: int, gpus: Mapping[str, int]) -> Finding:
     )
 
 
-def _visit(profile: Profile, num_nodes: int, gpus_per_host: int) -> Visit:
+def _visit(settings: Config, workspace: str | Path, num_nodes: int, gpus_per_host: int) -> Visit:
     mark = secrets.token_hex(8)
-    folder = Workspace.open(profile.workspace).root / f".doctor-{mark}"
+    folder = Workspace.open(workspace).root / f".doctor-{mark}"
     folder.mkdir()
     try:
         (folder / "mark").write_text(mark)
         started_at = time.time()
-        answers = probe_nodes(profile.slurm, folder, os.environ, num_nodes, gpus_per_host)
+        answers = probe_nodes(settings, folder, os.environ, num_nodes, gpus_per_host)
         unseen = [one["node"] for one in answers if not _is_written(folder, one["rank"])]
         return Visit(answers, mark, started_at, time.time(), unseen)
     finally:

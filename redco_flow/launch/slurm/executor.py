@@ -23,12 +23,15 @@ from redco_flow.launch.executor import (
     common_settings,
     job_environment,
 )
-from redco_flow.launch.slurm import queue as slurm_commands
+from redco_flow.launch.finding import Finding
+from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.array import SlurmArray
+from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.doctor import examine_slurm
 from redco_flow.launch.slurm.job import SlurmJob
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
-from redco_flow.spec.executors import SlurmSection
+from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import utc_now
 
@@ -41,25 +44,29 @@ class SlurmExecutor(ChainingExecutor):
 
     Args:
         folder: the workspace, on a file system that every node has.
-        settings: the profile's `slurm:` section.
+        config: the profile's `slurm:` section.
         common: as `CallExecutor`; sbatch hands the environment on.
     """
 
     job_class = SlurmJob
+    _config: Config
 
     def __init__(
         self,
         folder: Path | str,
-        settings: SlurmSection,
+        config: Config,
         **common: Unpack[ExecutorSettings],
     ) -> None:
-        super().__init__(folder, **common)
-        self._settings = settings
+        super().__init__(folder, config, **common)
 
     @classmethod
     def name(cls) -> str:
         """Return the name for submitit's AutoExecutor, whose own `slurm` pickles."""
         return "redco-slurm"
+
+    def examine(self, gpus_per_host: int) -> Iterator[Finding]:
+        """Yield one finding a check: the partition, and what a short job on two nodes sees."""
+        yield from examine_slurm(self._config, self.folder, gpus_per_host)
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return the sbatch file that `submit_call` would submit.
@@ -124,8 +131,8 @@ class SlurmExecutor(ChainingExecutor):
         # Before sbatch: a record without an id is looked up by its name.
         write_json(attempt.job_path, record)
         try:
-            job_id = slurm_commands.submit(attempt.path / SCRIPT, self._job_environment(attempt))
-        except slurm_commands.NoAnswer:
+            job_id = queue.submit(attempt.path / SCRIPT, self._job_environment(attempt))
+        except queue.NoAnswer:
             # It may have been accepted all the same; the record stays, and with it the name.
             return reattach(record)
         except (StageFailed, ClusterUnreachable):
@@ -147,7 +154,7 @@ class SlurmExecutor(ChainingExecutor):
             title=title,
             directory=Path.cwd(),
             resources=resources,
-            settings=self._settings,
+            settings=self._config,
             stall_seconds=self.parameters["stall_seconds"],
             grace_seconds=self.parameters["grace_seconds"],
             upstream=tuple(upstream),
@@ -162,10 +169,10 @@ class SlurmExecutor(ChainingExecutor):
         return dict(_without_outer_job(job_environment(self._environment, attempt)))
 
 
-def make(profile: Any, environment: Mapping[str, str]) -> SlurmExecutor:
+def make(profile: Profile, environment: Mapping[str, str]) -> SlurmExecutor:
     """Return the executor for a profile."""
     common = common_settings(profile, environment)
-    return SlurmExecutor(profile.workspace, profile.slurm, **common)
+    return SlurmExecutor(profile.workspace, profile.section, **common)
 
 
 def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:

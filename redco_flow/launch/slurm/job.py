@@ -31,7 +31,7 @@ from redco_flow.launch.job import (
     status_from_files,
 )
 from redco_flow.launch.redaction import redact_text
-from redco_flow.launch.slurm import queue as slurm_commands
+from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.queue import JobEntry, QueueView, SlurmQueue, shared_queue
 from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
 from redco_flow.records import write_json
@@ -186,7 +186,7 @@ class SlurmJob(CallJob):
         self.expect_end()
         if self._knows_id() or self._find():
             with contextlib.suppress(StageFailed):  # it has ended, and Slurm has forgotten it
-                slurm_commands.cancel(self.job_id, self._environment, at_once=again)
+                queue.cancel(self.job_id, self._environment, at_once=again)
         if check:
             self.wait()
 
@@ -234,7 +234,7 @@ class SlurmJob(CallJob):
         if deserves_release(entry) and entry.restarts != self._released_restart:
             self._released_restart = entry.restarts
             with contextlib.suppress(StageFailed, ClusterUnreachable):  # its status says it is held
-                slurm_commands.release(self.job_id, self._environment)
+                queue.release(self.job_id, self._environment)
                 self.expect_end()
 
     def _seconds_to_confirm(self, state: str) -> float:

@@ -1,7 +1,8 @@
-"""The last thing that a cluster's job does: say in exit.json how it ended, from its ranks' words.
+"""Write a Slurm job's exit.json from its ranks' exit records, as the job's last command.
 
 `python -m redco_flow.launch.slurm.job_end ATTEMPT --num-processes N`, in the job's script after the
-ranks. Exits with 75, and writes requeue.json instead, where the cluster only wanted its hosts back.
+ranks. After a preemption or a node failure it writes requeue.json instead and exits with 75, so
+that the script requeues the job.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MAX_NODE_FAILURES = 3  # more in one job are no accident
 
 
 def main(arguments: list[str]) -> int:
-    """Write exit.json, or ask the script to have the job queued again."""
+    """Write exit.json, or ask the script to requeue the job."""
     options = _parse(arguments)
     attempt = AttemptDirectory(options.attempt)
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))

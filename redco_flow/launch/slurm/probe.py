@@ -16,13 +16,13 @@ from typing import Any
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import job_environment
 from redco_flow.launch.host_facts import num_gpus, own_name_problem, package_versions
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rank import WARNING_SIGNAL
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
-from redco_flow.launch.slurm import queue as slurm_commands
+from redco_flow.launch.slurm import queue
+from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.script import gpu_option, selection_options
 from redco_flow.records import write_text
-from redco_flow.spec.executors import SlurmSection
 from redco_flow.tracking.attempt import AttemptDirectory
 
 LISTENING = "listening-"
@@ -42,24 +42,24 @@ def main(arguments: list[str]) -> int:
     heard: set[str] = set()
     for name in names:
         signal.signal(signal.Signals[f"SIG{name}"], lambda *_, name=name: heard.add(name))
-    place = ProcessPlace.from_slurm(os.environ, gpus_per_host=0, rendezvous_seconds=0)
+    rank_info = RankInfo.from_slurm(os.environ, gpus_per_host=0, rendezvous_seconds=0)
     found: dict[str, Any] = {
         "node": os.environ.get("SLURMD_NODENAME", os.uname().nodename),
         "host": socket.gethostname(),
-        "rank": place.rank,
+        "rank": rank_info.rank,
         "time": now,
         "versions": package_versions(),
         "gpus": num_gpus(),
         "own_name": own_name_problem(),
-        **_files(folder, place.rank),
+        **_files(folder, rank_info.rank),
         "unreached": "",
         "unknown_names": [],
     }
-    if not found["problem"] and place.num_processes > 1:
-        found["unreached"] = _meet(folder, place)
+    if not found["problem"] and rank_info.num_processes > 1:
+        found["unreached"] = _meet(folder, rank_info)
         found["unknown_names"] = _unknown_names(folder)
     if not found["problem"]:
-        write_text(folder / f"{LISTENING}{place.rank}", os.environ["SLURM_JOB_ID"])
+        write_text(folder / f"{LISTENING}{rank_info.rank}", os.environ["SLURM_JOB_ID"])
         _listen(heard, names)
     sys.stdout.write(json.dumps(found | {"heard": sorted(heard)}) + "\n")
     return 0
@@ -74,10 +74,10 @@ def _files(folder: Path, rank: int) -> dict[str, str]:
     return {"read": read, "problem": ""}
 
 
-def _meet(folder: Path, place: ProcessPlace) -> str:
+def _meet(folder: Path, rank_info: RankInfo) -> str:
     """Meet the other nodes' processes; return "" or why that failed."""
     try:
-        Rendezvous(folder, place, {}, _SECONDS_TO_MEET).meet()
+        Rendezvous(folder, rank_info, {}, _SECONDS_TO_MEET).meet()
     except CannotMeet as error:
         return str(error)
     return ""
@@ -113,30 +113,30 @@ def list_partitions(environment: Mapping[str, str]) -> dict[str, int]:
     Raises:
         ClusterUnreachable, StageFailed: Slurm does not answer.
     """
-    return slurm_commands.list_partitions(environment)
+    return queue.list_partitions(environment)
 
 
-def count_gpus(settings: SlurmSection, environment: Mapping[str, str]) -> dict[str, int]:
+def count_gpus(settings: Config, environment: Mapping[str, str]) -> dict[str, int]:
     """Return how many GPUs Slurm has for each node of the profile's partition.
 
     Raises:
         ClusterUnreachable, StageFailed: Slurm does not answer.
     """
-    return slurm_commands.count_gpus(settings.partition, environment)
+    return queue.count_gpus(settings.partition, environment)
 
 
-def try_submission(settings: SlurmSection, environment: Mapping[str, str]) -> None:
+def try_submission(settings: Config, environment: Mapping[str, str]) -> None:
     """Have Slurm judge the profile's partition, account and limits; nothing is submitted.
 
     Raises:
         StageFailed: Slurm refuses them; has Slurm's words.
         ClusterUnreachable: there is no answer.
     """
-    slurm_commands.try_submission([*selection_options(settings), *settings.options], environment)
+    queue.try_submission([*selection_options(settings), *settings.options], environment)
 
 
 def probe_nodes(
-    settings: SlurmSection,
+    settings: Config,
     folder: Path,
     environment: Mapping[str, str],
     num_nodes: int,
@@ -157,7 +157,7 @@ def probe_nodes(
     command = [*python, "-m", "redco_flow.launch.slurm.probe", str(folder), *SIGNALS]
     own = job_environment(environment, AttemptDirectory(folder))
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(slurm_commands.run_on_nodes, options, command, own, _SECONDS_FOR_NODES)
+        asked = pool.submit(queue.run_on_nodes, options, command, own, _SECONDS_FOR_NODES)
         _send_signals(folder, num_nodes, asked, environment)
         said = asked.result()
     answers = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
@@ -174,7 +174,7 @@ def _send_signals(
         listening = list(folder.glob(f"{LISTENING}*"))
         if len(listening) == num_nodes:
             for name in SIGNALS:
-                slurm_commands.send_signal(listening[0].read_text(), name, environment)
+                queue.send_signal(listening[0].read_text(), name, environment)
             return
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 

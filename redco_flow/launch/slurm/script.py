@@ -18,8 +18,8 @@ from typing import Any
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.rank import WARNING_SIGNAL
+from redco_flow.launch.slurm.config import Config
 from redco_flow.records import digest_json
-from redco_flow.spec.executors import SlurmSection
 
 JOB_ID_FILE = "slurm.jobid"
 JOB_LOG = "logs/slurm.log"
@@ -44,7 +44,7 @@ class Submission:
     title: str
     directory: Path
     resources: JobResources
-    settings: SlurmSection
+    settings: Config
     stall_seconds: float
     grace_seconds: float
     upstream: tuple[str, ...] = ()
@@ -181,19 +181,19 @@ def _dependency(submission: Submission) -> Iterator[str]:
     yield "--kill-on-invalid-dep=yes"
 
 
-def gpu_option(settings: SlurmSection, gpus_per_host: int) -> str:
+def gpu_option(settings: Config, gpus_per_host: int) -> str:
     """Return the option that asks for GPUs, as the site wants it."""
     kind = f"{settings.gpu_type}:" if settings.gpu_type else ""
     gpu = "gpu:" if settings.gpu_option == "gres" else ""
     return _option(settings.gpu_option, f"{gpu}{kind}{gpus_per_host}")
 
 
-def selection_options(settings: SlurmSection) -> list[str]:
+def selection_options(settings: Config) -> list[str]:
     """Return the options that choose partition and account, as arguments of a command."""
     return [f"--{name}={value}" for name, value in _selection(settings)]
 
 
-def _selection(settings: SlurmSection) -> Iterator[tuple[str, str]]:
+def _selection(settings: Config) -> Iterator[tuple[str, str]]:
     for name in ("partition", "account", "qos", "reservation", "constraint"):
         if (value := getattr(settings, name)) is not None:
             yield name, value

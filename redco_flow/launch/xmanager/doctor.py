@@ -10,9 +10,8 @@ from pathlib import Path
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.finding import Finding
-from redco_flow.launch.xmanager.package import INSTALL, require_xmanager, xmanager_versions
+from redco_flow.launch.xmanager.config import INSTALL, require_xmanager, xmanager_versions
 from redco_flow.search_path import library_environment
-from redco_flow.spec.profile import Profile
 
 _TIMEOUT_SECONDS = 60
 _IMPORT = (
@@ -20,7 +19,7 @@ _IMPORT = (
 )
 
 
-def examine_xmanager(profile: Profile) -> Iterator[Finding]:
+def examine_xmanager() -> Iterator[Finding]:
     """Yield one finding per check; without the library, only that it is missing."""
     try:
         require_xmanager()

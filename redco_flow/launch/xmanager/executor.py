@@ -9,28 +9,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 from redco_flow.errors import StageFailed
-from redco_flow.launch.call import JobResources, read_call
+from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import (
     CallExecutor,
     ExecutorSettings,
     common_settings,
     job_environment,
 )
+from redco_flow.launch.finding import Finding
 from redco_flow.launch.job import read_log_end
+from redco_flow.launch.xmanager.config import Config
+from redco_flow.launch.xmanager.doctor import examine_xmanager
 from redco_flow.launch.xmanager.experiment import READY
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, XManagerJob
-from redco_flow.launch.xmanager.package import require_xmanager
-from redco_flow.launch.xmanager.work_unit import WorkUnit, check_fits, render
+from redco_flow.launch.xmanager.work_unit import WorkUnit, render
 from redco_flow.records import open_no_link
-from redco_flow.spec.executors import XManagerSection
+from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
-
-"""Not pip: its resolver does not come to an end with what XManager needs."""
 
 
 class XManagerExecutor(CallExecutor):
@@ -38,29 +38,33 @@ class XManagerExecutor(CallExecutor):
 
     Args:
         folder: the workspace.
-        settings: the profile's `xmanager:` section.
+        config: the profile's `xmanager:` section.
         variables: the profile's environment, shown by `render`.
         common: as `CallExecutor`.
     """
 
     job_class = XManagerJob
+    _config: Config
 
     def __init__(
         self,
         folder: Path | str,
-        settings: XManagerSection,
+        config: Config,
         *,
         variables: Mapping[str, str],
         **common: Unpack[ExecutorSettings],
     ) -> None:
-        super().__init__(folder, **common)
-        self._settings = settings
+        super().__init__(folder, config, **common)
         self._variables = dict(variables)
 
     @classmethod
     def name(cls) -> str:
         """Return the name for submitit's AutoExecutor."""
         return "redco-xmanager"
+
+    def examine(self, gpus_per_host: int) -> Iterator[Finding]:
+        """Yield one finding a check: the library, and where its database stands."""
+        yield from examine_xmanager()
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return the work unit as text.
@@ -72,15 +76,13 @@ class XManagerExecutor(CallExecutor):
             attempt=attempt.path.absolute(),
             experiment=title.split()[0],
             resources=resources,
-            rendezvous_seconds=self._settings.rendezvous_seconds,
+            rendezvous_seconds=self._config.rendezvous_seconds,
             stall_seconds=self.parameters["stall_seconds"],
             grace_seconds=self.parameters["grace_seconds"],
         )
         return render(unit, title, self._variables)
 
     def _submit(self, attempt: AttemptDirectory) -> XManagerJob:
-        require_xmanager()
-        check_fits(read_call(attempt.call_path).resources)
         attempt = AttemptDirectory(attempt.path.absolute())
         attempt.logs.mkdir(exist_ok=True)
         said = self._start_launcher(attempt)
@@ -118,18 +120,18 @@ class XManagerExecutor(CallExecutor):
         return [
             *(sys.executable, "-P", "-m", "redco_flow.launch.xmanager.experiment"),
             str(attempt.path),
-            *("--rendezvous-seconds", str(self._settings.rendezvous_seconds)),
+            *("--rendezvous-seconds", str(self._config.rendezvous_seconds)),
             *("--stall-seconds", str(self.parameters["stall_seconds"])),
             *("--grace-seconds", str(self.parameters["grace_seconds"])),
             *("--ready-fd", str(ready_fd)),
         ]
 
 
-def make(profile: Any, environment: Mapping[str, str]) -> XManagerExecutor:
+def make(profile: Profile, environment: Mapping[str, str]) -> XManagerExecutor:
     """Return the executor for a profile."""
     common = common_settings(profile, environment)
     variables = profile.environment
-    return XManagerExecutor(profile.workspace, profile.xmanager, variables=variables, **common)
+    return XManagerExecutor(profile.workspace, profile.section, variables=variables, **common)
 
 
 def reattach(record: Mapping[str, Any]) -> XManagerJob:

@@ -55,9 +55,9 @@ def main(arguments: list[str]) -> int:
         if attempt.read_job() is None:
             raise
         traceback.print_exc()  # XManager's trouble; what it has started runs on without it
-    while not is_over(attempt, len(unit.places)):
+    while not is_over(attempt, len(unit.rank_infos)):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-    write_ending(attempt, len(unit.places))
+    write_ending(attempt, len(unit.rank_infos))
     return 0
 
 
@@ -129,13 +129,13 @@ def _job_group(experiment: Any, unit: WorkUnit) -> Any:
         ]
     )
     jobs = {
-        f"rank{place.rank}": xm.Job(
+        f"rank{rank_info.rank}": xm.Job(
             executable,
             # A streamed line of more than a megabyte would block the process for ever.
             executor=xm_local.Local(experimental_stream_output=False),
-            env_vars=place.to_environment(),
+            env_vars=rank_info.to_environment(),
         )
-        for place in unit.places
+        for rank_info in unit.rank_infos
     }
     return xm.JobGroup(**jobs)
 
@@ -145,7 +145,7 @@ def _write_job_record(unit: WorkUnit, experiment: Any) -> None:
         "executor": "xmanager",
         "job_id": f"{experiment.experiment_id}-{experiment.work_unit_count + 1}",
         "attempt": str(unit.attempt),
-        "num_processes": len(unit.places),
+        "num_processes": len(unit.rank_infos),
         "launcher": ProcessIdentity.current().to_json(),
         "submitted_at": utc_now(),
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from redco_flow.launch.endings import RankEnding
 from redco_flow.launch.hosts.ranks import RanksOrder, start
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
@@ -28,20 +28,20 @@ def main(arguments: list[str]) -> int:
     """Return 0 once the rank has ended, in whatever way: how, its own record says."""
     options = _parse(arguments)
     attempt = AttemptDirectory(options.attempt)
-    place = ProcessPlace.from_environment(os.environ)
+    rank_info = RankInfo.from_environment(os.environ)
     order = RanksOrder(
         attempt=str(attempt.path),
-        places=[asdict(place)],
+        rank_infos=[asdict(rank_info)],
         stall_seconds=options.stall_seconds,
         grace_seconds=options.grace_seconds,
         walltime_seconds=options.walltime_seconds,
     )
     (runner,) = start(order)
-    follow(attempt, place, ProcessIdentity.from_json(runner))
+    follow(attempt, rank_info, ProcessIdentity.from_json(runner))
     return 0
 
 
-def follow(attempt: AttemptDirectory, place: ProcessPlace, runner: ProcessIdentity) -> None:
+def follow(attempt: AttemptDirectory, rank_info: RankInfo, runner: ProcessIdentity) -> None:
     """Wait for the rank's end, and see to it that there is a record of it.
 
     Args:
@@ -49,19 +49,19 @@ def follow(attempt: AttemptDirectory, place: ProcessPlace, runner: ProcessIdenti
     """
     while runner.is_alive():
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-    path = attempt.rank_exit_path(place.rank)
+    path = attempt.rank_exit_path(rank_info.rank)
     if not path.exists():
-        write_json(path, _lost(place).to_json())
+        write_json(path, _lost(rank_info).to_json())
 
 
-def _lost(place: ProcessPlace) -> RankEnding:
+def _lost(rank_info: RankInfo) -> RankEnding:
     return RankEnding(
         exit_code=None,
         cause=Cause.LOST,
         message="its supervisor was killed (kill -9 or the out-of-memory killer).",
         ended_at=utc_now(),
-        rank=place.rank,
-        restart=place.restart,
+        rank=rank_info.rank,
+        restart=rank_info.restart,
         host=os.uname().nodename,
     )
 

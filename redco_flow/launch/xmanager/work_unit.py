@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from redco_flow.errors import DoesNotFit
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.processes import ProcessPlace
+from redco_flow.launch.processes import RankInfo
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,6 @@ class WorkUnit:
         experiment: the title of the run's experiment.
         rendezvous_seconds: how long the ranks wait for each other.
         stall_seconds, grace_seconds: as the executor has them.
-
-    Raises:
-        DoesNotFit: it asks for more than one host.
     """
 
     attempt: Path
@@ -37,15 +33,12 @@ class WorkUnit:
     stall_seconds: float
     grace_seconds: float
 
-    def __post_init__(self) -> None:
-        check_fits(self.resources)
-
     @property
-    def places(self) -> list[ProcessPlace]:
+    def rank_infos(self) -> list[RankInfo]:
         """The ranks, ascending."""
         num_processes = self.resources.num_processes
         return [
-            ProcessPlace(
+            RankInfo(
                 rank=rank,
                 num_processes=num_processes,
                 local_rank=rank,
@@ -68,20 +61,6 @@ class WorkUnit:
         ]
 
 
-def check_fits(resources: JobResources) -> None:
-    """Raise unless this machine alone is enough.
-
-    Raises:
-        DoesNotFit: it is not.
-    """
-    if resources.num_hosts > 1:
-        raise DoesNotFit(
-            f"the stage asks for {resources.num_hosts} hosts (resources.num_hosts), and XManager's "
-            f"local backend has one, this machine: set it to 1, and xmanager.processes_per_host "
-            f"to the number of processes."
-        )
-
-
 def render(unit: WorkUnit, title: str, variables: Mapping[str, str]) -> str:
     """Return the work unit as text.
 
@@ -94,7 +73,7 @@ def render(unit: WorkUnit, title: str, variables: Mapping[str, str]) -> str:
 def _lines(unit: WorkUnit, title: str, variables: Mapping[str, str]) -> Iterator[str]:
     yield f"# redco-flow: {' '.join(title.split())}"
     yield f"experiment {unit.experiment}, one work unit, backend local"
-    for place in unit.places:
-        yield f"job rank{place.rank}: {shlex.join(['python', *unit.arguments])}"
-        yield from (f"  {name}={value}" for name, value in place.to_environment().items())
+    for rank_info in unit.rank_infos:
+        yield f"job rank{rank_info.rank}: {shlex.join(['python', *unit.arguments])}"
+        yield from (f"  {name}={value}" for name, value in rank_info.to_environment().items())
     yield from (f"{name}={shlex.quote(value)}" for name, value in variables.items())

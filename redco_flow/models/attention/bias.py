@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_flow.models.attention.context import num_context_shards
 from redco_flow.models.numerics import attention_mask_bias
 
 
@@ -102,8 +101,15 @@ class VisibleKeys(NamedTuple):
 
     def block(self, block: Block) -> jax.Array:
         """Return (B, 1, 1, M) of a block."""
-        visible = _part(self.is_visible, block.first_key, block.num_keys)
-        return attention_mask_bias(visible)[:, None, None, :]
+        return VisibleKeys(self.visible(block)).whole()
+
+    def visible(self, block: Block) -> jax.Array:
+        """Return (B, M) of a block's keys; 0 is hidden."""
+        return _part(self.is_visible, block.first_key, block.num_keys)
+
+    def whole(self) -> jax.Array:
+        """Return (B, 1, 1, M)."""
+        return attention_mask_bias(self.is_visible)[:, None, None, :]
 
 
 class SameDocument(NamedTuple):
@@ -123,9 +129,16 @@ class SameDocument(NamedTuple):
 
     def block(self, block: Block) -> jax.Array:
         """Return (B, 1, Q, M) of a block."""
+        return SameDocument(*self.segments(block)).whole()
+
+    def segments(self, block: Block) -> tuple[jax.Array, jax.Array]:
+        """Return which document each of a block's queries (B, Q) and keys (B, M) belongs to."""
         queries = _part(self.queries, block.first_query, block.num_queries)
-        keys = _part(self.keys, block.first_key, block.num_keys)
-        return attention_mask_bias(queries[:, :, None] == keys[:, None, :])[:, None]
+        return queries, _part(self.keys, block.first_key, block.num_keys)
+
+    def whole(self) -> jax.Array:
+        """Return (B, 1, Q, M)."""
+        return attention_mask_bias(self.queries[:, :, None] == self.keys[:, None, :])[:, None]
 
 
 @partial(
@@ -167,8 +180,11 @@ Biases = tuple[Bias, ...]
 
 
 def as_arrays(biases: Biases) -> tuple[jax.Array, ...]:
-    """Return the biases of sequences that are not split: all of them are whole."""
-    return cast("tuple[jax.Array, ...]", biases)
+    """Return the biases of sequences that are not split, each whole."""
+    return tuple(
+        bias.whole() if isinstance(bias, VisibleKeys | SameDocument) else cast("jax.Array", bias)
+        for bias in biases
+    )
 
 
 def _padded(numbers: jax.Array, length: int) -> jax.Array:
@@ -194,35 +210,21 @@ def band_bias(
     return None if visible is None else attention_mask_bias(visible)[None, None]
 
 
-def row_biases(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> Biases:
-    """Return what hides padding and other documents, each broadcasting to (B, 1, Q, M).
-
-    Over several context shards they are told by blocks.
+def row_biases(
+    attention_mask: jax.Array | None, segment_ids: jax.Array | None
+) -> tuple[Hiding, ...]:
+    """Return what hides padding and other documents.
 
     Args:
         attention_mask: (B, T); 0 is padding.
         segment_ids: (B, T); which of a row's documents a token belongs to.
     """
-    biases: Biases = ()
+    biases: tuple[Hiding, ...] = ()
     if attention_mask is not None:
-        biases = (*biases, padding_bias(attention_mask))
+        biases = (*biases, VisibleKeys(attention_mask))
     if segment_ids is not None:
-        biases = (*biases, _document_bias(segment_ids))
+        biases = (*biases, SameDocument(segment_ids, segment_ids))
     return biases
-
-
-def padding_bias(attention_mask: jax.Array) -> Bias:
-    """Return what hides padding from every query, (B, 1, 1, M) or told by blocks."""
-    if num_context_shards() > 1:
-        return VisibleKeys(attention_mask)
-    return attention_mask_bias(attention_mask)[:, None, None, :]
-
-
-def _document_bias(segment_ids: jax.Array) -> Bias:
-    if num_context_shards() > 1:
-        return SameDocument(segment_ids, segment_ids)
-    is_same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return attention_mask_bias(is_same)[:, None]
 
 
 def default_positions(

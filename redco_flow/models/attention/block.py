@@ -21,7 +21,7 @@ from redco_flow.models.numerics import attention_mask_bias, wide_einsum
 from redco_flow.models.random import keep_factors
 
 # Padding that only fills up blocks: below any sum of MASKED, and finite.
-_NEVER = -1e30
+NEVER = -1e30
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Scoring:
             `Shared.window` says.
         cap: scores are squeezed into (-cap, cap) by tanh.
         dropout_rate, dropout_site: of the weights; see `dropout`.
+        windows: the values that `Shared.window` may have; what XLA computes need not know them.
+        is_interpreted: whether a kernel runs in Pallas' interpreter, on any device: for tests.
     """
 
     num_queries: int
@@ -44,6 +46,8 @@ class Scoring:
     cap: float | None
     dropout_rate: float
     dropout_site: int
+    windows: tuple[int, ...] = ()
+    is_interpreted: bool = False
 
 
 class Shared(NamedTuple):
@@ -106,7 +110,7 @@ def start(query: jax.Array) -> Running:
     rows = (batch, *heads, num_queries)
     return Running(
         total=jnp.zeros((*rows, head_dim), jnp.float32),
-        largest=jnp.full(rows, _NEVER, jnp.float32),
+        largest=jnp.full(rows, NEVER, jnp.float32),
         normaliser=jnp.zeros(rows, jnp.float32),
     )
 
@@ -199,7 +203,7 @@ def _scores(
     band = _band(scoring, shared, block)
     if band is not None:
         scores = scores + attention_mask_bias(band)
-    return jnp.where(block.keys < scoring.num_keys, scores, _NEVER)
+    return jnp.where(block.keys < scoring.num_keys, scores, NEVER)
 
 
 def _by_group(bias: jax.Array, num_groups: int) -> jax.Array:

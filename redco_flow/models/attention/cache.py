@@ -2,17 +2,19 @@
 
 All beams of a row write into one cache, where token t of beam n stands in slot S + t N + n and
 stays: which beam wrote each token of a hypothesis is kept apart, and reordering beams reorders
-nothing else.
+nothing else. A cache may begin with room for the first tokens and grow by blocks of slots, which
+are arrays of their own: a token reads the blocks that there are, and adding one copies none.
 Dims in this file: L layers, B batch, S prompt or source, N beams, T new tokens,
 M all slots (S + T N), G key-value groups, K head dim.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from redco_flow.models.attention.balanced_order import SequenceOrder
 from redco_flow.models.attention.bias import Bias, Biases
@@ -22,6 +24,18 @@ from redco_flow.models.config import AttentionConfig
 from redco_flow.models.numerics import softmax, wide_einsum
 
 KeysValues = tuple[jax.Array, jax.Array]
+CacheT = TypeVar("CacheT", bound=Any)
+
+
+class BlockedHeads(NamedTuple):
+    """Keys and values of all slots, block after block.
+
+    Attributes:
+        blocks: (B, G, M, K) each, with a leading L where layers are stacked; the Ms add up to all
+            slots, and tokens are written into the last block.
+    """
+
+    blocks: tuple[KeysValues, ...]
 
 
 class WholeShared(NamedTuple):
@@ -73,7 +87,7 @@ class StepLayer(NamedTuple):
     """
 
     window: jax.Array | None = None
-    source: KeysValues | None = None
+    source: BlockedHeads | None = None
 
 
 class SourceCache(NamedTuple):
@@ -83,9 +97,9 @@ class SourceCache(NamedTuple):
         source: per source, the same for all its beams and all steps: every cross-attention's
             keys and values, (L, B, G, S, K) each, and the biases that each token meets.
         beams: which beam wrote each token of a hypothesis, (B, N, T): reordered.
-        heads: keys and values of all beams' tokens so far, (L, B, G, T N, K) each; they grow.
+        heads: keys and values of all beams' tokens so far, (L, B, G, T N, K) each.
 
-    Each layer's keys and values stand apart where its parameters do.
+    Keys and values are `BlockedHeads`, or a tuple of layers' if the parameters are unstacked.
     """
 
     source: dict[str, Any]
@@ -93,31 +107,62 @@ class SourceCache(NamedTuple):
     heads: Any
 
 
-def with_room(heads: KeysValues, num_places: int) -> KeysValues:
+def with_room(heads: KeysValues, num_places: int) -> BlockedHeads:
     """Bring keys and values (B, S, G, K) to (B, G, S, K), with so many empty slots behind."""
     key, value = (
         jnp.pad(jnp.swapaxes(each, 1, 2), ((0, 0), (0, 0), (0, num_places), (0, 0)))
         for each in heads
     )
-    return key, value
+    return BlockedHeads(((key, value),))
+
+
+def with_room_for(cache: CacheT, num_tokens: int) -> CacheT:
+    """Return a cache with a block more if it has room for fewer new tokens than that.
+
+    Args:
+        cache: a named tuple whose `beams` are writers (B, N, T), and whose `heads` are
+            `BlockedHeads`, or several of them.
+    """
+    _, num_beams, room = cache.beams.shape
+    num_added = num_tokens - room
+    if num_added <= 0:
+        return cache
+
+    def add_block(heads: BlockedHeads) -> BlockedHeads:
+        *shape, _, head_dim = heads.blocks[-1][0].shape
+        empty = jnp.zeros((*shape, num_added * num_beams, head_dim), heads.blocks[-1][0].dtype)
+        return BlockedHeads((*heads.blocks, (empty, empty)))
+
+    heads = jax.tree.map(add_block, cache.heads, is_leaf=lambda x: isinstance(x, BlockedHeads))
+    writers = jnp.pad(cache.beams, ((0, 0), (0, 0), (0, num_added)))
+    grown: CacheT = cache._replace(beams=writers, heads=heads)
+    return grown
 
 
 def append(
-    cache: KeysValues, heads: KeysValues, layer: jax.Array | None, slot: jax.Array
-) -> tuple[KeysValues, KeysValues]:
+    cache: BlockedHeads, heads: KeysValues, layer: jax.Array | None, slot: jax.Array
+) -> tuple[BlockedHeads, BlockedHeads]:
     """Write a token's keys and values (B, N, G, K) in place; return the cache and the layer's part.
 
     Args:
         cache: (L, B, G, M, K) each; without L where `layer` is None.
+        slot: in the last block, counted over all blocks.
     """
-    if layer is None:
-        key, value = (_write(*pair, (), slot) for pair in zip(cache, heads, strict=True))
-        return (key, value), (key, value)
-    keys, values = (_write(*pair, (layer,), slot) for pair in zip(cache, heads, strict=True))
-    key, value = (
-        jax.lax.dynamic_index_in_dim(each, layer, axis=0, keepdims=False) for each in (keys, values)
-    )
-    return (keys, values), (key, value)
+    *full, last = cache.blocks
+    slot = slot - sum(key.shape[-2] for key, _ in full)
+    place = () if layer is None else (layer,)
+    key, value = (_write(*pair, place, slot) for pair in zip(last, heads, strict=True))
+    cache = BlockedHeads((*full, (key, value)))
+    return cache, cache if layer is None else _of_layer(cache, layer)
+
+
+def _of_layer(cache: BlockedHeads, layer: jax.Array) -> BlockedHeads:
+    def index(stacked: jax.Array) -> jax.Array:
+        one: jax.Array = jax.lax.dynamic_index_in_dim(stacked, layer, axis=0, keepdims=False)
+        return one
+
+    found: BlockedHeads = jax.tree.map(index, cache)
+    return found
 
 
 def _write(
@@ -155,9 +200,9 @@ def places_back(writers: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def attend_cached(
-    config: AttentionConfig, query: jax.Array, kept: KeysValues, biases: tuple[jax.Array, ...]
+    config: AttentionConfig, query: jax.Array, kept: BlockedHeads, biases: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """Attend with (B, N, H, K) over keys and values (B, G, M, K), softmax in float32.
+    """Attend with (B, N, H, K) over blocks of keys and values (B, G, M, K), softmax in float32.
 
     Args:
         biases: float32, added to the scores; each broadcasts to (B, H, N, M).
@@ -165,18 +210,32 @@ def attend_cached(
     Returns:
         (B, N, H, K).
     """
-    keys, values = kept
-    num_groups = keys.shape[1]
+    num_groups = kept.blocks[0][0].shape[1]
     # Beams and a group's heads are the rows of one product, which is how compilers do it fastest.
     rows = jnp.swapaxes(split_groups(query * config.scale, num_groups), 1, 2)
     lead = rows.shape[:-1]
-    scores = wide_einsum("bgqk,bgmk->bgqm", _rows(rows), keys)
-    scores = cap(scores, config.cap).reshape(*lead, keys.shape[2])
+    scores = jnp.concatenate(
+        [wide_einsum("bgqk,bgmk->bgqm", _rows(rows), keys) for keys, _ in kept.blocks], axis=-1
+    )
+    scores = cap(scores, config.cap).reshape(*lead, -1)
     for bias in biases:
         scores = scores + jnp.swapaxes(split_bias(bias, num_groups), 2, 3)
     weights = softmax(scores).astype(query.dtype)
-    heads = jax.lax.dot_general(_rows(weights), values, (((3,), (2,)), ((0, 1), (0, 1))))
+    heads = _weighted(_rows(weights), [values for _, values in kept.blocks])
     return jnp.swapaxes(heads.reshape(*lead, -1), 1, 2).reshape(query.shape)
+
+
+def _weighted(weights: jax.Array, blocks: list[jax.Array]) -> jax.Array:
+    """Weigh values (B, G, M, K) by (B, G, Q, all M): (B, G, Q, K), blocks added in float32."""
+    dtype = weights.dtype if len(blocks) == 1 else jnp.float32
+    ends = np.cumsum([values.shape[2] for values in blocks])[:-1].tolist()
+    parts = [
+        jax.lax.dot_general(
+            part, values, (((3,), (2,)), ((0, 1), (0, 1))), preferred_element_type=dtype
+        )
+        for part, values in zip(jnp.split(weights, ends, axis=-1), blocks, strict=True)
+    ]
+    return sum(parts[1:], start=parts[0]).astype(weights.dtype)
 
 
 def _rows(array: jax.Array) -> jax.Array:

@@ -59,11 +59,17 @@ class SequenceCut:
         return jnp.moveaxis(chunks, 0, 1).reshape(batch, self.shard_length, *rest)
 
 
-def cut_sequence(length: int, num_shards: int, *, is_balanced: bool = False) -> SequenceCut:
-    """Cut a sequence into equal chunks of at most CHUNK_LENGTH tokens, filled up least."""
+def cut_sequence(
+    length: int,
+    num_shards: int,
+    *,
+    is_balanced: bool = False,
+    max_length: int | None = CHUNK_LENGTH,
+) -> SequenceCut:
+    """Cut a sequence into equal chunks of at most `max_length` tokens, filled up least."""
     parts = 2 if is_balanced else 1
     share = math.ceil(length / (parts * num_shards))
-    num_chunks = math.ceil(share / CHUNK_LENGTH)
+    num_chunks = 1 if max_length is None else math.ceil(share / max_length)
     chunk_length = math.ceil(share / num_chunks)
     return SequenceCut(num_shards, parts * num_chunks, chunk_length, is_balanced)
 
@@ -105,7 +111,9 @@ def split_sequence(x: jax.Array) -> jax.Array:
     return placed
 
 
-def on_context_shards(function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Any:
+def on_context_shards(
+    function: Callable[..., Any], *, in_specs: Any, out_specs: Any, takes_all_axes: bool = False
+) -> Any:
     """Return `function` as each context shard runs it; the other mesh axes stay the compiler's.
 
     Where it is mapped over one of these by name, as by `jax.vmap`, each of that axis' shards runs
@@ -113,11 +121,13 @@ def on_context_shards(function: Callable[..., Any], *, in_specs: Any, out_specs:
 
     Args:
         in_specs, out_specs: PartitionSpecs, in trees like arguments and results.
+        takes_all_axes: whether none is the compiler's, as Mosaic's kernels need it.
     """
+    every = jax.sharding.get_abstract_mesh().axis_names if takes_all_axes else ()
     return jax.shard_map(
         function,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names={CONTEXT_AXIS, *mapped_axes()},
+        axis_names={CONTEXT_AXIS, *mapped_axes(), *every},
         check_vma=False,
     )

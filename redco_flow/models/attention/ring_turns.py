@@ -1,7 +1,8 @@
 """What one context shard does while keys and values travel round the ring.
 
-It keeps its queries, works on the keys and values it holds, and sends them on meanwhile; scores
-exist for one chunk of queries and one of keys at a time. Backward it does so again, and the sums
+It keeps its queries, works on the keys and values it holds, and sends them on meanwhile. XLA's
+scores exist for one chunk of queries and one of keys at a time; a kernel, which keeps none, works
+on all of a part at once. Backward it does so again, and the sums
 of keys' and values' gradients travel with them, beginning beside their owner: neither way has a
 turn too many. A pair of chunks of which nothing is seen (the future, or beyond a window) is not
 computed, and where a fixed window ends the ring ends.
@@ -16,11 +17,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from redco_flow.models.attention import block as xla_block
+from redco_flow.models.attention import splash_block
 from redco_flow.models.attention.bias import Block, ByDistance
 from redco_flow.models.attention.block import (
     Gradients,
@@ -28,13 +31,20 @@ from redco_flow.models.attention.block import (
     Running,
     Scoring,
     Shared,
-    absorb,
     finish,
     is_needed,
-    pull_back,
     start,
 )
-from redco_flow.models.attention.context import CONTEXT_AXIS, SequenceCut, cut_sequence
+from redco_flow.models.attention.context import (
+    CHUNK_LENGTH,
+    CONTEXT_AXIS,
+    SequenceCut,
+    cut_sequence,
+)
+
+RingKernel = Literal["xla", "splash"]
+
+_BLOCKS: dict[RingKernel, Any] = {"xla": xla_block, "splash": splash_block}
 
 Carry = TypeVar("Carry")
 # Keys and values, or their gradients.
@@ -49,24 +59,29 @@ class Ring:
 
     Attributes:
         num_hops: how often keys and values are sent on.
+        kernel: what works on a block.
     """
 
     scoring: Scoring
     queries: SequenceCut
     keys: SequenceCut
     num_hops: int
+    kernel: RingKernel
 
 
-def plan_ring(scoring: Scoring, num_shards: int, *, is_balanced: bool) -> Ring:
+def plan_ring(
+    scoring: Scoring, num_shards: int, *, is_balanced: bool, kernel: RingKernel = "xla"
+) -> Ring:
     """Cut both sequences and say how far keys and values must travel."""
+    max_length = CHUNK_LENGTH if kernel == "xla" else None
     queries, keys = (
-        cut_sequence(length, num_shards, is_balanced=is_balanced)
+        cut_sequence(length, num_shards, is_balanced=is_balanced, max_length=max_length)
         for length in (scoring.num_queries, scoring.num_keys)
     )
     num_hops = num_shards - 1
     if scoring.is_causal and scoring.window is not None and not is_balanced:
         num_hops = min(num_hops, math.ceil((scoring.window - 1) / keys.shard_length))
-    return Ring(scoring, queries, keys, num_hops)
+    return Ring(scoring, queries, keys, num_hops, kernel)
 
 
 def forward(
@@ -159,6 +174,7 @@ def _absorb_held(
 ) -> Running:
     """Bring the keys and values held after so many hops into every query's softmax."""
     owner = (shard - hop) % ring.keys.num_shards
+    absorb = _BLOCKS[ring.kernel].absorb
 
     def for_query(_: None, own: tuple[Any, ...]) -> tuple[None, Running]:
         chunk, query, running = own
@@ -192,6 +208,7 @@ def _pull_held(
 ) -> tuple[Sums, Pair]:
     """Add what the keys and values held after so many hops give, and return their gradients."""
     owner = (shard - hop) % ring.keys.num_shards
+    pull_back = _BLOCKS[ring.kernel].pull_back
 
     def for_key(sums: Sums, theirs: tuple[Any, ...]) -> tuple[Sums, Pair]:
         key_chunk, key, value = theirs

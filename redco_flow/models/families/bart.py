@@ -136,6 +136,9 @@ class BartConfig(FamilyConfig):
             init_stddev=self.init_std,
             dtype=self.dtype,
             remat=self.remat,
+            attention_kernel=self.attention,
+            activations=self.activations,
+            num_mlp_chunks=self.num_mlp_chunks,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:

@@ -115,6 +115,9 @@ class BertFamilyConfig(FamilyConfig):
             init_stddev=self.initializer_range,
             dtype=self.dtype,
             remat=self.remat,
+            attention_kernel=self.attention,
+            activations=self.activations,
+            num_mlp_chunks=self.num_mlp_chunks,
         )
         return EncoderConfig(
             vocab_size=self.vocab_size,

@@ -15,10 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, final
 
-from redco_flow.models.config import DTYPES, REMAT_POLICIES, RopeScaling
+from redco_flow.models.config import (
+    ATTENTION_KERNELS,
+    DTYPES,
+    REMAT_POLICIES,
+    Activations,
+    RopeScaling,
+)
 
 # How it is computed, not what it is: no config.json has these.
-_COMPUTED = ("dtype", "remat")
+_COMPUTED = ("dtype", "remat", "activations", "attention", "num_mlp_chunks")
 _NAMES_A_TOKEN = re.compile(".*_token_id")
 
 
@@ -26,9 +32,10 @@ _NAMES_A_TOKEN = re.compile(".*_token_id")
 class FamilyConfig(ABC):
     """A model's shape and constants under its family's own names.
 
-    `dtype` (what products are computed in; parameters stay float32) and `remat` (what the
-    backward pass computes again) are how it is computed. Fields that are None and that
-    `derived` gives take the value it gives.
+    `dtype` (what products are computed in; parameters stay float32), `remat` and `activations`
+    (what the backward pass computes again), `num_mlp_chunks` (of a device's tokens) and `attention`
+    (the kernel) are how it is computed.
+    Fields that are None and that `derived` gives take the value it gives.
     """
 
     model_type: ClassVar[str]
@@ -44,6 +51,9 @@ class FamilyConfig(ABC):
     tie_word_embeddings: bool = False
     dtype: str = "float32"
     remat: str = "none"
+    attention: str = "auto"
+    activations: Activations = dataclasses.field(default_factory=Activations)
+    num_mlp_chunks: int = 1
 
     @property
     @abstractmethod
@@ -61,6 +71,7 @@ class FamilyConfig(ABC):
                 object.__setattr__(self, name, tuple(value))
             if name == "rope_scaling" and value is not None:
                 object.__setattr__(self, name, RopeScaling.from_json(value))
+        self._read_activations()
         problems = [p for field in dataclasses.fields(self) if (p := self._problem(field))]
         if not problems:
             self._derive()
@@ -85,7 +96,8 @@ class FamilyConfig(ABC):
 
         Args:
             values: the parsed file.
-            computed: fields that no `config.json` has: `dtype` and `remat`.
+            computed: fields that no `config.json` has: `dtype`, `remat`, `activations`,
+                `num_mlp_chunks` and `attention`.
 
         Raises:
             ValueError: another family, a value that it cannot have, or one not offered here.
@@ -171,6 +183,25 @@ class FamilyConfig(ABC):
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
 
+    def _read_activations(self) -> None:
+        try:
+            found = Activations.from_json(self.activations)
+        except ValueError as error:
+            raise ValueError(f"{self.model_type} config: {error}") from None
+        object.__setattr__(self, "activations", found)
+        if self.remat == "none" and found.choices:
+            raise ValueError(
+                f"{self.model_type} config: activations says what becomes of "
+                f"{', '.join(found.choices)}, and remat none keeps all results: choose remat "
+                "minimal or full beneath it."
+            )
+        if self.remat == "auto" and found.choices:
+            raise ValueError(
+                f"{self.model_type} config: activations says what becomes of "
+                f"{', '.join(found.choices)}, which remat auto decides: leave it out, or choose "
+                "remat minimal or full."
+            )
+
     def _derive(self) -> None:
         for name, value in self.derived().items():
             if getattr(self, name) is None:
@@ -190,6 +221,8 @@ class FamilyConfig(ABC):
             return f"dtype is {value!r}; it must be one of {', '.join(DTYPES)}."
         if name == "remat" and value not in REMAT_POLICIES:
             return f"remat is {value!r}; it must be one of {', '.join(REMAT_POLICIES)}."
+        if name == "attention" and value not in ATTENTION_KERNELS:
+            return f"attention is {value!r}; it must be one of {', '.join(ATTENTION_KERNELS)}."
         if kind.startswith("str") and not isinstance(value, str):
             return f"{name} is {value!r}; it must be text."
         if kind.startswith("int") and (type(value) is not int or value < 1):

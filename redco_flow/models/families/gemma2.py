@@ -62,7 +62,7 @@ class Gemma2Config(LlamaFamilyConfig):
         """The same model in the words that all families share."""
         return self.llama_decoder(
             self.hidden_activation,
-            attention=self.attention(
+            attention=self.grouped_attention(
                 scale=self.query_pre_attn_scalar**-0.5,
                 cap=self.attn_logit_softcapping,
                 has_input_bias=self.attention_bias,

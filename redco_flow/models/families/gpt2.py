@@ -80,6 +80,9 @@ class GPT2Config(FamilyConfig):
             residual_init=(2 * self.n_layer) ** -0.5,
             dtype=self.dtype,
             remat=self.remat,
+            attention_kernel=self.attention,
+            activations=self.activations,
+            num_mlp_chunks=self.num_mlp_chunks,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:

@@ -83,6 +83,9 @@ class GPTJConfig(FamilyConfig):
             init_stddev=self.initializer_range,
             dtype=self.dtype,
             remat=self.remat,
+            attention_kernel=self.attention,
+            activations=self.activations,
+            num_mlp_chunks=self.num_mlp_chunks,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:

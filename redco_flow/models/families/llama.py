@@ -35,7 +35,7 @@ class LlamaConfig(LlamaFamilyConfig):
         bias = self.attention_bias
         return self.llama_decoder(
             self.hidden_act,
-            attention=self.attention(has_input_bias=bias, has_output_bias=bias),
+            attention=self.grouped_attention(has_input_bias=bias, has_output_bias=bias),
             mlp=MlpConfig(
                 self.intermediate_size,
                 activation_name(self.hidden_act),

@@ -62,7 +62,7 @@ class LlamaFamilyConfig(FamilyConfig):
         return follows
 
     @final
-    def attention(self, **differing: Any) -> AttentionConfig:
+    def grouped_attention(self, **differing: Any) -> AttentionConfig:
         """Return plain grouped-query attention, but for what differs."""
         assert self.head_dim is not None
         assert self.num_key_value_heads is not None
@@ -83,7 +83,7 @@ class LlamaFamilyConfig(FamilyConfig):
             "vocab_size": self.vocab_size,
             "width": self.hidden_size,
             "num_layers": self.num_hidden_layers,
-            "attention": self.attention(),
+            "attention": self.grouped_attention(),
             "mlp": MlpConfig(self.intermediate_size, activation_name(activation), is_gated=True),
             "norm": NormConfig("rms", self.rms_norm_eps),
             "rotary": RotaryConfig(self.head_dim, self.rope_theta, scaling=self.rope_scaling),
@@ -91,6 +91,9 @@ class LlamaFamilyConfig(FamilyConfig):
             "init_stddev": self.initializer_range,
             "dtype": self.dtype,
             "remat": self.remat,
+            "attention_kernel": self.attention,
+            "activations": self.activations,
+            "num_mlp_chunks": self.num_mlp_chunks,
         }
         return DecoderConfig(**{**same, **differing})
 

@@ -102,6 +102,9 @@ class OPTConfig(FamilyConfig):
             init_stddev=self.init_std,
             dtype=self.dtype,
             remat=self.remat,
+            attention_kernel=self.attention,
+            activations=self.activations,
+            num_mlp_chunks=self.num_mlp_chunks,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:

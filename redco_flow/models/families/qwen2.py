@@ -50,7 +50,7 @@ class Qwen2Config(LlamaFamilyConfig):
     @property
     def own_attention(self) -> AttentionConfig:
         """What each layer attends with."""
-        return self.attention(has_input_bias=True)
+        return self.grouped_attention(has_input_bias=True)
 
     @property
     def core(self) -> DecoderConfig:

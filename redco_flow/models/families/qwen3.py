@@ -25,7 +25,7 @@ class Qwen3Config(Qwen2Config):
     @property
     def own_attention(self) -> AttentionConfig:
         """What each layer attends with."""
-        return self.attention(
+        return self.grouped_attention(
             has_input_bias=self.attention_bias,
             has_output_bias=self.attention_bias,
             norm_epsilon=self.rms_norm_eps,

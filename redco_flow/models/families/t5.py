@@ -152,6 +152,9 @@ class T5Config(FamilyConfig):
             init_by_fan_in=True,
             dtype=self.dtype,
             remat=self.remat,
+            attention_kernel=self.attention,
+            activations=self.activations,
+            num_mlp_chunks=self.num_mlp_chunks,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:

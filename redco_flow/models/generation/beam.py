@@ -1,15 +1,15 @@
-"""Beam search: the N likeliest hypotheses of each row run on, the best that ended is returned.
+"""Beam search: the N likeliest hypotheses of each row run on, the best that ended are returned.
 
-One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has. The
-semantics are those of transformers' `generate` (`num_beams`, `length_penalty`, `early_stopping`),
-token for token. Calls the model's `decode_step` and reorders `cache.beams`.
+One program of a few loops (`segments`), which end when every row of the batch has. The semantics
+are those of transformers' `generate` (`num_beams`, `length_penalty`, `early_stopping`), token for
+token. Calls the model's `decode_step` and reorders `cache.beams`.
 Dims in this file: B batch, N beams, C candidates, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,16 @@ from redco_flow.models.generation.greedy import (
     DecodeStep,
     EndTokens,
     Generated,
+    ProcessScores,
     batch_and_beams,
     is_end,
     start_tokens,
 )
+from redco_flow.models.generation.segments import Growth, run_segments
+
+# True: stop with the first N that ended. False: when the best running one, at its present length,
+# is no better than the worst of them. "never": when it could not be at any length.
+EarlyStopping = bool | Literal["never"]
 
 # What transformers gives to hypotheses that must not win.
 _LOWEST = -1.0e9
@@ -50,17 +56,24 @@ def beam_search(
     eos_token_id: EndTokens,
     pad_token_id: int,
     length_penalty: float = 1.0,
-    early_stopping: bool = False,
+    early_stopping: EarlyStopping = False,
+    num_return_sequences: int = 1,
+    growth: Growth | None = None,
+    process: ProcessScores | None = None,
 ) -> Generated:
     """Keep the N likeliest hypotheses and return the best that ended.
 
     Args:
         decode_step: (cache, tokens (B, N), position) to (logits (B, N, V), cache).
-        cache: with N beams and room for `max_new_tokens`.
+        cache: with N beams.
         start_token_id: one for all rows, or each row's own (B,).
         length_penalty: exponent of the length that scores are divided by; > 0 favours long ones.
-        early_stopping: stop a row as soon as N hypotheses have ended; otherwise when
-            the best running one, at its present length, is no better than the worst of them.
+        early_stopping: True stops a row as soon as N hypotheses have ended; False when the best
+            running one, at its present length, is no better than the worst of them; "never" when
+            it could not be at the length that favours it most.
+        num_return_sequences: more than one gives (B, R, T), the best first; at most N.
+        growth: how the cache grows; None: it has room for all tokens.
+        process: changes the log-probabilities of next tokens.
     Source: transformers 5.23, GenerationMixin._beam_search; differs: cross-attention's keys and
         values are held once per row, and each beam offers its own best tokens only.
     """
@@ -70,10 +83,12 @@ def beam_search(
     num_ends = len(eos_token_id) if isinstance(eos_token_id, tuple) else 1
     num_candidates = max(2, 1 + num_ends) * num_beams
     normalisers = jnp.asarray(lengths**length_penalty, jnp.float32)
+    stops_when_full = early_stopping is True
+    hopes_for_length = early_stopping == "never" and length_penalty > 0
 
     def advance(state: _Beams) -> _Beams:
         logits, cache = decode_step(state.cache, state.last, state.position)
-        candidates = _best_candidates(logits, state.scores, num_candidates)
+        candidates = _best_candidates(*_log_probabilities(logits, state, process), num_candidates)
         tokens = _extend(state.tokens, candidates, state.position)
         is_last = state.position + 1 >= max_new_tokens
         ends = is_end(candidates.token, eos_token_id) | is_last
@@ -81,14 +96,18 @@ def beam_search(
         may_end = ends & (jnp.arange(num_candidates) < num_beams)
         normaliser = normalisers[state.position]
         scores = candidates.score / normaliser
-        state = _keep_best(state, tokens, scores, may_end, early_stopping=early_stopping)
-        return _run_on(state, candidates, tokens, ends, normaliser, cache)
+        state = _keep_best(state, tokens, scores, may_end, stops_when_full=stops_when_full)
+        hoped = normalisers[-1] if hopes_for_length else normaliser
+        return _run_on(state, candidates, tokens, ends, hoped, cache)
 
     start = start_tokens(start_token_id, batch_size, num_beams)
     first = _first_beams(cache, start, max_new_tokens, pad_token_id)
-    is_open = partial(_is_open, max_new_tokens=max_new_tokens, early_stopping=early_stopping)
-    last = jax.lax.while_loop(is_open, advance, first)
-    return Generated(last.done_tokens[:, 0], last.done_scores[:, 0])
+    is_open = partial(_is_open, stops_when_full=stops_when_full)
+    last = run_segments(is_open, advance, first, max_new_tokens, growth)
+    if num_return_sequences == 1:
+        return Generated(last.done_tokens[:, 0], last.done_scores[:, 0])
+    kept = slice(num_return_sequences)
+    return Generated(last.done_tokens[:, kept], last.done_scores[:, kept])
 
 
 class _Candidates(NamedTuple):
@@ -97,7 +116,19 @@ class _Candidates(NamedTuple):
     token: jax.Array  # (B, C) with which token
 
 
-def _best_candidates(logits: jax.Array, scores: jax.Array, count: int) -> _Candidates:
+def _log_probabilities(
+    logits: jax.Array, state: _Beams, process: ProcessScores | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return scores (B, N, V) of next tokens, and what is to be added to a beam's (B, N)."""
+    logits = logits.astype(jnp.float32)
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    if process is None:
+        return logits, state.scores - normaliser
+    log_probs = logits - normaliser[:, :, None]
+    return process(log_probs, state.tokens, state.position), state.scores
+
+
+def _best_candidates(logits: jax.Array, to_add: jax.Array, count: int) -> _Candidates:
     """Return the `count` best continuations of all beams of a row.
 
     Each beam's own best first, then the best of those: neither the row's N * V scores nor the
@@ -105,10 +136,9 @@ def _best_candidates(logits: jax.Array, scores: jax.Array, count: int) -> _Candi
     lower token.
     """
     batch_size, _, vocab_size = logits.shape
-    logits = logits.astype(jnp.float32)
     per_beam = min(count, vocab_size)
     best, token = jax.lax.top_k(logits, per_beam)
-    best += (scores - jax.nn.logsumexp(logits, axis=-1))[:, :, None]
+    best += to_add[:, :, None]
     best, token = best.reshape(batch_size, -1), token.reshape(batch_size, -1)
     score, place = jax.lax.top_k(best, count)
     return _Candidates(
@@ -130,14 +160,14 @@ def _keep_best(
     scores: jax.Array,
     may_end: jax.Array,
     *,
-    early_stopping: bool,
+    stops_when_full: bool,
 ) -> _Beams:
     """Merge the candidates that end now into the N best that have ended.
 
     Args:
         tokens, scores, may_end: of the candidates; scores are normalised by length.
     """
-    blocked = ~state.can_improve | (jnp.all(state.is_done, 1, keepdims=True) & early_stopping)
+    blocked = ~state.can_improve | (jnp.all(state.is_done, 1, keepdims=True) & stops_when_full)
     scores = scores + jnp.where(blocked, _LOWEST, 0.0)
     scores = jnp.where(may_end, scores, scores + _LOWEST)
     all_scores = jnp.concatenate([state.done_scores, scores], axis=1)
@@ -159,7 +189,11 @@ def _run_on(
     normaliser: jax.Array,
     cache: Any,
 ) -> _Beams:
-    """Go on with the N best candidates that do not end, whose tokens and cache these are."""
+    """Go on with the N best candidates that do not end, whose tokens and cache these are.
+
+    Args:
+        normaliser: of the length at which the best of them is compared with those that ended.
+    """
     running = jnp.where(ends, candidates.score + _LOWEST, candidates.score)
     scores, chosen = jax.lax.top_k(running, state.scores.shape[1])
     worst_done = jnp.where(state.is_done, state.done_scores.min(1, keepdims=True), _LOWEST)
@@ -175,12 +209,12 @@ def _run_on(
     )
 
 
-def _is_open(state: _Beams, max_new_tokens: int, *, early_stopping: bool) -> jax.Array:
+def _is_open(state: _Beams, *, stops_when_full: bool) -> jax.Array:
     """Say whether a row of the batch may still come to a better text."""
     rows = state.can_improve[:, 0]
-    if early_stopping:
+    if stops_when_full:
         rows &= ~jnp.all(state.is_done, axis=1)
-    return (state.position < max_new_tokens) & jnp.any(rows)
+    return jnp.any(rows)
 
 
 def _reorder(cache: Any, parents: jax.Array) -> Any:

@@ -16,15 +16,24 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.context import num_context_shards
-from redco_flow.models.generation.beam import beam_search
+from redco_flow.models.generation.beam import EarlyStopping, beam_search
 from redco_flow.models.generation.greedy import (
     EndTokens,
     Generated,
+    ProcessScores,
     greedy_search,
     is_end,
     token_search,
 )
-from redco_flow.models.generation.sampling import Sampling, draw
+from redco_flow.models.generation.logits_processors import (
+    LogitsProcessing,
+    ReadTokens,
+    processor,
+    read_prompts,
+    read_start_token,
+)
+from redco_flow.models.generation.sampling import Sampling, draw, keys_of_sequences
+from redco_flow.models.generation.segments import Growth, segment_length
 from redco_flow.models.random import example_keys
 
 
@@ -52,16 +61,29 @@ def with_forced_tokens(
 
     def step(cache: Any, tokens: jax.Array, position: jax.Array) -> tuple[jax.Array, Any]:
         logits, cache = decode_step(cache, tokens, position)
-        for token, place in ((forced.first, 0), (forced.last, max_new_tokens - 1)):
-            if token is not None:
-                only = jnp.where(is_end(jnp.arange(logits.shape[-1]), token), 0.0, -jnp.inf)
-                logits = jnp.where(position == place, only, logits)
-        return logits, cache
+        return _force(logits, position, forced, max_new_tokens), cache
 
     return step
 
 
-__all__ = ["Generated", "Sampling", "beam_search", "generate", "greedy_search"]
+def _force(
+    logits: jax.Array, position: jax.Array, forced: ForcedTokens, max_new_tokens: int
+) -> jax.Array:
+    for token, place in ((forced.first, 0), (forced.last, max_new_tokens - 1)):
+        if token is not None:
+            only = jnp.where(is_end(jnp.arange(logits.shape[-1]), token), 0.0, -jnp.inf)
+            logits = jnp.where(position == place, only, logits)
+    return logits
+
+
+__all__ = [
+    "Generated",
+    "LogitsProcessing",
+    "Sampling",
+    "beam_search",
+    "generate",
+    "greedy_search",
+]
 
 
 def generate(
@@ -74,8 +96,10 @@ def generate(
     max_new_tokens: int,
     num_beams: int = 1,
     length_penalty: float = 1.0,
-    early_stopping: bool = False,
+    early_stopping: EarlyStopping = False,
     sampling: Sampling | None = None,
+    processing: LogitsProcessing | None = None,
+    num_return_sequences: int = 1,
     rngs: jax.Array | None = None,
 ) -> Generated:
     """Read sources or prompts and search for what follows; pure, to be jitted as a whole.
@@ -86,38 +110,76 @@ def generate(
         max_new_tokens: the end token included.
         num_beams: 1 is greedy search; the next two count only above that.
         sampling: draw tokens instead of searching for the likeliest.
+        processing: what makes tokens less likely by the text so far, or impossible.
+        num_return_sequences: of each row: the best of the beams, or as many draws, of which the
+            first is the one that would be drawn alone. More than one gives tokens (B, N, T).
         rngs: (B,) keys, one per row, for sampling only.
 
     Raises:
-        ValueError: a count below 1; sampling with beams, or without keys; a model that does
-            not generate; or a mesh that splits sequences.
+        ValueError: a count below 1; sampling with beams, or without keys; more sequences than
+            beams; more tokens at least than at most; a model that does not generate; or a mesh
+            that splits sequences.
     """
-    _check(model, max_new_tokens=max_new_tokens, num_beams=num_beams)
+    processing = processing or LogitsProcessing()
+    _check(
+        model,
+        max_new_tokens=max_new_tokens,
+        num_beams=num_beams,
+        num_return_sequences=num_return_sequences,
+    )
+    _check_minimum(processing, max_new_tokens)
     search: Any = greedy_search
+    num_texts = num_beams
     if sampling is not None:
-        search = partial(token_search, choose=_choice(sampling, num_beams, rngs, len(input_ids)))
+        num_texts = num_return_sequences
+        keys = _drawing_keys(num_beams, rngs, len(input_ids), num_return_sequences)
+        search = partial(token_search, choose=partial(draw, keys=keys, how=sampling))
+    elif num_return_sequences > num_beams:
+        raise ValueError(
+            f"num_return_sequences is {num_return_sequences}, and num_beams is {num_beams}: there "
+            "are as many texts as beams; sample, or search with more beams."
+        )
     elif num_beams > 1:
-        search = partial(beam_search, length_penalty=length_penalty, early_stopping=early_stopping)
+        search = partial(
+            beam_search,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            num_return_sequences=num_return_sequences,
+        )
     if hasattr(model, "decoding_params"):
         params = model.decoding_params(config, params)
     start = _start_decoder_only if hasattr(model, "prefill") else _start_encoder_decoder
-    cache, special_tokens = start(
+    growth = _growth(model, segment_length(max_new_tokens, num_texts, input_ids.shape[1]))
+    cache, read, special_tokens = start(
         model,
         config,
         params,
         input_ids,
         attention_mask,
-        num_beams=num_beams,
+        num_beams=num_texts,
         max_length=max_new_tokens,
+        **({} if growth is None else {"room": growth.room}),
     )
     step = partial(model.decode_step, config, params)
+    forced = _forced(config)
+    process = processor(processing, read, special_tokens["eos_token_id"])
     found: Generated = search(
-        with_forced_tokens(step, _forced(config), max_new_tokens),
+        with_forced_tokens(step, forced, max_new_tokens),
         cache,
         max_new_tokens=max_new_tokens,
+        growth=growth,
+        process=_forcing_last(process, forced, max_new_tokens),
         **special_tokens,
     )
-    return found
+    if sampling is None or num_return_sequences == 1:
+        return found
+    by_row = (len(input_ids), num_return_sequences)
+    return Generated(found.tokens.reshape(*by_row, -1), found.scores.reshape(by_row))
+
+
+def _growth(model: Any, room: int) -> Growth | None:
+    grow = getattr(model, "grow_cache", None)
+    return None if grow is None else Growth(room, grow)
 
 
 def _check(model: Any, **counts: int) -> None:
@@ -134,13 +196,36 @@ def _check(model: Any, **counts: int) -> None:
             raise ValueError(f"{name} is {count}; it must be at least 1.")
 
 
-def _choice(sampling: Sampling, num_beams: int, rngs: jax.Array | None, num_rows: int) -> Any:
+def _check_minimum(processing: LogitsProcessing, max_new_tokens: int) -> None:
+    if processing.min_new_tokens > max_new_tokens:
+        raise ValueError(
+            f"min_new_tokens is {processing.min_new_tokens}, and at most {max_new_tokens} are "
+            "generated."
+        )
+
+
+def _forcing_last(
+    process: ProcessScores | None, forced: ForcedTokens, max_new_tokens: int
+) -> ProcessScores | None:
+    """Let forced tokens win over what a processor forbids."""
+    if process is None or forced == ForcedTokens():
+        return process
+
+    def process_and_force(scores: jax.Array, tokens: jax.Array, position: jax.Array) -> jax.Array:
+        return _force(process(scores, tokens, position), position, forced, max_new_tokens)
+
+    return process_and_force
+
+
+def _drawing_keys(
+    num_beams: int, rngs: jax.Array | None, num_rows: int, num_sequences: int
+) -> jax.Array:
     if num_beams > 1:
         raise ValueError(f"num_beams is {num_beams}; sampling follows one hypothesis per row.")
     keys = example_keys(rngs, num_rows)
     if keys is None:
         raise ValueError("sampling needs rngs: one key per row.")
-    return partial(draw, keys=keys, how=sampling)
+    return keys_of_sequences(keys, num_sequences)
 
 
 def _forced(config: Any) -> ForcedTokens:
@@ -157,14 +242,19 @@ def _start_encoder_decoder(
     input_ids: jax.Array,
     attention_mask: jax.Array,
     **size: int,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, ReadTokens, dict[str, Any]]:
     encoded = model.encode(config, params, input_ids, attention_mask)
     cache = model.init_cache(config, params, encoded, attention_mask, **size)
-    return cache, {
-        "start_token_id": config.decoder_start_token_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
-    }
+    read = read_start_token(config.decoder_start_token_id, len(input_ids))
+    return (
+        cache,
+        read,
+        {
+            "start_token_id": config.decoder_start_token_id,
+            "eos_token_id": config.eos_token_id,
+            "pad_token_id": config.pad_token_id,
+        },
+    )
 
 
 def _start_decoder_only(
@@ -174,10 +264,14 @@ def _start_decoder_only(
     input_ids: jax.Array,
     attention_mask: jax.Array,
     **size: int,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, ReadTokens, dict[str, Any]]:
     cache = model.prefill(config, params, input_ids, attention_mask, **size)
-    return cache, {
-        "start_token_id": cache.source.last_token,
-        "eos_token_id": config.eos_token_ids,
-        "pad_token_id": config.filler_token_id,
-    }
+    return (
+        cache,
+        read_prompts(input_ids, attention_mask),
+        {
+            "start_token_id": cache.source.last_token,
+            "eos_token_id": config.eos_token_ids,
+            "pad_token_id": config.filler_token_id,
+        },
+    )

@@ -1,8 +1,8 @@
-"""One hypothesis per row, a token at a time: the likeliest, or whichever a rule chooses.
+"""One token at a time: the likeliest, or whichever a rule chooses, for one or more texts per row.
 
-One `lax.while_loop`: nothing recompiles or grows, and it ends when every row of the batch has. A
-row's result does not depend on the rows beside it.
-Dims in this file: B batch, T new tokens, V vocabulary.
+One program of a few loops (`segments`), which end when every row of the batch has. A row's result
+does not depend on the rows beside it.
+Dims in this file: B batch, N texts per row, R = B N, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+from redco_flow.models.generation.segments import Growth, run_segments
 
 # One token id, or several of which each ends a text.
 EndTokens = int | tuple[int, ...]
@@ -36,11 +38,13 @@ DecodeStep = Callable[[CacheT, jax.Array, jax.Array], tuple[jax.Array, CacheT]]
 
 
 class Generated(NamedTuple):
-    """The best sequence found for each row.
+    """The best sequence found for each row, or several.
 
     Attributes:
         tokens: (B, T) int32 without the start token or the prompt; padding after the end token.
-        scores: (B,) float32 log-probability, over length ** length_penalty for beam search.
+            (B, N, T) where several sequences were asked for.
+        scores: (B,) or (B, N), float32 log-probability, over length ** length_penalty for beam
+            search.
     """
 
     tokens: jax.Array
@@ -65,16 +69,18 @@ def is_end(tokens: jax.Array, eos_token_id: EndTokens) -> jax.Array:
     return jnp.any(tokens[..., None] == jnp.asarray(ends, tokens.dtype), axis=-1)
 
 
-# (logits (B, V) float32, position) to tokens (B,).
+# (logits (R, V) float32, position) to tokens (R,).
 ChooseToken = Callable[[jax.Array, jax.Array], jax.Array]
+# (scores (B, N, V) float32, new tokens so far (B, N, T), position) to scores (B, N, V).
+ProcessScores = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class _State(NamedTuple):
     position: jax.Array
-    last: jax.Array  # (B, 1)
-    tokens: jax.Array  # (B, T)
-    scores: jax.Array  # (B,)
-    ended: jax.Array  # (B,)
+    last: jax.Array  # (B, N)
+    tokens: jax.Array  # (R, T)
+    scores: jax.Array  # (R,)
+    ended: jax.Array  # (R,)
     cache: Any
 
 
@@ -86,6 +92,8 @@ def greedy_search(
     start_token_id: int | jax.Array,
     eos_token_id: EndTokens,
     pad_token_id: int,
+    growth: Growth | None = None,
+    process: ProcessScores | None = None,
 ) -> Generated:
     """Take the likeliest token each time; see `token_search`."""
     return token_search(
@@ -96,6 +104,8 @@ def greedy_search(
         start_token_id=start_token_id,
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
+        growth=growth,
+        process=process,
     )
 
 
@@ -108,29 +118,41 @@ def token_search(
     start_token_id: int | jax.Array,
     eos_token_id: EndTokens,
     pad_token_id: int,
+    growth: Growth | None = None,
+    process: ProcessScores | None = None,
 ) -> Generated:
-    """Decode with one beam, each token chosen by `choose`.
+    """Decode N texts of each row side by side, each token chosen by `choose`.
 
     Args:
-        decode_step: (cache, tokens (B, 1), position) to (logits (B, 1, V), cache).
-        cache: with one beam and room for `max_new_tokens`.
+        decode_step: (cache, tokens (B, N), position) to (logits (B, N, V), cache).
+        cache: with N beams, which are never reordered.
+        growth: how the cache grows; None: it has room for all tokens.
         start_token_id: one for all rows, or each row's own (B,).
+        process: changes the scores that `choose` is given.
 
     Returns:
-        the tokens; scores are the model's own log-probabilities of them, however chosen.
+        the tokens (R, T); scores (R,) are the model's own log-probabilities of them, however
+        chosen.
     """
-    batch_size, _ = batch_and_beams(cache)
+    batch_size, num_texts = batch_and_beams(cache)
+    num_rows = batch_size * num_texts
 
     def advance(state: _State) -> _State:
         logits, cache = decode_step(state.cache, state.last, state.position)
-        scores = logits[:, 0].astype(jnp.float32)
-        best = choose(scores, state.position).astype(jnp.int32)
+        scores = logits.reshape(num_rows, -1).astype(jnp.float32)
+        offered = scores
+        if process is not None:
+            by_row = (batch_size, num_texts, -1)
+            tokens = state.tokens.reshape(by_row)
+            offered = process(scores.reshape(by_row), tokens, state.position)
+            offered = offered.reshape(scores.shape)
+        best = choose(offered, state.position).astype(jnp.int32)
         chosen = jnp.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
         gained = chosen - jax.nn.logsumexp(scores, axis=-1)
         token = jnp.where(state.ended, pad_token_id, best)
         return _State(
             position=state.position + 1,
-            last=token[:, None],
+            last=token.reshape(batch_size, num_texts),
             tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.position)),
             scores=state.scores + jnp.where(state.ended, 0.0, gained),
             ended=state.ended | is_end(token, eos_token_id),
@@ -139,15 +161,13 @@ def token_search(
 
     first = _State(
         position=jnp.zeros((), jnp.int32),
-        last=start_tokens(start_token_id, batch_size, 1),
-        tokens=jnp.full((batch_size, max_new_tokens), pad_token_id, jnp.int32),
-        scores=jnp.zeros((batch_size,), jnp.float32),
-        ended=jnp.zeros((batch_size,), bool),
+        last=start_tokens(start_token_id, batch_size, num_texts),
+        tokens=jnp.full((num_rows, max_new_tokens), pad_token_id, jnp.int32),
+        scores=jnp.zeros((num_rows,), jnp.float32),
+        ended=jnp.zeros((num_rows,), bool),
         cache=cache,
     )
-    last = jax.lax.while_loop(
-        lambda state: (state.position < max_new_tokens) & ~jnp.all(state.ended), advance, first
-    )
+    last = run_segments(lambda state: ~jnp.all(state.ended), advance, first, max_new_tokens, growth)
     return Generated(last.tokens, last.scores)
 
 

@@ -17,6 +17,9 @@ import numpy as np
 from redco_flow.models.numerics import MASKED
 from redco_flow.models.random import fold_in, random_bits
 
+# Beyond all positions, which are folded into the same keys.
+_SEQUENCES = 1 << 30
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -62,6 +65,14 @@ def candidates(logits: jax.Array, how: Sampling) -> tuple[jax.Array, jax.Array]:
     probabilities = jax.nn.softmax(best, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     return tokens, jnp.where(before < how.top_p, best, MASKED)
+
+
+def keys_of_sequences(keys: jax.Array, num_sequences: int) -> jax.Array:
+    """Return keys (B N, 2) for N texts of each row, of which the first has the row's own."""
+    if num_sequences == 1:
+        return keys
+    others = [fold_in(keys, _SEQUENCES + number) for number in range(1, num_sequences)]
+    return jnp.stack([keys, *others], axis=1).reshape(-1, keys.shape[-1])
 
 
 def draw(logits: jax.Array, position: jax.Array, keys: jax.Array, how: Sampling) -> jax.Array:

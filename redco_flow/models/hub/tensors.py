@@ -141,7 +141,7 @@ def _files_in_index(index: Path) -> list[str]:
     return sorted(set(names))
 
 
-_MAX_FILE_BYTES = 5 * 10**9
+MAX_FILE_BYTES = 5 * 10**9
 _MAX_LISTED = 20
 
 
@@ -183,7 +183,7 @@ def load_params(
 
 
 def save_params(
-    directory: Path, layouts: Any, params: Any, *, max_file_bytes: int = _MAX_FILE_BYTES
+    directory: Path, layouts: Any, params: Any, *, max_file_bytes: int = MAX_FILE_BYTES
 ) -> list[Path]:
     """Write parameters as `model.safetensors`, or as shards and an index where they are larger.
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from redco_flow.orchestrate.prefect import report as reporting
+from redco_flow.orchestrate.prefect import report
 from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy
-from redco_flow.orchestrate.prefect.report import OpenFlowRun, settle_left_over
+from redco_flow.orchestrate.prefect.report import OpenFlowRun, finish_left_over
 from redco_flow.orchestrate.prefect.server import (
     PrefectServerError,
     api_at,
@@ -26,7 +26,7 @@ from redco_flow.orchestrate.prefect.server import (
     start_short_lived_server,
 )
 from redco_flow.orchestrate.session import RunSession, session_in_use
-from redco_flow.orchestrate.stopping import Say
+from redco_flow.orchestrate.stopping import Log
 from redco_flow.spec.find import bundled_behind, find_file
 
 _FLOW_FILE = "flows/pipeline.py"
@@ -36,9 +36,9 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 class FlowThread:
     """One run of the flow."""
 
-    def __init__(self, session: RunSession, say: Say) -> None:
+    def __init__(self, session: RunSession, log: Log) -> None:
         self._session = session
-        self._say = say
+        self._log = log
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
         self._api: PrefectApi | None = None
         self._open_flow_run: OpenFlowRun | None = None
@@ -60,7 +60,7 @@ class FlowThread:
             opened, api = self._open_flow_run, self._api
             if api is None or opened is None or not opened.is_open:
                 return
-            if is_healthy(api.url) and opened.settle():
+            if is_healthy(api.url) and opened.finish():
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
@@ -69,37 +69,37 @@ class FlowThread:
             with session_in_use(self._session):
                 self._run_flow()
         except BaseException:  # noqa: BLE001 (the main thread goes on without a flow)
-            self._say(f"the Prefect flow ended early:\n{traceback.format_exc()}")
+            self._log(f"the Prefect flow ended early:\n{traceback.format_exc()}")
         finally:
             self._session.stages_ended.set()
 
     def _run_flow(self) -> None:
         context = self._session.context
         if not server_status(context.profile.prefect_api_url).healthy:
-            context.book.set_phase("starting the Prefect server; later runs find it")
-        api = self._api = find_api(context.profile.prefect_api_url, self._say)
+            context.state_store.set_phase("starting the Prefect server; later runs find it")
+        api = self._api = find_api(context.profile.prefect_api_url, self._log)
         if context.stop.is_set:
             return
-        context.book.set_phase("importing Prefect")
-        reporting.prepare_environment(api)
+        context.state_store.set_phase("importing Prefect")
+        report.prepare_environment(api)
         flow = self._load_flow()
         # First the dead: this run's own earlier flow run gets the state that the run has now.
-        settle_left_over(api)
-        context.book.set_phase(f"telling the Prefect server at {api.url} of the run")
+        finish_left_over(api)
+        context.state_store.set_phase(f"telling the Prefect server at {api.url} of the run")
         tags = context.pipeline.document["tags"]
         try:
-            flow_run, opened = reporting.create_flow_run(flow, context.run, api, tags=tags)
+            flow_run, opened = report.create_flow_run(flow, context.run, api, tags=tags)
         except Exception as error:  # noqa: BLE001 (Prefect is a view: whatever it is, it is told)
-            self._say(
+            self._log(
                 f"warning: the Prefect API at {api.url} answers but does not take this run "
                 f"({error!r}): its database may be locked, read-only or full. The run goes on "
                 f"without a page there."
             )
             return
         self._open_flow_run = opened
-        if url := reporting.page_of(flow_run, api):
-            context.book.set_prefect_url(url)
-        watching = reporting.watch_for_cancelling(flow_run.id, context.stop.cancel)
+        if url := report.page_of(flow_run, api):
+            context.state_store.set_prefect_url(url)
+        watching = report.watch_for_cancelling(flow_run.id, context.stop.cancel)
         try:
             from prefect.flow_engine import run_flow
 
@@ -112,7 +112,7 @@ class FlowThread:
 
     def _load_flow(self) -> Any:
         if replaced := bundled_behind("flows", _FLOW_FILE):
-            self._say(f"the flow is {replaced[0].absolute()}, not the bundled one.")
+            self._log(f"the flow is {replaced[0].absolute()}, not the bundled one.")
         module = load_flow_module(find_file("flows", _FLOW_FILE))
         from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -124,7 +124,7 @@ class FlowThread:
         )
 
 
-def find_api(profile_url: str | None, say: Say) -> PrefectApi:
+def find_api(profile_url: str | None, log: Log) -> PrefectApi:
     """Return the API to report to; a short-lived one where no server can be had.
 
     Raises:
@@ -133,7 +133,7 @@ def find_api(profile_url: str | None, say: Say) -> PrefectApi:
     try:
         url = ensure_server(profile_url)
     except PrefectServerError as error:
-        say(f"warning: {error}\nThe run reports to a short-lived Prefect API without a page.")
+        log(f"warning: {error}\nThe run reports to a short-lived Prefect API without a page.")
         return start_short_lived_server()
     return api_at(url, profile_url)
 

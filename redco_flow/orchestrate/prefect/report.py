@@ -192,7 +192,7 @@ class OpenFlowRun:
         """Note that the server has the flow run's end."""
         self.path.unlink(missing_ok=True)
 
-    def settle(self) -> bool:
+    def finish(self) -> bool:
         """Tell the server the end, by the run's own files; return whether it has it now."""
         from prefect.client.orchestration import get_client
         from prefect.exceptions import ObjectNotFound
@@ -231,12 +231,12 @@ class OpenFlowRun:
         client.set_flow_run_state(flow_run_id, state, force=True)
 
 
-def settle_left_over(api: PrefectApi) -> None:
-    """Settle what processes that are gone have left open at this API."""
+def finish_left_over(api: PrefectApi) -> None:
+    """Finish the flow runs that processes which are gone have left open at this API."""
     for path, record in _open_records(api):
         if not ProcessIdentity.from_json(record["process"]).is_alive():
-            is_settled = OpenFlowRun(path, RunDirectory(Path(record["run"]))).settle()
-            if not is_settled:
+            is_finished = OpenFlowRun(path, RunDirectory(Path(record["run"]))).finish()
+            if not is_finished:
                 return  # who does not answer for one, in seconds, is not asked about the others
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.orchestrate.prefect import serve as prefect_serving
+from redco_flow.orchestrate.prefect import serve
 from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy, ui_url
 from redco_flow.records import open_no_link, read_json_if_present, write_json
 from redco_flow.search_path import library_environment
@@ -139,7 +139,7 @@ def _spawn(
     environment: Mapping[str, str] | None = None,
     **streams: Any,
 ) -> PrefectProcess:
-    """Start a server in a session of its own.
+    """Start a server detached.
 
     Args:
         environment: added to what every server of ours gets.
@@ -149,7 +149,7 @@ def _spawn(
     url = f"http://{_ADDRESS}:{port}/api"
     process = subprocess.Popen(
         # By its path: this interpreter may have found us where another would not look.
-        [sys.executable, "-P", prefect_serving.__file__, str(listener.fileno()), *options],
+        [sys.executable, "-P", serve.__file__, str(listener.fileno()), *options],
         cwd=folder,
         env=_environment(folder, port, url, auth) | dict(environment or {}),
         pass_fds=[listener.fileno()],

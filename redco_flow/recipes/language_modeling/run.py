@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from redco_flow.engine.data.packing import POSITION_IDS, SEGMENT_IDS, collate_packed
-from redco_flow.engine.step.loss import IGNORED_LABEL, Measured, PerExample, cross_entropy
+from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
+from redco_flow.engine.step.loss import IGNORED_LABEL, Measured, PerExample
 from redco_flow.models.experts import load_balancing_losses
 from redco_flow.recipes.language_modeling import config as recipe_config
 from redco_flow.recipes.model import (
@@ -27,6 +28,7 @@ from redco_flow.recipes.model import (
     choose_model,
     make_pred_fn,
     padded,
+    with_changes,
 )
 from redco_flow.recipes.recipe import (
     Batch,
@@ -163,6 +165,11 @@ def build_decoder_only(
         _check_positions(chosen, prompt_length + generation.max_length - 1, "prompt and new text")
         return make_pred_fn(module, config, generation)
 
+    def with_config(changes: Mapping[str, Any]) -> Recipe:
+        changed = with_changes(model, changes)
+        lengths = {"source_length": source_length, "target_length": target_length}
+        return build_decoder_only(changed, tokenizer, **lengths)
+
     return Recipe(
         model=chosen.record,
         init_params=partial(module.init_params, config),
@@ -173,17 +180,21 @@ def build_decoder_only(
         row_widths=rows.lengths,
         collate_to=collate_to,
         collate_packed=packed_to,
-        loss_fn=partial(_loss, chosen),
+        loss_fn=partial(_loss, chosen, "auto", 0.0),
+        loss_in_chunks=lambda num_chunks, z_loss=0.0: partial(_loss, chosen, num_chunks, z_loss),
         make_pred_fn=pred_fn,
         output_fn=tokenizer.decode_until_end,
         save_pretrained=chosen.save,
         prompt_widths=rows.prompt_lengths,
         collate_prompts_to=prompts_to,
+        with_config=with_config,
     )
 
 
 def _loss(
     chosen: ChosenModel,
+    num_chunks: NumChunks,
+    z_loss: float,
     params: Any,
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
@@ -191,11 +202,11 @@ def _loss(
 ) -> PerExample | Measured:
     """Summed cross-entropy and number of target tokens of each row.
 
-    Training adds what its router costs to a mixture whose config says so; an evaluation does not,
-    so that its loss stays that of the texts.
+    Training adds the z-loss, and what its router costs to a mixture whose config says so; an
+    evaluation does not, so that its loss stays that of the texts.
     """
     # Padding on the right needs no mask: no token looks ahead, and its own labels are ignored.
-    logits, router_logits = chosen.module.apply_with_router(
+    hidden, head, router_logits = chosen.module.apply_before_head(
         chosen.config,
         params,
         batch["input_ids"],
@@ -203,7 +214,15 @@ def _loss(
         segment_ids=batch.get(SEGMENT_IDS),
         rngs=rngs if is_training else None,
     )
-    totals, weights = cross_entropy(logits, batch["labels"])
+    score = partial(chosen.module.score, chosen.config)
+    totals, weights = chunked_cross_entropy(
+        score,
+        head,
+        hidden,
+        batch["labels"],
+        num_chunks=num_chunks,
+        z_loss=z_loss if is_training else 0.0,
+    )
     if not (is_training and getattr(chosen.config, "output_router_logits", False)):
         return totals, weights
     balance = _balance(chosen.config, router_logits, batch)

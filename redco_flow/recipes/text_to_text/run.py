@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from redco_flow.engine.step.loss import IGNORED_LABEL, PerExample, cross_entropy
-from redco_flow.recipes.model import checked_ids, choose_model, make_pred_fn, padded
+from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
+from redco_flow.engine.step.loss import IGNORED_LABEL, PerExample
+from redco_flow.recipes.model import checked_ids, choose_model, make_pred_fn, padded, with_changes
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
 from redco_flow.recipes.text_to_text import config as recipe_config
 from redco_flow.text.tokenizer import TextTokenizer
@@ -54,6 +55,11 @@ def build_encoder_decoder(
             collate_sources, length=width, vocab_size=config.vocab_size, pad_id=config.pad_token_id
         )
 
+    def with_config(changes: Mapping[str, Any]) -> Recipe:
+        changed = with_changes(model, changes)
+        lengths = {"source_length": source_length, "target_length": target_length}
+        return build_encoder_decoder(changed, tokenizer, **lengths)
+
     return Recipe(
         model=chosen.record,
         init_params=partial(module.init_params, config),
@@ -64,12 +70,16 @@ def build_encoder_decoder(
         row_widths=_row_widths,
         collate_to=collate_to,
         collate_packed=None,
-        loss_fn=partial(_loss, module, config),
+        loss_fn=partial(_loss, module, config, "auto", 0.0),
+        loss_in_chunks=lambda num_chunks, z_loss=0.0: partial(
+            _loss, module, config, num_chunks, z_loss
+        ),
         make_pred_fn=partial(make_pred_fn, module, config),
         output_fn=tokenizer.decode_until_end,
         save_pretrained=chosen.save,
         prompt_widths=lambda source_lengths: source_lengths[:, None],
         collate_prompts_to=prompts_to,
+        with_config=with_config,
     )
 
 
@@ -120,13 +130,15 @@ def _row_widths(source_lengths: Lengths, target_lengths: Lengths) -> Lengths:
 def _loss(
     module: ModuleType,
     config: Any,
+    num_chunks: NumChunks,
+    z_loss: float,
     params: Any,
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
 ) -> PerExample:
-    """Summed cross-entropy and number of target tokens of each example."""
-    logits = module.apply(
+    """Summed cross-entropy, in training with the z-loss, and number of target tokens."""
+    hidden, head, _ = module.apply_before_head(
         config,
         params,
         batch["input_ids"],
@@ -134,7 +146,15 @@ def _loss(
         batch["decoder_input_ids"],
         rngs=rngs if is_training else None,
     )
-    return cross_entropy(logits, batch["labels"])
+    score = partial(module.score, config)
+    return chunked_cross_entropy(
+        score,
+        head,
+        hidden,
+        batch["labels"],
+        num_chunks=num_chunks,
+        z_loss=z_loss if is_training else 0.0,
+    )
 
 
 def _check_special_tokens(config: Any, tokenizer: TextTokenizer) -> None:

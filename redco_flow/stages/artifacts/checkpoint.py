@@ -1,7 +1,8 @@
 """What stands in a checkpoint artifact: everything that predicting and exporting need.
 
 `checkpoint/` (one committed step), `recipe.json` (which recipe around which model) and
-`tokenizer/`. Nothing in it points anywhere else.
+`tokenizer/`; of a training of low-rank factors `adapter.json`, and the factors beside the merged
+parameters. Nothing in it points anywhere else.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from redco_flow.engine.checkpoint.checkpointer import checkpoint_files, restore_
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import ArtifactError
-from redco_flow.recipes.recipe import Recipe, find_recipe
-from redco_flow.records import digest_file, read_json, write_json
+from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.recipe import Recipe, TokenLengths
+from redco_flow.records import digest_file, read_json, read_json_if_present, write_json
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.text.tokenizer import TextTokenizer
 
 FORMAT = 1
 RECIPE_FILE = "recipe.json"
+ADAPTER_FILE = "adapter.json"
 CHECKPOINT_FOLDER = "checkpoint"
 
 
@@ -37,7 +40,8 @@ class RecipeRecord:
     Args:
         model: what the recipe's `build` makes the model from, without any other file.
         source_length, target_length: what batches were padded to in training.
-        tokenizer_digest: the tokenizer that the model was trained with.
+        tokenizer_digest: the tokenizer that the model was trained with; "" where it has none, and
+            then both lengths are 0.
         step, metrics: of this checkpoint.
         data, config: digests of the dataset and of the training's settings.
     """
@@ -52,6 +56,23 @@ class RecipeRecord:
     data: str
     config: str
     format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class AdapterRecord:
+    """`adapter.json`: the low-rank factors, which stand in the checkpoint as `lora/<path>/a, b`.
+
+    Args:
+        rank, alpha: the parameters have the factors' product in them, alpha / rank times.
+        targets: of each kernel with factors `path`, and the positions of its dims `stack`,
+            `inputs` and `outputs`.
+        factors: their digests, as `parameter_digests` makes them.
+    """
+
+    rank: int
+    alpha: float
+    targets: list[dict[str, Any]]
+    factors: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -78,6 +99,12 @@ class CheckpointArtifact:
         except (FileNotFoundError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{self.path}: no checkpoint of redco-flow: {error}") from error
 
+    @property
+    def adapter(self) -> AdapterRecord | None:
+        """What `adapter.json` says; None where no factors were trained."""
+        found = read_json_if_present(self.path / ADAPTER_FILE)
+        return None if found is None else AdapterRecord(**found)
+
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer that the model was trained with."""
@@ -87,13 +114,15 @@ class CheckpointArtifact:
         self, source_length: int | None = None, target_length: int | None = None
     ) -> Recipe:
         """Make the recipe around the model, for batches of training's lengths or others."""
-        recipe: Recipe = find_recipe(self.record.recipe).build(
-            self.record.model,
+        record = self.record
+        if not record.tokenizer_digest:
+            return build_recipe(record.recipe, record.model, None)
+        texts = TokenLengths(
             self.tokenizer,
-            source_length=source_length or self.record.source_length,
-            target_length=target_length or self.record.target_length,
+            source_length or record.source_length,
+            target_length or record.target_length,
         )
-        return recipe
+        return build_recipe(record.recipe, record.model, texts)
 
     def load_params(
         self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None
@@ -118,9 +147,16 @@ class CheckpointArtifact:
 
 
 def write_checkpoint_artifact(
-    folder: Path, step_directory: Path, tokenizer: Path, record: RecipeRecord
+    folder: Path,
+    step_directory: Path,
+    tokenizer: Path | None,
+    record: RecipeRecord,
+    adapter: AdapterRecord | None = None,
 ) -> dict[str, str]:
     """Put an artifact's files together; big ones are linked where the disk can.
+
+    Args:
+        adapter: of the factors that the step has beside merged parameters, if it has.
 
     Returns:
         BLAKE3 by path relative to `folder`, of all its files.
@@ -131,11 +167,14 @@ def write_checkpoint_artifact(
     for path, digest in checkpoint_files(step_directory).items():
         _link(step_directory / path, folder / CHECKPOINT_FOLDER / path)
         digests[f"{CHECKPOINT_FOLDER}/{path}"] = digest
-    for file in sorted(tokenizer.iterdir()):
+    for file in sorted(tokenizer.iterdir()) if tokenizer else ():
         _link(file, folder / TOKENIZER_FOLDER / file.name)
         digests[f"{TOKENIZER_FOLDER}/{file.name}"] = digest_file(file)
-    write_json(folder / RECIPE_FILE, asdict(record))
-    return digests | {RECIPE_FILE: digest_file(folder / RECIPE_FILE)}
+    for name, said in ((RECIPE_FILE, record), (ADAPTER_FILE, adapter)):
+        if said is not None:
+            write_json(folder / name, asdict(said))
+            digests[name] = digest_file(folder / name)
+    return digests
 
 
 def checkpoint_identity(

@@ -2,7 +2,8 @@
 
 `dataset.json` (the summary), Arrow files, each with one split's share of a block of the raw
 rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that a
-prediction needs nothing else.
+prediction needs nothing else. A dataset for a recipe that encodes nothing has rows as they are, and
+no tokenizer.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.errors import ArtifactError
+from redco_flow.recipes.recipe import TokenLengths
 from redco_flow.records import digest_file, read_json, reading
 from redco_flow.stages.context import StageContext
+from redco_flow.stages.data.row_values import unpack_row
 from redco_flow.stages.data.rows import DataChanged
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
 
@@ -28,11 +31,13 @@ _WHAT = "a split of examples with these columns"
 TEXT = "string"
 TEXTS = "texts"
 IDS = "ids"
+BYTES = "bytes"
 
 _FEATURES: Mapping[str, Any] = {
     TEXT: {"dtype": "string", "_type": "Value"},
     TEXTS: {"feature": {"dtype": "string", "_type": "Value"}, "_type": "List"},
     IDS: {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "List"},
+    BYTES: {"dtype": "large_binary", "_type": "Value"},
 }
 
 
@@ -41,7 +46,7 @@ class SplitWriter:
 
     Args:
         path: replaced if it exists.
-        columns: TEXT, TEXTS or IDS by column name.
+        columns: TEXT, TEXTS, IDS or BYTES by column name.
     """
 
     def __init__(self, path: Path, columns: Mapping[str, str]) -> None:
@@ -138,6 +143,35 @@ class ArrowSplit(Sequence[dict[str, Any]]):
             yield from read_batches(path, self._columns)
 
 
+class RowSplit(Sequence[dict[str, Any]]):
+    """The rows of a split that are kept as they are; each has its `row_id` too.
+
+    Args:
+        packed: what is stored of them.
+    """
+
+    def __init__(self, packed: ArrowSplit) -> None:
+        self._packed = packed
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._packed[index]
+        return [_unpacked(row) for row in found] if isinstance(found, list) else _unpacked(found)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several rows, in the given order."""
+        return [_unpacked(row) for row in self._packed.__getitems__(indices)]
+
+
+Examples = ArrowSplit | RowSplit
+
+
+def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
+    return {"row_id": packed["row_id"], **unpack_row(packed["row"])}
+
+
 def read_batches(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
     """Yield some columns of a file's rows, at most BATCH_ROWS at a time, in order.
 
@@ -202,7 +236,12 @@ def _array(values: list[Any] | FlatIds, column_type: Any) -> Any:
 def _schema(columns: Mapping[str, str]) -> Any:
     import pyarrow as pa
 
-    types = {TEXT: pa.string(), TEXTS: pa.list_(pa.string()), IDS: pa.list_(pa.int32())}
+    types = {
+        TEXT: pa.string(),
+        TEXTS: pa.list_(pa.string()),
+        IDS: pa.list_(pa.int32()),
+        BYTES: pa.large_binary(),
+    }
     features = {name: _FEATURES[kind] for name, kind in columns.items()}
     return pa.schema(
         [(name, types[kind]) for name, kind in columns.items()],
@@ -221,6 +260,7 @@ COLUMNS: Mapping[str, str] = {
     "source_ids": IDS,
     "target_ids": IDS,
 }
+ROW_COLUMNS: Mapping[str, str] = {"row_id": TEXT, "row": BYTES}
 
 
 @dataclass(frozen=True)
@@ -234,8 +274,10 @@ class DatasetSummary:
         files: per split: its Arrow files, in order.
         skipped_rows: bad rows that the pipeline allowed to leave out, by reason.
         tokenizer: digest, vocab_size, pad_id, eos_id.
-        most_frequent_target: what a model that ignores its input would say: text, count, and
-            the number of training rows it was counted among.
+        most_frequent_target: what a model that ignores its input would say: text (or number),
+            count, and the number of training rows it was counted among; empty where unknown.
+        target: of rows as they are: the column that predictions are compared with, "" for none;
+            None of texts.
     """
 
     recipe: str
@@ -249,15 +291,23 @@ class DatasetSummary:
     tokenizer: Mapping[str, Any]
     most_frequent_target: Mapping[str, Any]
     format: int = FORMAT
+    target: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record."""
-        return asdict(self)
+        """Return the record; that of texts says nothing of a target column."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether the examples are rows as they are, without token ids."""
+        return self.target is not None
 
     @property
     def is_plain_text(self) -> bool:
         """Whether the examples are texts without a source."""
-        return not any(counts["longest_source"] for counts in self.splits.values())
+        return not self.is_of_rows and not any(
+            counts["longest_source"] for counts in self.splits.values()
+        )
 
     def padded_length(self, side: str, splits: Iterable[str] | None = None) -> int:
         """Return what batches are padded to: the longest text, rounded up to a multiple of 8.
@@ -300,12 +350,26 @@ class DatasetArtifact:
         """The tokenizer that made the ids."""
         return TextTokenizer.load(self.path / TOKENIZER_FOLDER)
 
+    @property
+    def tokenizer_digest(self) -> str:
+        """What tells the tokenizer from others; empty where there is none."""
+        return "" if self.summary.is_of_rows else self.tokenizer.digest
+
+    def texts(self, source_length: int, target_length: int) -> TokenLengths | None:
+        """What a recipe of texts is built for; None of rows."""
+        if self.summary.is_of_rows:
+            return None
+        return TokenLengths(self.tokenizer, source_length, target_length)
+
     def has(self, split: str) -> bool:
         """Tell whether the dataset has such a split."""
         return split in self.summary.splits
 
-    def split(self, name: str, columns: Sequence[str] | None = None) -> ArrowSplit:
+    def split(self, name: str, columns: Sequence[str] | None = None) -> Examples:
         """Open a split.
+
+        Args:
+            columns: which to read of encoded texts; rows have those of their recipe.
 
         Raises:
             ArtifactError: the dataset has no such split.
@@ -316,7 +380,10 @@ class DatasetArtifact:
                 f"{', '.join(self.summary.splits)}. Give data.{name}, or hold some out with "
                 f"data.{'test' if name == 'test' else 'validation'}_fraction."
             )
-        return ArrowSplit([self.path / file for file in self.summary.files[name]], columns)
+        paths = [self.path / file for file in self.summary.files[name]]
+        return (
+            RowSplit(ArrowSplit(paths)) if self.summary.is_of_rows else ArrowSplit(paths, columns)
+        )
 
 
 def split_file(split: str, block: int) -> str:

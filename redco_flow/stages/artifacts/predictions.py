@@ -1,15 +1,23 @@
-"""What stands in a predictions artifact: one JSON line per example, and what they come from."""
+"""What stands in a predictions artifact: one JSON line per example, and what they come from.
+
+And what predictions are scored against, while a model is trained and afterwards.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from redco_flow.errors import ArtifactError
+from redco_flow.metrics.metric import Metric, check_predictions, find_metric, reads_of
 from redco_flow.records import read_json, read_json_lines, write_json
+from redco_flow.stages.artifacts.dataset import DatasetSummary
+from redco_flow.stages.data.row_values import as_json_value
 
 FORMAT = 1
 LINES_FILE = "predictions.jsonl"
@@ -21,20 +29,76 @@ class Prediction:
     """One line of predictions.jsonl.
 
     Args:
+        source: the text that was asked with; empty of rows that are no texts.
+        prediction: the text, of several the first; of a recipe of rows any JSON value.
+        references: of rows the value of the column to be predicted, if there is one.
         loss: summed cross-entropy of the first reference, in nats, where it was measured.
         num_tokens: how many tokens that is the sum of.
+        predictions: all texts, `prediction` first, where `num_return_sequences` asked for several.
+        row: what JSON has of a row, without arrays and images.
     """
 
     row_id: str
     source: str
-    prediction: str
-    references: list[str]
+    prediction: Any
+    references: list[Any]
     loss: float | None = None
     num_tokens: int | None = None
+    predictions: list[str] | None = None
+    row: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the line without what was not measured."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        values = asdict(self).items()
+        return {key: one for key, one in values if one is not None or key == "prediction"}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What predictions are scored against.
+
+    Args:
+        references: all those of each example.
+        rows: what JSON has of each example's row; empty mappings of texts.
+    """
+
+    references: Sequence[Sequence[Any]]
+    rows: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of_lines(cls, lines: Sequence[Prediction]) -> Targets:
+        """Return what the lines of an artifact were to predict."""
+        return cls([line.references for line in lines], [line.row or {} for line in lines])
+
+    def of(self, metric: Metric) -> Sequence[Any]:
+        """Return what a metric takes beside the predictions."""
+        return self.rows if reads_of(metric) == "rows" else self.references
+
+    def score(self, name: str, predictions: Sequence[Any]) -> dict[str, float]:
+        """Score predictions by the metric of this name.
+
+        Raises:
+            ValueError: it cannot read them.
+        """
+        metric = find_metric(name)
+        check_predictions(name, metric, predictions)
+        return metric.compute(predictions, self.of(metric))
+
+
+def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -> Targets:
+    """Return what predictions for a dataset's examples are scored against."""
+    if not summary.is_of_rows:
+        return Targets([row["references"] for row in examples], [{} for _ in examples])
+    targets = [as_json_value(row.get(str(summary.target))) for row in examples]
+    references = [[] if target is None else [target] for target in targets]
+    return Targets(references, [plain_values(row) for row in examples])
+
+
+def plain_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what JSON has of a row, without arrays, images and its id."""
+    kept = {key: value for key, value in row.items() if not isinstance(value, np.ndarray)}
+    found = {key: as_json_value(value) for key, value in kept.items() if key != "row_id"}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -45,7 +109,8 @@ class PredictionsSummary:
         generation: the settings that texts were generated with.
         checkpoint, data: ids of the artifacts that they come from; `step` is the checkpoint's.
         config: digest of the predict stage's settings.
-        most_frequent_target: of the training data: what a trivial model would say.
+        most_frequent_target: of the training data: what a trivial model would say; empty where
+            that is not known.
     """
 
     split: str

@@ -136,10 +136,10 @@ def _draw(
         context.report(phase="resampling", step=start, total_steps=config.num_resamples)
         size = min(_RESAMPLES_AT_ONCE, config.num_resamples - start)
         times = rng.multinomial(num_examples, shares, size=size).astype(np.float64)
-        for place, (table, pooled) in tables.items():
+        for key, (table, pooled) in tables.items():
             sums = times @ table
-            found.setdefault(place, []).append(_scores(sums, place[1], pooled, num_examples))
-    return {place: np.concatenate(parts) for place, parts in found.items()}
+            found.setdefault(key, []).append(_scores(sums, key[1], pooled, num_examples))
+    return {key: np.concatenate(parts) for key, parts in found.items()}
 
 
 Pooled = PooledMetric | LikelihoodMetric

@@ -130,17 +130,17 @@ class BadRow:
     """One row that cannot be used.
 
     Args:
-        place: "file:line", or whatever names the row best.
+        location: "file:line", or whatever names the row best.
         reason: a few words that several rows may share, for counting: "not JSON".
         detail: what is wrong with this one and what is allowed.
     """
 
-    place: str
+    location: str
     reason: str
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}{': ' if self.detail else ''}{self.detail}"
+        return f"{self.location}: {self.reason}{': ' if self.detail else ''}{self.detail}"
 
 
 @dataclass
@@ -177,10 +177,17 @@ class BadRowLog:
         )
 
 
+def problem_of_field(fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:
+    """Say that a row lacks a field as (reason, detail), or None."""
+    if key in fields:
+        return None
+    return f"no field '{key}'", f"its fields are {', '.join(map(str, fields)) or '(none)'}"
+
+
 def problem_of_text(fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:
     """Say what is wrong with one field of a row as (reason, detail), or None."""
-    if key not in fields:
-        return f"no field '{key}'", f"its fields are {', '.join(map(str, fields)) or '(none)'}"
+    if problem := problem_of_field(fields, key):
+        return problem
     value = fields[key]
     if not isinstance(value, str):
         return f"field '{key}' is not text", _kind_of(value)
@@ -274,15 +281,17 @@ def _json_row(path: Path, lines: TextLines, raw: bytes) -> FileRow | BadRow | No
     text = lines.text(raw)
     if not text.strip():
         return None
-    place = f"{path}:{lines.line}"
+    location = f"{path}:{lines.line}"
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         if not lines.is_last_whole:
-            return BadRow(place, "not JSON", f"{error}; the file ends inside this line: truncated?")
-        return BadRow(place, "not JSON", str(error))
+            return BadRow(
+                location, "not JSON", f"{error}; the file ends inside this line: truncated?"
+            )
+        return BadRow(location, "not JSON", str(error))
     if not isinstance(value, dict):
-        return BadRow(place, "not a JSON object", f"it is a {type(value).__name__}")
+        return BadRow(location, "not a JSON object", f"it is a {type(value).__name__}")
     return FileRow(lines.line, value)
 
 

@@ -19,6 +19,13 @@ from redco_flow.hub import Kind, is_commit, is_hub_name
 from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.stages.data.image_folder import (
+    ENDINGS,
+    ImageFile,
+    class_names,
+    image_files,
+    image_row,
+)
 from redco_flow.stages.data.rows import READERS, FileRow, Rows, read_file
 
 SPLITS = ("train", "validation", "test")
@@ -38,13 +45,13 @@ class Source:
     Args:
         split: train, validation or test.
         name: names its rows in row ids; holds no folder, so that moved data stays the same.
-        place: names its rows in errors.
+        location: names its rows in errors.
         rows: opens it; each call reads from the start.
     """
 
     split: str
     name: str
-    place: str
+    location: str
     rows: Callable[[], Rows]
 
 
@@ -143,6 +150,9 @@ def open_sources(data: DataSection) -> list[Source]:
     path = Path(data.dataset).expanduser()
     if path.exists():
         root = path if path.is_dir() else path.parent
+        if images := _images(path):
+            classes = class_names(images)
+            return [_image_source(image, root, classes) for image in images]
         return [
             _file_source(split, file, str(file.relative_to(root)))
             for split, file in _files_by_split(path)
@@ -154,17 +164,36 @@ def _file_source(split: str, path: Path, name: str) -> Source:
     return Source(split, name, str(path), partial(read_file, path))
 
 
-def _files_by_split(path: Path) -> list[tuple[str, Path]]:
-    """A directory's data files with their splits: by the file's name, else its folder's."""
-    if path.is_file():
-        return [("train", path)]
-    files = sorted(
+def _images(path: Path) -> list[ImageFile]:
+    """The images of a directory without data files."""
+    if not path.is_dir() or _data_files(path):
+        return []
+    return image_files(path, _split_named)
+
+
+def _image_source(image: ImageFile, root: Path, classes: list[str]) -> Source:
+    name = str(image.path.relative_to(root))
+    return Source(image.split, name, str(image.path), partial(image_row, image, classes))
+
+
+def _data_files(path: Path) -> list[Path]:
+    return sorted(
         file
         for file in path.rglob("*")
         if file.suffix.lower() in READERS and file.name not in _NOT_DATA and file.is_file()
     )
+
+
+def _files_by_split(path: Path) -> list[tuple[str, Path]]:
+    """A directory's data files with their splits: by the file's name, else its folder's."""
+    if path.is_file():
+        return [("train", path)]
+    files = _data_files(path)
     if not files:
-        raise ValueError(f"{path}: no data files in it; known endings: {', '.join(READERS)}.")
+        if images := _images(path):
+            return [(image.split, image.path) for image in images]
+        known = ", ".join((*READERS, *sorted(ENDINGS)))
+        raise ValueError(f"{path}: no data files and no images in it; known endings: {known}.")
     named = [(_split_of(file), file) for file in files]
     if not any(split for split, _ in named):
         return [("train", file) for file in files]
@@ -178,12 +207,15 @@ def _files_by_split(path: Path) -> list[tuple[str, Path]]:
 
 
 def _split_of(file: Path) -> str | None:
-    for name in (file.name, file.parent.name):
-        match = _SPLIT_PREFIX.match(name)
-        if match:
-            split = match[1].lower()
-            return _SPLIT_OF.get(split, split)
-    return None
+    return _split_named(file.name) or _split_named(file.parent.name)
+
+
+def _split_named(name: str) -> str | None:
+    match = _SPLIT_PREFIX.match(name)
+    if match is None:
+        return None
+    split = match[1].lower()
+    return _SPLIT_OF.get(split, split)
 
 
 def _python_module(dataset: str) -> Any:
@@ -216,17 +248,28 @@ def _hub_sources(data: DataSection) -> list[Source]:
             f"{data.dataset}: its splits are {', '.join(map(str, loaded))}; need at least 'train'."
         )
     return [
-        Source(split, split, f"{data.dataset}/{split}", partial(_hub_rows, loaded[split]))
+        Source(split, split, f"{data.dataset}/{split}", partial(hub_rows, loaded[split]))
         for split in known
     ]
 
 
-def _hub_rows(split: Any) -> Iterator[FileRow]:
-    line = 0
+def hub_rows(split: Any) -> Iterator[FileRow]:
+    """Yield the rows of a split that `datasets` has loaded, images as their files."""
+    split, line = _with_images_as_files(split), 0
     for batch in split.iter(batch_size=_HUB_BATCH_ROWS):
         for values in zip(*batch.values(), strict=True):
             line += 1
             yield FileRow(line, dict(zip(batch, values, strict=True)))
+
+
+def _with_images_as_files(split: Any) -> Any:
+    """Leave images as the bytes of their files."""
+    from datasets import Image
+
+    features = split.features.items()
+    for name in [name for name, kind in features if isinstance(kind, Image)]:
+        split = split.cast_column(name, Image(decode=False))
+    return split
 
 
 def open_hub_dataset(name: str, subset: str | None, revision: str | None) -> Any:

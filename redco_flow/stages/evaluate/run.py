@@ -1,14 +1,14 @@
 """evaluate: predictions in, scores out: of the whole set, of each example, of trivial baselines.
 
-A score means little alone, so each is stored beside what two models that learnt nothing get: one
-that always says the most frequent training target, and one that repeats its source.
+A score means little alone, so each is stored beside what models that learnt nothing get: one that
+always says the most frequent training target, and, of texts, one that repeats its source.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,19 @@ from redco_flow.metrics.metric import (
     Metric,
     PooledMetric,
     find_any_metric,
+    reads_of,
 )
 from redco_flow.records import digest_json, write_json
 from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
-from redco_flow.stages.artifacts.predictions import Prediction, read_predictions
+from redco_flow.stages.artifacts.predictions import (
+    Prediction,
+    PredictionsSummary,
+    Targets,
+    read_predictions,
+)
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.provenance import provenance_of
-
-Texts = Sequence[str]
-References = Sequence[Sequence[str]]
 
 
 class CannotEvaluate(RedcoFlowError):
@@ -47,32 +50,25 @@ class _Example:
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:
-    """Score the predictions and, where texts are scored, two trivial baselines.
+    """Score the predictions and, where texts or classes are scored, trivial baselines.
 
     Raises:
-        CannotEvaluate: likelihoods are to be scored, and the predictions have none.
+        CannotEvaluate: the predictions lack what a metric reads.
     """
     predictions, source = read_predictions(context.input("predictions").path)
-    references = [line.references for line in predictions]
-    texts = [line.prediction for line in predictions]
+    targets = Targets.of_lines(predictions)
+    found = [line.prediction for line in predictions]
     provenance = provenance_of(context, config, data=source.data)
     all_metrics = {name: find_any_metric(name) for name in config.metrics}
     metrics = {name: metric for name, metric in all_metrics.items() if isinstance(metric, Metric)}
     likelihoods = _likelihoods(predictions, all_metrics)
     context.report(phase="scoring", step=0, total_steps=len(metrics))
-    frequent = str(source.most_frequent_target["text"])
-    copied = [line.source for line in predictions]
-    baselines: dict[str, dict[str, Any]] = {}
-    if metrics:
-        frequent_scores = _compute(context, metrics, [frequent] * len(texts), references)
-        copied_scores = _compute(context, metrics, copied, references)
-        baselines["most_frequent_target"] = {"text": frequent, "metrics": frequent_scores}
-        baselines["copy_source"] = {"text": None, "metrics": copied_scores}
+    scores = _compute(context, metrics, found, targets)
     summary = MetricsSummary(
-        metrics=_compute(context, metrics, texts, references) | likelihoods.scores,
+        metrics=scores | likelihoods.scores,
         directions={key: way for one in all_metrics.values() for key, way in one.KEYS.items()},
         modules=list(all_metrics),
-        baselines=baselines,
+        baselines=_baselines(context, metrics, predictions, source),
         num_examples=len(predictions),
         split=source.split,
         step=source.step,
@@ -95,14 +91,40 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
 
 def _compute(
-    context: StageContext, metrics: dict[str, Metric], texts: Texts, references: References
+    context: StageContext, names: Iterable[str], predictions: Sequence[Any], targets: Targets
 ) -> dict[str, float]:
     scores: dict[str, float] = {}
-    for name, metric in metrics.items():
+    for name in names:
         context.raise_if_stopped()
         context.report(phase=f"scoring {name}")
-        scores |= metric.compute(texts, references)
+        try:
+            scores |= targets.score(name, predictions)
+        except ValueError as error:
+            raise CannotEvaluate(f"{name}: {error}") from error
     return scores
+
+
+def _baselines(
+    context: StageContext,
+    metrics: Mapping[str, Metric],
+    predictions: Sequence[Prediction],
+    source: PredictionsSummary,
+) -> dict[str, dict[str, Any]]:
+    """Score what needs no model, by the metrics that can."""
+    targets = Targets.of_lines(predictions)
+    of_texts = [name for name, metric in metrics.items() if reads_of(metric) == "texts"]
+    of_classes = [name for name, metric in metrics.items() if reads_of(metric) == "classes"]
+    frequent = source.most_frequent_target.get("text")
+    baselines: dict[str, dict[str, Any]] = {}
+    names = [*of_texts, *of_classes] if isinstance(frequent, str) else of_classes
+    if names and frequent is not None:
+        scores = _compute(context, names, [frequent] * len(predictions), targets)
+        baselines["most_frequent_target"] = {"text": str(frequent), "metrics": scores}
+    if of_texts:
+        copied = [line.source for line in predictions]
+        scores = _compute(context, of_texts, copied, targets)
+        baselines["copy_source"] = {"text": None, "metrics": scores}
+    return baselines
 
 
 @dataclass(frozen=True)
@@ -115,9 +137,9 @@ class _Likelihoods:
 
     def add_to(self, examples: list[_Example]) -> None:
         """Put the examples' parts into their lines."""
-        for place, example in enumerate(examples):
-            example.scores.update({key: all_[place] for key, all_ in self.per_example.items()})
-            example.statistics.update({name: all_[place] for name, all_ in self.statistics.items()})
+        for index, example in enumerate(examples):
+            example.scores.update({key: all_[index] for key, all_ in self.per_example.items()})
+            example.statistics.update({name: all_[index] for name, all_ in self.statistics.items()})
 
 
 def _likelihoods(predictions: list[Prediction], metrics: dict[str, AnyMetric]) -> _Likelihoods:
@@ -142,17 +164,16 @@ def _likelihoods(predictions: list[Prediction], metrics: dict[str, AnyMetric]) -
 
 
 def _per_example(metrics: dict[str, Metric], predictions: list[Prediction]) -> list[_Example]:
-    texts = [line.prediction for line in predictions]
-    references = [line.references for line in predictions]
+    found, targets = [line.prediction for line in predictions], Targets.of_lines(predictions)
     examples = [_Example(line.row_id, {}, {}) for line in predictions]
     for name, metric in metrics.items():
         if not isinstance(metric, ExampleMetric):
             continue
-        for key, scores in metric.per_example(texts, references).items():
+        for key, scores in metric.per_example(found, targets.of(metric)).items():
             for example, score in zip(examples, scores, strict=True):
                 example.scores[key] = score
         if isinstance(metric, PooledMetric):
-            statistics = metric.statistics(texts, references)
+            statistics = metric.statistics(found, targets.references)
             for example, counts in zip(examples, statistics, strict=True):
                 example.statistics[name] = counts
     return examples

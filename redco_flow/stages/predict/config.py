@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.recipes.recipe import recipe_module
-from redco_flow.spec.model import NonNegativeInt, Placement, PositiveFloat, PositiveInt, Text
+from redco_flow.recipes.recipe import RecipeName, is_of_rows, recipe_module
+from redco_flow.spec.model import NonNegativeInt, Placement, PositiveFloat, PositiveInt
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 
 SECTIONS = ("recipe",)
@@ -31,10 +31,20 @@ class Config(StageConfig):
         split: None means test, or validation where the dataset has no test split.
         num_beams: 1 is greedy search.
         length_penalty: a beam's score is divided by its length to this power.
+        early_stopping: when beam search ends a row: true as soon as `num_beams` texts have ended;
+            false when the best other one, as long as it is, is no better than the worst of them;
+            never when it could not be at any length.
+        repetition_penalty: scores of tokens that the text has are divided by it where positive and
+            multiplied where negative; above 1 they become less likely. A decoder-only model's
+            text begins with its prompt.
+        no_repeat_ngram_size: no run of so many tokens occurs twice in a text; 0: any may.
+        min_new_tokens: no text ends before it has so many.
+        num_return_sequences: texts for each example, the best of the beams or so many draws;
+            metrics score the first, `predictions.jsonl` has all.
         do_sample: draw tokens by the model's probabilities; what an example gets depends on its
             place in the split and the seed, not on the batch.
         temperature: what logits are divided by; towards 0 the likeliest token wins.
-        top_k: only so many of the likeliest tokens may be drawn.
+        top_k: only the `top_k` likeliest tokens may be drawn.
         top_p: of those, only the fewest likeliest whose probabilities reach this sum.
         seed: of the draws.
         prompt_length: tokens of a plain text that are given; the rest is generated.
@@ -44,12 +54,20 @@ class Config(StageConfig):
         num_examples: the first ones of the split; None: all.
         batch_size: examples at once over all devices.
         num_model_shards: devices that split every product among them.
+        fsdp: data-parallel devices that share one copy of the parameters as they are loaded.
+            Generating gathers the decoder once a batch, in the model's dtype; the rest, and all
+            where targets are scored, layer by layer.
     """
 
-    recipe: Text = "text_to_text"
+    recipe: RecipeName = "text_to_text"
     split: Literal["train", "validation", "test"] | None = None
     num_beams: PositiveInt = 1
     length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    repetition_penalty: PositiveFloat = 1.0
+    no_repeat_ngram_size: NonNegativeInt = 0
+    min_new_tokens: NonNegativeInt = 0
+    num_return_sequences: PositiveInt = 1
     do_sample: bool = False
     temperature: PositiveFloat = 1.0
     top_k: PositiveInt | None = None
@@ -61,6 +79,7 @@ class Config(StageConfig):
     num_examples: PositiveInt | None = None
     batch_size: Annotated[PositiveInt, Placement()] = 64
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
+    fsdp: Annotated[PositiveInt, Placement()] = 1
 
     @field_validator("do_sample")
     @classmethod
@@ -70,18 +89,62 @@ class Config(StageConfig):
         return do_sample
 
     @model_validator(mode="after")
+    def _generates_where_texts_are_made(self) -> Config:
+        of_texts = (*GENERATION, "score_targets", "prompt_length")
+        given = [name for name in of_texts if name != "seed" and _is_changed(self, name)]
+        if given and is_of_rows(self.recipe):
+            raise ValueError(
+                f"recipe '{self.recipe}' predicts by its own pred_fn: {', '.join(given)} would "
+                "change nothing"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _draws_what_is_described(self) -> Config:
-        given = [name for name in _SAMPLING if getattr(self, name) != _default(name)]
+        given = [name for name in _SAMPLING if _is_changed(self, name)]
         if given and not self.do_sample:
             raise ValueError(f"{', '.join(given)} change nothing without 'do_sample: true'")
+        return self
+
+    @model_validator(mode="after")
+    def _finds_as_many_texts_as_asked(self) -> Config:
+        if not self.do_sample and self.num_return_sequences > self.num_beams:
+            raise ValueError(
+                f"num_return_sequences is {self.num_return_sequences} and num_beams "
+                f"{self.num_beams}: beams give as many texts as there are; use more of them, or "
+                "'do_sample: true'"
+            )
+        if self.early_stopping is not False and self.num_beams == 1:
+            raise ValueError("early_stopping changes nothing without num_beams above 1")
+        least, most = self.min_new_tokens, self.max_target_length
+        if most is not None and least > most:
+            raise ValueError(f"min_new_tokens is {least}, above max_target_length, {most}")
         return self
 
 
 _SAMPLING = ("temperature", "top_k", "top_p")
 
 
-def _default(name: str) -> object:
-    return Config.model_fields[name].default
+GENERATION = (
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "num_return_sequences",
+    "max_target_length",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "seed",
+)
+"""The settings that texts are generated with."""
+
+
+def _is_changed(config: Config, name: str) -> bool:
+    return bool(getattr(config, name) != Config.model_fields[name].default)
 
 
 def code_modules(config: Config) -> list[str]:

@@ -5,25 +5,35 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.predictor import Predictor
+from redco_flow.engine.predictor import OutputFn, Predictor
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError
-from redco_flow.recipes.recipe import Generation, RandomChoice, Recipe, find_recipe
+from redco_flow.recipes.recipe import (
+    Generation,
+    RandomChoice,
+    Recipe,
+    find_recipe,
+    matmul_precision,
+)
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import (
     Prediction,
     PredictionsSummary,
+    targets_of,
     write_predictions,
 )
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
-from redco_flow.stages.predict.config import Config
+from redco_flow.stages.predict.config import GENERATION, Config
 from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.text.tokenizer import TextTokenizer
@@ -68,7 +78,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     summary = PredictionsSummary(
         split=split,
         num_examples=len(examples),
-        generation=config.model_dump(mode="json", include=set(_GENERATION)),
+        generation={} if dataset.summary.is_of_rows else _generation(config),
         checkpoint=context.input("checkpoint").id,
         step=checkpoint.record.step,
         data=provenance.data,
@@ -82,16 +92,8 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     return StageOutputs({"predictions": Output("predictions", folder, summary.to_json())})
 
 
-_GENERATION = (
-    "num_beams",
-    "length_penalty",
-    "max_target_length",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-)
+def _generation(config: Config) -> dict[str, Any]:
+    return config.model_dump(mode="json", include=set(GENERATION))
 
 
 def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Config) -> None:
@@ -101,12 +103,26 @@ def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Con
             f"recipes differ: this stage has '{config.recipe}', the checkpoint "
             f"'{record.recipe}', the dataset '{dataset.summary.recipe}'; use one for all."
         )
-    if record.tokenizer_digest != dataset.tokenizer.digest:
+    if record.tokenizer_digest != dataset.tokenizer_digest:
         raise WrongTokenizer(
             f"the checkpoint was trained with tokenizer {record.tokenizer_digest[:12]}, and the "
-            f"dataset was encoded with {dataset.tokenizer.digest[:12]}: predict on a dataset that "
+            f"dataset was encoded with {dataset.tokenizer_digest[:12]}: predict on a dataset that "
             "was preprocessed with the checkpoint's tokenizer."
         )
+
+
+def _texts_by_row(recipe: Recipe, num_sequences: int, token_ids: Any) -> list[list[str]]:
+    """Decode ids (B, T), or (B, N, T) of several sequences."""
+    if num_sequences == 1:
+        return [[text] for text in recipe.output_fn(token_ids)]
+    shape = np.shape(token_ids)
+    if len(shape) != 3 or shape[1] != num_sequences:
+        raise CannotPredict(
+            f"num_return_sequences is {num_sequences}, and the recipe's make_pred_fn gives ids of "
+            f"shape {shape}: it does not know of several sequences."
+        )
+    texts = list(recipe.output_fn(np.reshape(token_ids, (-1, shape[2]))))
+    return [texts[start : start + num_sequences] for start in range(0, len(texts), num_sequences)]
 
 
 class _Prediction:
@@ -125,19 +141,29 @@ class _Prediction:
         self._dataset = dataset
         self._checkpoint = checkpoint
         self._stop = CommonStop(context)
-        self._deployer = Deployer(config.num_model_shards, seed=config.seed)
-        summary = dataset.summary
-        # Training's width where it is enough, so that its evaluations are repeated to the last bit.
-        self._source_length = max(
-            checkpoint.record.source_length, summary.padded_length("source", (split,))
+        self._deployer = Deployer(
+            config.num_model_shards,
+            num_fsdp_shards=config.fsdp,
+            seed=config.seed,
+            matmul_precision=matmul_precision(checkpoint.record.model),
         )
-        self._target_length = summary.padded_length("target")
+        summary = dataset.summary
+        self._source_length = self._target_length = 0
+        if not summary.is_of_rows:
+            # Training's width where it is enough, so that its evaluations are repeated to the last
+            # bit.
+            self._source_length = max(
+                checkpoint.record.source_length, summary.padded_length("source", (split,))
+            )
+            self._target_length = summary.padded_length("target")
 
     def run(self, examples: Sequence[dict[str, Any]]) -> list[Prediction]:
         """Return a line per example."""
         recipe = self._recipe()
         rules = self._rules(recipe, examples)
         params = self._checkpoint.load_params(recipe, self._deployer, rules)
+        if self._dataset.summary.is_of_rows:
+            return self._lines_of_rows(recipe, rules, params, examples)
         asked = examples
         target_length = self._target_length
         if self._dataset.summary.is_plain_text:
@@ -147,8 +173,14 @@ class _Prediction:
             recipe = self._checkpoint.build_recipe(length, target_length)
         texts = self._generate(recipe, rules, params, asked, target_length)
         lines = [
-            Prediction(example["row_id"], example["source"], text, example["references"])
-            for example, text in zip(asked, texts, strict=True)
+            Prediction(
+                example["row_id"],
+                example["source"],
+                found[0],
+                example["references"],
+                predictions=found if len(found) > 1 else None,
+            )
+            for example, found in zip(asked, texts, strict=True)
         ]
         if not self._scores_targets():
             return lines
@@ -156,6 +188,21 @@ class _Prediction:
         return [
             replace(line, loss=float(loss), num_tokens=int(weight))
             for line, (loss, weight) in zip(lines, scores, strict=True)
+        ]
+
+    def _lines_of_rows(
+        self,
+        recipe: Recipe,
+        rules: ShardingRules,
+        params: Any,
+        examples: Sequence[dict[str, Any]],
+    ) -> list[Prediction]:
+        found = self._predict(recipe, rules, params, examples, Generation(0), recipe.output_fn)
+        targets = targets_of(examples, self._dataset.summary)
+        parts = zip(examples, found, targets.references, targets.rows, strict=True)
+        return [
+            Prediction(str(example["row_id"]), "", value, list(references), row=dict(row))
+            for example, value, references, row in parts
         ]
 
     def _recipe(self) -> Recipe:
@@ -186,27 +233,51 @@ class _Prediction:
         params: Any,
         examples: Sequence[dict[str, Any]],
         target_length: int,
-    ) -> list[str]:
+    ) -> list[list[str]]:
+        """Return each example's texts, the first one first."""
         config = self._config
+        max_length = config.max_target_length or target_length
+        if config.min_new_tokens > max_length:
+            raise CannotPredict(
+                f"min_new_tokens is {config.min_new_tokens}, and at most {max_length} tokens are "
+                "generated: raise max_target_length."
+            )
         sampling = RandomChoice(config.temperature, config.top_k, config.top_p)
         generation = Generation(
-            max_length=config.max_target_length or target_length,
+            max_length=max_length,
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
+            early_stopping=config.early_stopping,
+            repetition_penalty=config.repetition_penalty,
+            no_repeat_ngram_size=config.no_repeat_ngram_size,
+            min_new_tokens=config.min_new_tokens,
+            num_return_sequences=config.num_return_sequences,
             sampling=sampling if config.do_sample else None,
         )
+        output_fn = partial(_texts_by_row, recipe, config.num_return_sequences)
+        return self._predict(recipe, rules, params, examples, generation, output_fn)
+
+    def _predict(
+        self,
+        recipe: Recipe,
+        rules: ShardingRules,
+        params: Any,
+        examples: Sequence[dict[str, Any]],
+        generation: Generation,
+        output_fn: OutputFn,
+    ) -> list[Any]:
         predictor = Predictor(
             self._deployer,
-            collate_fn=recipe.collate_prompts,
+            collate_fn=recipe.collate_for_prediction,
             pred_fn=recipe.make_pred_fn(generation),
-            output_fn=recipe.output_fn,
+            output_fn=output_fn,
             sharding_rules=rules,
-            batch_size=config.batch_size,
+            batch_size=self._config.batch_size,
         )
         return predictor.predict(
             examples,
             params,
-            bucketing=bucket_prompts(recipe, examples, config.batch_size),
+            bucketing=bucket_prompts(recipe, examples, self._config.batch_size),
             on_progress=self._reporter("predicting"),
         )
 

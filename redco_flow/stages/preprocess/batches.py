@@ -1,4 +1,4 @@
-"""Read a pipeline's raw data as checked pairs in batches, saying how far it is.
+"""Read a pipeline's raw data as checked pairs, or rows, in batches, saying how far it is.
 
 Ends with an error where the data cannot be used: bad rows, changed files, splits without rows.
 """
@@ -18,9 +18,11 @@ from redco_flow.stages.preprocess.pairs import (
     RAW_COLUMNS,
     BlockSplit,
     PairBatch,
+    ReadRow,
     RowCounts,
-    batches_by_place,
+    batches_by_block,
     read_pairs,
+    read_pairs_of,
 )
 
 _ROWS_BETWEEN_REPORTS = 1000
@@ -29,13 +31,19 @@ _ROWS_BETWEEN_REPORTS = 1000
 class RawPairs:
     """The pipeline's raw data, read once as pairs.
 
+    Args:
+        read_row: makes something else than a pair of a row.
+
     Attributes:
         bad_rows: the rows that cannot be used, of all blocks.
         counts: the numbers of all blocks.
     """
 
-    def __init__(self, context: StageContext, config: Config) -> None:
+    def __init__(
+        self, context: StageContext, config: Config, read_row: ReadRow | None = None
+    ) -> None:
         self._context, self._config = context, config
+        self._read_row = read_row or read_pairs_of(config.data)
         self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
 
     def batches(
@@ -61,10 +69,11 @@ class RawPairs:
                 self._context.raise_if_stopped()
                 self._context.report(phase=phase, step=counts.rows)
 
-        pairs = read_pairs(open_sources(data), data, bad_rows, counts, on_row, is_wanted)
-        for place, batch in batches_by_place(pairs):
+        sources = open_sources(data)
+        pairs = read_pairs(sources, data, self._read_row, bad_rows, counts, on_row, is_wanted)
+        for block_split, batch in batches_by_block(pairs):
             if data.on_bad_row == "skip" or not bad_rows.counts:
-                yield place, batch
+                yield block_split, batch
         guard.check_again()
         bad_rows.raise_if_any()
         for split in SPLITS:
@@ -82,7 +91,7 @@ class KeptPairs:
 
     def __init__(self, context: StageContext, raw: RawPairs, path: Path) -> None:
         self._context, self._raw, self._path = context, raw, path
-        self._places: list[BlockSplit] = []
+        self._block_splits: list[BlockSplit] = []
         self.bad_rows, self.counts = raw.bad_rows, raw.counts
 
     def keep(self, phase: str) -> Iterator[tuple[BlockSplit, PairBatch]]:
@@ -95,10 +104,10 @@ class KeptPairs:
 
         schema = pa.schema([(name, pa.string()) for name in RAW_COLUMNS])
         with pa.OSFile(str(self._path), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
-            for place, batch in self._raw.batches(phase, is_wanted=lambda _: True):
+            for block_split, batch in self._raw.batches(phase, is_wanted=lambda _: True):
                 stream.write_batch(pa.RecordBatch.from_pydict(batch, schema=schema))
-                self._places.append(place)
-                yield place, batch
+                self._block_splits.append(block_split)
+                yield block_split, batch
 
     def batches(
         self, phase: str, is_wanted: Callable[[int], bool]
@@ -106,12 +115,12 @@ class KeptPairs:
         """Yield what was kept of the wanted blocks; see `RawPairs.batches`."""
         num_rows = 0
         kept = read_batches(self._path, list(RAW_COLUMNS))
-        for place, batch in zip(self._places, kept, strict=True):
+        for block_split, batch in zip(self._block_splits, kept, strict=True):
             self._context.raise_if_stopped()
             self._context.report(phase=phase, step=num_rows)
             num_rows += len(batch["row_id"])
-            if is_wanted(place.block):
-                yield place, batch
+            if is_wanted(block_split.block):
+                yield block_split, batch
 
 
 def _no_rows_message(data: DataSection, split: str, bad_rows: BadRowLog) -> str:

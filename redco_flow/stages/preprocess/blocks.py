@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
-from redco_flow.stages.artifacts.dataset import COLUMNS, SplitWriter, split_file
+from redco_flow.stages.artifacts.dataset import COLUMNS, ROW_COLUMNS, SplitWriter, split_file
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
@@ -72,10 +72,10 @@ class BlockStore:
         """Return a path for a file that is to be written; no other process uses it."""
         return self._unfinished / secrets.token_hex(8)
 
-    def finish(self, path: Path, folder: str, place: BlockSplit) -> BlockFile:
+    def finish(self, path: Path, folder: str, block_split: BlockSplit) -> BlockFile:
         """Give a written file its name, durably."""
-        name = split_file(place.split, place.block)
-        file = BlockFile(folder, place.split, name, path.stat().st_size, digest_file(path))
+        name = split_file(block_split.split, block_split.block)
+        file = BlockFile(folder, block_split.split, name, path.stat().st_size, digest_file(path))
         sync(path)
         os.replace(path, self._root / folder / name)
         sync(self._root / folder)
@@ -187,21 +187,30 @@ class BlockWriters:
         for block in self._open.values():
             block.stack.__exit__(error_type, *error)
 
-    def write(self, place: BlockSplit, batch: Batch, encoded: Any) -> None:
+    def write(self, block_split: BlockSplit, batch: Batch, encoded: Any) -> None:
         """Append examples with their `EncodedPairs`."""
-        self._commit_before(place.block)
-        self._writer(DATASET, place, COLUMNS).write(
+        self._commit_before(block_split.block)
+        self._writer(DATASET, block_split, COLUMNS).write(
             {**batch, "source_ids": encoded.source_ids, "target_ids": encoded.target_ids}
         )
-        self._open[place.block].counts.add_batch(place.split, batch, encoded)
+        self._open[block_split.block].counts.add_batch(block_split.split, batch, encoded)
 
-    def hold_back(self, place: BlockSplit, batch: PairBatch) -> None:
+    def write_rows(self, block_split: BlockSplit, batch: PairBatch) -> None:
+        """Append rows that are kept as they are."""
+        self._commit_before(block_split.block)
+        self._writer(DATASET, block_split, ROW_COLUMNS).write(batch)
+        counted = {"rows": len(batch["row_id"])}
+        self._open[block_split.block].counts.add(block_split.split, counted)
+
+    def hold_back(self, block_split: BlockSplit, batch: PairBatch) -> None:
         """Append rows that are to be encoded when all blocks are there."""
-        self._writer(HELD_BACK, place, RAW_COLUMNS).write(batch)
+        self._writer(HELD_BACK, block_split, RAW_COLUMNS).write(batch)
 
-    def _writer(self, folder: str, place: BlockSplit, columns: Mapping[str, str]) -> SplitWriter:
-        block = self._open.setdefault(place.block, _OpenBlock())
-        key = (folder, place.split)
+    def _writer(
+        self, folder: str, block_split: BlockSplit, columns: Mapping[str, str]
+    ) -> SplitWriter:
+        block = self._open.setdefault(block_split.block, _OpenBlock())
+        key = (folder, block_split.split)
         if key not in block.files:
             path = self._store.new_file()
             block.files[key] = path, block.stack.enter_context(SplitWriter(path, columns))

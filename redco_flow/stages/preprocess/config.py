@@ -14,20 +14,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from redco_flow.recipes.recipe import find_own_recipe, find_recipe
+from redco_flow.recipes.recipe import (
+    RecipeName,
+    RecipeSettings,
+    RowColumns,
+    encodes,
+    find_own_recipe,
+    find_recipe,
+    is_of_rows,
+)
 from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.stages.artifacts.tokenizer import tokenizer_files
-from redco_flow.stages.data import source as data_source
-from redco_flow.stages.data.rows import BadRow, problem_of_text, read_file
+from redco_flow.stages.data import source
+from redco_flow.stages.data.image_folder import ENDINGS
+from redco_flow.stages.data.rows import BadRow, problem_of_field, problem_of_text, read_file
 from redco_flow.stages.data.source import files_by_split
 
 _NUM_ROWS = 100
-_MAX_CHARACTERS = 4_000_000  # long documents: enough is seen before so many rows
+_MAX_CHARACTERS = 4_000_000  # long documents: enough is seen in fewer rows
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,20 @@ class _Asked:
     """What the rows of a file must have.
 
     Args:
-        keys: the columns of texts.
+        keys: the columns.
+        are_texts: whether these must be texts.
         skips: whether bad rows may be left out.
         num_rows: to look at.
     """
 
     keys: tuple[str, ...]
+    are_texts: bool
     skips: bool
     num_rows: int
+
+    def skips_file(self, path: Path) -> bool:
+        """Say whether a file is an image, whose columns are known."""
+        return not self.are_texts and path.suffix.lower() in ENDINGS
 
 
 @dataclass(frozen=True)
@@ -53,13 +68,20 @@ class _Head:
     problems: tuple[str, ...] = ()
 
 
-def head_problems(data: DataSection) -> Iterator[tuple[str, str]]:
+def head_problems(
+    data: DataSection, columns: Sequence[str] | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield the key of `data` and what is wrong with the head of each file that it names.
 
-    Data of the hub and of a module are not looked at; files that are not there neither.
+    Data of the hub and of a module are not looked at; images and files that are not there neither.
+
+    Args:
+        columns: that rows must have, of whatever type; None: those of texts.
     """
+    of_texts = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
     asked = _Asked(
-        keys=(data.text_key,) if data.text_key else (data.source_key, data.target_key),
+        keys=of_texts if columns is None else tuple(columns),
+        are_texts=columns is None,
         skips=data.on_bad_row == "skip",
         num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
     )
@@ -70,7 +92,8 @@ def head_problems(data: DataSection) -> Iterator[tuple[str, str]]:
         return
     for split, paths in files.items():
         key = "dataset" if data.dataset else split
-        heads = [_head_of_state(path, asked) for path in paths if path.is_file()]
+        read = [path for path in paths if path.is_file() and not asked.skips_file(path)]
+        heads = [_head_of_state(path, asked) for path in read]
         for problem in (problem for head in heads for problem in head.problems):
             yield key, problem
         if heads and not any(head.has_rows or head.problems for head in heads):
@@ -101,7 +124,8 @@ def _rows_head(path: Path, asked: _Asked) -> _Head:
         if isinstance(row, BadRow):
             bad_rows.append(row)
             continue
-        found = (problem_of_text(row.fields, key) for key in asked.keys)
+        problem_of = problem_of_text if asked.are_texts else problem_of_field
+        found = (problem_of(row.fields, key) for key in asked.keys)
         bad_rows += [BadRow(f"{path}:{row.line}", *one) for one in found if one]
         num_characters += sum(len(v) for v in row.fields.values() if isinstance(v, str))
         if num_characters > _MAX_CHARACTERS:
@@ -142,7 +166,7 @@ def _columns_head(path: Path, schema: _Schema, asked: _Asked) -> _Head:
             known = ", ".join(schema.columns) or "(none)"
             hint = nearest(key, schema.columns)
             problems.append(f"{path}: no field '{key}'{hint} Its fields are {known}")
-        elif not schema.columns[key][1]:
+        elif asked.are_texts and not schema.columns[key][1]:
             problems.append(f"{path}: field '{key}' is not text: it is {schema.columns[key][0]}")
     return _Head(schema.num_rows != 0, tuple(problems))
 
@@ -157,12 +181,12 @@ def _parquet_schema(path: Path) -> _Schema:
 def _arrow_schema(path: Path) -> _Schema:
     import pyarrow as pa
 
-    with pa.OSFile(str(path)) as source:
+    with pa.OSFile(str(path)) as file:
         try:
-            return _Schema(_columns(pa.ipc.open_stream(source).schema), None)
+            return _Schema(_columns(pa.ipc.open_stream(file).schema), None)
         except pa.ArrowInvalid:
-            source.seek(0)
-            return _Schema(_columns(pa.ipc.open_file(source).schema), None)
+            file.seek(0)
+            return _Schema(_columns(pa.ipc.open_file(file).schema), None)
 
 
 def _columns(schema: Any) -> Mapping[str, tuple[str, bool]]:
@@ -182,7 +206,7 @@ _SCHEMAS: Mapping[str, Callable[[Path], _Schema]] = {
     ".arrow": _arrow_schema,
 }
 
-SECTIONS = ("recipe", "model", "data")
+SECTIONS = ("recipe", "settings", "model", "data")
 OUTPUTS = {"dataset": "dataset"}
 
 
@@ -192,7 +216,9 @@ class TokenizerModel(ModelSection):
     reads_weights: ClassVar[bool] = False
 
     family: Annotated[Text | None, Placement()] = None
-    config: Annotated[dict[str, Scalar], Placement()] = Field(default_factory=dict)
+    config: Annotated[dict[str, Scalar | dict[str, Scalar]], Placement()] = Field(
+        default_factory=dict
+    )
     dtype: Annotated[Literal["float32", "bfloat16"], Placement()] = "float32"
     from_scratch: Annotated[bool, Placement()] = False
 
@@ -202,6 +228,7 @@ class Config(StageConfig):
 
     Args:
         recipe: the pipeline's own where the stage does not say it.
+        settings: the recipe's.
         model, data: the pipeline's sections of these names, with changes for this stage.
         max_source_length, max_target_length: in tokens, the end token included; more is cut off.
             Plain texts are cut into pieces of max_target_length, of which each is an example.
@@ -210,7 +237,8 @@ class Config(StageConfig):
             (Slurm); elsewhere one job encodes all.
     """
 
-    recipe: Text = "text_to_text"
+    recipe: RecipeName = "text_to_text"
+    settings: RecipeSettings = Field(default_factory=dict)
     model: TokenizerModel = TokenizerModel()
     data: DataSection
     max_source_length: Annotated[int, Field(ge=2)] = 512
@@ -221,8 +249,15 @@ class Config(StageConfig):
     @field_validator("data")
     @classmethod
     def _can_be_read(cls, data: DataSection, info: ValidationInfo) -> DataSection:
+        if is_of_rows(info.data.get("recipe", "")):
+            problem_of_its_own = source.problem_of(data) or problem_of_rows(
+                data, info.data["recipe"]
+            )
+            if problem_of_its_own:
+                raise ValueError(problem_of_its_own)
+            return data
         recipe = find_own_recipe(info.data.get("recipe", ""))
-        problem = data_source.problem_of(data) or (recipe and problem_of_texts(data, recipe))
+        problem = source.problem_of(data) or (recipe and problem_of_texts(data, recipe))
         if problem:
             raise ValueError(problem)
         model = info.data.get("model")
@@ -233,9 +268,55 @@ class Config(StageConfig):
             )
         return data
 
+    @model_validator(mode="after")
+    def _cuts_what_has_tokens(self) -> Config:
+        fields = type(self).model_fields
+        lengths = ("max_source_length", "max_target_length")
+        given = [name for name in lengths if getattr(self, name) != fields[name].default]
+        if given and is_of_rows(self.recipe):
+            raise ValueError(
+                f"recipe '{self.recipe}' takes rows as they are, and {', '.join(given)} would "
+                "change nothing"
+            )
+        return self
+
+
+_OF_TEXTS = (
+    "text_key",
+    "source_key",
+    "target_key",
+    "source_prefix",
+    "source_suffix",
+    "group_by_source",
+    "tokenizer",
+)
+
+
+def problem_of_rows(data: DataSection, name: str) -> str | None:
+    """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
+    defaults = {key: field.default for key, field in type(data).model_fields.items()}
+    useless = [f"data.{key}" for key in _OF_TEXTS if getattr(data, key) != defaults[key]]
+    if useless:
+        return (
+            f"recipe '{name}' takes rows as they are, and {', '.join(useless)} would change "
+            "nothing; which column is which say data.columns."
+        )
+    names = RowColumns.of(find_recipe(name)).names
+    for key in data.columns:
+        if names is not None and key not in names:
+            return (
+                f"recipe '{name}' reads no column '{key}'{nearest(key, names)} Its columns: "
+                f"{', '.join(names)}."
+            )
+    return None
+
 
 def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
-    """Say that a recipe takes no plain texts, where it is to."""
+    """Say that a recipe takes no plain texts, where it is to, or no other columns."""
+    if data.columns:
+        return (
+            "'data.columns' are of recipes of rows; of texts data.source_key and data.target_key."
+        )
     if data.text_key is None or hasattr(recipe, "encode_texts"):
         return None
     name = recipe.__name__.rpartition(".")[2]
@@ -246,22 +327,28 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
 
 
 def code_modules(config: Config) -> list[str]:
-    """The module that encodes, and the one that makes rows, if one does."""
-    encoder = find_recipe(config.recipe).encode.__module__
-    return [str(encoder), *data_source.data_modules(config.data)]
+    """The module that encodes, or checks rows, and the one that makes rows, if one does."""
+    recipe = find_recipe(config.recipe)
+    own = recipe.encode.__module__ if encodes(recipe) else recipe.__name__
+    return [str(own), *source.data_modules(config.data)]
 
 
 def data_files(config: Config) -> list[Path]:
     """The raw data, and a tokenizer that lies in a local directory."""
-    return [*data_source.data_files(config.data), *tokenizer_files(config.model, config.data)]
+    return [*source.data_files(config.data), *tokenizer_files(config.model, config.data)]
 
 
 def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what the first rows of the data files show to be wrong, and the key that names them."""
-    for key, problem in head_problems(config.data):
+    recipe = find_recipe(config.recipe)
+    columns = None
+    if not encodes(recipe):
+        names = RowColumns.of(recipe).names or ()
+        columns = [config.data.columns.get(name, name) for name in names]
+    for key, problem in head_problems(config.data, columns):
         yield ("data", key), problem
 
 
 def data_identity(config: Config) -> dict[str, Any]:
     """What identifies data that is no file."""
-    return data_source.data_identity(config.data)
+    return source.data_identity(config.data)

@@ -89,16 +89,16 @@ class EncodeCall:
 def encode_batches(
     call: EncodeCall, batches: Iterable[tuple[BlockSplit, Batch]], num_workers: int
 ) -> Generator[tuple[BlockSplit, Batch, Any], None, None]:
-    """Yield each place and its batch with its encoding, in order; targets are the first references.
+    """Yield each block's split, batch and encoding, in order; targets are the first references.
 
     Batches are drawn, and their encodings used, in the caller's thread while others are encoded.
     """
     with _collecting_only_what_is_new(), _pool(call, num_workers) as pool:
         waiting: deque[tuple[BlockSplit, Batch, Future[Any]]] = deque()
         try:
-            for place, batch in batches:
+            for block_split, batch in batches:
                 future = pool.submit(call, batch["source"], _first_references(batch))
-                waiting.append((place, batch, future))
+                waiting.append((block_split, batch, future))
                 if len(waiting) >= _WAITING_PER_WORKER * max(num_workers, _NUM_THREADS):
                     yield _finished(waiting)
             while waiting:
@@ -134,10 +134,10 @@ def _finished(
     waiting: deque[tuple[BlockSplit, Batch, Future[Any]]],
 ) -> tuple[BlockSplit, Batch, Any]:
     """Wait for the oldest batch and take it out."""
-    place, batch, future = waiting.popleft()
+    block_split, batch, future = waiting.popleft()
     encoded = future.result()
     windows = encoded.windows
-    return place, batch if windows is None else in_windows(batch, windows), encoded
+    return block_split, batch if windows is None else in_windows(batch, windows), encoded
 
 
 def _first_references(batch: Batch) -> list[str]:

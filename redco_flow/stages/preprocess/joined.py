@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from redco_flow.records import write_json
 from redco_flow.stages.artifacts.dataset import (
@@ -34,7 +35,7 @@ from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches, load_tokenizer
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
 
-_MAX_COUNTED_TARGETS = 100_000
+MAX_COUNTED_TARGETS = 100_000
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,6 @@ class DatasetJoin:
     store: BlockStore
     call: EncodeCall
 
-    def damaged(self, numbers: Iterable[int]) -> set[int]:
-        """Return those blocks that are missing, or are not what was written."""
-        found = set()
-        for number in numbers:
-            self.context.raise_if_stopped()
-            self.context.report(phase="checking blocks", step=number)
-            if not self.store.is_intact(number):
-                found.add(number)
-        return found
-
     def join(self, num_blocks: int, skipped_rows: Mapping[str, int]) -> StageOutputs:
         """Return the dataset of all blocks.
 
@@ -67,8 +58,8 @@ class DatasetJoin:
             skipped_rows: see `DatasetSummary`.
         """
         blocks = [self.store.read(number) for number in range(num_blocks)]
-        files, counts = _files(blocks, DATASET), _summed(blocks)
-        for split, held_back in _files(blocks, HELD_BACK).items():
+        files, counts = files_of(blocks, DATASET), summed(blocks)
+        for split, held_back in files_of(blocks, HELD_BACK).items():
             files[split] = [self._encode_held_back(split, held_back, counts)]
         self.store.keep_only(file.name for of_split in files.values() for file in of_split)
         summary = self._summary(files, counts, skipped_rows)
@@ -86,14 +77,14 @@ class DatasetJoin:
     ) -> BlockFile:
         """Encode one example per source, with all its targets as references."""
         rows = ArrowSplit([self.store.path_of(file) for file in files])
-        place, path = BlockSplit(0, split), self.store.new_file()
-        batches = ((place, batch) for batch in self._reported(split, rows, counts))
+        block_split, path = BlockSplit(0, split), self.store.new_file()
+        batches = ((block_split, batch) for batch in self._reported(split, rows, counts))
         encoded = encode_batches(self.call, batches, self.config.num_workers)
         with SplitWriter(path, COLUMNS) as writer, closing(encoded):
             for _, batch, ids in encoded:
                 writer.write({**batch, "source_ids": ids.source_ids, "target_ids": ids.target_ids})
                 counts.add_batch(split, batch, ids)
-        return self.store.finish(path, DATASET, place)
+        return self.store.finish(path, DATASET, block_split)
 
     def _reported(self, split: str, rows: ArrowSplit, counts: SplitCounts) -> Iterator[Batch]:
         for batch in grouped(rows):
@@ -135,16 +126,33 @@ class DatasetJoin:
         for batch in (batch for path in paths for batch in read_batches(path, ["references"])):
             targets.update(references[0] for references in batch["references"])
             num_counted += len(batch["references"])
-            if num_counted >= _MAX_COUNTED_TARGETS:
+            if num_counted >= MAX_COUNTED_TARGETS:
                 break
-        # Ties go to the smallest text, not to the first: the order of rows is no property of a
-        # task.
-        text, count = min(targets.items(), key=lambda item: (-item[1], item[0]))
-        return {"text": text, "count": count, "among": num_counted}
+        return commonest(targets, num_counted)
 
 
-def _files(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
-    """The blocks' files in one folder by split, in order."""
+def commonest(targets: Counter[Any], num_counted: int) -> dict[str, object]:
+    """Return `DatasetSummary.most_frequent_target`; empty where nothing was counted."""
+    if not targets:
+        return {}
+    # Ties go to the smallest, not to the first: the order of rows is no property of a task.
+    text, count = min(targets.items(), key=lambda item: (-item[1], str(item[0])))
+    return {"text": text, "count": count, "among": num_counted}
+
+
+def damaged(context: StageContext, store: BlockStore, numbers: Iterable[int]) -> set[int]:
+    """Return those blocks that are missing, or are not what was written."""
+    found = set()
+    for number in numbers:
+        context.raise_if_stopped()
+        context.report(phase="checking blocks", step=number)
+        if not store.is_intact(number):
+            found.add(number)
+    return found
+
+
+def files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
+    """Return the blocks' files in one folder by split, in order."""
     found: dict[str, list[BlockFile]] = {}
     for block in blocks:
         for file in block.files:
@@ -153,7 +161,8 @@ def _files(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
     return found
 
 
-def _summed(blocks: Iterable[Block]) -> SplitCounts:
+def summed(blocks: Iterable[Block]) -> SplitCounts:
+    """Add up what the blocks counted."""
     counts = SplitCounts()
     for block in blocks:
         for split, counted in block.counts.items():

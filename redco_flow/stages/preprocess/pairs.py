@@ -1,7 +1,7 @@
 """Turn raw rows into pairs of source and target text, spread over the splits.
 
-Knows which fields matter, what a usable text is, how sources are held out, and where one block of
-rows ends and the next begins.
+Knows which fields matter, what a usable text is, how rows are held out, and where one block of
+rows ends and the next begins. What else a row may become, `rows` knows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import BATCH_ROWS, TEXT, ArrowSplit
@@ -22,11 +22,11 @@ BLOCK_ROWS = 20 * BATCH_ROWS
 
 RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT}
 
-PairBatch = dict[str, list[str]]
-"""Pairs column by column: RAW_COLUMNS."""
+PairBatch = dict[str, list[Any]]
+"""What was made of rows, column by column: RAW_COLUMNS of pairs."""
 
-SplitOf = Callable[[str], str]
-"""From a source text to its split."""
+SplitOf = Callable[[bytes], str]
+"""From what makes a row the same as another to its split."""
 
 
 class BlockSplit(NamedTuple):
@@ -65,15 +65,29 @@ class TextPair(NamedTuple):
     target: str
 
 
+class ReadRow(Protocol):
+    """Checks one row and makes of it what is kept: where it belongs, its id, and columns.
+
+    `split_of` tells the split where the source of the data does not.
+    """
+
+    def __call__(
+        self, row: FileRow, source: Source, split_of: SplitOf | None, block: int
+    ) -> Any | BadRow:
+        """Return a named tuple that begins with block, split and row_id; or what is wrong."""
+        ...
+
+
 def read_pairs(
     sources: list[Source],
     data: DataSection,
+    read_row: ReadRow,
     bad_rows: BadRowLog,
     counts: RowCounts,
     on_row: Callable[[], None],
     is_wanted: Callable[[int], bool],
-) -> Iterator[TextPair]:
-    """Yield the usable rows of the wanted blocks, in reading order.
+) -> Iterator[Any]:
+    """Yield what is made of the usable rows of the wanted blocks, in reading order.
 
     All rows are read and checked, so limits and bad rows are the same whatever is wanted.
 
@@ -93,7 +107,7 @@ def read_pairs(
                 break
             block = counts.rows // BLOCK_ROWS
             counts.rows += 1
-            pair = _pair(row, source, data, split_of, block)
+            pair = row if isinstance(row, BadRow) else read_row(row, source, split_of, block)
             if isinstance(pair, BadRow):
                 bad_rows.add(pair)
                 continue
@@ -103,23 +117,23 @@ def read_pairs(
                 yield pair
 
 
-def batches_by_place(pairs: Iterable[TextPair]) -> Iterator[tuple[BlockSplit, PairBatch]]:
-    """Yield the pairs of each block and split column by column, BATCH_ROWS at a time, in order.
+def batches_by_block(pairs: Iterable[Any]) -> Iterator[tuple[BlockSplit, PairBatch]]:
+    """Yield the rows of each block and split column by column, BATCH_ROWS at a time, in order.
 
     A split's last batch of a block may be shorter; it comes when the block's pairs have been read.
     """
     waiting: dict[str, PairBatch] = {}
     block = 0
-    for block_of_pair, split, row_id, source, target in pairs:
+    for pair in pairs:
+        block_of_pair, split, *values = pair
         if block_of_pair != block:
             yield from _rest(block, waiting)
             block = block_of_pair
         batch = waiting.get(split)
         if batch is None:
-            batch = waiting[split] = {"row_id": [], "source": [], "target": []}
-        batch["row_id"].append(row_id)
-        batch["source"].append(source)
-        batch["target"].append(target)
+            batch = waiting[split] = {name: [] for name in pair._fields[2:]}
+        for column, value in zip(batch.values(), values, strict=True):
+            column.append(value)
         if len(batch["row_id"]) == BATCH_ROWS:
             yield BlockSplit(block, split), waiting.pop(split)
     yield from _rest(block, waiting)
@@ -131,38 +145,36 @@ def _rest(block: int, waiting: dict[str, PairBatch]) -> Iterator[tuple[BlockSpli
         yield BlockSplit(block, split), waiting.pop(split)
 
 
-def _pair(
-    row: FileRow | BadRow,
-    source: Source,
-    data: DataSection,
-    split_of: SplitOf | None,
-    block: int,
-) -> TextPair | BadRow:
-    """Check one row; `split_of` tells the split where the source of the data does not."""
-    if isinstance(row, BadRow):
-        return row
-    line, fields = row
+def read_pairs_of(data: DataSection) -> ReadRow:
+    """Return what makes pairs of rows with texts."""
     keys = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
-    for key in keys:
-        if problem := problem_of_text(fields, key):
-            return BadRow(f"{source.place}:{line}", *problem)
-    first, last = fields[keys[0]], fields[keys[-1]]
-    split = split_of(first) if split_of else source.split
-    row_id = f"{source.name}:{line}"
-    return TextPair(block, split, row_id, "" if data.text_key else first, last)
+
+    def read_row(
+        row: FileRow, source: Source, split_of: SplitOf | None, block: int
+    ) -> TextPair | BadRow:
+        line, fields = row
+        for key in keys:
+            if problem := problem_of_text(fields, key):
+                return BadRow(f"{source.location}:{line}", *problem)
+        first, last = fields[keys[0]], fields[keys[-1]]
+        split = split_of(first.encode()) if split_of else source.split
+        row_id = f"{source.name}:{line}"
+        return TextPair(block, split, row_id, "" if data.text_key else first, last)
+
+    return read_row
 
 
 def _held_out(sources: list[Source], data: DataSection) -> SplitOf:
-    """A function from a training source, or plain text, to its split; equals stay together."""
+    """A function from a training row's source, or all of it, to its split; equals stay together."""
     given = {source.split for source in sources}
     test = 0.0 if "test" in given else data.test_fraction
     validation = 0.0 if "validation" in given else data.validation_fraction
     if test + validation == 0:
         return lambda _: "train"
 
-    def split_of(source: str) -> str:
+    def split_of(source: bytes) -> str:
         # A hash, not a random number: the split survives reordering and added rows.
-        head = hashlib.sha256(source.encode()).digest()[:8]
+        head = hashlib.sha256(source).digest()[:8]
         share = int.from_bytes(head, "big") / 2**64
         if share < test:
             return "test"

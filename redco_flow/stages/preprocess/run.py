@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.recipe import encodes, find_recipe
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.preprocess import rows
 from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config, problem_of_texts
 from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches
-from redco_flow.stages.preprocess.joined import DatasetJoin
+from redco_flow.stages.preprocess.joined import DatasetJoin, damaged
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer
 
@@ -40,6 +41,8 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         BadRows, NoRows, DataChanged: the data cannot be used.
         ValueError: the tokenizer cannot be had or trained.
     """
+    if not encodes(find_recipe(config.recipe)):
+        return rows.run_shard(context, config, shard)
     store = BlockStore(context.work_dir)
     tokenizer, kept = ensure_tokenizer(context, config, store)
     call = _encode_call(config, tokenizer)
@@ -48,9 +51,9 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
 
     def join() -> StageOutputs:
         dataset = DatasetJoin(context, config, store, call)
-        damaged = dataset.damaged(set(range(encoded.num_blocks)) - encoded.written)
-        if damaged:
-            blocks.encode(damaged.__contains__)
+        again = damaged(context, store, set(range(encoded.num_blocks)) - encoded.written)
+        if again:
+            blocks.encode(again.__contains__)
         return dataset.join(encoded.num_blocks, encoded.skipped_rows)
 
     return join
@@ -93,8 +96,8 @@ class _Blocks:
         with BlockWriters(self.store) as writers:
             batches = self._held_back(pairs, writers)
             with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
-                for place, batch, ids in encoded:
-                    writers.write(place, batch, ids)
+                for block_split, batch, ids in encoded:
+                    writers.write(block_split, batch, ids)
         written = set(writers.committed)
         for number in range(source.counts.num_blocks):
             if number not in written and is_wanted(number):  # it has no usable row
@@ -107,11 +110,11 @@ class _Blocks:
     ) -> Iterator[tuple[BlockSplit, Batch]]:
         """Put aside the rows of splits that are to be grouped; yield the others."""
         splits = frozenset(SPLITS[1:]) if self.config.data.group_by_source else frozenset()
-        for place, batch in pairs:
-            if place.split in splits:
-                writers.hold_back(place, batch)
+        for block_split, batch in pairs:
+            if block_split.split in splits:
+                writers.hold_back(block_split, batch)
             else:
-                yield place, ungrouped(batch)
+                yield block_split, ungrouped(batch)
 
 
 def _encode_call(config: Config, tokenizer: Path) -> EncodeCall:

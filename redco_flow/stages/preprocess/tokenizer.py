@@ -226,8 +226,8 @@ def _make_tokenizer(
 def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> Iterator[str]:
     """Every text of the training rows, in reading order."""
     data = config.data
-    for place, batch in kept.keep("reading for the tokenizer"):
-        if place.split != "train":
+    for block_split, batch in kept.keep("reading for the tokenizer"):
+        if block_split.split != "train":
             continue
         if data.text_key is None:
             around = data.source_prefix, data.source_suffix

@@ -16,11 +16,19 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.metrics.metric import Score, find_metric, find_score, metric_module
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
-from redco_flow.recipes.recipe import family_problem, find_own_recipe, recipe_module
+from redco_flow.recipes.recipe import (
+    RecipeName,
+    RecipeSettings,
+    family_problem,
+    find_own_recipe,
+    is_of_rows,
+    recipe_module,
+)
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    OnlyWhereSet,
     Placement,
     PositiveFloat,
     PositiveInt,
@@ -133,6 +141,8 @@ class Batching(StrictModel):
 class Lora(StrictModel):
     """Train low-rank factors beside kernels; the checkpoints that come out are merged.
 
+    They keep the factors, too, for `redco-flow export`.
+
     Args:
         rank: of the factors.
         alpha: their product counts alpha / rank times.
@@ -162,12 +172,25 @@ def checked_regex(pattern: str) -> str:
     return pattern
 
 
-SECTIONS = ("recipe", "model")
+class Profile(StrictModel):
+    """Optimizer steps to trace with JAX's profiler, in the first process.
+
+    Args:
+        start_step: the first of them; 1 is the training's first, which is compiled within it.
+        num_steps: how many.
+    """
+
+    start_step: PositiveInt
+    num_steps: PositiveInt = 3
+
+
+SECTIONS = ("recipe", "settings", "model")
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
 
 ParameterAxis = Literal["model", "fsdp"]
+NumChunks = PositiveInt | Literal["auto"] | None
 Overrides = dict[str, list[ParameterAxis | None]]
 
 
@@ -176,6 +199,7 @@ class Config(StageConfig):
 
     Args:
         recipe: the pipeline's own where the stage does not say it.
+        settings: the recipe's.
         model: the pipeline's section of this name, with changes for this stage.
         num_epochs: passes over the training split.
         global_batch_size: examples per optimizer step, whatever the number of devices; where
@@ -188,28 +212,49 @@ class Config(StageConfig):
         weight_decay: decoupled, times the learning rate (of sgd: added to the gradient); norms,
             biases and relative position biases have none.
         max_grad_norm: gradients are scaled down to this global norm; None: never.
+        z_loss: coefficient of the squared logarithm of the softmax's denominator, which training
+            adds to each token's loss, as PaLM and T5X do (1e-4); evaluations add nothing.
         lora: train low-rank factors beside kernels.
         dropout_rate: None leaves the model's own.
         num_model_shards: devices that split every product among them.
         num_context_shards: devices that split every sequence among them.
         fsdp: data-parallel devices that share one copy of parameters and optimizer state, or
             `auto`: as few as their memory allows.
+        fsdp_over_context: whether context shards share copies too; null: with `fsdp: auto` where
+            memory asks for it, else not.
+        num_loss_chunks: parts in which the loss scores the vocabulary, so that not all logits are
+            in memory at once; `auto`: as many as bring those of a part under 256 MiB a device, or
+            under a quarter of the head's gradient where that is more.
+        num_mlp_chunks: parts of a device's tokens that dense feed-forward layers take one after
+            another, so that their units are never all in memory; the backward pass computes those
+            again. `auto`: 1, or as many as make a step fit the devices' memory; null: with
+            `remat: auto` likewise, else 1.
         sharding_overrides: by a regex searched in the parameters' paths, the mesh axis or null for
             each dim, instead of what the rules would choose.
         freeze: a regex searched in the parameters' paths: those stay as they are.
+        param_dtype: in which the parameters that are trained are kept. bfloat16 takes half the
+            memory, optimizer state and sums of gradients stay float32; but an update smaller than
+            1/512 of a parameter is rounded away (and up to 1/256 may be), so that at the learning
+            rates of finetuning many parameters never change.
+        frozen_dtype: in which parameters that are not trained are kept, lora's base or what
+            `freeze` finds; bfloat16 takes half the memory and rounds them once, at the start.
+        mu_dtype: in which the optimizer keeps its momentum (Adam's first moment), of all but
+            adafactor; bfloat16 takes half the memory.
         on_nonfinite: whether a step whose loss or gradient is not finite ends the training or is
             skipped.
-        max_skipped: so many skipped steps in a row end the training.
+        max_skipped: this many skipped steps in a row end the training.
         seed: of initialisation, data order and dropout.
         eval: when the validation split is scored, and how.
         keep: which checkpoints stay.
         log_every_steps: steps between two lines of the log and of the metrics.
         save_every_steps: checkpoints besides those at evaluations and ends of epochs.
+        profile: steps whose trace is written into the attempt's directory.
         log_to: where losses and scores go besides the run's own records. W&B takes its project,
             its mode and its key from the environment.
     """
 
-    recipe: Text = "text_to_text"
+    recipe: RecipeName = "text_to_text"
+    settings: RecipeSettings = Field(default_factory=dict)
     model: ModelSection = ModelSection()
     num_epochs: PositiveInt = 1
     global_batch_size: PositiveInt = 32
@@ -220,14 +265,21 @@ class Config(StageConfig):
     schedule: Schedule = Schedule()
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
+    z_loss: Annotated[NonNegativeFloat, OnlyWhereSet()] = 0.0
     lora: Lora | None = None
     freeze: Text | None = None
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    mu_dtype: Literal["float32", "bfloat16"] = "float32"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped: PositiveInt = 10
     dropout_rate: Fraction | None = None
     num_model_shards: Annotated[PositiveInt, Placement()] = 1
     num_context_shards: Annotated[PositiveInt, Placement()] = 1
     fsdp: Annotated[PositiveInt | Literal["auto"], Placement()] = 1
+    fsdp_over_context: Annotated[bool | None, Placement()] = None
+    num_loss_chunks: Annotated[PositiveInt | Literal["auto"], Placement()] = "auto"
+    num_mlp_chunks: Annotated[NumChunks, Placement()] = None
     sharding_overrides: Annotated[dict[Text, list[ParameterAxis | None]], Placement()] = Field(
         default_factory=dict
     )
@@ -236,6 +288,7 @@ class Config(StageConfig):
     keep: Keep = Keep()
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
+    profile: Annotated[Profile | None, Placement()] = None
     log_to: Annotated[list[Literal["tensorboard", "wandb"]], Placement()] = Field(
         default_factory=list
     )
@@ -261,17 +314,37 @@ class Config(StageConfig):
             raise ValueError("give 'lora' or 'freeze', not both: lora freezes all of the model")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_model_with_dropout(self) -> Config:
+        if self.dropout_rate is not None and is_of_rows(self.recipe):
+            raise ValueError(
+                f"recipe '{self.recipe}' brings its own model, and dropout_rate would change "
+                "nothing; what can be chosen of it are its settings"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dtypes_have_a_use(self) -> Config:
+        if self.frozen_dtype != "float32" and self.lora is None and self.freeze is None:
+            raise ValueError("'frozen_dtype' needs 'lora' or 'freeze': nothing is frozen")
+        if self.mu_dtype != "float32" and self.optimizer == "adafactor":
+            raise ValueError("'mu_dtype' is of no use to adafactor, which keeps no momentum")
+        return self
+
     @field_validator("model")
     @classmethod
     def _known_model_keys(cls, model: ModelSection, info: ValidationInfo) -> ModelSection:
         # What can be checked before anything runs; the hub's config.json is read later.
         recipe = _recipe(info)
+        if is_of_rows(info.data.get("recipe", "")) and model != ModelSection():
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' brings its own model, and these keys would change "
+                "nothing; what can be chosen of it are its settings"
+            )
         if model.family is not None:
             find_module_name(model.family)
-        family = model.family or family_in_files(model)
-        if family is None and model.name_or_path is None:
-            family = getattr(recipe, "DEFAULT_FAMILY", None)
-        if family not in FAMILIES:
+        family = _family(model, recipe)
+        if family is None:
             return model
         if recipe and (problem := family_problem(recipe, family)):
             raise ValueError(problem)
@@ -279,10 +352,26 @@ class Config(StageConfig):
             _check_config(family, model.config)
         return model
 
+    @field_validator("num_mlp_chunks")
+    @classmethod
+    def _can_chunk(cls, chunks: NumChunks, info: ValidationInfo) -> NumChunks:
+        if not isinstance(chunks, int) or "model" not in info.data:
+            return chunks
+        model: ModelSection = info.data["model"]
+        if family := _family(model, _recipe(info)):
+            own = model.config if model.name_or_path is None else {}
+            _check_config(family, {**own, "num_mlp_chunks": chunks})
+        return chunks
+
     @field_validator("batching")
     @classmethod
     def _can_be_packed(cls, batching: Batching, info: ValidationInfo) -> Batching:
         recipe = _recipe(info)
+        if batching.type != "padded" and is_of_rows(info.data.get("recipe", "")):
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' takes rows as they are, whose widths are not "
+                "known: use type padded"
+            )
         if batching.type == "packed" and recipe and not getattr(recipe, "CAN_PACK", False):
             raise ValueError(
                 f"recipe '{info.data['recipe']}' cannot put several examples into one row: use "
@@ -296,7 +385,8 @@ class Config(StageConfig):
         if "eval" in info.data:
             texts_scores(keep, info.data["eval"])
         recipe = _recipe(info)
-        is_measured = recipe is None or getattr(recipe, "MEASURES_PERPLEXITY", False)
+        of_rows = is_of_rows(info.data.get("recipe", ""))
+        is_measured = getattr(recipe, "MEASURES_PERPLEXITY", recipe is None and not of_rows)
         if PERPLEXITY in keep.best and not is_measured:
             raise ValueError(
                 f"recipe '{info.data['recipe']}' measures no perplexity; {EVAL_LOSS} ranks the same"
@@ -307,6 +397,14 @@ class Config(StageConfig):
 def _recipe(info: ValidationInfo) -> ModuleType | None:
     """The recipe's module where it is ours; another's may not be importable on a login node."""
     return find_own_recipe(info.data.get("recipe", ""))
+
+
+def _family(model: ModelSection, recipe: ModuleType | None) -> str | None:
+    """Return which of our families it is, as far as the section, files and recipe tell."""
+    family = model.family or family_in_files(model)
+    if family is None and model.name_or_path is None:
+        family = getattr(recipe, "DEFAULT_FAMILY", None)
+    return family if family in FAMILIES else None
 
 
 def _check_config(family: str, changes: Mapping[str, Any]) -> None:

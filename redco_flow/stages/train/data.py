@@ -8,17 +8,17 @@ Dims in this file: N examples, D dims of a row (1 for one sequence, 2 for source
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from redco_flow.engine.data.batches import CollateFn, Examples
+from redco_flow.engine.data.batches import CollateFn, Examples, read_rows
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
-from redco_flow.stages.artifacts.dataset import ArrowSplit, DatasetArtifact
+from redco_flow.stages.artifacts.dataset import ArrowSplit, DatasetArtifact, RowSplit
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
 
@@ -52,6 +52,11 @@ class TrainingData:
     bucketing: Bucketing | None
     padding: float
 
+    def widest_batch(self) -> Mapping[str, Any]:
+        """Return one example collated as wide as a training batch can be."""
+        collate_fn = self.bucketing.collate_fns[-1] if self.bucketing else self.collate_fn
+        return collate_fn(read_rows(self.examples, np.zeros(1, np.int64)))
+
 
 @dataclass(frozen=True)
 class _Lengths:
@@ -81,6 +86,9 @@ def read_training_data(
         ValueError: the recipe does not pack.
     """
     split = dataset.split("train", COLUMNS)
+    if isinstance(split, RowSplit):
+        return TrainingData(split, validation, recipe.collate_fn, None, 0.0)
+    assert recipe.row_widths is not None, "a recipe of texts says how wide their rows are"
     lengths = _Lengths(
         recipe.row_widths(split.lengths("source_ids"), split.lengths("target_ids")),
         recipe.row_widths(*(lengths_of(validation or (), side) for side in ("source", "target"))),
@@ -108,7 +116,7 @@ def _padded(
     recipe: Recipe,
     config: Config,
 ) -> TrainingData:
-    collate_fn = recipe.collate_to(lengths.widths.tolist())
+    collate_fn = recipe.collate_wide(lengths.widths.tolist())
     num_rows = _num_rows(len(split), config.global_batch_size)
     share = lengths.padding(num_rows * int(lengths.widths.sum()))
     return TrainingData(split, validation, collate_fn, None, share)
@@ -126,8 +134,8 @@ def _bucketed(
     num_batches = buckets.batches_per_bucket(config.global_batch_size)
     widths = [sum(width) for width in buckets.widths]
     num_positions = config.global_batch_size * int(np.dot(num_batches, widths))
-    bucketing = Bucketing(buckets, tuple(map(recipe.collate_to, buckets.widths)))
-    collate_fn = recipe.collate_to(lengths.widths.tolist())
+    bucketing = Bucketing(buckets, tuple(map(recipe.collate_wide, buckets.widths)))
+    collate_fn = recipe.collate_wide(lengths.widths.tolist())
     return TrainingData(split, validation, collate_fn, bucketing, lengths.padding(num_positions))
 
 

@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+
+import psutil
 
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
@@ -21,6 +24,7 @@ from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.config import Config
+from redco_flow.tracking.goodput import START
 
 COMMIT_FILE = "commit.json"
 
@@ -37,6 +41,7 @@ class TrainingRecords(Callback):
         self._pace: tuple[int, float] | None = None
         self._stop = CommonStop(context)
         self._record_what_is_resumed()
+        self._record_start()
 
     def should_stop(self) -> bool:
         """Ask after each step; also the heartbeat between log records."""
@@ -53,6 +58,9 @@ class TrainingRecords(Callback):
             loss=record["loss"],
             tokens_per_second=record.get("tokens_per_second"),
             seconds_left=self._seconds_left(record["step"], record["total_steps"]),
+            tflops_per_device=record.get("tflops_per_device"),
+            mfu=record.get("mfu"),
+            peak_memory_bytes=record.get("peak_memory_bytes"),
         )
         self._context.log_metrics({"kind": "training", **record, **self._provenance})
 
@@ -69,6 +77,18 @@ class TrainingRecords(Callback):
         if record["metrics"] is None:
             return
         self._record_scores(record["step"], record["epoch"], record["metrics"])
+
+    def _record_start(self) -> None:
+        """Say from which step this process goes on, and since when it runs."""
+        started = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
+        self._context.log_metrics(
+            {
+                "kind": START,
+                "start_step": self._checkpointer.latest() or 0,
+                "process_started_at": started.isoformat(timespec="milliseconds"),
+                **self._provenance,
+            }
+        )
 
     def _record_what_is_resumed(self) -> None:
         """The scores of the checkpoint that training goes on from, for this attempt's readers."""

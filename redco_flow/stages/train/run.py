@@ -7,17 +7,24 @@ follow each other is the engine's; what a record must name is `training_records`
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from redco_flow.engine import errors as engine_errors
 from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit, parameter_digests
-from redco_flow.engine.data.order import BatchPlan
+from redco_flow.engine.checkpoint.commit import TRAINING
+from redco_flow.engine.data.order import BatchSampler
+from redco_flow.engine.step.lora import FACTORS, Lora
+from redco_flow.engine.step_trace import TracedSteps
+from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
-from redco_flow.recipes.recipe import Recipe, find_recipe
+from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.recipe import Recipe
+from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.checkpoint import (
+    AdapterRecord,
     RecipeRecord,
     checkpoint_identity,
     write_checkpoint_artifact,
@@ -29,6 +36,7 @@ from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
 from redco_flow.stages.train.data import COLUMNS, TrainingData, read_training_data
+from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.stages.train.records import TrainingRecords, open_logs
 from redco_flow.stages.train.scores import (
     CannotTrain,
@@ -38,17 +46,16 @@ from redco_flow.stages.train.scores import (
     make_text_scores,
     modes_of_best,
 )
-from redco_flow.stages.train.setup import TrainerSetup, set_up_trainer
 
 
 @dataclass(frozen=True)
-class _Training:
+class _PreparedTraining:
     """All that a training consists of, ready to run."""
 
     dataset: DatasetArtifact
     recipe: Recipe
     data: TrainingData
-    setup: TrainerSetup
+    trainer: Trainer
     eval_fn: EvalFn | None
 
 
@@ -81,14 +88,14 @@ def run(context: StageContext, config: Config) -> StageOutputs:
                 checkpointer.verify(step)
         # All processes take part in a merge, and so none may wait there for a first one that reads.
         checkpoints = {
-            step: _checkpoint(context, step, checkpointer, training.setup)
+            step: _checkpoint(context, step, checkpointer, training.trainer)
             for step in sorted(set(steps.values()))
         }
     context.report(phase="digesting parameters")
-    parameters = _digest_parameters(checkpoints)
+    digested = _digest_parameters(checkpoints, training.trainer.plan.lora)
     outputs = {
         name: _output(
-            context, name, checkpoints[step], training, config, provenance, parameters.get(step)
+            context, name, checkpoints[step], training, config, provenance, digested.get(step)
         )
         for name, step in steps.items()
     }
@@ -98,7 +105,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     return StageOutputs(outputs, metrics)
 
 
-def _prepare(context: StageContext, config: Config) -> _Training:
+def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     dataset = DatasetArtifact(context.input("dataset").path)
     summary = dataset.summary
     if summary.recipe != config.recipe:
@@ -106,38 +113,42 @@ def _prepare(context: StageContext, config: Config) -> _Training:
             f"the dataset was preprocessed for recipe '{summary.recipe}', and this stage trains "
             f"with '{config.recipe}': use one recipe for both."
         )
-    check_model_tokenizer(config.model, dataset.tokenizer)
-    recipe: Recipe = find_recipe(config.recipe).build(
-        _model(config),
-        dataset.tokenizer,
-        source_length=_source_length(dataset),
-        target_length=summary.padded_length("target"),
-    )
+    if not summary.is_of_rows:
+        check_model_tokenizer(config.model, dataset.tokenizer)
+    source_length, target_length = _lengths(dataset)
+    texts = dataset.texts(source_length, target_length)
+    recipe = build_recipe(config.recipe, _model(config), texts)
     batch = recipe.collate_fn(dataset.split("train", COLUMNS).__getitems__([0]))
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
     num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
-    setup = set_up_trainer(config, recipe, batch, num_steps, collate_fn=data.collate_fn)
-    score_texts = make_text_scores(context, config, dataset, recipe, setup, validation)
-    eval_fn = make_eval_fn(config, data, recipe, setup, validation, score_texts)
-    return _Training(dataset, recipe, data, setup, eval_fn)
+    plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
+    trainer = start_trainer(plan, config, recipe, data.collate_fn)
+    score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
+    eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)
+    return _PreparedTraining(dataset, recipe, data, trainer, eval_fn)
 
 
-def _source_length(dataset: DatasetArtifact) -> int:
-    """What training's batches need; a longer test text must not make every step dearer."""
-    return dataset.summary.padded_length("source", ("train", "validation"))
+def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:
+    """Sources and targets of training's batches in tokens: a test text must not widen a step."""
+    summary = dataset.summary
+    if summary.is_of_rows:
+        return 0, 0
+    return summary.padded_length("source", ("train", "validation")), summary.padded_length("target")
 
 
 def _model(config: Config) -> dict[str, Any]:
-    """The model section, with the training's dropout in it."""
+    """The model section, with the training's dropout and the recipe's settings in it."""
     model = config.model.model_dump()
+    if settings := values_of(config.settings):
+        model["settings"] = settings
     if config.dropout_rate is not None:
         model["config"] = {**model["config"], "dropout_rate": config.dropout_rate}
     return model
 
 
 def _steps_per_epoch(config: Config, num_rows: int) -> int:
-    return BatchPlan(num_rows, config.global_batch_size, config.seed).steps_per_epoch
+    return BatchSampler(num_rows, config.global_batch_size, config.seed).steps_per_epoch
 
 
 def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
@@ -157,7 +168,7 @@ def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]
 def _fit(
     context: StageContext,
     config: Config,
-    training: _Training,
+    training: _PreparedTraining,
     checkpointer: Checkpointer,
     provenance: Provenance,
 ) -> FitResult:
@@ -169,7 +180,7 @@ def _fit(
     intervals = [config.log_every_steps, every, config.save_every_steps]
     try:
         with open_logs(context, config) as logs:
-            return training.setup.trainer.fit(
+            return training.trainer.fit(
                 examples,
                 num_epochs=config.num_epochs,
                 bucketing=training.data.bucketing,
@@ -181,11 +192,19 @@ def _fit(
                 eval_every_steps=every,
                 save_every_steps=config.save_every_steps,
                 should_stop=records.should_stop,
+                traced_steps=_traced_steps(context, config),
             )
-    except engine_errors.Stopped as stopped:
+    except engine_errors.TrainingStopped as stopped:
         raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
             stopped
         )
+
+
+def _traced_steps(context: StageContext, config: Config) -> TracedSteps | None:
+    asked = config.profile
+    if asked is None:
+        return None
+    return TracedSteps(context.attempt_dir.profile_path, asked.start_step, asked.num_steps)
 
 
 def _step_of(name: str, checkpointer: Checkpointer, config: Config) -> int:
@@ -208,51 +227,69 @@ class _Checkpoint:
 
 
 def _checkpoint(
-    context: StageContext, step: int, checkpointer: Checkpointer, setup: TrainerSetup
+    context: StageContext, step: int, checkpointer: Checkpointer, trainer: Trainer
 ) -> _Checkpoint:
     commit = checkpointer.commit(step)
     directory = checkpointer.step_directory(step)
-    if setup.is_merged:
-        directory = _merge_checkpoint(context.work_dir / "merged", checkpointer, commit, setup)
+    if trainer.plan.lora is not None:
+        directory = _merge_checkpoint(context.work_dir / "merged", checkpointer, commit, trainer)
     return _Checkpoint(commit, directory)
 
 
-def _digest_parameters(checkpoints: dict[int, _Checkpoint]) -> dict[int, dict[str, str]]:
+@dataclass(frozen=True)
+class _Digested:
+    """Digests of a checkpoint's parameters, and of the factors that are beside them."""
+
+    parameters: dict[str, str]
+    adapter: AdapterRecord | None
+
+
+def _digest_parameters(
+    checkpoints: dict[int, _Checkpoint], lora: Lora | None
+) -> dict[int, _Digested]:
     """Digest each checkpoint's parameters, on process 0 alone; nothing is returned on the others.
 
     They wait, for processes that part have little time for each other.
     """
-    found: dict[int, dict[str, str]] = {}
+    found: dict[int, _Digested] = {}
 
     def digest() -> int:
-        found.update({step: parameter_digests(one.directory) for step, one in checkpoints.items()})
+        for step, one in checkpoints.items():
+            adapter = None if lora is None else _adapter_record(lora, one.directory)
+            found[step] = _Digested(parameter_digests(one.directory), adapter)
         return len(found)
 
     decide_first(digest)
     return found
 
 
+def _adapter_record(lora: Lora, directory: Path) -> AdapterRecord:
+    targets = [asdict(target) for target in lora.targets]
+    return AdapterRecord(lora.rank, lora.alpha, targets, parameter_digests(directory, TRAINING))
+
+
 def _output(
     context: StageContext,
     name: str,
     checkpoint: _Checkpoint,
-    training: _Training,
+    training: _PreparedTraining,
     config: Config,
     provenance: Provenance,
-    parameters: dict[str, str] | None,
+    digested: _Digested | None,
 ) -> Output:
     """The artifact of a checkpoint.
 
     Args:
-        parameters: their digests; None where another process writes the files.
+        digested: None where another process writes the files.
     """
     commit = checkpoint.commit
+    source_length, target_length = _lengths(training.dataset)
     record = RecipeRecord(
         recipe=config.recipe,
         model=training.recipe.model,
-        source_length=_source_length(training.dataset),
-        target_length=training.dataset.summary.padded_length("target"),
-        tokenizer_digest=training.dataset.tokenizer.digest,
+        source_length=source_length,
+        target_length=target_length,
+        tokenizer_digest=training.dataset.tokenizer_digest,
         step=commit.step,
         metrics=commit.metrics,
         data=provenance.data,
@@ -265,24 +302,26 @@ def _output(
         "recipe": config.recipe,
         "padding": training.data.padding,
     }
-    if parameters is None:
+    if digested is None:
         return Output("checkpoint", folder, metadata, {})
+    tokenizer = training.dataset.path / TOKENIZER_FOLDER if record.tokenizer_digest else None
     digests = write_checkpoint_artifact(
-        folder, checkpoint.directory, training.dataset.path / TOKENIZER_FOLDER, record
+        folder, checkpoint.directory, tokenizer, record, digested.adapter
     )
-    identity = checkpoint_identity(digests, parameters)
+    identity = checkpoint_identity(digests, digested.parameters)
     return Output("checkpoint", folder, metadata, digests, identity)
 
 
 def _merge_checkpoint(
-    folder: Path, checkpointer: Checkpointer, commit: Commit, setup: TrainerSetup
+    folder: Path, checkpointer: Checkpointer, commit: Commit, trainer: Trainer
 ) -> Path:
-    """Save the model's parameters of a checkpoint that holds more; return where they are."""
+    """Save the model's parameters of a checkpoint, and its factors; return where they are."""
     scores = {name: value for name, value in commit.metrics.items() if value is not None}
     is_shared = checkpointer.is_shared
     with Checkpointer(folder, keep_last=sys.maxsize, is_shared=is_shared) as merged:
         if commit.step not in merged.steps():
-            setup.trainer.restore(checkpointer, commit.step)
-            params = setup.model_params(setup.trainer.state["params"])
-            merged.save(commit.step, {"params": params}, metrics=scores, cursor=commit.cursor)
+            trainer.restore(checkpointer, commit.step)
+            trained = trainer.state["params"]
+            state = {"params": trainer.plan.model_params(trained), FACTORS: trained[FACTORS]}
+            merged.save(commit.step, state, metrics=scores, cursor=commit.cursor)
         return merged.step_directory(commit.step)

@@ -1,20 +1,21 @@
-"""What a training is evaluated by while it runs: the validation loss, and scores of texts.
+"""What a training is evaluated by while it runs: the validation loss, and scores of predictions.
 
 Brings together recipe, predictor and metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redco_flow.engine.checkpoint.directory import Mode
 from redco_flow.engine.predictor import Predictor
+from redco_flow.engine.trainer import Trainer
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import find_metric
 from redco_flow.metrics.perplexity import perplexity
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.predictions import targets_of
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.train.config import (
@@ -26,11 +27,10 @@ from redco_flow.stages.train.config import (
     texts_scores,
 )
 from redco_flow.stages.train.data import TrainingData
-from redco_flow.stages.train.setup import TrainerSetup
 
 # (params, step) -> scores
 EvalFn = Callable[[Any, int], Mapping[str, float]]
-# (params) -> scores of generated texts
+# (params) -> scores of predictions
 ScoreTexts = Callable[[Any], Mapping[str, float]]
 
 
@@ -42,7 +42,7 @@ def make_eval_fn(
     config: Config,
     data: TrainingData,
     recipe: Recipe,
-    setup: TrainerSetup,
+    trainer: Trainer,
     validation: list[dict[str, Any]] | None,
     score_texts: ScoreTexts | None,
 ) -> EvalFn | None:
@@ -51,11 +51,11 @@ def make_eval_fn(
         return None
     rows, bucketing = data.validation, None
     if config.batching.type != "packed":
-        bucketing = bucket_rows(recipe, validation, setup.trainer.layout.micro_batch_size)
+        bucketing = bucket_rows(recipe, validation, trainer.layout.micro_batch_size)
     measures_perplexity = getattr(find_recipe(config.recipe), "MEASURES_PERPLEXITY", False)
 
     def evaluate(params: Any, step: int) -> dict[str, float]:
-        loss = setup.trainer.eval_loss(rows, bucketing=bucketing)
+        loss = trainer.eval_loss(rows, bucketing=bucketing)
         scores = {EVAL_LOSS: loss}
         if measures_perplexity:
             scores[PERPLEXITY] = perplexity(loss)
@@ -69,10 +69,10 @@ def make_text_scores(
     config: Config,
     dataset: DatasetArtifact,
     recipe: Recipe,
-    setup: TrainerSetup,
+    trainer: Trainer,
     validation: list[dict[str, Any]] | None,
 ) -> ScoreTexts | None:
-    """Return what generates texts for the validation examples and scores them; None: nothing.
+    """Return what predicts for the validation examples and scores it; None: nothing.
 
     Raises:
         CannotTrain: the examples have no targets.
@@ -86,28 +86,29 @@ def make_text_scores(
             f"{', '.join(names)}: leave eval.metrics out and keep the best by "
             f"{' or '.join(LOSS_SCORES)}, or preprocess with data.source_key and data.target_key."
         )
-    length = dataset.summary.padded_length("target")
-    deployer = setup.trainer.deployer
+    summary = dataset.summary
+    length = 0 if summary.is_of_rows else summary.padded_length("target")
+    deployer = trainer.deployer
     predictor = Predictor(
         deployer.without_context_shards(),
-        collate_fn=recipe.collate_prompts,
+        collate_fn=recipe.collate_for_prediction,
         pred_fn=recipe.make_pred_fn(Generation(length, num_beams=config.eval.num_beams)),
         output_fn=recipe.output_fn,
-        sharding_rules=setup.rules,
-        batch_size=setup.trainer.layout.micro_batch_size * deployer.num_context_shards,
+        sharding_rules=trainer.plan.model_rules,
+        batch_size=trainer.layout.micro_batch_size * deployer.num_context_shards,
     )
     bucketing = bucket_prompts(recipe, validation, predictor.batch_size)
-    references: Sequence[Sequence[str]] = [row["references"] for row in validation]
+    targets = targets_of(validation, summary)
 
     def on_progress(done: int, total: int) -> None:
         context.report(phase="evaluating", step=done, total_steps=total)
 
     def score_texts(params: Any) -> dict[str, float]:
-        params = setup.model_params(params)
+        params = trainer.plan.model_params(params)
         texts = predictor.predict(validation, params, bucketing=bucketing, on_progress=on_progress)
         scores: dict[str, float] = {}
         for name in names:
-            scores |= find_metric(name).compute(texts, references)
+            scores |= targets.score(name, texts)
         return scores
 
     return score_texts

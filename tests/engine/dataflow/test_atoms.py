@@ -53,7 +53,9 @@ def test_regrouping_keeps_the_product_and_the_order_of_atoms(sizes, data):
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=8))
 def test_empty_dims_are_the_same_as_empty_dims_alone(pairs):
-    """Engine case 59."""
+    """Engine case 59, whatever traces, `get_sharding_rules` ends: it returns within seconds, for
+    empty arrays, `associative_scan`, `while`, `cond` and custom derivatives.
+    """
     atoms = Atoms()
     dims = [atoms.new_dim(size) for size in (0, 0, 0, 3, 4, 12)]
 

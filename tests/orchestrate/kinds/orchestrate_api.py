@@ -64,7 +64,7 @@ class Api:
         self.ask(f"/flow_runs/{flow_run['id']}/set_state", state=state)
 
     def tasks_of(self, flow_run, count):
-        """Task runs by name, once so many have ended; the server learns of that by events."""
+        """Task runs by name, once that many have ended; the server learns of that by events."""
         wanted = {"id": {"any_": [flow_run["id"]]}}
 
         def told():

@@ -12,10 +12,10 @@ from redco_flow.launch.processes import kill_processes_of
 from redco_flow.orchestrate.orchestrator import open_session
 from redco_flow.orchestrate.plan import make_plan
 from redco_flow.orchestrate.start import spawn, write_run
-from redco_flow.orchestrate.state import StateBook
+from redco_flow.orchestrate.state import StateStore
 from redco_flow.orchestrate.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.tracking.journal import read_journal
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.workspace import Workspace
@@ -72,7 +72,7 @@ class Runs:
         resolved = self.load(text, overrides)
         plan = make_plan(resolved, self.workspace, **options)
         settings = {"grace_seconds": 2.0} | self.profile
-        profile = Profile(workspace=str(self.folder / "workspace"), **settings)
+        profile = profile_model()(workspace=str(self.folder / "workspace"), **settings)
         run = write_run(
             resolved,
             profile,
@@ -112,7 +112,7 @@ class InProcess:
         self.run = run
         self.stop = StopRequest()
         self.said = []
-        self.session = open_session(run, StateBook(run), self.stop, **OPTIONS | options)
+        self.session = open_session(run, StateStore(run), self.stop, **OPTIONS | options)
         self._thread = threading.Thread(target=self._drive)
         self._thread.start()
 
@@ -126,8 +126,8 @@ class InProcess:
         assert not self._thread.is_alive()
         outcome = self.session.outcome()
         if outcome.state != "detached":
-            book = self.session.context.book
-            book.close_run(outcome.state, outcome.exit_code, outcome.message)
+            state_store = self.session.context.state_store
+            state_store.close_run(outcome.state, outcome.exit_code, outcome.message)
         return outcome
 
     def states(self):

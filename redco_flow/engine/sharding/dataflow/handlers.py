@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from redco_flow.engine.sharding.dataflow import indexing, products, shaping
-from redco_flow.engine.sharding.dataflow.trace import Handler, Walker
+from redco_flow.engine.sharding.dataflow.trace import Handler, Walker, scan_sizes
 from redco_flow.engine.sharding.dataflow.values import Dim, Fact, Kind, Value, join_values
 
 Shapes = list[tuple[int, ...]]
@@ -14,7 +14,9 @@ Params = dict[str, Any]
 
 
 def _scan(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+    num_consts, num_carry = scan_sizes(
+        params["jaxpr"], [len(value.dims) for value in operands], list(map(len, shapes))
+    )
     consts, rest = operands[:num_consts], operands[num_consts:]
     carry, stacked = rest[:num_carry], rest[num_carry:]
     walker.record.add_fact(Fact.LAYER, *(value.dims[0] for value in stacked))
@@ -83,12 +85,12 @@ ELEMENTWISE_NAMES = (
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
     "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conj", "copy", "cos", "cosh",
     "digamma", "div", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
-    "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max",
-    "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "population_count", "pow",
-    "random_fold_in", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "sharding_constraint", "shift_left", "shift_right_arithmetic", "shift_right_logical",
-    "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh",
-    "threefry2x32", "xor",
+    "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2", "logistic", "lt",
+    "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
+    "polynomial", "population_count", "pow", "random_fold_in", "real", "reduce_precision", "rem",
+    "round", "rsqrt", "sharding_constraint", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan",
+    "tanh", "threefry2x32", "xor",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Primitives that select by index: lookups of rows, slices at computed places, scatters."""
+"""Primitives that select by index: lookups of rows, slices at computed positions, scatters."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _scatter(walker: Walker, params: Params, operands: list[Value], shapes: Shap
     inserted = tuple(numbers.inserted_window_dims)
     batching = tuple(numbers.operand_batching_dims)
     window = [i for i in range(len(operand.dims)) if i not in inserted + batching]
-    for place, update_place in zip(window, numbers.update_window_dims, strict=True):
-        whole, part = operand.dims[place], updates.dims[update_place]
+    for position, update_position in zip(window, numbers.update_window_dims, strict=True):
+        whole, part = operand.dims[position], updates.dims[update_position]
         if walker.atoms.size(whole) == walker.atoms.size(part):
             walker.record.unify_dims(whole, part)
         else:
@@ -93,8 +93,8 @@ def _scatter(walker: Walker, params: Params, operands: list[Value], shapes: Shap
     for one, two in zip(batching, numbers.scatter_indices_batching_dims, strict=True):
         walker.record.unify_dims(operand.dims[one], indices.dims[two])
     scattered = [i for i in range(len(updates.dims)) if i not in numbers.update_window_dims]
-    for place, index_dim in zip(scattered, indices.dims[:-1], strict=True):
-        walker.record.unify_dims(updates.dims[place], index_dim)
+    for position, index_dim in zip(scattered, indices.dims[:-1], strict=True):
+        walker.record.unify_dims(updates.dims[position], index_dim)
     return [join_values(operands, operand.dims)]
 
 

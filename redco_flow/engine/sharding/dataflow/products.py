@@ -58,7 +58,7 @@ def _multiply(
 
 def _free(value: Value, contracted: Places, batch: Places) -> Dims:
     taken = {*contracted, *batch}
-    return tuple(dim for place, dim in enumerate(value.dims) if place not in taken)
+    return tuple(dim for position, dim in enumerate(value.dims) if position not in taken)
 
 
 def _ragged_dot(
@@ -71,10 +71,10 @@ def _ragged_dot(
     walker.record.add_fact(Fact.EXPERTS, *(right.dims[i] for i in expert_places), *groups.dims)
     # One expert's part of the kernels is what each row meets.
     kept = [i for i in range(len(right.dims)) if i not in expert_places]
-    places = {place: number for number, place in enumerate(kept)}
+    positions = {position: number for number, position in enumerate(kept)}
     one_expert = right.with_dims(tuple(right.dims[i] for i in kept))
-    moved = (contracted[0], tuple(places[i] for i in contracted[1]))
-    moved_batch = (batch[0], tuple(places[i] for i in batch[1]))
+    moved = (contracted[0], tuple(positions[i] for i in contracted[1]))
+    moved_batch = (batch[0], tuple(positions[i] for i in batch[1]))
     result = _multiply(walker, left, one_expert, moved, moved_batch)
     if len(result.dims) != len(shapes[0]):
         # Other modes put a dim of groups first; nothing is known of where it goes.
@@ -118,7 +118,9 @@ HANDLERS: dict[str, Handler] = {
 
 def _reduce(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     """Drop the reduced dims; a sum over a split dim is one number per row to exchange."""
-    dims = tuple(dim for place, dim in enumerate(operands[0].dims) if place not in params["axes"])
+    dims = tuple(
+        dim for position, dim in enumerate(operands[0].dims) if position not in params["axes"]
+    )
     return [join_values(operands, dims) for _ in shapes]
 
 

@@ -22,10 +22,10 @@ def _reshape(walker: Walker, params: Params, operands: list[Value], shapes: Shap
         return [value.with_dims(walker.atoms.new_dims(shape))]
     dims: list[Dim] = []
     for inside, outside in _blocks(walker.shape(value), shape):
-        merged = tuple(atom for place in inside for atom in value.dims[place])
-        cut = walker.atoms.regroup(merged, [shape[place] for place in outside])
+        merged = tuple(atom for position in inside for atom in value.dims[position])
+        cut = walker.atoms.regroup(merged, [shape[position] for position in outside])
         if cut is None:
-            cut = walker.atoms.new_dims(shape[place] for place in outside)
+            cut = walker.atoms.new_dims(shape[position] for position in outside)
             walker.record.add_fact(Fact.MIXED, merged, *cut)
         dims += cut
     return [value.with_dims(tuple(dims))]
@@ -68,8 +68,8 @@ def _squeeze(walker: Walker, params: Params, operands: list[Value], shapes: Shap
 
 def _expand(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     dims = list(operands[0].dims)
-    for place in sorted(params["dimensions"]):
-        dims.insert(place, ())
+    for position in sorted(params["dimensions"]):
+        dims.insert(position, ())
     return [operands[0].with_dims(tuple(dims))]
 
 
@@ -77,9 +77,9 @@ def _broadcast(
     walker: Walker, params: Params, operands: list[Value], shapes: Shapes
 ) -> list[Value]:
     dims = list(walker.atoms.new_dims(shapes[0]))
-    for place, dim in zip(params["broadcast_dimensions"], operands[0].dims, strict=True):
+    for position, dim in zip(params["broadcast_dimensions"], operands[0].dims, strict=True):
         if dim:
-            dims[place] = dim
+            dims[position] = dim
     return [operands[0].with_dims(tuple(dims))]
 
 
@@ -87,9 +87,9 @@ def _slice(walker: Walker, params: Params, operands: list[Value], shapes: Shapes
     (value,), (shape,) = operands, shapes
     strides = params["strides"] or (1,) * len(shape)
     dims = []
-    for place, dim in enumerate(value.dims):
-        start, stride, size = params["start_indices"][place], strides[place], shape[place]
-        edges = _edges(params[SIBLINGS], place, walker.atoms.size(dim))
+    for position, dim in enumerate(value.dims):
+        start, stride, size = params["start_indices"][position], strides[position], shape[position]
+        edges = _edges(params[SIBLINGS], position, walker.atoms.size(dim))
         if edges and stride == 1 and size != walker.atoms.size(dim):
             sizes = tuple(stop - begin for begin, stop in pairwise(edges))
             dims.append(walker.record.cut(dim, sizes)[edges.index(start)])
@@ -98,9 +98,9 @@ def _slice(walker: Walker, params: Params, operands: list[Value], shapes: Shapes
     return [value.with_dims(tuple(dims))]
 
 
-def _edges(slices: list[Params], place: int, size: int) -> list[int]:
+def _edges(slices: list[Params], position: int, size: int) -> list[int]:
     """Return where slices cut a dim into parts of several sizes; [] where they do not."""
-    ranges = {(one["start_indices"][place], one["limit_indices"][place]) for one in slices}
+    ranges = {(one["start_indices"][position], one["limit_indices"][position]) for one in slices}
     ranges -= {(0, size)}
     edges = sorted({edge for one in ranges for edge in one})
     is_tiled = sorted(ranges) == list(pairwise(edges)) and edges[:1] + edges[-1:] == [0, size]
@@ -146,10 +146,10 @@ def _split(walker: Walker, params: Params, operands: list[Value], shapes: Shapes
 
 def _pad(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     dims = list(operands[0].dims)
-    for place, (low, high, inner) in enumerate(params["padding_config"]):
+    for position, (low, high, inner) in enumerate(params["padding_config"]):
         if low or high or inner:
-            dims[place] = walker.atoms.new_dim(shapes[0][place])
-            walker.record.add_fact(Fact.SLICED, operands[0].dims[place], dims[place])
+            dims[position] = walker.atoms.new_dim(shapes[0][position])
+            walker.record.add_fact(Fact.SLICED, operands[0].dims[position], dims[position])
     joined = join_values(operands, tuple(dims))
     return [replace(joined, is_token=operands[0].is_token)]
 
@@ -159,8 +159,8 @@ def _concatenate(
 ) -> list[Value]:
     axis = params["dimension"]
     for other in operands[1:]:
-        for place, (one, two) in enumerate(zip(operands[0].dims, other.dims, strict=True)):
-            if place != axis:
+        for position, (one, two) in enumerate(zip(operands[0].dims, other.dims, strict=True)):
+            if position != axis:
                 walker.record.unify_dims(one, two)
     joined = _join(walker, [value.dims[axis] for value in operands], shapes[0][axis])
     return [_tokens(operands, _replaced(_longest(operands), axis, joined))]
@@ -183,6 +183,17 @@ def _join(walker: Walker, parts: Sequence[Dim], size: int) -> Dim:
     return number + parts[0]
 
 
+def _tile(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
+    """Put copies side by side; of a dim of size 1 that is what a broadcast does."""
+    (value,), dims = operands, []
+    for dim, num_copies in zip(value.dims, params["reps"], strict=True):
+        number = walker.atoms.new_dim(num_copies)
+        if dim:
+            walker.record.add_fact(Fact.JOINED, number)
+        dims.append(number + dim)
+    return [value.with_dims(tuple(dims))]
+
+
 def _stack(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     for other in operands[1:]:
         walker.record.unify(operands[0], other)
@@ -201,9 +212,9 @@ def _unstack(walker: Walker, params: Params, operands: list[Value], shapes: Shap
 
 def _reverse(walker: Walker, params: Params, operands: list[Value], shapes: Shapes) -> list[Value]:
     dims = list(operands[0].dims)
-    for place in params["dimensions"]:
-        walker.record.add_fact(Fact.SLICED, dims[place])
-        dims[place] = walker.atoms.new_dim(shapes[0][place])
+    for position in params["dimensions"]:
+        walker.record.add_fact(Fact.SLICED, dims[position])
+        dims[position] = walker.atoms.new_dim(shapes[0][position])
     return [operands[0].with_dims(tuple(dims))]
 
 
@@ -230,12 +241,12 @@ def _tokens(operands: list[Value], dims: Dims) -> Value:
     return replace(joined, is_token=bool(data) and all(value.is_token for value in data))
 
 
-def _pick(value: Value, places: Sequence[int]) -> Value:
-    return value.with_dims(tuple(value.dims[place] for place in places))
+def _pick(value: Value, positions: Sequence[int]) -> Value:
+    return value.with_dims(tuple(value.dims[position] for position in positions))
 
 
-def _replaced(dims: Dims, place: int, dim: Dim) -> Dims:
-    return (*dims[:place], dim, *dims[place + 1 :])
+def _replaced(dims: Dims, position: int, dim: Dim) -> Dims:
+    return (*dims[:position], dim, *dims[position + 1 :])
 
 
 HANDLERS: dict[str, Handler] = {
@@ -248,6 +259,7 @@ HANDLERS: dict[str, Handler] = {
     "split": _split,
     "pad": _pad,
     "concatenate": _concatenate,
+    "tile": _tile,
     "stack": _stack,
     "unstack": _unstack,
     "rev": _reverse,

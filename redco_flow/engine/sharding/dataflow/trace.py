@@ -1,7 +1,7 @@
 """Walk the jaxpr of a function and record what it does with its parameters' dims.
 
 Each primitive has a small handler in `handlers.py`'s table; one that is not known keeps its dims
-whole.
+replicated.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Walker:
     def _unknown(
         self, equation: Any, operands: list[Value], shapes: list[tuple[int, ...]]
     ) -> list[Value]:
-        """Go into a primitive that only wraps a jaxpr; of any other, keep all dims whole."""
+        """Go into a primitive that only wraps a jaxpr; of any other, keep all dims replicated."""
         inner = _inner_jaxpr(equation)
         if inner is not None:
             return self.walk_closed(inner, operands)
@@ -135,6 +135,26 @@ def trace_function(
     return record
 
 
+def scan_sizes(
+    body: ClosedJaxpr, operands: Sequence[int], results: Sequence[int]
+) -> tuple[int, int]:
+    """Return how many of a scan's operands are constants, and how many it carries.
+
+    Of what is stacked, and of that alone, the body sees one dim less. The parameters that give the
+    numbers have other names and types in later versions of JAX.
+
+    Args:
+        operands, results: the scan's ranks.
+    """
+    num_carry = len(results) - _num_stacked(results, body.jaxpr.outvars)
+    num_stacks = _num_stacked(operands, body.jaxpr.invars)
+    return len(operands) - num_stacks - num_carry, num_carry
+
+
+def _num_stacked(ranks: Sequence[int], inside: Sequence[Any]) -> int:
+    return sum(rank > len(_shape(atom)) for rank, atom in zip(ranks, inside, strict=True))
+
+
 def _slices(jaxpr: Jaxpr) -> dict[Any, list[dict[str, Any]]]:
     found: dict[Any, list[dict[str, Any]]] = {}
     for equation in jaxpr.eqns:
@@ -161,10 +181,11 @@ def _inner_jaxpr(equation: Any) -> ClosedJaxpr | None:
     """Return the one jaxpr that takes an equation's operands and gives its results."""
     found = []
     for value in equation.params.values():
-        if isinstance(value, Jaxpr) and not value.constvars:
-            found.append(ClosedJaxpr(value, ()))
-        elif isinstance(value, ClosedJaxpr):
+        # Later versions of JAX have one class for both.
+        if isinstance(value, ClosedJaxpr):
             found.append(value)
+        elif isinstance(value, Jaxpr) and not value.constvars:
+            found.append(ClosedJaxpr(value, ()))
     if len(found) != 1:
         return None
     (inner,) = found

@@ -160,7 +160,7 @@ class Product:
     """Data multiplied by parameters.
 
     Args:
-        bit: its place in `Value.events`.
+        bit: its position in `Value.events`.
         after: the products that its data depends on.
         contracted: the dims that data and parameters share and that are summed.
         outputs: the parameters' other dims, except batch dims.

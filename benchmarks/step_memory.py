@@ -1,0 +1,207 @@
+"""Memory that a LLaMA's train step takes on each of eight devices, by the devices' own compiler.
+
+    python benchmarks/step_memory.py [--target v5p|v5e|v6e|a100|h100] [--mesh "model 8"]
+                                     [--length 8192] [--rows 8] [--remat full] [--depth]
+    python benchmarks/step_memory.py --model llama-7b --mesh "context 8" --length 1048576 --rows 1
+                                     --offload layer_input attention --mlp-chunks 8 --whole
+
+Compiles the whole train step (loss in chunks, gradients, clipping, AdamW in float32, products in
+bfloat16) ahead of time for devices that need not be there (`compile_targets.py` says what must be
+installed), with 2 and 4 layers, of which the peak (arguments + outputs − aliased + temporaries) of
+32 follows; `--depth` compiles all 32, which takes no longer, for the layers are a scan. Its parts,
+GiB a device: `state`, parameters and optimizer state; `kept`, what the layers keep for the backward
+pass, by closed form; `layer`, one layer's working set, from 2 layers with a vocabulary of 256; and
+`rest`, all else; `gradients` by closed form, whose memory the working set may share. `--whole`
+compiles all layers and nothing else, for the peak alone and what is offloaded (`host_gib`). GPU
+compilers lower cuDNN's attention only where there is a GPU: for those not there it is Triton's.
+Prints a JSON line per mesh, all of them last.
+"""
+
+import argparse
+import json
+import math
+import time
+from typing import Any
+
+import compile_targets
+
+GIB = 2**30
+NUM_DEVICES = 8
+MESHES = {
+    "fsdp 8": {"num_fsdp_shards": 8},
+    "model 8": {"num_model_shards": 8},
+    "model 4 x fsdp 2": {"num_model_shards": 4, "num_fsdp_shards": 2},
+}
+LONG_TEXTS = {"context 8": {"num_context_shards": 8, "fsdp_over_context": True}}
+LAYERS, FEW, MORE = 32, 2, 4
+SMALL_VOCABULARY = 256
+LLAMA_3_8B = {
+    "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "tie_word_embeddings": False,
+    "rope_theta": 500000.0,
+}  # fmt: skip
+LLAMA_7B = {
+    "vocab_size": 32000, "hidden_size": 4096, "num_attention_heads": 32,
+    "intermediate_size": 11008, "tie_word_embeddings": False,
+}  # fmt: skip
+TINY = {
+    "vocab_size": 2048, "hidden_size": 512, "num_attention_heads": 4, "intermediate_size": 1536,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MODELS = {"llama-3-8b": LLAMA_3_8B, "llama-7b": LLAMA_7B, "tiny": TINY}
+
+
+def plan(options: argparse.Namespace, mesh: str, num_layers: int, **values: Any) -> Any:
+    """Return the training's plan and its model's config."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from redco_flow import Deployer, TrainingPlan
+    from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
+    from redco_flow.models.find import find_model
+
+    module = find_model("llama")
+    given = {"num_hidden_layers": num_layers, "max_position_embeddings": options.length}
+    config = module.Config.from_hugging_face(
+        {"model_type": "llama", **MODELS[options.model], **given}
+    )
+    config = config.updated(
+        {
+            "remat": options.remat,
+            "activations": dict.fromkeys(options.offload, "offload")
+            | {"offload_share": options.offload_share},
+            "num_mlp_chunks": options.mlp_chunks,
+            "dtype": "bfloat16",
+            **values,
+        }
+    )
+
+    def loss_fn(params: Any, batch: Any, rngs: Any, is_training: bool) -> Any:
+        hidden, head, _ = module.apply_before_head(config, params, batch["input_ids"])
+
+        def score(head: Any, hidden: Any) -> Any:
+            return module.score(config, head, hidden)
+
+        return chunked_cross_entropy(score, head, hidden, batch["labels"])
+
+    devices = compile_targets.find_chips(options.target, NUM_DEVICES)
+    deployer = Deployer(devices=devices, **(MESHES | LONG_TEXTS)[mesh])
+    params = module.abstract_params(config)
+    row = jax.ShapeDtypeStruct((1, options.length), jnp.int32)
+    batch = {"input_ids": row, "labels": row}
+    rules = deployer.get_sharding_rules(params, loss_fn, batch, None, False)
+    optimizer = optax.adamw(1e-4)
+    found = TrainingPlan(
+        deployer, loss_fn=loss_fn, params=params, optimizer=optimizer, sharding_rules=rules,
+        global_batch_size=options.rows, max_grad_norm=1.0, batch=batch,
+    )  # fmt: skip
+    return found, config.core
+
+
+def bytes_per_device(state: Any) -> int:
+    import jax
+
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        for x in jax.tree.leaves(state)
+    )
+
+
+def kept_bytes(config: Any, mesh: str, options: argparse.Namespace) -> float:
+    """Return what a device keeps of one layer, in the products' dtype."""
+    shards = (MESHES | LONG_TEXTS)[mesh].get("num_model_shards", 1)
+    heads = config.attention.num_heads + 2 * config.attention.num_kv_heads
+    widths = {
+        "layer_input": config.width,
+        "qkv": heads * config.attention.head_dim / shards,
+        "attention_out": config.width,
+        "mlp_in": 2 * config.mlp.mlp_dim / shards,
+    }
+    shares = {"keep": 1, "split": 1 / shards}
+    choices = config.choices_on(shards)
+    kept = sum(width * shares.get(choices.get(name), 0) for name, width in widths.items())
+    return kept * 2 * options.rows * options.length * shards / NUM_DEVICES
+
+
+def measure(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    few, more = (plan(options, mesh, count)[0].memory() for count in (FEW, MORE))
+    whole, config = plan(options, mesh, LAYERS)
+    of_layer = (more.temporaries - few.temporaries) / (MORE - FEW)
+    temporaries = few.temporaries + (LAYERS - FEW) * of_layer
+    arguments = few.arguments + (LAYERS - FEW) * (more.arguments - few.arguments) / (MORE - FEW)
+    # What is returned beside the state, which reuses the arguments' memory, are a few numbers.
+    peak = arguments + few.outputs - few.aliased + temporaries
+    kept = LAYERS * kept_bytes(config, mesh, options)
+    small = plan(options, mesh, FEW, vocab_size=SMALL_VOCABULARY)[0].memory()
+    layer = small.temporaries - FEW * of_layer
+    state = bytes_per_device(whole.state)
+    gradients = whole.bytes_per_device - state
+    found = {
+        "target": options.target,
+        "model": options.model,
+        "mesh": mesh,
+        "rows": options.rows,
+        "length": options.length,
+        "remat": options.remat,
+        "device_gib": compile_targets.MEMORY_GIB[options.target],
+        "peak_gib": rounded(peak),
+        "state_gib": rounded(state),
+        "kept_gib": rounded(kept),
+        "layer_gib": rounded(layer),
+        "rest_gib": rounded(peak - state - kept - layer),
+        "gradients_gib": rounded(gradients),
+        "host_gib": rounded(more.host_temporaries - few.host_temporaries),
+        "fits": peak <= compile_targets.MEMORY_GIB[options.target] * GIB,
+    }
+    if options.depth:
+        found["peak_of_all_layers_gib"] = rounded(whole.memory().total)
+    return {**found, "seconds": round(time.perf_counter() - started)}
+
+
+def measure_whole(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    found = plan(options, mesh, LAYERS)[0]
+    memory = found.memory()
+    return {
+        **vars(options),
+        "mesh": mesh,
+        "device_gib": compile_targets.MEMORY_GIB[options.target],
+        "peak_gib": rounded(memory.total),
+        "state_gib": rounded(bytes_per_device(found.state)),
+        "temporaries_gib": rounded(memory.temporaries),
+        "host_gib": rounded(memory.host_temporaries),
+        "fits": memory.total <= compile_targets.MEMORY_GIB[options.target] * GIB,
+        "seconds": round(time.perf_counter() - started),
+    }
+
+
+def rounded(num_bytes: float) -> float:
+    return round(num_bytes / GIB, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", choices=sorted(compile_targets.MEMORY_GIB), default="v5p")
+    parser.add_argument("--model", choices=sorted(MODELS), default="llama-3-8b")
+    parser.add_argument("--mesh", choices=sorted(MESHES | LONG_TEXTS), help="one only")
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--remat", choices=("full", "minimal"), default="full")
+    parser.add_argument("--depth", action="store_true", help="compile all layers, too")
+    parser.add_argument("--offload", nargs="*", default=[], metavar="NAME", help="of `activations`")
+    parser.add_argument("--offload-share", type=float, default=1.0)
+    parser.add_argument("--mlp-chunks", type=int, default=1)
+    parser.add_argument("--whole", action="store_true", help="compile all layers and nothing else")
+    options = parser.parse_args()
+    compile_targets.set_environment(compile_targets.kind_of(options.target), NUM_DEVICES)
+    records = []
+    for mesh in [options.mesh] if options.mesh else MESHES:
+        records.append((measure_whole if options.whole else measure)(options, mesh))
+        print(json.dumps(records[-1]), flush=True)
+    print(json.dumps({"step_memory": records}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What every executor's section of a profile has; an executor's own `config` adds to it.
+
+Read on login nodes to check a profile and what it is asked for, so it imports neither submitit nor
+what talks to a cluster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import AfterValidator
+
+from redco_flow.spec.model import PositiveInt, StrictModel, Text
+
+if TYPE_CHECKING:
+    from redco_flow.launch.call import JobResources
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line without control characters")
+    return text
+
+
+Line = Annotated[Text, AfterValidator(_one_line)]
+
+
+class ExecutorConfig(StrictModel):
+    """One executor's section of a profile.
+
+    Args:
+        processes_per_host: for stages that run on several processes; one for each GPU, or one.
+        walltime_minutes: of stages that ask for none; None is unlimited.
+    """
+
+    runs_arrays: ClassVar[bool] = False
+    """Whether a stage that is cut into shards becomes a job array; else one job does all shards."""
+
+    processes_per_host: PositiveInt = 1
+    walltime_minutes: PositiveInt | None = None
+
+    def check(self) -> None:
+        """Raise where a profile with this executor lacks something in the section.
+
+        Raises:
+            ValueError: says what it lacks.
+        """
+
+    def check_installed(self) -> None:
+        """Raise where a library or program that jobs are submitted with is not on this machine.
+
+        Raises:
+            UsageError: says which, and how it is installed.
+        """
+
+    def check_fits(self, resources: JobResources) -> None:
+        """Raise where no job can ever get these resources.
+
+        Raises:
+            DoesNotFit: says why, and what to change.
+        """
+
+    @property
+    def seconds_of_warning(self) -> int:
+        """How long before the end of its time a job is told that it will be over."""
+        return 0

@@ -1,0 +1,71 @@
+"""The `slurm:` section of a profile.
+
+What a stage asks for (hosts, memory, time) is the pipeline's. `setup` and `options` are the
+operator's own shell and Slurm text and are taken as they are, but one line each: a line break in
+them would be a second command.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from redco_flow.launch.config import ExecutorConfig, Line
+from redco_flow.spec.model import PositiveInt
+
+
+def _option(text: str) -> str:
+    if not text.startswith("--"):
+        raise ValueError("must be a long option of sbatch, such as --exclusive")
+    return text
+
+
+SlurmName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,+:/-]*$")]
+"""A name that the cluster's administrator chose: a partition, an account, a QOS."""
+
+
+class Config(ExecutorConfig):
+    """One Slurm cluster.
+
+    Args:
+        partition, account, qos, reservation: None leaves the cluster's default.
+        constraint: features of the nodes, as "a100&nvlink".
+        gpu_type: as in gres.conf; None takes any.
+        modules: environment modules, loaded in this order.
+        setup: shell lines that run on the job's first host before everything else.
+        python: the interpreter on the nodes; None means this one's path.
+        container: a command that the ranks' command is appended to: [apptainer, exec, --nv, IMAGE].
+        options: further options of sbatch, as --exclusive.
+        srun_options: further options of srun, as --cpu-bind=cores.
+        processes_per_host: for stages that run on several processes; one for each GPU, or one.
+        max_array_tasks: of a stage cut into shards, so many run at once; None: all that find room.
+        walltime_minutes: of stages that ask for none; None leaves the partition's default.
+        warning_seconds: this long before the end of its time a job saves and stops by itself.
+        rendezvous_seconds: how long the ranks of a job wait for each other at its start.
+        gpu_option: how GPUs are asked for.
+    """
+
+    runs_arrays: ClassVar[bool] = True
+
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+    reservation: SlurmName | None = None
+    constraint: Line | None = None
+    gpu_type: SlurmName | None = None
+    modules: list[SlurmName] = Field(default_factory=list)
+    setup: list[Line] = Field(default_factory=list)
+    python: Line | None = None
+    container: list[Line] = Field(default_factory=list)
+    options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
+    srun_options: list[Annotated[Line, AfterValidator(_option)]] = Field(default_factory=list)
+    max_array_tasks: PositiveInt | None = None
+    warning_seconds: PositiveInt = 120
+    rendezvous_seconds: PositiveInt = 300
+    gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
+
+    @property
+    def seconds_of_warning(self) -> int:
+        """How long before the end of its time Slurm tells a job that it will be over."""
+        return self.warning_seconds

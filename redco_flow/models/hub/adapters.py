@@ -1,0 +1,188 @@
+"""Low-rank factors as a PEFT adapter: A and B for each of transformers' linear modules.
+
+Dims in this file: R rank, I a module's inputs, O its outputs.
+Source: PEFT's checkpoint format, `adapter_config.json` and `adapter_model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from redco_flow.models.hub.layouts import Shape, TensorLayout
+
+CONFIG_FILE = "adapter_config.json"
+TENSORS_FILE = "adapter_model.safetensors"
+_RANK = "rank"
+_WEIGHT = ".weight"
+_TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+}
+
+
+@dataclass(frozen=True)
+class FactoredKernel:
+    """A kernel of ours with low-rank factors, A (*stack, *inputs, R) and B (*stack, R, *outputs).
+
+    Args:
+        path: the parameter's.
+        layout: which tensors the kernel is made of.
+        shape: the kernel's.
+        stack, inputs, outputs: positions of its dims.
+    """
+
+    path: str
+    layout: TensorLayout
+    shape: Shape
+    stack: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def problem(self) -> str | None:
+        """Why PEFT has no adapter for it, or None where it has."""
+        if "expert" in self.layout.dims:
+            return f"{self.path}: experts and their router are no linear modules of transformers"
+        groups = [set(group) for group in self._groups]
+        inputs, outputs = set(self._names(self.inputs)), set(self._names(self.outputs))
+        sides = ((inputs, outputs), (outputs, inputs))
+        is_matrix = len(groups) == 2 and self.layout.name.endswith(_WEIGHT)
+        if is_matrix and any(groups[0] <= one and groups[1] <= other for one, other in sides):
+            return None
+        return f"{self.path}: it is no matrix from its inputs to its outputs"
+
+    @cached_property
+    def modules(self) -> list[str]:
+        """Names of transformers' modules."""
+        return [_module(name) for _, name in self.layout.tensor_names(self.shape)]
+
+    @property
+    def is_input_major(self) -> bool:
+        """Whether the modules keep (I, O) and not (O, I): Conv1D of GPT-2."""
+        return set(self._groups[0]) <= set(self._names(self.inputs))
+
+    def split(self, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Yield (module, A (R, I), B (O, R)); modules that are one kernel here have one A."""
+        inputs, outputs = self._groups
+        if not self.is_input_major:
+            inputs, outputs = outputs, inputs
+        a_dims = [*self._names(self.stack), *self._names(self.inputs), _RANK]
+        b_dims = [*self._names(self.stack), _RANK, *self._names(self.outputs)]
+        for index, name in self.layout.tensor_names(self.shape):
+            at = dict(zip(self.layout.stacked, index, strict=True))
+            at |= dict.fromkeys(self._alone, 0)
+            first = _matrix(a, a_dims, at, [_RANK], inputs)
+            yield _module(name), first, _matrix(b, b_dims, at, outputs, [_RANK])
+
+    @property
+    def _groups(self) -> list[list[str]]:
+        """Names of the dims behind each dim of a module's matrix."""
+        return [
+            [dim for dim in group if dim not in self._alone] for group in self.layout.tensor_dims
+        ]
+
+    @property
+    def _alone(self) -> set[str]:
+        """Dims of one element that a trace takes for a stack, as the gates of an MLP with one."""
+        sizes = dict(zip(self.layout.dims, self.shape, strict=True))
+        stack = set(self._names(self.stack)) - set(self.layout.stacked)
+        return {dim for dim in stack if sizes[dim] == 1}
+
+    def _names(self, positions: Iterable[int]) -> list[str]:
+        return [self.layout.dims[position] for position in positions]
+
+
+def adapter_tensors(
+    kernels: Sequence[tuple[FactoredKernel, np.ndarray, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Return what `adapter_model.safetensors` holds, of kernels with their A and B; float32."""
+    return {
+        f"base_model.model.{module}.lora_{letter}.weight": np.ascontiguousarray(values, np.float32)
+        for kernel, a, b in kernels
+        for module, *factors in kernel.split(a, b)
+        for letter, values in zip("AB", factors, strict=True)
+    }
+
+
+def adapter_config(
+    kernels: Sequence[FactoredKernel],
+    others: Iterable[str],
+    *,
+    rank: int,
+    alpha: float,
+    architectures: Sequence[str],
+    base: str | None,
+    revision: str | None,
+) -> dict[str, Any]:
+    """Return `adapter_config.json`.
+
+    Args:
+        others: names of the model's tensors, those of `kernels` too.
+        architectures: what transformers calls the model.
+        base: the hub's name of the model that the adapter belongs to; None: it has none.
+    """
+    modules = {module for kernel in kernels for module in kernel.modules}
+    return {
+        "peft_type": "LORA",
+        "auto_mapping": None,
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "task_type": _task(architectures),
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": False,
+        "use_dora": False,
+        "bias": "none",
+        "fan_in_fan_out": any(kernel.is_input_major for kernel in kernels),
+        "init_lora_weights": True,
+        "target_modules": _shortest_names(modules, {_module(name) for name in others} - modules),
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+
+
+def _shortest_names(modules: set[str], others: set[str]) -> list[str]:
+    """Return ends of names, as short as can be, that are those of `modules` and of no other."""
+    taken = {end for name in others for end in _ends(name)}
+    return sorted({next(end for end in _ends(name) if end not in taken) for name in modules})
+
+
+def _ends(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[start:]) for start in reversed(range(len(parts))))
+
+
+def _task(architectures: Sequence[str]) -> str | None:
+    found = (task for end, task in _TASKS.items() for one in architectures if one.endswith(end))
+    return next(found, None)
+
+
+def _module(tensor: str) -> str:
+    return tensor.removesuffix(_WEIGHT)
+
+
+def _matrix(
+    factor: np.ndarray,
+    dims: list[str],
+    at: Mapping[str, int],
+    rows: list[str],
+    columns: list[str],
+) -> np.ndarray:
+    """Return one module's part of a factor, as a matrix of these dims."""
+    part = factor[tuple(at.get(dim, slice(None)) for dim in dims)]
+    left = [dim for dim in dims if dim not in at]
+    ordered = part.transpose([left.index(dim) for dim in (*rows, *columns)])
+    sizes = dict(zip(left, part.shape, strict=True))
+    return ordered.reshape(math.prod(sizes[dim] for dim in rows), -1)

@@ -1,0 +1,131 @@
+"""Rows of any values as bytes, and back: numbers, texts, lists, mappings, arrays and images.
+
+msgpack, in which arrays keep their dtype and shape, and images the bytes of their file. Dates and
+decimal numbers become text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+_ARRAY, _IMAGE = 1, 2
+_PLAIN = (str, bytes, bool, int, float, type(None))
+_AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
+# How `datasets` gives an image that it has not decoded, and how Parquet files of it have one.
+_IMAGE_KEYS = frozenset({"bytes", "path"})
+
+
+class BadValue(ValueError):
+    """A value that no row can have.
+
+    Args:
+        reason: a few words, the same for all rows with this fault.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def pack_row(fields: Mapping[str, Any]) -> bytes:
+    """Return a row's values as bytes; equal rows give equal bytes.
+
+    Raises:
+        BadValue: a value of another type, or an image that cannot be read.
+    """
+    try:
+        return msgspec.msgpack.encode({key: _packed(value, key) for key, value in fields.items()})
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise BadValue("a value cannot be stored", str(error)) from error
+
+
+def unpack_row(data: bytes) -> dict[str, Any]:
+    """Return a row that was packed: arrays are NumPy's, images Pillow's, opened but not decoded."""
+    row: dict[str, Any] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
+    return row
+
+
+def as_json_value(value: Any) -> Any:
+    """Return a value that JSON has, arrays as lists; None where it has none, as of an image."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list):
+        return [as_json_value(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): as_json_value(one) for key, one in value.items()}
+    return value if isinstance(value, str | bool | int | float) else None
+
+
+def _packed(value: Any, key: str) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Mapping):
+        if value.keys() == _IMAGE_KEYS:
+            return msgspec.msgpack.Ext(_IMAGE, _image_bytes(value, key))
+        return {str(name): _packed(one, key) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_packed(one, key) for one in value]
+    if isinstance(value, np.generic):
+        return _packed(value.item(), key)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if type(value).__module__.startswith("PIL."):
+        return msgspec.msgpack.Ext(_IMAGE, _file_of(value))
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise BadValue(f"field '{key}' cannot be stored", f"it is a {kind}")
+
+
+def _unpacked(code: int, data: memoryview) -> Any:
+    if code == _ARRAY:
+        dtype, shape, content = msgspec.msgpack.decode(data)
+        return np.frombuffer(content, dtype).reshape(shape)
+    return _opened(bytes(data))
+
+
+def _image_bytes(value: Mapping[str, Any], key: str) -> bytes:
+    """Return the bytes of an image's file, after a look whether it is one."""
+    try:
+        content = value["bytes"]
+        content = Path(value["path"]).read_bytes() if content is None else bytes(content)
+        _opened(content).load()
+    except MissingPillow:
+        raise
+    except Exception as error:
+        # Pillow's readers raise what they like at a damaged file.
+        message = str(error).partition(" <_io")[0]
+        raise BadValue(
+            f"field '{key}' is no image that can be read", f"{value['path']}: {message}"
+        ) from error
+    return content
+
+
+def _file_of(image: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+class MissingPillow(ValueError):
+    """Images are to be read, and nothing can."""
+
+
+def _opened(content: bytes) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingPillow(
+            "images are read by Pillow, which is not installed: pip install 'redco-flow[vision]'."
+        ) from error
+    return Image.open(io.BytesIO(content))

@@ -1,0 +1,202 @@
+"""Keep rows as they are, for recipes that encode nothing: split, held out, checked, digested.
+
+A row is checked by what training does with it: the recipe's `collate_fn` makes a batch of it alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.recipe import Collate, RowColumns, find_recipe
+from redco_flow.records import write_json
+from redco_flow.spec.names import failure
+from redco_flow.spec.recipe_settings import values_of
+from redco_flow.stages.artifacts.dataset import (
+    SUMMARY_FILE,
+    ArrowSplit,
+    DatasetSummary,
+    RowSplit,
+)
+from redco_flow.stages.context import Output, Shard, StageContext, StageOutputs
+from redco_flow.stages.data.row_values import (
+    BadValue,
+    MissingPillow,
+    as_json_value,
+    pack_row,
+    unpack_row,
+)
+from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field
+from redco_flow.stages.data.source import SPLITS, Source
+from redco_flow.stages.preprocess.batches import RawPairs
+from redco_flow.stages.preprocess.blocks import DATASET, Block, BlockStore, BlockWriters
+from redco_flow.stages.preprocess.config import Config
+from redco_flow.stages.preprocess.joined import (
+    MAX_COUNTED_TARGETS,
+    commonest,
+    damaged,
+    files_of,
+    summed,
+)
+from redco_flow.stages.preprocess.pairs import SplitOf
+
+
+class PackedRow(NamedTuple):
+    """One usable row.
+
+    Args:
+        block, split: where it belongs.
+        row_id: "file name:line", the same wherever the file lies.
+        row: the columns of its recipe, packed.
+    """
+
+    block: int
+    split: str
+    row_id: str
+    row: bytes
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """How a row of the data becomes one that is kept.
+
+    Args:
+        names: the columns that are kept; None: all.
+        renamed: the data's name of a column by the recipe's.
+        collate_fn: the recipe's.
+    """
+
+    names: Sequence[str] | None
+    renamed: Mapping[str, str]
+    collate_fn: Collate
+
+    def __call__(
+        self, row: FileRow, source: Source, split_of: SplitOf | None, block: int
+    ) -> PackedRow | BadRow:
+        """Check a row and pack it."""
+        location = f"{source.location}:{row.line}"
+        try:
+            packed = pack_row(self._columns(row.fields))
+        except BadValue as error:
+            return BadRow(location, error.reason, error.detail)
+        try:
+            self.collate_fn([unpack_row(packed)])
+        except MissingPillow:
+            raise
+        except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
+            reason = f"collate_fn raised {type(error).__name__}"
+            return BadRow(location, reason, failure(error).removeprefix(": ").strip())
+        split = split_of(packed) if split_of else source.split
+        return PackedRow(block, split, f"{source.name}:{row.line}", packed)
+
+    def _columns(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if self.names is None:
+            own = {theirs: name for name, theirs in self.renamed.items()}
+            return {own.get(key, key): value for key, value in fields.items()}
+        found = {}
+        for name in self.names:
+            key = self.renamed.get(name, name)
+            if problem := problem_of_field(fields, key):
+                raise BadValue(*problem)
+            found[name] = fields[key]
+        return found
+
+
+def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[], StageOutputs]:
+    """Keep a shard's blocks; return what joins all shards' into the dataset.
+
+    Raises:
+        BadRows, NoRows, DataChanged: the data cannot be used.
+    """
+    store = BlockStore(context.work_dir)
+    columns = RowColumns.of(find_recipe(config.recipe))
+    recipe = build_recipe(config.recipe, {"settings": values_of(config.settings)}, None)
+    read_row = RowReader(columns.names, config.data.columns, recipe.collate_fn)
+    source = RawPairs(context, config, read_row)
+    written = _write_blocks(
+        source, store, lambda block: shard.has(block) and not store.is_there(block)
+    )
+
+    def join() -> StageOutputs:
+        num_blocks = source.counts.num_blocks
+        again = damaged(context, store, set(range(num_blocks)) - written)
+        if again:
+            _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
+        summary = _summary(config, store, columns, num_blocks, source.bad_rows.counts)
+        return _dataset(store, summary, num_blocks)
+
+    return join
+
+
+def _write_blocks(
+    source: RawPairs, store: BlockStore, is_wanted: Callable[[int], bool]
+) -> set[int]:
+    """Read all rows, and write the blocks that are wanted; return which."""
+    with BlockWriters(store) as writers:
+        # It is asked at every row: each block is looked up once.
+        for block_split, batch in source.batches("reading", cache(is_wanted)):
+            writers.write_rows(block_split, batch)
+    written = set(writers.committed)
+    for number in range(source.counts.num_blocks):
+        if number not in written and is_wanted(number):  # it has no usable row
+            store.commit(number, Block((), {}))
+            written.add(number)
+    return written
+
+
+def _summary(
+    config: Config,
+    store: BlockStore,
+    columns: RowColumns,
+    num_blocks: int,
+    skipped_rows: Mapping[str, int],
+) -> DatasetSummary:
+    blocks = [store.read(number) for number in range(num_blocks)]
+    files = files_of(blocks, DATASET)
+    paths = [store.path_of(file) for file in files["train"]]
+    return DatasetSummary(
+        recipe=config.recipe,
+        source_prefix="",
+        source_suffix="",
+        max_source_length=0,
+        max_target_length=0,
+        splits=summed(blocks).by_split(),
+        files={split: [file.name for file in files[split]] for split in SPLITS if split in files},
+        skipped_rows=dict(sorted(skipped_rows.items())),
+        tokenizer={},
+        most_frequent_target=_most_frequent_target(RowSplit(ArrowSplit(paths)), columns.target),
+        target=columns.target or "",
+    )
+
+
+def _most_frequent_target(rows: RowSplit, target: str | None) -> dict[str, object]:
+    """Count the classes of the first training rows; numbers that are measured have none."""
+    if target is None:
+        return {}
+    num_counted = min(len(rows), MAX_COUNTED_TARGETS)
+    values = list(_values(rows, num_counted, target))
+    if not all(isinstance(value, str | int) for value in values):
+        return {}
+    return commonest(Counter(values), num_counted)
+
+
+def _values(rows: RowSplit, count: int, column: str) -> Iterator[Any]:
+    for index in range(count):
+        yield as_json_value(rows[index].get(column))
+
+
+def _dataset(store: BlockStore, summary: DatasetSummary, num_blocks: int) -> StageOutputs:
+    blocks = [store.read(number) for number in range(num_blocks)]
+    digests = {file.name: file.blake3 for of in files_of(blocks, DATASET).values() for file in of}
+    store.keep_only(digests)
+    write_json(store.dataset / SUMMARY_FILE, summary.to_json())
+    metadata = {
+        "splits": summary.splits,
+        "skipped_rows": summary.skipped_rows,
+        "recipe": summary.recipe,
+    }
+    return StageOutputs({"dataset": Output("dataset", store.dataset, metadata, digests)})

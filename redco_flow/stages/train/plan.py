@@ -1,0 +1,199 @@
+"""Plan a train stage's training from its settings and its recipe, and start its trainer.
+
+What is trained may be the model's own parameters or low-rank factors beside them; the rest of
+the stage sees the model's parameters either way (`TrainingPlan.model_params`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_flow.engine.data.batches import CollateFn
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.sharding.rules import join, key_names
+from redco_flow.engine.sharding.two_rules import weight_decay_mask
+from redco_flow.engine.step.lora import BASE, FACTORS, Lora, plan_lora
+from redco_flow.engine.step.loss import LossFn
+from redco_flow.engine.step.optimizers import Schedule, make_optimizer, make_schedule
+from redco_flow.engine.step.trainable import Trainable
+from redco_flow.engine.trainer import Trainer
+from redco_flow.engine.training_plan import TrainingPlan
+from redco_flow.recipes.recipe import Recipe, matmul_precision
+from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.remat import plan_for_memory
+
+
+def plan_training(
+    config: Config,
+    recipe: Recipe,
+    batch: Mapping[str, Any],
+    total_steps: int,
+    *,
+    widest_batch: Mapping[str, Any] | None = None,
+    devices: Sequence[jax.Device] | None = None,
+    device_memory_gib: float | None = None,
+) -> TrainingPlan:
+    """Decide all that a stage's settings say of a training, without any array.
+
+    Args:
+        batch: one that the recipe collated, of any number of examples; arrays or shapes.
+        total_steps: optimizer steps of the whole training.
+        widest_batch: one of what is trained on, for the step to be lowered for; `batch` by
+            default.
+        devices: to train on; this machine's by default. They need not be there, see
+            `jax.experimental.topologies`.
+        device_memory_gib: of one device, where it does not tell and `fsdp`, the model's `remat` or
+            `num_mlp_chunks` is "auto".
+
+    Raises:
+        EngineError, ValueError: settings that the model or the devices cannot follow.
+    """
+    deployer = Deployer(
+        config.num_model_shards,
+        num_context_shards=config.num_context_shards,
+        num_fsdp_shards=config.fsdp,
+        fsdp_over_context=config.fsdp_over_context,
+        seed=config.seed,
+        devices=devices,
+        device_memory_gib=device_memory_gib,
+        matmul_precision=matmul_precision(recipe.model),
+    )
+    # What evaluation computes says all that a layout depends on.
+    traced = (_stored_shapes(config, recipe), recipe.loss_fn, batch, None, False)
+    schedule = _schedule(config, total_steps)
+    lora = _plan_lora(config, traced)
+    trainable = _all_but(config.freeze)
+
+    def optimizer(decay_mask: Any) -> Any:
+        return make_optimizer(
+            config.optimizer,
+            schedule,
+            weight_decay=config.weight_decay,
+            decay_mask=decay_mask,
+            mu_dtype=None if config.mu_dtype == "float32" else config.mu_dtype,
+        )
+
+    rules = deployer.get_sharding_rules(
+        *traced,
+        overrides=config.sharding_overrides.items(),
+        optimizer=optimizer(None),
+        trainable=trainable if lora is None else lora.trainable,
+        lora=lora,
+        param_dtype=config.param_dtype,
+    )
+    deployer.log_rules(rules)
+    decayed = optimizer(_decay_mask(traced, lora))
+
+    def plan_with(recipe: Recipe) -> TrainingPlan:
+        return TrainingPlan(
+            deployer,
+            loss_fn=_loss_fn(config, recipe),
+            params=traced[0],
+            optimizer=decayed,
+            sharding_rules=rules,
+            lora=lora,
+            global_batch_size=config.global_batch_size,
+            per_device_batch_size=config.per_device_batch_size,
+            lr_schedule=schedule,
+            max_grad_norm=config.max_grad_norm,
+            on_nonfinite=config.on_nonfinite,
+            trainable=trainable,
+            param_dtype=config.param_dtype,
+            batch=batch if widest_batch is None else widest_batch,
+            remat=recipe.model.get("config", {}).get("remat"),
+        )
+
+    memory_bytes = deployer.device_memory_bytes
+    return plan_for_memory(plan_with, recipe, config.num_mlp_chunks, memory_bytes)
+
+
+def start_trainer(
+    plan: TrainingPlan, config: Config, recipe: Recipe, collate_fn: CollateFn
+) -> Trainer:
+    """Load or draw the model's parameters as they were planned, and make the trainer.
+
+    Args:
+        collate_fn: of what is trained on.
+    """
+    shapes = _stored_shapes(config, recipe)
+    shardings = plan.deployer.params_sharding(shapes, plan.model_rules)
+
+    def store(params: Any) -> Any:
+        return jax.tree.map(lambda x, shape: x.astype(shape.dtype), params, shapes)
+
+    if recipe.load_params is not None:
+        params = store(recipe.load_params(shardings))
+    else:
+        initialise = jax.jit(lambda key: store(recipe.init_params(key)), out_shardings=shardings)
+        params = initialise(jax.random.key(config.seed))
+    return Trainer.from_plan(
+        plan, collate_fn=collate_fn, params=params, max_skipped=config.max_skipped
+    )
+
+
+def _stored_shapes(config: Config, recipe: Recipe) -> Any:
+    """Return the model's shapes, in the dtypes that the settings say."""
+
+    def stored(key_path: tuple[Any, ...], leaf: Any) -> Any:
+        path, freeze = join(key_names(key_path)), config.freeze
+        is_frozen = config.lora is not None or (freeze is not None and re.search(freeze, path))
+        dtype = config.frozen_dtype if is_frozen else config.param_dtype
+        if dtype == "float32" or not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype))
+
+    shapes = recipe.abstract_params()
+    return jax.tree_util.tree_map_with_path(stored, shapes)
+
+
+def _loss_fn(config: Config, recipe: Recipe) -> LossFn:
+    z_loss = {"z_loss": config.z_loss} if config.z_loss else {}
+    if recipe.loss_in_chunks is not None:
+        loss_fn: LossFn = recipe.loss_in_chunks(config.num_loss_chunks, **z_loss)
+        return loss_fn
+    if config.num_loss_chunks == "auto" and not z_loss:
+        return recipe.loss_fn
+    name = "z_loss" if z_loss else "num_loss_chunks"
+    raise ValueError(
+        f"{name} is {getattr(config, name)}, and recipe '{config.recipe}' has no loss with it: "
+        "leave the setting out, or give the recipe a loss_in_chunks."
+    )
+
+
+def _schedule(config: Config, total_steps: int) -> Schedule:
+    asked = config.schedule
+    warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
+    return make_schedule(
+        asked.type, config.learning_rate, total_steps, min(warmup_steps, total_steps)
+    )
+
+
+def _plan_lora(config: Config, traced: Sequence[Any]) -> Lora | None:
+    """Find the kernels to adapt in (shapes, loss function, *inputs), where that is asked for."""
+    if config.lora is None:
+        return None
+    params, function, *inputs = traced
+    asked = config.lora
+    return plan_lora(
+        params, function, *inputs, rank=asked.rank, alpha=asked.alpha, targets=asked.targets
+    )
+
+
+def _all_but(frozen: str | None) -> Trainable | None:
+    if frozen is None:
+        return None
+    return lambda path, _leaf: re.search(frozen, path) is None
+
+
+def _decay_mask(traced: Sequence[Any], lora: Lora | None) -> Any:
+    """Return what weight decay applies to: kernels and tables, and all factors."""
+    params, function, *inputs = traced
+    mask = weight_decay_mask(params, function, *inputs)
+    if lora is None:
+        return mask
+    return {BASE: mask, FACTORS: jax.tree.map(lambda _: True, lora.shapes(params)[FACTORS])}

@@ -1,0 +1,115 @@
+"""Programs for GPUs and TPUs compute while they communicate; the user's own flags win."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.experimental import topologies
+
+from redco_flow import Deployer, TrainingPlan
+from redco_flow.engine import compiler_options as options
+from redco_flow.engine.compiler_options import compiler_options
+
+WIDTH = 1024
+
+
+@pytest.fixture
+def tpus(monkeypatch):
+    """Give the chips of a slice that is not there."""
+    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    return lambda name: topologies.get_topology_desc(name, platform="tpu").devices
+
+
+def on_one(device):
+    shape = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    deployer = Deployer(devices=[device])
+    return deployer.jit(jnp.sin, in_shardings=deployer.named_sharding()).lower(shape)
+
+
+def plan_of(devices):
+    """Two kernels of each layer, split over all devices."""
+    kernels = jax.ShapeDtypeStruct((4, WIDTH, WIDTH), jnp.bfloat16)
+    params = {"wi": kernels, "wo": kernels}
+    batch = {"x": jax.ShapeDtypeStruct((8, 512, WIDTH), jnp.bfloat16)}
+
+    def loss_fn(params, batch, rngs, is_training):
+        def layer(x, kernels):
+            inner = jax.nn.relu(x @ kernels["wi"].astype(x.dtype))
+            return x + inner @ kernels["wo"].astype(x.dtype), None
+
+        x, _ = jax.lax.scan(layer, batch["x"], params)
+        return jnp.mean(jnp.square(x.astype(jnp.float32)), (1, 2)), jnp.ones(len(x))
+
+    deployer = Deployer(num_fsdp_shards=len(devices), devices=devices)
+    return TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-3),
+        sharding_rules=deployer.get_sharding_rules(params, loss_fn, batch, None, False),
+        global_batch_size=8,
+        batch=batch,
+    )
+
+
+def num_asynchronous(program):
+    return len(re.findall(r"^ +(?:ROOT )?%async-collective-start", program, re.MULTILINE))
+
+
+def test_cpus_have_no_options():
+    assert compiler_options(Deployer().mesh, {}) == {}
+
+
+def test_the_gpu_options_are_known_to_this_xla():
+    """One compiler reads the options of all platforms but TPUs."""
+    lowered = jax.jit(jnp.sin).lower(1.0)
+
+    assert lowered.compile(options.GPU_OPTIONS)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_enable_nothing"):
+        lowered.compile({"xla_gpu_enable_nothing": True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_the_compiler_of_each_tpu_accepts_its_options(tpus, topology):
+    device = tpus(topology)[0]
+    given = compiler_options(Deployer(devices=[device]).mesh, {})
+
+    assert on_one(device).compile()
+    assert ("xla_tpu_scoped_vmem_limit_kib" in given) == topology.startswith("v6e")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        on_one(device).compile({"xla_tpu_enable_nothing": True})
+
+
+@pytest.mark.slow
+def test_an_option_that_the_environment_names_is_left_to_it(tpus):
+    mesh = Deployer(devices=tpus("v5e:2x2")).mesh
+    environ = {
+        "XLA_FLAGS": "--xla_dump_to=/tmp --xla_enable_async_all_gather=false",
+        "LIBTPU_INIT_ARGS": "--noxla_tpu_overlap_compute_collective_tc",
+    }
+
+    found = compiler_options(mesh, environ)
+
+    left = {"xla_enable_async_all_gather", "xla_tpu_overlap_compute_collective_tc"}
+    assert set(found) == set(compiler_options(mesh, {})) - left
+
+
+@pytest.mark.slow
+def test_training_and_evaluation_gather_while_they_compute_on_tpus(tpus, monkeypatch):
+    devices = tpus("v5p:2x2x1")
+    plan = plan_of(devices)
+    micro_batches = plan.micro_batches()
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
+
+    trained = plan.compile().as_text()
+    evaluated = plan.eval_step.lower(plan.state["params"], seed, micro_batches).compile().as_text()
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", " ".join(f"--{name}" for name in options.TPU_OPTIONS))
+    left_alone = plan_of(devices).compile().as_text()
+
+    assert num_asynchronous(trained) > num_asynchronous(left_alone)
+    assert num_asynchronous(evaluated) > 0

@@ -1,0 +1,205 @@
+"""A training is planned from shapes alone, and the Trainer executes what was planned."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental import topologies
+from jax.sharding import PartitionSpec as P
+
+from redco_flow import Deployer, Trainer, TrainingPlan
+from redco_flow.engine.step.lora import plan_lora
+from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.models.families import llama
+
+LENGTH = 8
+CONFIG = llama.Config.from_hugging_face(
+    {
+        "model_type": "llama",
+        "vocab_size": 101,  # which no number of shards divides
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": LENGTH,
+    }
+)
+EXAMPLES = list(np.random.default_rng(0).integers(0, 101, (12, LENGTH)).astype(np.int32))
+BATCH = {"ids": jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)}
+SETTINGS = {"global_batch_size": 8, "per_device_batch_size": 1, "max_grad_norm": 1.0}
+
+
+def loss_fn(params, batch, rngs, is_training):
+    return cross_entropy(llama.apply(CONFIG, params, batch["ids"]), batch["ids"])
+
+
+def collate(examples):
+    return {"ids": np.stack(examples)}
+
+
+TRACED = (llama.abstract_params(CONFIG), loss_fn, BATCH, None, False)
+
+
+def deployer_of(devices=None, **shards):
+    devices = jax.devices()[:4] if devices is None else devices
+    return Deployer(num_model_shards=2, num_fsdp_shards=2, devices=devices, seed=3, **shards)
+
+
+def lora():
+    return plan_lora(*TRACED, rank=2, alpha=4.0, targets="attention")
+
+
+def plan_of(deployer=None, **options):
+    deployer = deployer or deployer_of()
+    return TrainingPlan(
+        deployer,
+        loss_fn=loss_fn,
+        params=TRACED[0],
+        optimizer=optax.adamw(1e-2),
+        sharding_rules=deployer.get_sharding_rules(*TRACED, optimizer=optax.adamw(1e-2)),
+        **{**SETTINGS, "batch": BATCH, **options},
+    )
+
+
+def start_of(plan):
+    params = llama.init_params(CONFIG, jax.random.key(0))
+    return Trainer.from_plan(plan, collate_fn=collate, params=params)
+
+
+def described(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
+
+
+def held_by_one_device(tree):
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+OPTIONS = {
+    "all parameters": {},
+    "factors": {"lora": lora()},
+    "some": {"trainable": "attention", "on_nonfinite": "skip"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_planning_and_lowering_make_no_array(options):
+    before = {id(array) for array in jax.live_arrays()}
+
+    plan = plan_of(**options)
+    plan.lower()
+
+    assert not [array.shape for array in jax.live_arrays() if id(array) not in before]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_trainer_executes_the_plan(options):
+    """Shardings of the state, and the program: lowered from shapes, and for what is run."""
+    plan = plan_of(**options)
+    planned, text = described(plan.state), plan.lower().as_text()
+
+    trainer = start_of(plan)
+    with trainer.read_batches(EXAMPLES, 0, 1) as batches:
+        (batch,) = trainer.device_batches(batches)
+        run = plan.train_step.lower(trainer._state, batch).as_text()
+        assert described(batch) == described(plan.micro_batches())
+        trainer.advance(batch)
+
+    assert described(trainer._state) == planned
+    assert run == text
+    assert trainer.sharding_rules is plan.rules
+
+
+def test_a_plan_of_shapes_trains_to_the_same_bits_as_a_trainer_of_arrays():
+    plan = plan_of()
+    params = llama.init_params(CONFIG, jax.random.key(0))
+    plain = Trainer(
+        deployer_of(),
+        collate_fn=collate,
+        loss_fn=loss_fn,
+        params=params,
+        optimizer=optax.adamw(1e-2),
+        sharding_rules=plan.rules,
+        **SETTINGS,
+    )
+
+    trainer = Trainer.from_plan(plan, collate_fn=collate, params=params)
+    found, expected = (t.fit(EXAMPLES, num_epochs=1).loss for t in (trainer, plain))
+
+    assert found == expected
+    jax.tree.map(np.testing.assert_array_equal, trainer.state, plain.state)
+
+
+def test_a_plan_with_factors_trains_them_alone_and_merges_them_into_the_models_parameters():
+    plan = plan_of(lora=lora())
+    trainer = start_of(plan)
+    start = llama.init_params(CONFIG, jax.random.key(0))
+
+    trainer.fit(EXAMPLES, num_epochs=1)
+
+    trained = trainer.state["params"]
+    jax.tree.map(np.testing.assert_array_equal, trained["base"], start)
+    merged = plan.model_params(trained)
+    expected = plan.lora.merge(jax.device_get(trained))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), merged, expected)
+    changed = jax.tree.map(lambda x, y: bool((x != y).any()), merged, start)
+    assert changed["layers"]["attention"]["kv"]
+    assert not changed["embedding"]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_planned_memory_is_that_of_the_trainers_arrays(options):
+    plan = plan_of(**options)
+    trainer = start_of(plan)
+
+    memory = plan.memory()
+
+    batch = 4 * (SETTINGS["global_batch_size"] // 2) * (LENGTH + 1)  # ids and a mask
+    assert memory.arguments == held_by_one_device(trainer._state) + batch
+    # What the step returns reuses what it is given, but for a few metrics.
+    assert 0 <= memory.outputs - memory.aliased < 1024
+    assert memory.total == memory.arguments + memory.outputs - memory.aliased + memory.temporaries
+    assert plan.bytes_per_device > held_by_one_device(trainer._state)
+
+
+def test_a_plan_says_every_parameters_sharding_and_why():
+    plan = plan_of(lora=lora())
+
+    of_model = {p.path: p for p in plan.model_rules.parameters}
+    assert of_model["layers/mlp/wo"].spec == P(None, "model", "fsdp")
+    assert "row-parallel" in of_model["layers/mlp/wo"].reason
+    assert {p.path for p in plan.rules.parameters} > {f"base/{path}" for path in of_model}
+
+
+def test_a_wider_batch_is_lowered_by_the_same_plan():
+    plan = plan_of(batch=None)
+
+    (ids,) = plan.micro_batches({"ids": np.zeros((3, 5), np.int32)})["batch"].values()
+
+    # Four micro-batches of a row for each of two data shards, whatever was collated.
+    assert ids.shape == (4, 2, 5)
+    with pytest.raises(ValueError, match="made without a batch"):
+        plan.lower()
+    with pytest.raises(ValueError, match=r"leading dims differ: \[1, 2\]"):
+        plan.lower({"ids": np.zeros((1, 5)), "labels": np.zeros((2, 5))})
+
+
+def test_factors_and_a_choice_of_parameters_are_refused_together():
+    with pytest.raises(ValueError, match="lora or trainable, not both"):
+        plan_of(lora=lora(), trainable="attention")
+
+
+@pytest.mark.slow
+def test_a_training_is_planned_and_compiled_for_tpus_that_are_not_there(monkeypatch):
+    pytest.importorskip("libtpu", reason="pip install libtpu==0.0.42.1")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    devices = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices
+    deployer = Deployer(2, num_fsdp_shards="auto", devices=devices, device_memory_gib=16)
+
+    plan = plan_of(deployer)
+
+    assert dict(plan.mesh.shape) == {"data": 2, "fsdp": 1, "context": 1, "model": 2}
+    assert {device.platform for device in plan.mesh.devices.flat} == {"tpu"}
+    assert plan.memory().total > plan.memory().arguments

@@ -1,0 +1,138 @@
+"""Low-rank factors as PEFT keeps them: by transformers' modules, (R, I) and (O, R)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_flow.engine.sharding.rules import join, named_leaves
+from redco_flow.engine.step.lora import plan_lora
+from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapter_tensors
+
+RANK, ALPHA = 2, 6.0
+
+
+def adapted(case, targets):
+    """Factors of which none is zero, the kernels with theirs, and the merged parameters."""
+    ids = np.arange(6)[None] + 3
+    lora = plan_lora(
+        case.params,
+        lambda params, ids: case.module.apply(case.config, params, ids),
+        ids,
+        rank=RANK,
+        alpha=ALPHA,
+        targets=targets,
+    )
+    state = lora.start(case.params, jax.random.key(0))
+    keys = iter(jax.random.split(jax.random.key(1), 99))
+    state["lora"] = jax.tree.map(
+        lambda x: x + jax.random.normal(next(keys), x.shape), state["lora"]
+    )
+    layouts = dict(zip(paths(case.params), layouts_of(case), strict=True))
+    shapes = {join(path): leaf.shape for path, leaf in named_leaves(case.params)}
+    kernels = [
+        FactoredKernel(
+            one.path, layouts[one.path], shapes[one.path], one.stack, one.inputs, one.outputs
+        )
+        for one in lora.targets
+    ]
+    return state["lora"], kernels, lora.merge(state)
+
+
+def paths(params):
+    return [join(path) for path, _ in named_leaves(params)]
+
+
+def layouts_of(case):
+    return jax.tree.structure(case.params).flatten_up_to(case.module.tensor_layouts(case.config))
+
+
+def tensors(case, params):
+    leaves = jax.tree.leaves(params)
+    return {
+        name: tensor
+        for layout, leaf in zip(layouts_of(case), leaves, strict=True)
+        for name, tensor in layout.split(np.asarray(leaf))
+    }
+
+
+def names(case):
+    return list(tensors(case, case.params))
+
+
+def factors_of(factors, kernels):
+    return [
+        (kernel, np.asarray(factors[kernel.path]["a"]), np.asarray(factors[kernel.path]["b"]))
+        for kernel in kernels
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["gpt2", "llama3", "opt-350m"], indirect=True)
+def test_what_each_module_adds_is_what_merging_adds_to_its_tensor(decoder):
+    factors, kernels, merged = adapted(decoder, r"attention/(q|kv|qkv|out)$|mlp/w|project")
+
+    found = adapter_tensors(factors_of(factors, kernels))
+
+    before, after = tensors(decoder, decoder.params), tensors(decoder, merged)
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    modules = {name.removesuffix(".weight") for name in changed}
+    assert {
+        key.removeprefix("base_model.model.").rpartition(".lora_")[0] for key in found
+    } == modules
+    for module in modules:
+        a, b = (found[f"base_model.model.{module}.lora_{letter}.weight"] for letter in "AB")
+        change = ALPHA / RANK * b @ a
+        # Conv1D of GPT-2 keeps (inputs, outputs).
+        change = change.T if "gpt2" in decoder.module.__name__ else change
+        expected = after[f"{module}.weight"] - before[f"{module}.weight"]
+        np.testing.assert_allclose(change, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "targets", "expected"),
+    [
+        ("gpt2", "attention/(qkv|out)$", ["attn.c_proj", "c_attn"]),
+        ("gpt2", "mlp/w", ["c_fc", "mlp.c_proj"]),
+        ("llama3", "attention/(q|kv)$", ["k_proj", "q_proj", "v_proj"]),
+    ],
+    indirect=["decoder"],
+)
+def test_modules_are_named_as_shortly_as_tells_them_from_others(decoder, targets, expected):
+    _, kernels, _ = adapted(decoder, targets)
+
+    config = adapter_config(
+        kernels,
+        names(decoder),
+        rank=RANK,
+        alpha=ALPHA,
+        architectures=decoder.config.architectures(),
+        base="org/base",
+        revision=None,
+    )
+
+    assert config["target_modules"] == expected
+    assert config["fan_in_fan_out"] == ("gpt2" in decoder.module.__name__)
+    assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
+    assert (config["task_type"], config["base_model_name_or_path"]) == ("CAUSAL_LM", "org/base")
+
+
+@pytest.mark.parametrize("decoder", ["mixtral"], indirect=True)
+def test_kernels_of_experts_have_no_adapter(decoder):
+    _, kernels, _ = adapted(decoder, "layers")
+
+    refused = {kernel.path.rpartition("/")[2]: kernel.problem for kernel in kernels}
+
+    assert {name for name, problem in refused.items() if problem} == {"router", "wi", "wo"}
+    assert "no linear modules of transformers" in refused["wi"]
+    assert refused["out"] is None
+
+
+@pytest.mark.parametrize("decoder", ["llama3"], indirect=True)
+def test_factors_are_written_in_float32_whatever_they_were(decoder):
+    factors, kernels, _ = adapted(decoder, "attention/out$")
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), factors)
+
+    found = adapter_tensors(factors_of(narrow, kernels))
+
+    assert {tensor.dtype for tensor in found.values()} == {np.dtype(np.float32)}

@@ -1,0 +1,126 @@
+"""The scripts in examples/: what each learns, and that shards change nothing."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from stage_kinds import script
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def run_by_hand(name, folder, *words):
+    """Run an example on two CPU devices; return what it printed."""
+    folder.mkdir()
+    environment = os.environ | {
+        "PYTHONPATH": str(PROJECT),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    done = subprocess.run(
+        [sys.executable, PROJECT / "examples" / name, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_maml_adapts_to_new_curves(tmp_path):
+    said = run_by_hand("maml.py", tmp_path / "out", "--num_epochs", "1")
+
+    adapted, before, baseline = map(float, re.findall(r"\d+\.\d+", said))
+    assert adapted < 0.4 * baseline
+    assert adapted < 0.5 * before
+    # Of predicting 0: half the mean square of an amplitude, uniform between 0.1 and 5.
+    assert baseline == pytest.approx((5**3 - 0.1**3) / 4.9 / 3 / 2, rel=0.05)
+
+
+def test_maml_does_the_same_over_two_model_shards(bench):
+    """20 steps, so that what sums in another order differ by has not grown."""
+    arrays = []
+    for num_shards in (1, 2):
+        arguments = {"num_tasks": 480, "num_epochs": 1, "num_model_shards": num_shards}
+        path = str(PROJECT / "examples" / "maml.py")
+        outputs = ["params", "curve"]
+        made = bench.run(script, {"path": path, "arguments": arguments, "outputs": outputs})
+        arrays.append(np.load(made["params"].path / "params.npz"))
+
+    for name in arrays[0]:
+        np.testing.assert_allclose(arrays[1][name], arrays[0][name], atol=1e-5)
+
+
+@pytest.fixture
+def run_over(bench, capsys):
+    """Run an example as a stage over model shards; return what it told and its params."""
+
+    def run_over(name, num_shards, **arguments):
+        path = str(PROJECT / "examples" / name)
+        arguments["num_model_shards"] = num_shards
+        made = bench.run(script, {"path": path, "arguments": arguments, "outputs": ["params"]})
+        numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
+        return [float(n) for n in numbers], dict(np.load(made["params"].path / "params.npz"))
+
+    return run_over
+
+
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(name, PROJECT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def assert_close(arrays, others, atol):
+    assert arrays.keys() == others.keys()
+    for name in arrays:
+        np.testing.assert_allclose(arrays[name], others[name], atol=atol)
+
+
+def test_fedavg_learns_all_digits_the_same_over_two_model_shards(run_over):
+    (accuracy, centralised, majority), params = run_over("fedavg.py", 1, num_epochs=3)
+    (same, _, _), sharded = run_over("fedavg.py", 2, num_epochs=3)
+
+    assert majority < 0.15 < 0.6 < accuracy < centralised
+    assert same == pytest.approx(accuracy, abs=0.01)
+    assert_close(sharded, params, atol=1e-4)
+
+
+def test_a_round_of_fedavg_is_the_average_of_models_trained_one_after_the_other():
+    """Clients with one batch each, whose order decides nothing; the average is by images."""
+    fedavg = load_example("fedavg")
+    model = fedavg.Classifier(width=8)
+    image_losses = fedavg.make_image_losses(model)
+    params = model.init(jax.random.key(0), np.zeros((1, 64)))["params"]
+    images, _ = fedavg.load_images(seed=0)
+    clients = [images[:16], images[16:21]]
+
+    def trained_alone(client):
+        batch, mine = fedavg.collate_images(client), params
+        for _ in range(3):
+            gradients = jax.grad(lambda p: image_losses(p, batch).mean())(mine)
+            mine = jax.tree.map(lambda p, g: p - 0.1 * g, mine, gradients)
+        return mine
+
+    expected = jax.tree.map(lambda a, b: (16 * a + 5 * b) / 21, *map(trained_alone, clients))
+
+    round_loss = fedavg.make_round_loss_fn(image_losses, num_local_epochs=3, rate=0.1)
+    batch = fedavg.make_collate_clients(num_places=16)(clients)
+
+    def mean_loss(params):
+        totals, weights = round_loss(params, batch, jax.random.split(jax.random.key(1), 2), True)
+        return jnp.sum(totals) / jnp.sum(weights)
+
+    found = jax.tree.map(jnp.subtract, params, jax.grad(mean_loss)(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)

@@ -1,0 +1,68 @@
+"""The smallest benchmarks that compile for NVIDIA GPUs that are not there, by the CUDA plugin.
+
+Those that compile for TPUs run beside what they measure: `tests/engine/test_attention_kernels.py`,
+`tests/models/test_segments.py`. A process of its own registers the plugin: here JAX is on CPUs.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PLUGIN = f"jax-cuda13-plugin=={jax.__version__} jax-cuda13-pjrt=={jax.__version__}"
+NEEDED = {"jax_plugins.xla_cuda13": PLUGIN, "nvidia.cu13": "nvidia-cuda-nvcc nvidia-nvvm"}
+
+pytestmark = pytest.mark.slow
+
+
+def is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.fixture
+def measure():
+    """Run a benchmark for A100s; give its last line."""
+    missing = [packages for module, packages in NEEDED.items() if not is_installed(module)]
+    if missing:
+        pytest.skip(f"pip install {' '.join(missing)}")
+
+    def run(script, *arguments):
+        command = [sys.executable, BENCHMARKS / script, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_program_for_gpus_sends_what_the_closed_form_says(measure):
+    """Also in loops: of a LLaMA's layers, forward and backward."""
+    record = measure("collectives.py", "--target", "gpu", "--num-model-shards", "2")
+
+    assert 0.99 <= record["ratio"] <= 1.05
+
+
+def test_a_step_for_gpus_takes_its_state_what_it_keeps_and_one_layers_work(measure):
+    rows, length, width, layers = 8, 512, 512, 32
+    given = ["--model", "tiny", "--mesh", "model 4 x fsdp 2", "--length", str(length)]
+
+    (record,) = measure("step_memory.py", "--target", "a100", *given)["step_memory"]
+
+    layer = 4 * width * width + 3 * width * 1536 + 2 * width
+    num_params = layers * layer + 2 * 2048 * width + width
+    # Parameters, first and second moments in float32; norms are not split.
+    assert record["state_gib"] == pytest.approx(12 * num_params / 8 / 2**30, rel=0.02)
+    # Of each layer its input, split over the model's shards, and attention's result likewise.
+    kept = layers * rows * length * width * (2 + 2) / 8
+    assert record["kept_gib"] == pytest.approx(kept / 2**30, abs=1e-3)
+    # One layer's scores, in float32: of four rows one head, forward and backward.
+    assert record["layer_gib"] > 2 * 4 * length * length * 4 / 2**30
+    assert 0 < record["rest_gib"] < record["peak_gib"] / 2
