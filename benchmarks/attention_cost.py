@@ -1,23 +1,30 @@
-"""Attention as our models call it ÷ splash attention called bare, compiled for one TPU chip.
+"""Attention as our models call it ÷ JAX's own kernel called bare, compiled for one TPU chip or GPU.
 
     python benchmarks/attention_cost.py [--target v5p] [--lengths 2048 8192] [--xla]
+    python benchmarks/attention_cost.py --target a100 [--window 1024] [--cap 50]
 
 LLaMA-3-8B's attention between its projections (width 4096, 32 heads, 8 key-value heads of 128,
 bfloat16, causal), forward and backward, compiled ahead of time by libtpu
-(`pip install libtpu==0.0.42.1`). Bare is JAX's kernel with the same blocks between projections that
-give what it takes, (rows, heads, tokens, head dim). Counted are the bytes of HBM in XLA's cost
-analysis, which knows nothing of what happens inside the kernels, and temporaries; `--xla` also
-counts the attention that forms the scores. Prints a JSON line per length, all of them last.
+(`pip install libtpu==0.0.42.1`) or the CUDA plugin (see compile_targets.py). Bare is JAX's kernel
+between projections that give what it takes: on TPUs splash attention with the same blocks, of
+(rows, heads, tokens, head dim); on GPUs, of packed rows, its Triton kernel with keys and values
+repeated for their heads. It has no window and no cap, which ours takes where they are asked for.
+Counted are the bytes of HBM in XLA's cost analysis (of GPUs `hlo_cost.py`'s), which knows nothing
+of what happens inside the kernels, temporaries, and arrays as large as the scores; `--xla` also
+counts the attention that forms them. Prints a JSON line per length, all of them last.
 """
 
 import argparse
 import json
+import re
 from functools import partial
 from typing import Any
 
 import compile_targets
+import hlo_cost
 
-TOPOLOGIES = {"v5p": "v5p:2x2x1", "v5e": "v5e:2x2"}
+TARGETS = ("v5p", "v5e", "a100", "h100")
+KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton")
 ROWS = {2048: 2}
 WIDTH, HEADS, GROUPS, HEAD_DIM = 4096, 32, 8, 128
 COUNTED = ("hbm_bytes", "temp_bytes")
@@ -43,14 +50,18 @@ def costs(attend: Any, layout: str, deployer: Any, length: int) -> dict[str, int
         for shape in (x, x, *kernels, (HEADS, HEAD_DIM, WIDTH))
     ]
     compiled = jax.jit(deployer.on_mesh(with_gradients)).lower(*shapes).compile()
+    program = compiled.as_text()
+    analysis = compiled.cost_analysis()  # which the CUDA plugin has not without its devices
+    in_hbm = analysis["bytes accessed"] if analysis else hlo_cost.Program(program).hbm_bytes()
     return {
-        "hbm_bytes": int(compiled.cost_analysis()["bytes accessed"]),
+        "hbm_bytes": int(in_hbm),
         "temp_bytes": int(compiled.memory_analysis().temp_size_in_bytes),
-        "kernels": compiled.as_text().count('custom_call_target="tpu_custom_call"'),
+        "kernels": sum(program.count(f'custom_call_target="{name}"') for name in KERNELS),
+        "score_arrays": len(set(re.findall(rf"\w+\[(?:\d+,)*{length},{length}\]", program))),
     }
 
 
-def bare_attention(length: int) -> Any:
+def bare_splash(length: int) -> Any:
     """Return the kernel over rows of (heads, tokens, head dim)."""
     import jax
     from jax.experimental.pallas.ops.tpu import splash_attention
@@ -67,36 +78,55 @@ def bare_attention(length: int) -> Any:
     return lambda query, key, value: jax.vmap(kernel)(query * HEAD_DIM**-0.5, key, value)
 
 
-def measure(target: str, length: int, *, with_xla: bool) -> dict[str, Any]:
-    from jax.experimental import topologies
+def bare_triton(segments: Any) -> Any:
+    """Return the kernel over rows of (tokens, heads, head dim), of packed rows."""
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.gpu import attention
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        key, value = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (key, value))
+        return attention.mha(query, key, value, segments, HEAD_DIM**-0.5, causal=True)
+
+    return attend
+
+
+def measure(options: argparse.Namespace, length: int) -> dict[str, Any]:
+    import jax.numpy as jnp
 
     from redco_flow import Deployer
+    from redco_flow.models.attention.bias import row_biases
     from redco_flow.models.attention.ring import attend_sequence
     from redco_flow.models.config import AttentionConfig
 
-    devices = topologies.get_topology_desc(TOPOLOGIES[target], platform="tpu").devices
-    deployer = Deployer(devices=devices[:1])
-    attend = partial(attend_sequence, AttentionConfig(HEADS, GROUPS, HEAD_DIM, HEAD_DIM**-0.5))
-    found = {
-        "ours": costs(attend, "bthk", deployer, length),
-        "bare": costs(bare_attention(length), "bhtk", deployer, length),
-    }
-    if with_xla:
+    deployer = Deployer(devices=compile_targets.find_chips(options.target, 1))
+    config = AttentionConfig(HEADS, GROUPS, HEAD_DIM, HEAD_DIM**-0.5, cap=options.cap)
+    attend = partial(attend_sequence, config, window=options.window)
+    if compile_targets.kind_of(options.target) == "tpu":
+        bare = costs(bare_splash(length), "bhtk", deployer, length)
+    else:
+        places = jnp.arange(length, dtype=jnp.int32) // (length // 3)
+        segments = jnp.broadcast_to(places, (ROWS.get(length, 1), length))
+        attend = partial(attend, biases=row_biases(None, segments))
+        bare = costs(bare_triton(segments), "bthk", deployer, length)
+    found = {"ours": costs(attend, "bthk", deployer, length), "bare": bare}
+    if options.xla:
         found["xla"] = costs(partial(attend, kernel="xla"), "bthk", deployer, length)
     ratios = {f"{name}_ratio": found["ours"][name] / found["bare"][name] for name in COUNTED}
-    return {"target": target, "length": length, **found, **ratios}
+    return {"target": options.target, "length": length, **found, **ratios}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", choices=sorted(TOPOLOGIES), default="v5p")
+    parser.add_argument("--target", choices=TARGETS, default="v5p")
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--window", type=int, help="tokens that a query looks back")
+    parser.add_argument("--cap", type=float, help="soft cap of the scores")
     parser.add_argument("--xla", action="store_true", help="count formed scores, too")
     options = parser.parse_args()
-    compile_targets.set_environment("tpu", 1)
+    compile_targets.set_environment(compile_targets.kind_of(options.target), 1)
     records = []
     for length in options.lengths:
-        records.append(measure(options.target, length, with_xla=options.xla))
+        records.append(measure(options, length))
         print(json.dumps(records[-1]), flush=True)
     print(json.dumps({"attention": records}))
 

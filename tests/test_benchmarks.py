@@ -66,3 +66,16 @@ def test_a_step_for_gpus_takes_its_state_what_it_keeps_and_one_layers_work(measu
     # One layer's scores, in float32: of four rows one head, forward and backward.
     assert record["layer_gib"] > 2 * 4 * length * length * 4 / 2**30
     assert 0 < record["rest_gib"] < record["peak_gib"] / 2
+
+
+def test_windows_and_soft_caps_of_packed_rows_form_no_scores_on_gpus(measure):
+    """Nor are keys and values repeated for their heads, as they are for JAX's own kernel."""
+    given = ["--target", "a100", "--lengths", "2048", "--window", "256", "--cap", "50", "--xla"]
+
+    (record,) = measure("attention_cost.py", *given)["attention"]
+
+    assert record["ours"]["score_arrays"] == 0 < record["xla"]["score_arrays"]
+    # Forward, and the gradients of queries, and of keys and values.
+    assert record["ours"]["kernels"] == 3
+    assert record["hbm_bytes_ratio"] < 1
+    assert record["temp_bytes_ratio"] < 1

@@ -109,10 +109,8 @@ def test_where_splash_cannot_attend_xla_does_and_the_log_says_why(
     assert (KERNEL in jaxpr) == (kind == "TPU c")
 
 
-def test_cpus_and_gpus_that_are_not_there_attend_by_xla():
+def test_cpus_attend_by_xla():
     assert KERNEL not in traced_for("cpu", "cpu", *attending("llama", LLAMA))
-    jaxpr = traced_for("gpu", "NVIDIA H900", *attending("llama", {**LLAMA}))
-    assert "dot_product_attention" not in jaxpr
 
 
 @pytest.mark.parametrize(
@@ -165,16 +163,16 @@ NOT_HERE = "cuDNN's kernels are compiled beside the NVIDIA GPUs that run them al
     [
         ("NVIDIA a", NARROW, "auto", None),
         ("NVIDIA b", NARROW, "triton", None),
-        ("NVIDIA c", GEMMA, "auto", "scores are soft-capped"),
-        ("NVIDIA d", {**LLAMA, "hidden_size": 1024}, "triton",
-         "heads have 256 dims; Triton's kernel takes 16 to 128"),
+        ("NVIDIA c", {**GEMMA, "hidden_size": 192}, "auto", None),
+        ("NVIDIA d", {**LLAMA, "hidden_size": 2048}, "triton",
+         "heads have 512 dims; Triton's kernel takes 256 or fewer"),
         ("NVIDIA e", NARROW, "xla", "the setting says so"),
     ],
 )  # fmt: skip
 def test_packed_rows_on_gpus_are_attended_to_by_triton(kind, values, asked, obstacle, caplog):
     """Or, where it cannot, by XLA, as the log says once; cuDNN is not compiled on this machine."""
     caplog.set_level(logging.INFO)
-    family = "gemma2" if values is GEMMA else "llama"
+    family = "gemma2" if "sliding_window" in values else "llama"
 
     jaxpr = traced_for("gpu", kind, *attending(family, values, asked, **ON_A_GPU), model=2)
 

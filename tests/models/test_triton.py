@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.models.attention.bias import row_biases
+from redco_flow.models.attention.bias import Biases, SameDocument, VisibleKeys, row_biases
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.kernel_calls import with_named_residuals
-from redco_flow.models.attention.triton import block_length, triton_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.attention.triton import triton_attend
+from redco_flow.models.attention.triton_kernels import BlockSizes
+from redco_flow.models.config import ENDLESS_WINDOW, AttentionConfig
 
-# Two blocks of the forward pass, which it does not fill.
+# Several blocks of the forward pass, the last of which it does not fill.
 LENGTH, HEAD_DIM = 140, 6
 SEGMENTS = np.repeat([[1, 2, 3, 0], [7, 8, 9, 0]], [30, 75, 25, 10], axis=1)
 # The second document's end, and all that stands behind the third.
 MASK = ((np.arange(LENGTH) < 95) | (SEGMENTS == 3) | (SEGMENTS == 9)).astype(np.int32)
+PACKED, PADDED = row_biases(None, SEGMENTS), row_biases(MASK, SEGMENTS)
 AttendFn = Callable[..., jax.Array]
 interpreted: AttendFn = partial(triton_attend, is_interpreted=True)
 
@@ -36,37 +38,65 @@ def config_of(num_heads: int, num_groups: int, **options: Any) -> AttentionConfi
     return AttentionConfig(num_heads, num_groups, HEAD_DIM, HEAD_DIM**-0.5, **options)
 
 
-def with_gradients(attend: AttendFn, config: AttentionConfig, mask: Any, segments: Any) -> Any:
-    """Return results and gradients of the queries that are no padding."""
-    heads = [
-        draw(2, LENGTH, num, HEAD_DIM, seed=num)
-        for num in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    ]
-    counted = draw(2, LENGTH, 1, 1) * (1 if mask is None else mask[:, :, None, None])
+def with_gradients(
+    attend: AttendFn, config: AttentionConfig, biases: Biases, window: Any, num_keys: int
+) -> Any:
+    """Return results and gradients of the queries that see a key."""
+    keys = num_keys, config.num_kv_heads, HEAD_DIM
+    heads = (
+        draw(2, LENGTH, config.num_heads, HEAD_DIM),
+        draw(2, *keys, seed=1),
+        draw(2, *keys, seed=2),
+    )
+    counted = draw(2, LENGTH, 1, 1, seed=3) * (MASK[:, :, None, None] if biases is PADDED else 1)
 
     def total(*heads: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = attend(config, *heads, row_biases(mask, segments)) * counted
+        found = attend(config, *heads, biases, window=window) * counted
         return jnp.sum(jnp.sin(found)), found
 
     return jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))(*heads)
 
 
-@pytest.mark.parametrize(
-    ("config", "mask", "segments"),
-    [
-        (config_of(2, 1), None, SEGMENTS),
-        (config_of(2, 2, is_causal=False), MASK, SEGMENTS),
-        (config_of(2, 1, is_causal=False), None, None),
-    ],
-    ids=["packed, causal, grouped queries", "packed, bidirectional, padded", "filled up alone"],
-)
-def test_results_and_gradients_are_those_of_formed_scores(config, mask, segments):
-    found = with_gradients(interpreted, config, mask, segments)
+FORMS = {
+    "packed, causal, grouped queries": (config_of(4, 2), PACKED, None),
+    "packed, bidirectional, padded": (config_of(2, 2, is_causal=False), PADDED, None),
+    "nothing hidden": (config_of(2, 1, is_causal=False), (), None),
+    "window, soft cap": (config_of(2, 1, cap=2.0), (), 20),
+    "packed, soft cap, window known when it runs": (
+        config_of(2, 1, cap=2.0), PACKED, jnp.array(40)
+    ),
+    "window that also shows what comes": (config_of(2, 2, is_causal=False), PACKED, 33),
+    "endless window": (config_of(2, 2), PADDED, jnp.array(ENDLESS_WINDOW)),
+    "keys of another sequence": (
+        config_of(4, 2, is_causal=False, is_cross=True),
+        (VisibleKeys((np.arange(77) < [[40], [77]]).astype(np.int32)),),
+        None,
+    ),
+}  # fmt: skip
 
-    expected = with_gradients(attend_grouped, config, mask, segments)
+
+@pytest.mark.parametrize(("config", "biases", "window"), FORMS.values(), ids=FORMS)
+def test_results_and_gradients_are_those_of_formed_scores(config, biases, window):
+    num_keys = 77 if config.is_cross else LENGTH
+
+    found = with_gradients(interpreted, config, biases, window, num_keys)
+
+    expected = with_gradients(attend_grouped, config, biases, window, num_keys)
     np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=1e-5)
     for one, other in zip(found[0], expected[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+def test_a_query_that_sees_no_key_gives_0():
+    config, heads = config_of(1, 1, is_causal=False), [draw(1, 20, 1, HEAD_DIM)] * 3
+    biases = (SameDocument(jnp.asarray([[1] * 5 + [2] * 15]), jnp.asarray([[2] * 20])),)
+
+    found, gradients = jax.value_and_grad(
+        lambda *heads: jnp.sum(interpreted(config, *heads, biases)[:, :5]), argnums=(0, 1, 2)
+    )(*heads)
+
+    assert found == 0
+    assert all(jnp.all(gradient == 0) for gradient in gradients)
 
 
 def test_every_shard_attends_with_its_own_rows_and_heads():
@@ -109,8 +139,8 @@ def gradients_of(attend: AttendFn, *policy: str | None) -> str:
 
 
 def test_no_array_as_large_as_the_scores_is_made():
-    """Of 140 tokens that are filled up to 256; the kernel's blocks are of 128."""
-    scores = re.compile(r"\[(?:\d+,)*(?:140|256),(?:140|256)\]")
+    """Of 140 tokens, which are filled up to 192 keys and 256 queries."""
+    scores = re.compile(r"\[(?:\d+,)*(?:140|192|256),(?:140|192|256)\]")
 
     assert scores.search(gradients_of(attend_grouped))
     assert not scores.search(gradients_of(triton_attend))
@@ -120,7 +150,7 @@ def test_no_array_as_large_as_the_scores_is_made():
 def test_what_is_kept_by_name_spares_the_second_forward_pass(kept, num_forward):
     jaxpr = gradients_of(triton_attend, kept)
 
-    assert len(re.findall(r"name=mha_forward\b", jaxpr)) == num_forward
+    assert len(re.findall(r"name=flash_forward\b", jaxpr)) == num_forward
 
 
 def test_residuals_have_a_name_unless_they_are_scores():
@@ -153,6 +183,16 @@ def test_residuals_have_a_name_unless_they_are_scores():
     assert jaxpr.count("name=attention") == 2
 
 
-@pytest.mark.parametrize(("length", "block"), [(1, 32), (33, 64), (128, 128), (600, 128)])
-def test_blocks_are_powers_of_two(length, block):
-    assert block_length(length) == block
+@pytest.mark.parametrize(
+    ("lengths", "head_dim", "itemsize", "expected"),
+    [
+        ((1, 1), 8, 2, BlockSizes(16, 16, 16)),
+        ((600, 77), 128, 2, BlockSizes(128, 64, 32)),
+        ((600, 600), 256, 2, BlockSizes(64, 32, 32)),
+        ((600, 20), 256, 4, BlockSizes(32, 32, 32)),
+    ],
+)
+def test_blocks_are_powers_of_two_and_smaller_where_heads_are_wide(
+    lengths, head_dim, itemsize, expected
+):
+    assert BlockSizes.of(*lengths, head_dim, itemsize) == expected

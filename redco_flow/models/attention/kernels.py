@@ -25,9 +25,9 @@ from redco_flow.models.projections import num_model_shards
 
 Kernel = Literal["xla", "splash", "cudnn", "triton"]
 
-_MAX_HEAD_DIM = 128
-# Triton's products sum over no fewer.
-_TRITON_MIN_HEAD_DIM = 16
+_CUDNN_MAX_HEAD_DIM = 128
+# Wider heads' blocks do not fit into a GPU's shared memory.
+_TRITON_MAX_HEAD_DIM = 256
 _MIN_COMPUTE_CAPABILITY = 8.0
 # Splash attention's blocks are no smaller.
 _SPLASH_MIN_LENGTH = 128
@@ -170,10 +170,16 @@ def _splash_obstacle(asked: _Asked) -> str | None:
 
 def _cudnn_obstacle(asked: _Asked) -> str | None:
     config = asked.config
-    if obstacle := _gpu_obstacle(asked):
-        return obstacle
-    if config.head_dim > _MAX_HEAD_DIM or config.head_dim % 8:
-        return f"heads have {config.head_dim} dims; {_MAX_HEAD_DIM} or fewer, by 8, can be"
+    if asked.drops:
+        return "attention weights are dropped out"
+    if config.cap is not None:
+        return "cuDNN has no soft cap"
+    if asked.query.dtype != jnp.bfloat16:
+        return f"cuDNN does not compute in {asked.query.dtype.name}"
+    if config.head_dim > _CUDNN_MAX_HEAD_DIM or config.head_dim % 8:
+        return (
+            f"heads have {config.head_dim} dims; cuDNN takes {_CUDNN_MAX_HEAD_DIM} or fewer, by 8"
+        )
     if any(isinstance(bias, jax.Array) and bias.shape[1] > 1 for bias in asked.biases):
         return "scores have a bias of each head, as of relative positions"
     if asked.window is not None and not config.is_causal:
@@ -185,20 +191,15 @@ def _cudnn_obstacle(asked: _Asked) -> str | None:
 
 
 def _triton_obstacle(asked: _Asked) -> str | None:
-    config = asked.config
-    if obstacle := _gpu_obstacle(asked):
-        return obstacle
-    if not _TRITON_MIN_HEAD_DIM <= config.head_dim <= _MAX_HEAD_DIM:
-        allowed = f"{_TRITON_MIN_HEAD_DIM} to {_MAX_HEAD_DIM}"
-        return f"heads have {config.head_dim} dims; Triton's kernel takes {allowed}"
+    if asked.drops:
+        return "attention weights are dropped out"
+    if asked.config.head_dim > _TRITON_MAX_HEAD_DIM:
+        return (
+            f"heads have {asked.config.head_dim} dims; Triton's kernel takes "
+            f"{_TRITON_MAX_HEAD_DIM} or fewer"
+        )
     if not _are_told_by_ids(asked.biases):
         return "scores have a bias, as of relative positions"
-    num_queries, num_keys = _lengths(asked)
-    if config.is_cross or num_queries != num_keys:
-        return "Triton's kernel has queries and keys of one sequence"
-    looks = asked.windows if isinstance(asked.window, jax.Array) else (asked.window,)
-    if not looks or any(look is not None and look < num_keys for look in looks):
-        return "Triton's kernel has no window"
     return _heads_obstacle(asked)
 
 
@@ -207,17 +208,6 @@ _OBSTACLES: dict[str, Callable[[_Asked], str | None]] = {
     "cudnn": _cudnn_obstacle,
     "triton": _triton_obstacle,
 }
-
-
-def _gpu_obstacle(asked: _Asked) -> str | None:
-    """Return what neither kernel for GPUs computes."""
-    if asked.drops:
-        return "attention weights are dropped out"
-    if asked.config.cap is not None:
-        return "scores are soft-capped"
-    if asked.query.dtype != jnp.bfloat16:
-        return f"it computes in {asked.query.dtype.name}, not in bfloat16"
-    return None
 
 
 def _heads_obstacle(asked: _Asked) -> str | None:

@@ -295,7 +295,7 @@ def attend_sequence(
         if chosen == "cudnn":
             return cudnn_attend(config, query, key, value, biases, window=window, windows=windows)
         if chosen == "triton":
-            return triton_attend(config, query, key, value, biases)
+            return triton_attend(config, query, key, value, biases, window=window)
         heads = attend_grouped(
             config,
             query,
