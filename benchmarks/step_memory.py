@@ -1,19 +1,19 @@
 """Memory that a LLaMA's train step takes on each of eight devices, by the devices' own compiler.
 
     python benchmarks/step_memory.py [--target v5p|v5e|v6e|a100|h100] [--mesh "model 8"]
-                                     [--length 8192] [--rows 8] [--remat full] [--depth]
+                                     [--length 8192] [--rows 8] [--remat full]
     python benchmarks/step_memory.py --model llama-7b --mesh "context 8" --length 1048576 --rows 1
                                      --offload layer_input attention --mlp-chunks 8 --whole
 
 Compiles the whole train step (loss in chunks, gradients, clipping, AdamW in float32, products in
 bfloat16) ahead of time for devices that need not be there (`compile_targets.py` says what must be
-installed), with 2 and 4 layers, of which the peak (arguments + outputs − aliased + temporaries) of
-32 follows; `--depth` compiles all 32, which takes no longer, for the layers are a scan. Its parts,
-GiB a device: `state`, parameters and optimizer state; `kept`, what the layers keep for the backward
-pass, by closed form; `layer`, one layer's working set, from 2 layers with a vocabulary of 256; and
-`rest`, all else; `gradients` by closed form, whose memory the working set may share. `--whole`
-compiles all layers and nothing else, for the peak alone and what is offloaded (`host_gib`). GPU
-compilers lower cuDNN's attention only where there is a GPU: for those not there it is Triton's.
+installed); the peak is arguments + outputs − aliased + temporaries. Its parts, GiB a device:
+`state`, parameters and optimizer state; `kept`, what the layers keep for the backward pass, by
+closed form; `layer`, one layer's working set, from 4 layers with a vocabulary of 256 and what a
+layer more takes; and `rest`, all else; `gradients` by closed form, whose memory the working set may
+share. `--whole` compiles all layers and nothing else, for the peak alone and what is offloaded
+(`host_gib`). GPU compilers lower cuDNN's attention only where there is a GPU: for those not there
+it is Triton's.
 Prints a JSON line per mesh, all of them last.
 """
 
@@ -33,7 +33,7 @@ MESHES = {
     "model 4 x fsdp 2": {"num_model_shards": 4, "num_fsdp_shards": 2},
 }
 LONG_TEXTS = {"context 8": {"num_context_shards": 8, "fsdp_over_context": True}}
-LAYERS, FEW, MORE = 32, 2, 4
+LAYERS, FEW = 32, 4
 SMALL_VOCABULARY = 256
 LLAMA_3_8B = {
     "vocab_size": 128256, "hidden_size": 4096, "num_attention_heads": 32,
@@ -126,13 +126,12 @@ def kept_bytes(config: Any, mesh: str, options: argparse.Namespace) -> float:
 
 def measure(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
     started = time.perf_counter()
-    few, more = (plan(options, mesh, count)[0].memory() for count in (FEW, MORE))
+    few = plan(options, mesh, FEW)[0].memory()
     whole, config = plan(options, mesh, LAYERS)
-    of_layer = (more.temporaries - few.temporaries) / (MORE - FEW)
-    temporaries = few.temporaries + (LAYERS - FEW) * of_layer
-    arguments = few.arguments + (LAYERS - FEW) * (more.arguments - few.arguments) / (MORE - FEW)
-    # What is returned beside the state, which reuses the arguments' memory, are a few numbers.
-    peak = arguments + few.outputs - few.aliased + temporaries
+    memory = whole.memory()
+    # Of four layers on: a loop of two is laid out otherwise, and takes more than its share.
+    of_layer = (memory.temporaries - few.temporaries) / (LAYERS - FEW)
+    peak = memory.total
     kept = LAYERS * kept_bytes(config, mesh, options)
     small = plan(options, mesh, FEW, vocab_size=SMALL_VOCABULARY)[0].memory()
     layer = small.temporaries - FEW * of_layer
@@ -152,11 +151,9 @@ def measure(options: argparse.Namespace, mesh: str) -> dict[str, Any]:
         "layer_gib": rounded(layer),
         "rest_gib": rounded(peak - state - kept - layer),
         "gradients_gib": rounded(gradients),
-        "host_gib": rounded(more.host_temporaries - few.host_temporaries),
+        "host_gib": rounded(memory.host_temporaries),
         "fits": peak <= compile_targets.MEMORY_GIB[options.target] * GIB,
     }
-    if options.depth:
-        found["peak_of_all_layers_gib"] = rounded(whole.memory().total)
     return {**found, "seconds": round(time.perf_counter() - started)}
 
 
@@ -189,7 +186,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--remat", choices=("full", "minimal"), default="full")
-    parser.add_argument("--depth", action="store_true", help="compile all layers, too")
     parser.add_argument("--offload", nargs="*", default=[], metavar="NAME", help="of `activations`")
     parser.add_argument("--offload-share", type=float, default=1.0)
     parser.add_argument("--mlp-chunks", type=int, default=1)
