@@ -10,6 +10,8 @@ from example_scripts import PROJECT, assert_close, load_example
 from scipy.special import log_softmax, softmax
 from stage_kinds import script
 
+from redco_flow.stages.context import Stopped
+
 pytestmark = pytest.mark.slow
 
 PATH = str(PROJECT / "examples" / "distillation.py")
@@ -20,10 +22,10 @@ STUDENT = {"num_images": 64, "num_epochs": 60, "learning_rate": 5e-3}
 def distill(bench, capsys):
     """Run the script as a stage; return the accuracies that it told, and what it made."""
 
-    def distill(teacher=None, **arguments):
+    def distill(teacher=None, work=None, **arguments):
         given = {} if teacher is None else {"teacher": [teacher["params"]]}
         settings = {"path": PATH, "arguments": arguments, "outputs": ["params"]}
-        made = bench.run(script, settings, given)
+        made = bench.run(script, settings, given, work=work)
         numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
         return [float(n) for n in numbers], made
 
@@ -54,6 +56,26 @@ def test_teacher_and_student_do_the_same_over_two_model_shards(distill):
 
     for one, two in (teachers, students):
         assert_close(params_of(two), params_of(one), atol=1e-5)
+
+
+def test_a_student_that_was_stopped_goes_on_to_the_same_bits(distill, bench, stop_at_look):
+    short = {"num_images": 64, "num_epochs": 4}
+    _, teacher = distill(**short)
+    _, whole = distill(teacher, **short)
+    make_context = bench.context
+
+    def context(*args, **options):
+        made = make_context(*args, **options)
+        made.stop = stop_at_look(6)
+        return made
+
+    bench.context = context
+    with pytest.raises(Stopped, match="after 6 steps"):
+        distill(teacher, work="stopped", **short)
+    bench.context = make_context
+    _, resumed = distill(teacher, work="stopped", **short)
+
+    assert resumed["params"].id == whole["params"].id
 
 
 def test_the_loss_is_hintons_with_gradients_that_the_temperature_leaves_their_size():
