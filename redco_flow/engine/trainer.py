@@ -184,13 +184,14 @@ class Trainer:
         log_every_steps: int = 10,
         eval_every_steps: int | None = None,
         save_every_steps: int | None = None,
+        save_every_epochs: int = 1,
         should_stop: Callable[[], bool] | None = None,
         traced_steps: TracedSteps | None = None,
     ) -> FitResult:
         """Train until `num_epochs` epochs are done, counted from the state's first step.
 
         With a checkpointer it resumes from the newest checkpoint, in mid-epoch too, and saves at
-        every evaluation (with its metrics, in one commit) and at every epoch's end.
+        every evaluation (with its metrics, in one commit) and at epochs' ends.
 
         Args:
             num_epochs: passes over the examples; each is ceil(examples / global_batch_size)
@@ -205,6 +206,8 @@ class Trainer:
             eval_every_steps: steps between evaluations; None: one per epoch. The last step is
                 always evaluated.
             save_every_steps: steps between further checkpoints, without metrics.
+            save_every_epochs: epochs between the checkpoints at their ends; the last is always
+                saved. For epochs of a few steps.
             should_stop: asked after each step; True saves and ends. An evaluation that is due
                 then comes first, so that a stop never changes what is computed.
             traced_steps: steps to trace with `jax.profiler`.
@@ -228,6 +231,7 @@ class Trainer:
             log_every_steps=log_every_steps,
             eval_every_steps=eval_every_steps,
             save_every_steps=save_every_steps,
+            save_every_epochs=save_every_epochs,
         )
 
         def evaluate(step: int) -> dict[str, float]:

@@ -52,11 +52,12 @@ class FitSchedule:
     log_every_steps: int
     eval_every_steps: int | None
     save_every_steps: int | None
+    save_every_epochs: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_epochs", "log_every_steps", "eval_every_steps", "save_every_steps"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+        for name, number in vars(self).items():
+            if name != "data" and number is not None:
+                check_positive(name, number)
 
     @property
     def total_steps(self) -> int:
@@ -83,8 +84,11 @@ class FitSchedule:
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint without an evaluation is due after `step` steps."""
-        every = self.save_every_steps
-        return self.is_epoch_end(step) or (every is not None and step % every == 0)
+        if step == self.total_steps:
+            return True
+        every_steps = self.save_every_steps
+        steps_of_epochs = self.save_every_epochs * self.data.steps_per_epoch
+        return step % steps_of_epochs == 0 or (every_steps is not None and step % every_steps == 0)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,13 @@ def test_a_checkpoint_is_due_at_each_epochs_end_and_every_so_many_steps(every, s
     assert due(schedule(save_every_steps=every).saves_after) == steps
 
 
+def test_epochs_whose_end_is_not_saved_can_stand_between_checkpoints():
+    assert due(schedule(save_every_epochs=2, num_epochs=2).saves_after) == [8]
+    assert due(schedule(save_every_epochs=3, num_epochs=2, save_every_steps=3).saves_after) == [
+        3, 6, 8,
+    ]  # fmt: skip
+
+
 def test_the_last_step_is_logged():
     assert due(schedule().logs_after) == [3, 6, 8]
     assert schedule().total_steps == 8
@@ -34,7 +41,8 @@ def test_the_last_step_is_logged():
 
 
 @pytest.mark.parametrize(
-    "option", ["num_epochs", "log_every_steps", "eval_every_steps", "save_every_steps"]
+    "option",
+    ["num_epochs", "log_every_steps", "eval_every_steps", "save_every_steps", "save_every_epochs"],
 )
 def test_a_schedule_that_is_not_positive_is_refused(option):
     with pytest.raises(ValueError, match=f"{option}=0 must be a positive whole number"):

@@ -1,18 +1,22 @@
 """Run stages by hand: real contexts in tmp_path, real published artifacts between them."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 sys.path.append(str(Path(__file__).parent / "kinds"))  # metrics of a user's own
 
@@ -102,6 +106,21 @@ def bench(tmp_path: Path) -> Bench:
 def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """One for a whole file, where the stages before the tested one cost time."""
     return Bench(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def run_over(bench: Bench, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run an example as a stage over model shards; return the numbers it told and its params."""
+    from stage_kinds import script
+
+    def run_over(name: str, num_shards: int, **arguments: Any) -> tuple[list[float], dict]:
+        path = str(PROJECT / "examples" / name)
+        arguments["num_model_shards"] = num_shards
+        made = bench.run(script, {"path": path, "arguments": arguments, "outputs": ["params"]})
+        numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
+        return [float(n) for n in numbers], dict(np.load(made["params"].path / "params.npz"))
+
+    return run_over
 
 
 def _write_rows(path: Path, rows: list[tuple[str, str]]) -> Path:

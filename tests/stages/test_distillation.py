@@ -1,0 +1,113 @@
+"""examples/distillation.py: the loss, and a student that learns more from answers than labels."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from example_scripts import PROJECT, assert_close, load_example
+from scipy.special import log_softmax, softmax
+from stage_kinds import script
+
+from redco_flow.stages.context import Stopped
+
+pytestmark = pytest.mark.slow
+
+PATH = str(PROJECT / "examples" / "distillation.py")
+STUDENT = {"num_images": 64, "num_epochs": 60, "learning_rate": 5e-3}
+
+
+@pytest.fixture
+def distill(bench, capsys):
+    """Run the script as a stage; return the accuracies that it told, and what it made."""
+
+    def distill(teacher=None, work=None, **arguments):
+        given = {} if teacher is None else {"teacher": [teacher["params"]]}
+        settings = {"path": PATH, "arguments": arguments, "outputs": ["params"]}
+        made = bench.run(script, settings, given, work=work)
+        numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
+        return [float(n) for n in numbers], made
+
+    return distill
+
+
+def params_of(made):
+    return dict(np.load(made["params"].path / "params.npz"))
+
+
+def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(distill):
+    (accuracy, majority), teacher = distill(num_epochs=3)
+
+    students = [distill(teacher, seed=seed, **STUDENT)[0] for seed in range(3)]
+
+    distilled, on_labels, of_teacher, _ = np.mean(students, axis=0)
+    assert majority < 0.15 < 0.85 < accuracy
+    assert of_teacher == pytest.approx(accuracy)
+    assert on_labels + 0.04 < distilled < accuracy
+    assert all(one[0] > one[1] for one in students)
+
+
+def test_teacher_and_student_do_the_same_over_two_model_shards(distill):
+    """Few steps, so that what sums in another order differ by has not grown."""
+    short = {"num_images": 64, "num_epochs": 4}
+    teachers = [distill(num_model_shards=n, **short)[1] for n in (1, 2)]
+    students = [distill(teachers[0], num_model_shards=n, **short)[1] for n in (1, 2)]
+
+    for one, two in (teachers, students):
+        assert_close(params_of(two), params_of(one), atol=1e-5)
+
+
+def test_a_student_that_was_stopped_goes_on_to_the_same_bits(distill, bench, stop_at_look):
+    short = {"num_images": 64, "num_epochs": 4}
+    _, teacher = distill(**short)
+    _, whole = distill(teacher, **short)
+    make_context = bench.context
+
+    def context(*args, **options):
+        made = make_context(*args, **options)
+        made.stop = stop_at_look(6)
+        return made
+
+    bench.context = context
+    with pytest.raises(Stopped, match="after 6 steps"):
+        distill(teacher, work="stopped", **short)
+    bench.context = make_context
+    _, resumed = distill(teacher, work="stopped", **short)
+
+    assert resumed["params"].id == whole["params"].id
+
+
+def test_the_loss_is_hintons_with_gradients_that_the_temperature_leaves_their_size():
+    distillation = load_example("distillation")
+    model = distillation.Student(width=8)
+    batch = distillation.collate_images(distillation.load_images()[0][:6])
+    params = model.init(jax.random.key(0), batch["pixels"])["params"]
+    teacher = np.random.default_rng(0).normal(0, 3, (6, 10)).astype(np.float32)
+    batch["teacher_logits"] = teacher
+
+    losses = distillation.make_distillation_losses(model, temperature=4.0, label_weight=0.25)
+    found = losses(params, batch)
+
+    logits = np.asarray(model.apply({"params": params}, batch["pixels"]), np.float64)
+    soft = -np.sum(softmax(teacher / 4.0, axis=-1) * log_softmax(logits / 4.0, axis=-1), axis=-1)
+    hard = -log_softmax(logits, axis=-1)[np.arange(6), batch["label"]]
+    np.testing.assert_allclose(found, 0.75 * 16 * soft + 0.25 * hard, rtol=1e-5)
+
+
+def test_at_a_high_temperature_the_student_matches_the_teachers_centred_logits():
+    """Hinton et al. 2015, equation 4: the gradient is (z - v) / (N T²), with T² taken out here."""
+    distillation = load_example("distillation")
+    rng = np.random.default_rng(1)
+    z, v = (rng.normal(size=(1, 10)).astype(np.float32) for _ in range(2))
+    z, v = z - z.mean(), v - v.mean()
+
+    class Logits:
+        def apply(self, variables, pixels):
+            return variables["params"]
+
+    losses = distillation.make_distillation_losses(Logits(), temperature=100.0, label_weight=0.0)
+    batch = {"pixels": z, "label": np.zeros(1, np.int32), "teacher_logits": v}
+    gradient = jax.grad(lambda z: jnp.sum(losses(z, batch)))(z)
+
+    np.testing.assert_allclose(gradient, (z - v) / 10, atol=0.01)
