@@ -5,7 +5,7 @@ Knows how examples become batches and batches become predictions again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,8 @@ from redco_flow.engine.step.step import example_keys
 PredFn = Callable[[Any, dict[str, jax.Array], jax.Array], Any]
 # a tree of NumPy arrays, padding removed -> one prediction per row
 OutputFn = Callable[[Any], Sequence[Any]]
+# (examples, seed of rngs) -> one prediction per example
+ActFn = Callable[..., list[Any]]
 # (examples done, examples in all)
 ProgressFn = Callable[[int, int], None]
 
@@ -80,6 +82,7 @@ class Predictor:
         bucketing: Bucketing | None = None,
         on_progress: ProgressFn | None = None,
         verb: str = "predicted",
+        seed: int | None = None,
     ) -> list[Any]:
         """Return one prediction per example, in their order.
 
@@ -90,6 +93,7 @@ class Predictor:
                 collate_fn; there is one compilation per bucket.
             on_progress: called after each batch with (examples done, examples in all).
             verb: what the lines in the log call it.
+            seed: of `rngs`; the predictor's by default. Another one compiles nothing anew.
 
         Raises:
             ValueError: pred_fn or output_fn gave another number of rows than the batch has.
@@ -97,19 +101,51 @@ class Predictor:
         """
         if not len(examples):
             return []
-        self._rules = self._rules or self.deployer.get_sharding_rules(params)
-        params = self._store(self.deployer.shard_params(params, self._rules), self._rules)
+        params = self._store(params)
         predictions: dict[int, Any] = {}
         lines = RowLines(verb, len(examples))
-        for rows, found in fetch_late(self._dispatch(examples, params, bucketing)):
-            predictions.update(zip(rows.tolist(), self._outputs(found, len(rows)), strict=True))
-            lines.hear_rows(len(predictions))
-            if on_progress is not None:
-                on_progress(len(predictions), len(examples))
+        source = self._source(examples, bucketing)
+        with iter(source) as batches:
+            for rows, found in fetch_late(self._dispatch(source, batches, params, seed)):
+                predictions.update(zip(rows.tolist(), self._outputs(found, len(rows)), strict=True))
+                lines.hear_rows(len(predictions))
+                if on_progress is not None:
+                    on_progress(len(predictions), len(examples))
         return [predictions[row] for row in range(len(examples))]
 
-    def _store(self, params: Any, rules: ShardingRules) -> Any:
+    def bind(self, params: Any) -> ActFn:
+        """Lay parameters out once, and return a function that predicts with them at once.
+
+        For acting in an environment, where every batch is small and follows from the last one's
+        predictions: a call reads in this thread, starts none, and writes no lines to the log. It
+        compiles for `batch_size` alone, up to which fewer examples are filled.
+
+            act = predictor.bind(trainer.state["params"])
+            actions = act(observations, seed=step)
+
+        Args:
+            params: arrays. A trainer's are valid until its next step, and so is the function.
+
+        Returns:
+            (examples, seed=None) -> one prediction per example, as `predict` does, with the same
+            errors.
+        """
+        stored = self._store(params)
+
+        def act(examples: Examples, seed: int | None = None) -> list[Any]:
+            if not len(examples):
+                return []
+            source = self._source(examples, None)
+            batches = map(source.batch, range(len(source)))
+            found = fetch_late(self._dispatch(source, batches, stored, seed))
+            return [one for rows, batch in found for one in self._outputs(batch, len(rows))]
+
+        return act
+
+    def _store(self, params: Any) -> Any:
         """Lay parameters out as the step takes them; the first ones say what it looks like."""
+        rules = self._rules = self._rules or self.deployer.get_sharding_rules(params)
+        params = self.deployer.shard_params(params, rules)
         if self._storage is None:
             storage = self._storage = self.deployer.params_storage(params, rules)
 
@@ -124,12 +160,9 @@ class Predictor:
             self._to_storage = jax.jit(storage.to_storage, out_shardings=storage.stored_sharding)
         return params if self._storage.is_exact else self._to_storage(params)
 
-    def _dispatch(
-        self, examples: Examples, params: Any, bucketing: Bucketing | None
-    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Yield each batch's examples, without what only fills it up, and its result."""
+    def _source(self, examples: Examples, bucketing: Bucketing | None) -> EvalBatches:
         process = self.deployer.data_process
-        source = EvalBatches(
+        return EvalBatches(
             examples,
             self._collate_fn,
             batch_size=self.batch_size,
@@ -137,16 +170,21 @@ class Predictor:
             process_index=process.index,
             num_processes=process.count,
         )
-        seed = jax.device_put(np.uint32(self.seed), self.deployer.named_sharding())
+
+    def _dispatch(
+        self, source: EvalBatches, batches: Iterable[Batch], params: Any, seed: int | None
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield each batch's examples, without what only fills it up, and its result."""
+        number = np.uint32(self.seed if seed is None else seed)
+        on_devices = jax.device_put(number, self.deployer.named_sharding())
 
         def put(batch: Batch) -> tuple[NDArray[np.int64], Any]:
             rows, mask = source.sampler.rows(batch.step)
             part = batch.rows.astype(np.int32)
             return rows[mask > 0], self.deployer.put_rows((batch.arrays, part))
 
-        with iter(source) as batches:
-            for rows, (arrays, part) in put_early(batches, put):
-                yield rows, self._step(params, seed, arrays, part)
+        for rows, (arrays, part) in put_early(batches, put):
+            yield rows, self._step(params, on_devices, arrays, part)
 
     def _outputs(self, found: Any, num_rows: int) -> list[Any]:
         """Return the predictions of a batch's first rows, which are those that count."""

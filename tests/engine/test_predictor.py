@@ -102,6 +102,36 @@ def test_predicting_twice_compiles_once():
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("num_model_shards", [1, 8])
+def test_a_bound_predictor_predicts_the_same_and_compiles_once_for_any_number(num_model_shards):
+    """Engine case 45: a step compiles once, however few examples there are."""
+    traces = []
+
+    def traced(params, batch, rngs):
+        traces.append(1)
+        return {"twice": params["w"] * batch["x"], "noise": jax.vmap(jax.random.uniform)(rngs)}
+
+    deployer, params = Deployer(num_model_shards), {"w": np.float32(2)}
+    rules = deployer.get_sharding_rules(params, lambda params: params["w"])
+    predictor = predictor_of(deployer, traced, sharding_rules=rules)
+    act = predictor.bind(params)
+
+    for count in (3, 1, 8, 11):
+        assert act(numbers(count), seed=7) == predictor.predict(numbers(count), params, seed=7)
+    assert act([]) == []
+    assert len(traces) == 1
+
+
+def test_a_seed_of_its_own_gives_other_random_predictions():
+    def draw(params, batch, rngs):
+        return jax.vmap(jax.random.uniform)(rngs)
+
+    act = predictor_of(pred_fn=draw, seed=4).bind({"w": np.float32(1)})
+
+    assert act(numbers(5)) == act(numbers(5), seed=4)
+    assert set(act(numbers(5))).isdisjoint(act(numbers(5), seed=5))
+
+
 def test_sharded_parameters_predict_as_whole_ones():
     def through(params, batch, rngs):
         return jnp.tanh(batch["x"][:, None] * jnp.ones(16) @ params["up"]) @ params["down"]
