@@ -5,8 +5,8 @@ Knows how examples become batches and batches become predictions again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -26,10 +26,15 @@ from redco_flow.engine.step.step import example_keys
 PredFn = Callable[[Any, dict[str, jax.Array], jax.Array], Any]
 # a tree of NumPy arrays, padding removed -> one prediction per row
 OutputFn = Callable[[Any], Sequence[Any]]
-# (examples, seed of rngs) -> one prediction per example
-ActFn = Callable[..., list[Any]]
 # (examples done, examples in all)
 ProgressFn = Callable[[int, int], None]
+
+
+class ActFn(Protocol):
+    """What `Predictor.bind` returns."""
+
+    def __call__(self, batch: Mapping[str, Any], *, seed: int | None = None) -> Any:
+        """Return predictions of a batch, as NumPy arrays."""
 
 
 class Predictor:
@@ -104,43 +109,58 @@ class Predictor:
         params = self._store(params)
         predictions: dict[int, Any] = {}
         lines = RowLines(verb, len(examples))
-        source = self._source(examples, bucketing)
-        with iter(source) as batches:
-            for rows, found in fetch_late(self._dispatch(source, batches, params, seed)):
-                predictions.update(zip(rows.tolist(), self._outputs(found, len(rows)), strict=True))
-                lines.hear_rows(len(predictions))
-                if on_progress is not None:
-                    on_progress(len(predictions), len(examples))
+        for rows, found in fetch_late(self._dispatch(examples, params, bucketing, seed)):
+            predictions.update(zip(rows.tolist(), self._outputs(found, len(rows)), strict=True))
+            lines.hear_rows(len(predictions))
+            if on_progress is not None:
+                on_progress(len(predictions), len(examples))
         return [predictions[row] for row in range(len(examples))]
 
     def bind(self, params: Any) -> ActFn:
-        """Lay parameters out once, and return a function that predicts with them at once.
+        """Lay parameters out once, and return a function that predicts a batch at once.
 
-        For acting in an environment, where every batch is small and follows from the last one's
-        predictions: a call reads in this thread, starts none, and writes no lines to the log. It
-        compiles for `batch_size` alone, up to which fewer examples are filled.
+        For acting in an environment, where a batch is small and follows from the predictions of
+        the one before: arrays go in and come out, nothing is read ahead or told to the log.
 
             act = predictor.bind(trainer.state["params"])
-            actions = act(observations, seed=step)
+            actions = act({"observation": observations}, seed=step)
 
         Args:
             params: arrays. A trainer's are valid until its next step, and so is the function.
 
         Returns:
-            (examples, seed=None) -> one prediction per example, as `predict` does, with the same
-            errors.
+            (batch, seed) -> what pred_fn returns, as NumPy arrays. `batch` is as from collate_fn,
+            of any number of rows: `batch_size` of them are taken at once, filled up with the
+            first, so that one program does for all. Every process gives, and gets, all rows.
+            `seed` is that of `rngs`, by default the predictor's.
+
+        Raises:
+            ValueError: when called: there are no rows, or arrays of different numbers of them.
         """
         stored = self._store(params)
 
-        def act(examples: Examples, seed: int | None = None) -> list[Any]:
-            if not len(examples):
-                return []
-            source = self._source(examples, None)
-            batches = map(source.batch, range(len(source)))
-            found = fetch_late(self._dispatch(source, batches, stored, seed))
-            return [one for rows, batch in found for one in self._outputs(batch, len(rows))]
+        def act(batch: Mapping[str, Any], *, seed: int | None = None) -> Any:
+            on_devices = self._put_seed(seed)
+            parts = []
+            for rows in _parts(_num_rows(batch), self.batch_size):
+                arrays, part = self._put_rows(batch, rows)
+                parts.append(jax.device_get(self._step(stored, on_devices, arrays, part)))
+            joined = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+            return jax.tree.map(lambda array: array[: _num_rows(batch)], joined)
 
         return act
+
+    def _put_rows(self, batch: Mapping[str, Any], rows: NDArray[np.int32]) -> Any:
+        """Put these rows of arrays, and their numbers, on the devices."""
+        process = self.deployer.data_process
+        size = len(rows) // process.count
+        own = rows[process.index * size : (process.index + 1) * size]
+        return self.deployer.put_rows((jax.tree.map(lambda x: np.asarray(x)[own], batch), own))
+
+    def _put_seed(self, seed: int | None) -> jax.Array:
+        number = np.uint32(self.seed if seed is None else seed)
+        found: jax.Array = jax.device_put(number, self.deployer.named_sharding())
+        return found
 
     def _store(self, params: Any) -> Any:
         """Lay parameters out as the step takes them; the first ones say what it looks like."""
@@ -160,9 +180,12 @@ class Predictor:
             self._to_storage = jax.jit(storage.to_storage, out_shardings=storage.stored_sharding)
         return params if self._storage.is_exact else self._to_storage(params)
 
-    def _source(self, examples: Examples, bucketing: Bucketing | None) -> EvalBatches:
+    def _dispatch(
+        self, examples: Examples, params: Any, bucketing: Bucketing | None, seed: int | None
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield each batch's examples, without what only fills it up, and its result."""
         process = self.deployer.data_process
-        return EvalBatches(
+        source = EvalBatches(
             examples,
             self._collate_fn,
             batch_size=self.batch_size,
@@ -170,21 +193,16 @@ class Predictor:
             process_index=process.index,
             num_processes=process.count,
         )
-
-    def _dispatch(
-        self, source: EvalBatches, batches: Iterable[Batch], params: Any, seed: int | None
-    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Yield each batch's examples, without what only fills it up, and its result."""
-        number = np.uint32(self.seed if seed is None else seed)
-        on_devices = jax.device_put(number, self.deployer.named_sharding())
+        on_devices = self._put_seed(seed)
 
         def put(batch: Batch) -> tuple[NDArray[np.int64], Any]:
             rows, mask = source.sampler.rows(batch.step)
             part = batch.rows.astype(np.int32)
             return rows[mask > 0], self.deployer.put_rows((batch.arrays, part))
 
-        for rows, (arrays, part) in put_early(batches, put):
-            yield rows, self._step(params, on_devices, arrays, part)
+        with iter(source) as batches:
+            for rows, (arrays, part) in put_early(batches, put):
+                yield rows, self._step(params, on_devices, arrays, part)
 
     def _outputs(self, found: Any, num_rows: int) -> list[Any]:
         """Return the predictions of a batch's first rows, which are those that count."""
@@ -198,6 +216,27 @@ class Predictor:
         if len(outputs) != num_rows:
             raise ValueError(f"output_fn gave {len(outputs)} predictions for {num_rows} rows.")
         return outputs
+
+
+def _num_rows(batch: Mapping[str, Any]) -> int:
+    """Return the leading dim of all arrays.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    sizes = {name: len(jax.tree.leaves(value)[0]) for name, value in batch.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(f"the arrays of a batch need one number of rows, at least 1: {sizes}.")
+    return next(iter(sizes.values()))
+
+
+def _parts(num_rows: int, batch_size: int) -> Iterator[NDArray[np.int32]]:
+    """Yield all rows, [batch_size] at a time; the last ones are filled up with their first."""
+    for start in range(0, num_rows, batch_size):
+        rows = np.full(batch_size, start, np.int32)
+        count = min(batch_size, num_rows - start)
+        rows[:count] += np.arange(count, dtype=np.int32)
+        yield rows
 
 
 def _rows_of(found: Any) -> list[Any]:

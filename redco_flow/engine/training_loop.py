@@ -256,10 +256,10 @@ class TrainingLoop:
 
     def _train(self, batches: BatchIterator, first: int, trace: StepTrace) -> None:
         """Take a step on each batch, after `first` steps."""
-        if self._last_fetch is not None:
-            # Collecting examples is no step's time.
-            self._last_fetch = time.perf_counter()
         for step, batch in enumerate(self.trainer.device_batches(batches), first + 1):
+            if step == first + 1 and self._last_fetch is not None:
+                # Collecting a round's examples and reading the first of them is no step's time.
+                self._last_fetch = time.perf_counter()
             flops = self._expect(batch)
             if trace.begins_at(step):
                 self._await_steps()

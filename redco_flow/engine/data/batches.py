@@ -212,10 +212,6 @@ class EvalBatches:
     def __len__(self) -> int:
         return self.sampler.steps_per_epoch
 
-    def batch(self, step: int) -> Batch:
-        """Return a batch by its number, made at once and in this thread."""
-        return self._source.batch(step)
-
     def __iter__(self) -> BatchIterator:
         return BatchIterator(range(len(self)), self._source.batch, self._num_ahead)
 
