@@ -1,12 +1,14 @@
 """Run stages by hand: real contexts in tmp_path, real published artifacts between them."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs
@@ -102,6 +104,22 @@ def bench(tmp_path: Path) -> Bench:
 def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """One for a whole file, where the stages before the tested one cost time."""
     return Bench(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def run_over(bench: Bench, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run an example as a stage over model shards; return what it told and its params."""
+    from example_scripts import PROJECT
+    from stage_kinds import script
+
+    def run_over(name: str, num_shards: int, **arguments: Any) -> tuple[list[float], Any]:
+        path = str(PROJECT / "examples" / name)
+        arguments["num_model_shards"] = num_shards
+        made = bench.run(script, {"path": path, "arguments": arguments, "outputs": ["params"]})
+        numbers = re.findall(r"-?\d+\.\d+", capsys.readouterr().out)
+        return [float(n) for n in numbers], dict(np.load(made["params"].path / "params.npz"))
+
+    return run_over
 
 
 def _write_rows(path: Path, rows: list[tuple[str, str]]) -> Path:

@@ -1,40 +1,15 @@
 """The scripts in examples/: what each learns, and that shards change nothing."""
 
-import importlib.util
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from example_scripts import PROJECT, assert_close, load_example, run_by_hand
 from stage_kinds import script
 
-PROJECT = Path(__file__).resolve().parents[2]
-
 pytestmark = pytest.mark.slow
-
-
-def run_by_hand(name, folder, *words):
-    """Run an example on two CPU devices; return what it printed."""
-    folder.mkdir()
-    environment = os.environ | {
-        "PYTHONPATH": str(PROJECT),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
-    done = subprocess.run(
-        [sys.executable, PROJECT / "examples" / name, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_maml_adapts_to_new_curves(tmp_path):
@@ -59,33 +34,6 @@ def test_maml_does_the_same_over_two_model_shards(bench):
 
     for name in arrays[0]:
         np.testing.assert_allclose(arrays[1][name], arrays[0][name], atol=1e-5)
-
-
-@pytest.fixture
-def run_over(bench, capsys):
-    """Run an example as a stage over model shards; return what it told and its params."""
-
-    def run_over(name, num_shards, **arguments):
-        path = str(PROJECT / "examples" / name)
-        arguments["num_model_shards"] = num_shards
-        made = bench.run(script, {"path": path, "arguments": arguments, "outputs": ["params"]})
-        numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
-        return [float(n) for n in numbers], dict(np.load(made["params"].path / "params.npz"))
-
-    return run_over
-
-
-def load_example(name):
-    spec = importlib.util.spec_from_file_location(name, PROJECT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def assert_close(arrays, others, atol):
-    assert arrays.keys() == others.keys()
-    for name in arrays:
-        np.testing.assert_allclose(arrays[name], others[name], atol=atol)
 
 
 def test_fedavg_learns_all_digits_the_same_over_two_model_shards(run_over):

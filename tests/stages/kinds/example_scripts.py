@@ -1,0 +1,43 @@
+"""Run the scripts in examples/ by hand, load their functions, compare what they saved."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def run_by_hand(name, folder, *words):
+    """Run an example on two CPU devices; return what it printed."""
+    folder.mkdir()
+    environment = os.environ | {
+        "PYTHONPATH": str(PROJECT),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    done = subprocess.run(
+        [sys.executable, PROJECT / "examples" / name, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(name, PROJECT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def assert_close(arrays, others, atol):
+    assert arrays.keys() == others.keys()
+    for name in arrays:
+        np.testing.assert_allclose(arrays[name], others[name], atol=atol)
