@@ -29,8 +29,7 @@ MAX_TORQUE = 2.0
 NUM_STEPS = 200  # of every episode of Pendulum-v1
 NOISE = 0.2  # standard deviation of what is added to torques
 BUFFER_SIZE = 20_000
-BATCH_SIZE = 128
-WIDTH = 64
+BATCH_SIZE, WIDTH = 128, 64
 NUM_TEST_EPISODES, TEST_SEED = 32, 1_000_000
 
 
@@ -120,16 +119,14 @@ def play(num_envs, choose, seed):
 
 
 def mean_return(choose):
-    steps = play(NUM_TEST_EPISODES, choose, TEST_SEED)
-    return float(np.mean(sum(step["reward"] for step in steps)))
+    return float(np.mean(sum(s["reward"] for s in play(NUM_TEST_EPISODES, choose, TEST_SEED))))
 
 
 def make_collect(predictor, num_envs, num_examples, seed):
     """Collect a round: an episode in each environment, then examples from all that is kept."""
 
     def collect(params, number, carry):
-        rng = np.random.default_rng([seed, number])
-        policy = predictor.bind(params)
+        rng, policy = np.random.default_rng([seed, number]), predictor.bind(params)
 
         def explore(seen):
             if number == 0:
@@ -139,14 +136,13 @@ def make_collect(predictor, num_envs, num_examples, seed):
             return np.clip(torques, -MAX_TORQUE, MAX_TORQUE)
 
         columns, num_seen = carry["columns"], carry["num_seen"]
-        size = len(columns["reward"])
         # A round's places in the ring are overwritten; a checkpoint has a copy.
         for step in play(num_envs, explore, 10_000 * seed + number):
-            step["reward"] = REWARD_SCALE * step["reward"]
+            step["reward"] *= REWARD_SCALE
             for name, values in step.items():
-                columns[name][(num_seen + np.arange(num_envs)) % size] = values
+                columns[name][(num_seen + np.arange(num_envs)) % BUFFER_SIZE] = values
             num_seen += num_envs
-        places = rng.integers(min(num_seen, size), size=num_examples)
+        places = rng.integers(min(num_seen, BUFFER_SIZE), size=num_examples)
         drawn = {name: column[places] for name, column in columns.items()}
         return rows_of(drawn), {"columns": columns, "num_seen": num_seen}
 
@@ -185,9 +181,9 @@ def main():
     num_examples = arguments.num_updates * BATCH_SIZE
     collect = make_collect(predictor, arguments.num_envs, num_examples, arguments.seed)
     rounds = Rounds(collect, num_examples, carry=empty_buffer(BUFFER_SIZE))
-    options = {"eval_every_steps": 5 * arguments.num_updates, **script.fit_options()}
-    options["log_every_steps"] = arguments.num_updates
-    result = trainer.fit(rounds, num_epochs=arguments.num_rounds, eval_fn=evaluate, **options)
+    options = {"eval_every_steps": 5 * arguments.num_updates, "log_every_steps": 100}
+    options |= {"num_epochs": arguments.num_rounds, **script.fit_options()}
+    result = trainer.fit(rounds, eval_fn=evaluate, **options)
 
     rng = np.random.default_rng(arguments.seed)
     learned = result.metrics["mean_return"]
