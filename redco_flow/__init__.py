@@ -15,16 +15,26 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 if TYPE_CHECKING:
     from redco_flow.engine.deployer import Deployer
     from redco_flow.engine.predictor import Predictor
+    from redco_flow.engine.rounds import Rounds
     from redco_flow.engine.trainer import Trainer
     from redco_flow.engine.training_plan import TrainingPlan
     from redco_flow.stages.script.context import script_context
 
 __version__ = "0.2.0"
-__all__ = ["Deployer", "Predictor", "Trainer", "TrainingPlan", "__version__", "script_context"]
+__all__ = [
+    "Deployer",
+    "Predictor",
+    "Rounds",
+    "Trainer",
+    "TrainingPlan",
+    "__version__",
+    "script_context",
+]
 
 _MODULES = {
     "Deployer": "redco_flow.engine.deployer",
     "Predictor": "redco_flow.engine.predictor",
+    "Rounds": "redco_flow.engine.rounds",
     "Trainer": "redco_flow.engine.trainer",
     "TrainingPlan": "redco_flow.engine.training_plan",
     "script_context": "redco_flow.stages.script.context",

@@ -30,6 +30,7 @@ from redco_flow.engine.data.length_buckets import Bucketing
 from redco_flow.engine.data.order import BatchSampler
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.progress import RowLines
+from redco_flow.engine.rounds import RoundBatches, Rounds
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.engine.step.loss import LossFn
 from redco_flow.engine.step.step import Metrics, MicroBatches, Schedule, State
@@ -173,7 +174,7 @@ class Trainer:
 
     def fit(
         self,
-        train_examples: Examples,
+        train_examples: Examples | Rounds,
         *,
         num_epochs: int,
         bucketing: Bucketing | None = None,
@@ -193,11 +194,15 @@ class Trainer:
         With a checkpointer it resumes from the newest checkpoint, in mid-epoch too, and saves at
         every evaluation (with its metrics, in one commit) and at epochs' ends.
 
+        With `Rounds` it collects examples as it goes. What is due at an epoch's end is due at a
+        round's, and a stop waits for it: within a round nothing is saved.
+
         Args:
+            train_examples: any sequence, or `Rounds`.
             num_epochs: passes over the examples; each is ceil(examples / global_batch_size)
                 steps, and one of them may be a partial batch.
             bucketing: batch training examples of like length together; there is one compilation
-                per bucket.
+                per bucket. Not with `Rounds`, whose examples are not known beforehand.
             eval_examples: their loss becomes the metric `eval_loss`.
             eval_fn: (params, step) -> further metrics; must not keep `params`.
             checkpointer: where to save and resume; None: nowhere.
@@ -219,7 +224,12 @@ class Trainer:
             DataError: the newest checkpoint belongs to other data, batch size, seed or buckets;
                 or rows cannot be read.
             CheckpointError: no checkpoint can be restored, or one cannot be written.
+            ValueError: a number is not positive, or not a multiple of a round's; or there are
+                rounds and buckets.
         """
+        rounds = train_examples if isinstance(train_examples, Rounds) else None
+        if rounds is not None and bucketing is not None:
+            raise ValueError("bucketing is of examples known beforehand; rounds collect them.")
         schedule = FitSchedule(
             BatchSampler(
                 len(train_examples),
@@ -232,6 +242,7 @@ class Trainer:
             eval_every_steps=eval_every_steps,
             save_every_steps=save_every_steps,
             save_every_epochs=save_every_epochs,
+            epochs_per_round=None if rounds is None else rounds.epochs_per_round,
         )
 
         def evaluate(step: int) -> dict[str, float]:
@@ -252,7 +263,11 @@ class Trainer:
             should_stop,
             traced_steps,
         )
-        return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
+        if not isinstance(train_examples, Rounds):
+            return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
+        batches = RoundBatches(train_examples, self, schedule.steps_per_round)
+        loop.beside = batches.beside
+        return loop.run(batches.open)
 
     def eval_loss(self, examples: Examples, *, bucketing: Bucketing | None = None) -> float:
         """Return the mean loss over `examples`: each once, without dropout.
@@ -292,14 +307,27 @@ class Trainer:
         total, weight = np.sum(np.asarray(sums, np.float64), axis=0)
         return float(total / weight) if weight else 0.0
 
-    def restore(self, checkpointer: Checkpointer, step: int | None = None) -> Commit:
+    def restore(
+        self,
+        checkpointer: Checkpointer,
+        step: int | None = None,
+        *,
+        beside: dict[str, Any] | None = None,
+    ) -> Commit:
         """Replace the state by a checkpoint's (the newest by default); return its commit.
+
+        Args:
+            beside: what was saved in the state beside the trainer's own, by name, as the carry of
+                `Rounds` is; takes the checkpoint's values.
 
         Raises:
             CheckpointError: there is none, it is damaged, or has other parameters.
         """
-        like = self.plan.storage.abstract_exact
-        self.state, commit = checkpointer.restore(step, like=like)
+        beside = {} if beside is None else beside
+        like = {**self.plan.storage.abstract_exact, **beside}
+        state, commit = checkpointer.restore(step, like=like)
+        beside |= {name: state.pop(name) for name in beside}
+        self.state = state
         return commit
 
     @property

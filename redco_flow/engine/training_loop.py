@@ -18,7 +18,7 @@ import numpy as np
 
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.data.batches import BatchIterator
-from redco_flow.engine.data.layout import LateFetch, check_positive
+from redco_flow.engine.data.layout import LateFetch, check_multiple, check_positive
 from redco_flow.engine.data.order import BatchSampler
 from redco_flow.engine.errors import NonFiniteLoss, TrainingStopped
 from redco_flow.engine.progress import TrainingLines
@@ -43,8 +43,12 @@ SLOW_FACTOR = 10.0
 class FitSchedule:
     """How long to train, and what is due after which step.
 
+    Args:
+        epochs_per_round: epochs on the same examples, where others are collected then: nothing is
+            saved within them. None: the examples never change.
+
     Raises:
-        ValueError: a number is not positive.
+        ValueError: a number is not positive, or would end or save within a round.
     """
 
     data: BatchSampler
@@ -53,24 +57,50 @@ class FitSchedule:
     eval_every_steps: int | None
     save_every_steps: int | None
     save_every_epochs: int = 1
+    epochs_per_round: int | None = None
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
             if name != "data" and number is not None:
                 check_positive(name, number)
+        if self.epochs_per_round is None:
+            return
+        rounds = f"rounds of {self.epochs_per_round} epochs"
+        check_multiple("num_epochs", self.num_epochs, self.epochs_per_round, rounds)
+        rounds = "the steps of a round, within which nothing can be saved"
+        for name in ("eval_every_steps", "save_every_steps"):
+            if getattr(self, name) is not None:
+                check_multiple(name, getattr(self, name), self.steps_per_round, rounds)
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of all epochs."""
         return self.num_epochs * self.data.steps_per_epoch
 
+    @property
+    def steps_per_round(self) -> int:
+        """Optimizer steps on the same examples; of an epoch, where examples never change."""
+        return (self.epochs_per_round or 1) * self.data.steps_per_epoch
+
+    def spans(self, start: int) -> Iterator[tuple[int, int]]:
+        """Yield what is left after `start` steps, as (first, last) steps done on equal examples."""
+        length = self.total_steps if self.epochs_per_round is None else self.steps_per_round
+        while start < self.total_steps:
+            stop = start - start % length + length
+            yield start, stop
+            start = stop
+
     def epoch(self, step: int) -> float:
         """Return how many epochs are done after `step` steps."""
         return step / self.data.steps_per_epoch
 
-    def is_epoch_end(self, step: int) -> bool:
-        """Whether an epoch is complete after `step` steps."""
-        return step % self.data.steps_per_epoch == 0
+    def is_round_end(self, step: int) -> bool:
+        """Whether a round, or an epoch where there are none, is complete after `step` steps."""
+        return step % self.steps_per_round == 0
+
+    def can_stop_after(self, step: int) -> bool:
+        """Whether a training that is saved after `step` steps can go on: not within a round."""
+        return self.epochs_per_round is None or self.is_round_end(step)
 
     def logs_after(self, step: int) -> bool:
         """Whether a log record is due after `step` steps."""
@@ -79,16 +109,17 @@ class FitSchedule:
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` steps."""
         if step == self.total_steps or self.eval_every_steps is None:
-            return self.is_epoch_end(step)
+            return self.is_round_end(step)
         return step % self.eval_every_steps == 0
 
     def saves_after(self, step: int) -> bool:
         """Whether a checkpoint without an evaluation is due after `step` steps."""
         if step == self.total_steps:
             return True
-        every_steps = self.save_every_steps
         steps_of_epochs = self.save_every_epochs * self.data.steps_per_epoch
-        return step % steps_of_epochs == 0 or (every_steps is not None and step % every_steps == 0)
+        if self.is_round_end(step) and step % steps_of_epochs == 0:
+            return True
+        return self.save_every_steps is not None and step % self.save_every_steps == 0
 
 
 @dataclass(frozen=True)
@@ -174,13 +205,23 @@ class Trained(Protocol):
     def advance(self, batch: MicroBatches) -> Any:
         """Dispatch one step; return its metrics, which come later."""
 
-    def restore(self, checkpointer: Checkpointer, step: int | None = None) -> Commit:
-        """Replace the state by a checkpoint's; return its commit."""
+    def restore(
+        self,
+        checkpointer: Checkpointer,
+        step: int | None = None,
+        *,
+        beside: dict[str, Any] | None = None,
+    ) -> Commit:
+        """Replace the state, and what was saved beside it, by a checkpoint's; return its commit."""
 
 
 @dataclass
 class TrainingLoop:
-    """One call of `Trainer.fit`."""
+    """One call of `Trainer.fit`.
+
+    Args:
+        beside: what is saved in the state beside the trainer's own; a resume changes it in place.
+    """
 
     trainer: Trained
     schedule: FitSchedule
@@ -189,6 +230,7 @@ class TrainingLoop:
     callbacks: Sequence[Callback]
     should_stop: Callable[[], bool] | None
     traced_steps: TracedSteps | None = None
+    beside: dict[str, Any] = field(default_factory=dict)
     _late: LateFetch[_Dispatched] = field(default_factory=LateFetch)
     _window: _Window = field(default_factory=_Window)
     _skips: SkippedSteps = field(init=False)
@@ -196,6 +238,7 @@ class TrainingLoop:
     _last_fetch: float | None = None
     _shapes: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     _loss: float | None = None
+    _is_asked_to_stop: bool = False
     _metrics: dict[str, float] = field(default_factory=dict)
     _unannounced: deque[dict[str, Any]] = field(default_factory=deque)
     _lines: TrainingLines = field(init=False)
@@ -209,28 +252,34 @@ class TrainingLoop:
         start = self._resume()
         if start >= self.schedule.total_steps:
             return FitResult(start, start, None, dict(self._metrics))
-        with (
-            StepTrace(self.traced_steps, start) as trace,
-            open_batches(start, self.schedule.total_steps) as batches,
-        ):
-            for step, batch in enumerate(self.trainer.device_batches(batches), start + 1):
-                flops = self._expect(batch)
-                if trace.begins_at(step):
-                    self._await_steps()
-                    trace.start(step)
-                    self._last_fetch = time.perf_counter()
-                dispatched = _Dispatched(step, flops)
-                with trace.dispatching(step):
-                    found = self.trainer.advance(batch)
-                self._hear(self._late.push(dispatched, found))
-                if trace.ends_at(step):
-                    self._await_steps()
-                    trace.stop()
-                    self._last_fetch = time.perf_counter()
-                self._after(step)
-            self._await_steps()
+        with StepTrace(self.traced_steps, start) as trace:
+            for first, stop in self.schedule.spans(start):
+                with open_batches(first, stop) as batches:
+                    self._train(batches, first, trace)
         self._wait_for_saves()
         return FitResult(self.schedule.total_steps, start, self._loss, dict(self._metrics))
+
+    def _train(self, batches: BatchIterator, first: int, trace: StepTrace) -> None:
+        """Take a step on each batch, after `first` steps."""
+        for step, batch in enumerate(self.trainer.device_batches(batches), first + 1):
+            if step == first + 1 and self._last_fetch is not None:
+                # Collecting a round's examples and reading the first of them is no step's time.
+                self._last_fetch = time.perf_counter()
+            flops = self._expect(batch)
+            if trace.begins_at(step):
+                self._await_steps()
+                trace.start(step)
+                self._last_fetch = time.perf_counter()
+            dispatched = _Dispatched(step, flops)
+            with trace.dispatching(step):
+                found = self.trainer.advance(batch)
+            self._hear(self._late.push(dispatched, found))
+            if trace.ends_at(step):
+                self._await_steps()
+                trace.stop()
+                self._last_fetch = time.perf_counter()
+            self._after(step)
+        self._await_steps()
 
     def _expect(self, batch: MicroBatches) -> float | None:
         """Let the steps before a new shape end: what it takes to compile is no step's time.
@@ -252,7 +301,7 @@ class TrainingLoop:
         """Restore the newest checkpoint, if there is one; return the steps already done."""
         if self.checkpointer is None or self.checkpointer.latest() is None:
             return self.trainer.step
-        commit = self.trainer.restore(self.checkpointer)
+        commit = self.trainer.restore(self.checkpointer, beside=self.beside)
         step = self.schedule.data.step_at(commit.cursor)
         self._metrics = {k: v for k, v in commit.metrics.items() if v is not None}
         self._lines.hear_restored(step)
@@ -261,7 +310,7 @@ class TrainingLoop:
     def _after(self, step: int) -> None:
         """Do what is due after a step's dispatch."""
         evaluates = self.evaluate is not None and self.schedule.evaluates_after(step)
-        is_stopping = self.should_stop is not None and self.should_stop()
+        is_stopping = self._is_stopping(step)
         if not (is_stopping or evaluates or self.schedule.saves_after(step)):
             return
         self._await_steps()
@@ -274,6 +323,12 @@ class TrainingLoop:
         if is_stopping and step < self.schedule.total_steps:
             self._wait_for_saves()
             raise TrainingStopped(step)
+
+    def _is_stopping(self, step: int) -> bool:
+        """Ask after each step, as it is a sign of life too; stop where that can be saved."""
+        if self.should_stop is not None and self.should_stop():
+            self._is_asked_to_stop = True
+        return self._is_asked_to_stop and self.schedule.can_stop_after(step)
 
     def _hear(self, results: Iterable[tuple[_Dispatched, Mapping[str, Any]]]) -> None:
         """Account for steps whose metrics have arrived."""
@@ -350,7 +405,8 @@ class TrainingLoop:
         for callback in self.callbacks:
             callback.on_save(step)
         cursor = self.schedule.data.position(step)
-        self.checkpointer.save(step, self.trainer.state, metrics=metrics, cursor=cursor)
+        state = {**self.trainer.state, **self.beside}
+        self.checkpointer.save(step, state, metrics=metrics, cursor=cursor)
         self._lines.hear_saved(step)
         record = {"step": step, "epoch": self.schedule.epoch(step), "metrics": metrics}
         self._unannounced.append(record)

@@ -102,6 +102,47 @@ def test_predicting_twice_compiles_once():
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("num_model_shards", [1, 8])
+def test_a_bound_predictor_predicts_the_same_and_compiles_once_for_any_number(num_model_shards):
+    """Engine case 45: a step compiles once, however few rows there are."""
+    traces = []
+
+    def traced(params, batch, rngs):
+        traces.append(1)
+        return {"twice": params["w"] * batch["x"], "noise": jax.vmap(jax.random.uniform)(rngs)}
+
+    deployer, params = Deployer(num_model_shards), {"w": np.float32(2)}
+    rules = deployer.get_sharding_rules(params, lambda params: params["w"])
+    predictor = predictor_of(deployer, traced, sharding_rules=rules)
+    act = predictor.bind(params)
+
+    for count in (3, 1, 8, 19):
+        found = act(collate(numbers(count)), seed=7)
+        expected = predictor.predict(numbers(count), params, seed=7)
+        np.testing.assert_array_equal(found["twice"], 2 * np.arange(count))
+        np.testing.assert_array_equal(found["noise"], [one["noise"] for one in expected])
+    assert len(traces) == 1
+
+
+def test_a_seed_of_its_own_gives_other_random_predictions():
+    def draw(params, batch, rngs):
+        return jax.vmap(jax.random.uniform)(rngs)
+
+    act = predictor_of(pred_fn=draw, seed=4).bind({"w": np.float32(1)})
+    batch = collate(numbers(5))
+
+    np.testing.assert_array_equal(act(batch), act(batch, seed=4))
+    assert set(map(float, act(batch))).isdisjoint(map(float, act(batch, seed=5)))
+
+
+@pytest.mark.parametrize("batch", [{}, {"x": np.zeros(0)}, {"x": np.zeros(3), "y": np.zeros(2)}])
+def test_a_batch_of_no_rows_or_of_different_numbers_is_refused(batch):
+    act = predictor_of().bind({"w": np.float32(1)})
+
+    with pytest.raises(ValueError, match="need one number of rows, at least 1"):
+        act(batch)
+
+
 def test_sharded_parameters_predict_as_whole_ones():
     def through(params, batch, rngs):
         return jnp.tanh(batch["x"][:, None] * jnp.ones(16) @ params["up"]) @ params["down"]

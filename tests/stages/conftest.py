@@ -113,11 +113,11 @@ def run_over(bench: Bench, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     """Run an example as a stage over model shards; return the numbers it told and its params."""
     from stage_kinds import script
 
-    def run_over(name: str, num_shards: int, **arguments: Any) -> tuple[list[float], dict]:
+    def run_over(name: str, num_shards: int, **arguments: Any) -> tuple[list[float], Any]:
         path = str(PROJECT / "examples" / name)
         arguments["num_model_shards"] = num_shards
         made = bench.run(script, {"path": path, "arguments": arguments, "outputs": ["params"]})
-        numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
+        numbers = re.findall(r"-?\d+\.\d+", capsys.readouterr().out)
         return [float(n) for n in numbers], dict(np.load(made["params"].path / "params.npz"))
 
     return run_over

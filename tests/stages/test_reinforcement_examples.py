@@ -1,0 +1,231 @@
+"""The examples that collect what they train on: what each learns, on any shards, after any stop."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from example_scripts import PROJECT, assert_close, load_example, run_by_hand
+from stage_kinds import script
+
+from redco_flow.stages.context import Stopped
+
+pytest.importorskip("gymnasium", reason="install gymnasium")
+
+
+@pytest.fixture(scope="module")
+def ppo():
+    return load_example("ppo")
+
+
+@pytest.fixture(scope="module")
+def ddpg():
+    return load_example("ddpg")
+
+
+@pytest.fixture(scope="module")
+def grpo():
+    return load_example("grpo")
+
+
+def numbers_in(text):
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+
+
+@pytest.mark.slow
+def test_ppo_learns_to_balance_the_pole(tmp_path):
+    said = run_by_hand("ppo.py", tmp_path / "out", "--num_rounds", "8", "--num_model_shards", "2")
+
+    learned, most, at_random = numbers_in(said)
+    assert most == 500
+    assert 15 < at_random < 40
+    assert learned > 4 * at_random
+
+
+@pytest.mark.slow
+def test_ppo_does_the_same_over_two_model_shards(run_over):
+    short = {"num_rounds": 2, "num_epochs": 1, "num_steps": 32}
+    _, params = run_over("ppo.py", 1, **short)
+    _, sharded = run_over("ppo.py", 2, **short)
+
+    assert_close(sharded, params, atol=1e-5)
+
+
+def test_advantages_are_sums_of_discounted_errors_up_to_an_episodes_end(ppo):
+    """Schulman et al. 2016, equation 16, with each sum written out."""
+    rng = np.random.default_rng(0)
+    num_steps, num_envs = 7, 3
+    reward, value = (
+        rng.normal(size=(num_steps, num_envs)),
+        rng.normal(size=(num_steps + 1, num_envs)),
+    )
+    fell, cut = rng.random((2, num_steps, num_envs)) < 0.2
+    ended = fell | cut
+    assert (fell.any(), (cut & ~fell).any()) == (True, True)
+
+    found = ppo.estimate_advantages(reward, value, fell, ended)
+
+    for env in range(num_envs):
+        for start in range(num_steps):
+            expected = 0.0
+            for t in range(start, num_steps):
+                later = 0.0 if fell[t, env] else 0.99 * value[t + 1, env]
+                expected += (0.99 * 0.95) ** (t - start) * (reward[t, env] + later - value[t, env])
+                if ended[t, env]:
+                    break
+            assert found[start, env] == pytest.approx(expected, abs=1e-12)
+
+
+def test_steps_that_only_begin_an_episode_weigh_nothing(ppo):
+    """gymnasium's vector environments ignore the action after an episode's end."""
+    always_left = lambda seen, t: {"action": np.zeros(4, np.int64)}  # noqa: E731
+    steps = list(ppo.play(always_left, 4, 30, seed=0))
+
+    ended = np.stack([step["ended"] for step in steps])
+    weight = np.stack([step["weight"] for step in steps])
+    reward = np.stack([step["reward"] for step in steps])
+    assert ended.any()
+    np.testing.assert_array_equal(weight[1:], ~ended[:-1])
+    np.testing.assert_array_equal(reward, weight)
+
+
+@pytest.mark.slow
+def test_ddpg_stopped_between_rounds_goes_on_with_its_buffer(bench, stop_at_look):
+    settings = {
+        "path": str(PROJECT / "examples" / "ddpg.py"),
+        "arguments": {"num_rounds": 3, "num_updates": 4, "num_envs": 2},
+        "outputs": ["params"],
+    }
+    whole = bench.run(script, settings)
+    context = bench.context
+
+    def stopping(*args, **options):
+        found = context(*args, **options)
+        found.stop = stop_at_look(2)
+        return found
+
+    bench.context = stopping
+    with pytest.raises(Stopped):
+        bench.run(script, settings, work="same")
+    bench.context = context
+    resumed = bench.run(script, settings, work="same")
+
+    assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [4]
+    assert resumed["params"].id == whole["params"].id
+
+
+@pytest.mark.slow
+def test_ddpg_does_the_same_over_two_model_shards(run_over):
+    short = {"num_rounds": 2, "num_updates": 8, "num_envs": 2}
+    _, params = run_over("ddpg.py", 1, **short)
+    _, sharded = run_over("ddpg.py", 2, **short)
+
+    assert_close(sharded, params, atol=1e-5)
+
+
+def test_targets_follow_their_networks_at_a_rate(ddpg):
+    optimizer = ddpg.with_targets(optax.sgd(0.5), rate=0.1)
+    params = {"online": jnp.array([1.0, 2.0]), "target": jnp.array([0.0, 4.0])}
+    gradients = {"online": jnp.array([2.0, -2.0]), "target": jnp.zeros(2)}
+
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    found = optax.apply_updates(params, updates)
+
+    np.testing.assert_allclose(found["online"], [0.0, 3.0])
+    np.testing.assert_allclose(found["target"], [0.0, 0.9 * 4.0 + 0.1 * 3.0], rtol=1e-6)
+
+
+def test_the_actor_and_the_critic_of_ddpg_have_no_gradients_of_each_other(ddpg):
+    """The actor's are those of the mean value alone, the critic's of the mean squared error."""
+    rng = np.random.default_rng(1)
+    batch = {
+        name: rng.normal(size=(5, *shape)).astype(np.float32)
+        for name, shape in {
+            "observation": (3,),
+            "action": (1,),
+            "reward": (),
+            "after": (3,),
+        }.items()
+    }
+    online = jax.jit(ddpg.MODEL.init)(jax.random.key(0), batch["observation"])
+    params = {"online": online, "target": jax.tree.map(lambda x: x * 0.9, online)}
+
+    def mean_value(online):
+        return ddpg.judge(
+            online, batch["observation"], ddpg.act(online, batch["observation"])
+        ).mean()
+
+    def mean_error(online):
+        later = ddpg.act(params["target"], batch["after"])
+        wanted = batch["reward"] + 0.99 * ddpg.judge(params["target"], batch["after"], later)[:, 0]
+        return (
+            (ddpg.judge(online, batch["observation"], batch["action"])[:, 0] - wanted) ** 2
+        ).mean()
+
+    def loss(params):
+        return ddpg.loss_fn(params, batch, None, True)[0].mean()
+
+    found = jax.grad(loss)(params)
+
+    actor = jax.tree.map(jnp.negative, jax.grad(mean_value)(online)["params"]["actor"])
+    critic = jax.grad(mean_error)(online)["params"]["critic"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        found["online"]["params"],
+        {"actor": actor, "critic": critic},
+    )
+    assert not any(map(np.any, jax.tree.leaves(found["target"])))
+
+
+@pytest.mark.slow
+def test_grpo_raises_the_share_of_right_answers(tmp_path):
+    words = ["--num_rounds", "30", "--num_model_shards", "2"]
+    said = run_by_hand("grpo.py", tmp_path / "out", *words)
+
+    after, before, always_the_commonest = numbers_in(said)
+    assert always_the_commonest < 0.03 < 0.2 <= before < 0.5
+    assert after > before + 0.05
+
+
+@pytest.mark.slow
+def test_grpo_does_the_same_over_two_model_shards(run_over):
+    short = {"share_before": 0.02, "num_rounds": 2, "num_questions": 16}
+    _, params = run_over("grpo.py", 1, **short)
+    _, sharded = run_over("grpo.py", 2, **short)
+
+    assert_close(sharded, params, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("07+25=032", 1), ("99+99=198", 1), ("07+25=132", 0), ("07+25=3=2", 0), ("07+25=+32", 0)],
+)
+def test_the_rule_rewards_right_sums_alone(grpo, text, expected):
+    (ids,) = grpo.collate_texts([text])["ids"]
+
+    assert grpo.reward(ids) == expected
+
+
+def test_the_loss_of_grpo_is_the_papers(grpo):
+    """Shao et al. 2024, equations 3 and 4, in NumPy: a ratio inside, above and below the clip."""
+    ids = grpo.collate_texts(["07+25=032", "11+11=022", "50+50=100"])["ids"]
+    params = jax.jit(grpo.MODEL.init)(jax.random.key(0), ids)
+    log_probs = np.asarray(grpo.score(params, {"ids": ids}), np.float64)
+    batch = {
+        "ids": ids,
+        "log_probs": np.float32(log_probs + np.array([[0.0], [-0.5], [0.5]])),
+        "reference": np.float32(log_probs + np.array([0.3, 0.0, -0.2])),
+        "advantage": np.float32([1.5, 1.0, -1.0]),
+        "reward": np.float32([1, 1, 0]),
+    }
+
+    losses, weights, measures = grpo.loss_fn(params, batch, None, True)
+
+    apart = np.array([0.3, 0.0, -0.2])
+    kl = np.mean(np.exp(apart) - apart - 1)
+    gains = np.array([1.5, 1.2, -0.8])  # of ratios 1, exp(0.5) and exp(-0.5)
+    np.testing.assert_allclose(losses, grpo.KL_WEIGHT * kl - gains, atol=1e-5)
+    np.testing.assert_allclose(measures["kl"], np.full(3, kl), atol=1e-5)
+    np.testing.assert_array_equal(weights, np.ones(3))
