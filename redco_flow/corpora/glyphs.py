@@ -42,7 +42,7 @@ _LEFT_OUT = ("Condensed", "Narrow", "Display", "Light", "Thin", "Medium", "Black
 _FOLDERS = ("~/.fonts", "~/.local/share/fonts", "/usr/local/share/fonts", "/usr/share/fonts")
 _FOLDERS_OF_OTHERS = {"darwin": "/System/Library/Fonts/Supplemental", "win32": "C:/Windows/Fonts"}
 _KINDS = frozenset("LNPS")  # letters, numbers, punctuation and symbols; no marks that combine
-_POINTS_PER_PIXEL = 0.7  # so that an accented capital and a descender both stay inside
+_EM = 0.7  # of an image's side, so that an accented capital and a descender both stay inside
 _BASELINE = 0.77  # of the height
 # No character, so that what a font draws for it is what it draws for all that it lacks.
 _MISSING = "\uffff"
@@ -98,17 +98,20 @@ def characters() -> list[str]:
     return [char for point in points if unicodedata.category(char := chr(point))[0] in _KINDS]
 
 
-def draw_rows(paths: Iterable[Path], wanted: Sequence[str], size: int) -> Iterator[dict[str, Any]]:
+def draw_rows(
+    paths: Iterable[Path], wanted: Sequence[str], size: int, em: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of some characters, without those that a font has not.
 
     Args:
         size: of an image, in pixels a side.
+        em: the fonts' size in pixels; None: such that accents and descenders stay inside.
 
     Raises:
         ValueError: Pillow is not installed, or a file is no font.
     """
     for path in paths:
-        font = _open_font(path, size)
+        font = _open_font(path, em or round(_EM * size))
         missing = _draw(font, _MISSING, size).tobytes()
         name = " ".join(font.getname())
         for character in wanted:
@@ -128,21 +131,20 @@ def _draw(font: Any, character: str, size: int) -> NDArray[np.uint8]:
     return np.array(image)
 
 
-def _open_font(path: Path, size: int) -> Any:
+def _open_font(path: Path, em: int) -> Any:
     try:
         from PIL import ImageFont
     except ImportError as error:
         raise ValueError(
             "glyphs are drawn by Pillow, which is not installed: pip install 'redco-flow[vision]'."
         ) from error
-    points = round(_POINTS_PER_PIXEL * size)
     if path.suffix.lower() not in _ENDINGS:
-        return ImageFont.load_default(points)
+        return ImageFont.load_default(em)
     try:
         # Of a path that it cannot read, Pillow takes the system's font of the same name instead.
         content = io.BytesIO(path.read_bytes())
         # Raqm, which some builds of Pillow have, would place glyphs otherwise.
-        return ImageFont.truetype(content, points, layout_engine=ImageFont.Layout.BASIC)
+        return ImageFont.truetype(content, em, layout_engine=ImageFont.Layout.BASIC)
     except OSError as error:
         raise ValueError(f"{path}: no font that can be read: {error}") from error
 
