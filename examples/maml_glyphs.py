@@ -27,7 +27,7 @@ TEST_STEPS = 5  # gradient steps on a test task's support images
 
 
 def load_characters():
-    """Images (fonts, SIZE, SIZE) of each character, for training and for tests.
+    """Images of each character, one of each font: those for training, and those for tests.
 
     Of characters that look alike, as a Latin and a Cyrillic a do, there is the first one.
     """
@@ -41,41 +41,34 @@ def load_characters():
     names = list(first_of.values())
     # Pillow's own font, for machines that have no other, knows no Cyrillic.
     held_out = [name for name in names if "cyrillic" in captions[name]] or names[::5]
-    train = [np.stack(images[name]) for name in names if name not in held_out]
-    return train, [np.stack(images[name]) for name in held_out]
+    train = [images[name] for name in names if name not in held_out]
+    return train, [images[name] for name in held_out]
 
 
-def sample_tasks(characters, num_tasks, seed, num_ways, num_shots):
-    """Of each task the images: {"support": (ways, shots, …), "query": (ways, NUM_QUERIES, …)}."""
-    rng = np.random.default_rng(seed)
+def make_collate_fn(characters, num_ways, num_shots):
+    """A task of each seed: pixels (tasks, images, SIZE²) around 0, labels (tasks, images)."""
 
-    def draw(images, fonts):
-        shifts = rng.integers(-MAX_SHIFT, MAX_SHIFT + 1, (len(fonts), 2))
-        drawn = zip(fonts, shifts, strict=True)
-        return [np.roll(images[font], shift, axis=(0, 1)) for font, shift in drawn]
-
-    tasks = []
-    for _ in range(num_tasks):
-        task = {"support": [], "query": []}
+    def draw_task(seed):
+        rng = np.random.default_rng(seed)
+        ways = []
         for index in rng.choice(len(characters), num_ways, replace=False):
             images = characters[index]
             fonts = np.resize(rng.permutation(len(images)), num_shots + NUM_QUERIES)
-            task["support"].append(draw(images, fonts[:num_shots]))
-            task["query"].append(draw(images, fonts[num_shots:]))
-        tasks.append({name: np.array(of) for name, of in task.items()})
-    return tasks
+            shifts = rng.integers(-MAX_SHIFT, MAX_SHIFT + 1, (len(fonts), 2))
+            pairs = zip(fonts, shifts, strict=True)
+            ways.append([np.roll(images[font], shift, axis=(0, 1)) for font, shift in pairs])
+        return np.array(ways, np.float32) / 255 - 0.15
 
+    def collate_fn(seeds):
+        images = np.stack([draw_task(seed) for seed in seeds])
+        batch = {"support": images[:, :, :num_shots], "query": images[:, :, num_shots:]}
+        for name, of in list(batch.items()):
+            batch[name] = of.reshape(len(seeds), -1, SIZE * SIZE)
+            labels = np.repeat(np.arange(num_ways, dtype=np.int32), of.shape[2])
+            batch[f"{name}_labels"] = np.tile(labels, (len(seeds), 1))
+        return batch
 
-def collate_fn(tasks):
-    """Pixels (tasks, images, SIZE²) around 0, and their labels: places among the task's ways."""
-    batch = {}
-    for name in ("support", "query"):
-        images = np.stack([task[name] for task in tasks]).astype(np.float32) / 255 - 0.15
-        num_tasks, num_ways, each = images.shape[:3]
-        labels = np.repeat(np.arange(num_ways, dtype=np.int32), each)
-        batch[name] = images.reshape(num_tasks, num_ways * each, SIZE * SIZE)
-        batch[f"{name}_labels"] = np.tile(labels, (num_tasks, 1))
-    return batch
+    return collate_fn
 
 
 def init_params(seed, num_ways):
@@ -104,18 +97,15 @@ def cross_entropy(params, images, labels):
     return jnp.mean(losses)
 
 
-def adapt(params, task, num_steps, rate):
-    """Parameters after gradient steps on one task's support images."""
-    for _ in range(num_steps):
-        grads = jax.grad(cross_entropy)(params, task["support"], task["support_labels"])
-        params = jax.tree.map(lambda p, g: p - rate * g, params, grads)
-    return params
+def adapt(params, task, rate):
+    """Parameters after a gradient step on one task's support images."""
+    grads = jax.grad(cross_entropy)(params, task["support"], task["support_labels"])
+    return jax.tree.map(lambda p, g: p - rate * g, params, grads)
 
 
-def make_loss_fn(num_steps, rate):
+def make_loss_fn(rate):
     def loss_of_task(params, task):
-        adapted = adapt(params, task, num_steps, rate)
-        return cross_entropy(adapted, task["query"], task["query_labels"])
+        return cross_entropy(adapt(params, task, rate), task["query"], task["query_labels"])
 
     def loss_fn(params, batch, rngs, is_training):
         losses = jax.vmap(loss_of_task, in_axes=(None, 0))(params, batch)
@@ -133,7 +123,7 @@ def make_pred_fn(rate):
     def accuracies_of_task(params, task):
         found = [accuracy(params, task)]
         for _ in range(TEST_STEPS):
-            params = adapt(params, task, 1, rate)
+            params = adapt(params, task, rate)
             found.append(accuracy(params, task))
         return jnp.stack(found)
 
@@ -143,9 +133,8 @@ def make_pred_fn(rate):
     return pred_fn
 
 
-def nearest_accuracy(tasks):
-    """Accuracy of giving each query image the label of the support image with the nearest pixels."""
-    batch = collate_fn(tasks)
+def nearest_accuracy(batch):
+    """Accuracy of the label of that support image whose pixels are nearest."""
     distances = np.square(batch["query"][:, :, None] - batch["support"][:, None]).sum(axis=-1)
     found = np.take_along_axis(batch["support_labels"], distances.argmin(axis=-1), axis=1)
     return float(np.mean(found == batch["query_labels"]))
@@ -155,7 +144,6 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num_ways", type=int, default=5)
     parser.add_argument("--num_shots", type=int, default=1)
-    parser.add_argument("--inner_steps", type=int, default=1)
     parser.add_argument("--inner_rate", type=float, default=0.4)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--num_tasks", type=int, default=16_000)
@@ -169,20 +157,21 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     script = script_context()
-    kind = (arguments.num_ways, arguments.num_shots)
-    train_characters, test_characters = load_characters()
-    train = sample_tasks(train_characters, arguments.num_tasks, arguments.seed, *kind)
-    test = sample_tasks(test_characters, 600, arguments.seed + 1, *kind)
+    collate_train, collate_test = (
+        make_collate_fn(characters, arguments.num_ways, arguments.num_shots)
+        for characters in load_characters()
+    )
+    first = arguments.seed * 1_000_000
+    train, test = range(first, first + arguments.num_tasks), range(600)
 
     deployer = Deployer(arguments.num_model_shards, seed=arguments.seed)
-    loss_fn = make_loss_fn(arguments.inner_steps, arguments.inner_rate)
     params = init_params(arguments.seed, arguments.num_ways)
     # Read off the forward pass alone: the loss holds backward passes of it too.
-    rules = deployer.get_sharding_rules(params, apply, collate_fn(train[:1])["query"][0])
+    rules = deployer.get_sharding_rules(params, apply, collate_train(train[:1])["query"][0])
     trainer = Trainer(
         deployer,
-        collate_fn=collate_fn,
-        loss_fn=loss_fn,
+        collate_fn=collate_train,
+        loss_fn=make_loss_fn(arguments.inner_rate),
         params=params,
         optimizer=optax.adam(arguments.learning_rate),
         sharding_rules=rules,
@@ -192,24 +181,22 @@ def main():
 
     predictor = Predictor(
         deployer,
-        collate_fn=collate_fn,
+        collate_fn=collate_test,
         pred_fn=make_pred_fn(arguments.inner_rate),
         output_fn=list,
         sharding_rules=rules,
         batch_size=120,
     )
     found = np.mean(predictor.predict(test, trainer.state["params"]), axis=0)
-    nearest, chance = nearest_accuracy(test), 1 / arguments.num_ways
+    nearest, chance = nearest_accuracy(collate_test(test)), 1 / arguments.num_ways
     script.metrics(accuracy=found[-1], accuracy_before_adapting=found[0])
     script.metrics(accuracy_of_nearest_pixels=nearest, chance=chance)
     print(f"accuracy {found[-1]:.3f} on new characters after {TEST_STEPS} gradient steps, ", end="")
     print(f"{found[0]:.3f} before; {nearest:.3f} of the nearest pixels, {chance:.3f} by chance")
 
     arguments.params.mkdir(parents=True, exist_ok=True)
-    flat = jax.tree_util.tree_leaves_with_path(trainer.state["params"])
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in flat
-    }
+    layers = jax.tree.map(np.asarray, trainer.state["params"]).items()
+    arrays = {f"{layer}.{name}": x for layer, both in layers for name, x in both.items()}
     np.savez(arguments.params / "params.npz", **arrays)
 
 
