@@ -73,6 +73,15 @@ class PooledMetric(ExampleMetric, Protocol):
 
 
 @runtime_checkable
+class MetricWithBaselines(Metric, Protocol):
+    """A metric of rows that knows what a model would predict that learnt nothing."""
+
+    def baselines(self, references: Sequence[Any]) -> dict[str, list[Any]]:
+        """Return such predictions for the rows, by a name for what makes them."""
+        ...
+
+
+@runtime_checkable
 class LikelihoodMetric(Protocol):
     """A metric of how likely a model finds each example's first reference; it reads no text.
 

@@ -16,6 +16,7 @@ from typing import Any
 from redco_flow.records import read_json_lines
 from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.numbers import score
+from redco_flow.report.pictures import picture_url
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.spec.secrets import hide_secrets
 from redco_flow.stages.artifacts.metrics import LINES_FILE as SCORES_FILE
@@ -39,6 +40,8 @@ class Sample:
         scores: (metric, value) of this example.
         pieces: the prediction in pieces, and whether each is a word that no reference has.
         num_left_out: references that are not shown.
+        picture, reference_picture: where they are pictures, as `data:` URLs in place of pieces and
+            references.
     """
 
     why: str
@@ -48,6 +51,8 @@ class Sample:
     references: tuple[str, ...]
     num_left_out: int
     scores: tuple[tuple[str, str], ...]
+    picture: str = ""
+    reference_picture: str = ""
 
     @property
     def opening(self) -> str:
@@ -179,18 +184,24 @@ def _draw(seed: str, index: int) -> str:
 def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sample:
     given, found = row.get("references") or (), row.get("prediction")
     source = row.get("source") or (json.dumps(row["row"]) if row.get("row") else "")
+    picture = picture_url(found)
+    reference_picture = picture_url(given[0]) if isinstance(given, list) and given else ""
     # Pages are sent around: what looks like a secret in the data stays in the data.
     references = [
-        hide_secrets(str(text)) for text in ([given] if isinstance(given, str) else given)
+        hide_secrets(str(text))
+        for text in ([given] if isinstance(given, str) else given)
+        if not reference_picture
     ]
     return Sample(
         why=why,
         row_id=str(row.get("row_id", "")),
         source=_clipped(hide_secrets(str(source))),
-        pieces=_pieces(hide_secrets("" if found is None else str(found)), references),
+        pieces=_pieces(hide_secrets("" if found is None or picture else str(found)), references),
         references=tuple(_clipped(text) for text in references[:_MAX_REFERENCES]),
         num_left_out=max(0, len(references) - _MAX_REFERENCES),
         scores=tuple((name, score(float(value))) for name, value in scores.items()),
+        picture=picture,
+        reference_picture=reference_picture,
     )
 
 

@@ -15,9 +15,15 @@ from redco_flow.metrics.metric import (
     find_metric,
     find_score,
     metric_names,
+    reads_of,
 )
 
-METRICS_OF_TEXTS = [name for name in metric_names() if isinstance(find_any_metric(name), Metric)]
+METRICS_OF_TEXTS = [
+    name
+    for name in metric_names()
+    if isinstance(metric := find_any_metric(name), Metric)
+    and reads_of(metric) in ("texts", "classes")
+]
 
 PREDICTIONS = ["the cat sat on mat", "a dog", "Blue Spice is a pub in the city centre.", ""]
 REFERENCES = [

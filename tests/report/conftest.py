@@ -346,7 +346,7 @@ def sample_rows(count=60):
 class Page(HTMLParser):
     """A page taken apart: its texts, tags and attributes."""
 
-    _VOID = frozenset({"meta", "link", "br"})
+    _VOID = frozenset({"meta", "link", "br", "img"})
 
     def __init__(self, html: str) -> None:
         super().__init__()

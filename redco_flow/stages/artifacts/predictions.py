@@ -59,16 +59,22 @@ class Targets:
 
     Args:
         references: all those of each example.
-        rows: what JSON has of each example's row; empty mappings of texts.
+        rows: what JSON has of each example's row, and the column to be predicted, whatever it is;
+            empty mappings of texts.
     """
 
     references: Sequence[Sequence[Any]]
     rows: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def of_lines(cls, lines: Sequence[Prediction]) -> Targets:
-        """Return what the lines of an artifact were to predict."""
-        return cls([line.references for line in lines], [line.row or {} for line in lines])
+    def of_lines(cls, lines: Sequence[Prediction], target: str = "") -> Targets:
+        """Return what the lines of an artifact were to predict.
+
+        Args:
+            target: the column, of rows.
+        """
+        rows = [with_target(line.row or {}, target, line.references) for line in lines]
+        return cls([line.references for line in lines], rows)
 
     def of(self, metric: Metric) -> Sequence[Any]:
         """Return what a metric takes beside the predictions."""
@@ -89,9 +95,25 @@ def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -
     """Return what predictions for a dataset's examples are scored against."""
     if not summary.is_of_rows:
         return Targets([row["references"] for row in examples], [{} for _ in examples])
-    targets = [as_json_value(row.get(str(summary.target))) for row in examples]
+    targets = [_target_value(row.get(str(summary.target))) for row in examples]
     references = [[] if target is None else [target] for target in targets]
-    return Targets(references, [plain_values(row) for row in examples])
+    rows = zip(map(plain_values, examples), references, strict=True)
+    return Targets(
+        references, [with_target(row, str(summary.target), found) for row, found in rows]
+    )
+
+
+def _target_value(value: Any) -> Any:
+    """Return a value that JSON has; of an image its pixels."""
+    is_image = type(value).__module__.startswith("PIL.")
+    return as_json_value(np.asarray(value) if is_image else value)
+
+
+def with_target(
+    row: Mapping[str, Any], target: str, references: Sequence[Any]
+) -> Mapping[str, Any]:
+    """Return a row with the column to be predicted, which it lacks where that is an array."""
+    return {**row, target: references[0]} if target and references else row
 
 
 def plain_values(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,6 +133,7 @@ class PredictionsSummary:
         config: digest of the predict stage's settings.
         most_frequent_target: of the training data: what a trivial model would say; empty where
             that is not known.
+        target: of rows the column to be predicted, if there is one.
     """
 
     split: str
@@ -122,10 +145,11 @@ class PredictionsSummary:
     config: str
     most_frequent_target: Mapping[str, Any]
     format: int = FORMAT
+    target: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record."""
-        return asdict(self)
+        """Return the record; one without a target column says nothing of it."""
+        return {key: value for key, value in asdict(self).items() if key != "target" or value}
 
 
 def write_predictions(

@@ -1,7 +1,8 @@
 """evaluate: predictions in, scores out: of the whole set, of each example, of trivial baselines.
 
 A score means little alone, so each is stored beside what models that learnt nothing get: one that
-always says the most frequent training target, and, of texts, one that repeats its source.
+always says the most frequent training target, and, of texts, one that repeats its source. A metric
+of rows brings baselines of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from redco_flow.metrics.metric import (
     ExampleMetric,
     LikelihoodMetric,
     Metric,
+    MetricWithBaselines,
     PooledMetric,
     find_any_metric,
     reads_of,
@@ -56,7 +58,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         CannotEvaluate: the predictions lack what a metric reads.
     """
     predictions, source = read_predictions(context.input("predictions").path)
-    targets = Targets.of_lines(predictions)
+    targets = Targets.of_lines(predictions, source.target)
     found = [line.prediction for line in predictions]
     provenance = provenance_of(context, config, data=source.data)
     all_metrics = {name: find_any_metric(name) for name in config.metrics}
@@ -68,7 +70,8 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         metrics=scores | likelihoods.scores,
         directions={key: way for one in all_metrics.values() for key, way in one.KEYS.items()},
         modules=list(all_metrics),
-        baselines=_baselines(context, metrics, predictions, source),
+        baselines=_baselines(context, metrics, predictions, source, targets)
+        | _own_baselines(metrics, targets),
         num_examples=len(predictions),
         split=source.split,
         step=source.step,
@@ -79,7 +82,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
     )
     folder = context.work_dir / "metrics"
-    examples = _per_example(metrics, predictions)
+    examples = _per_example(metrics, predictions, targets)
     likelihoods.add_to(examples)
     _write(folder, summary, examples)
     record = {"kind": "evaluation", "step": source.step, "metrics": summary.metrics}
@@ -109,9 +112,9 @@ def _baselines(
     metrics: Mapping[str, Metric],
     predictions: Sequence[Prediction],
     source: PredictionsSummary,
+    targets: Targets,
 ) -> dict[str, dict[str, Any]]:
     """Score what needs no model, by the metrics that can."""
-    targets = Targets.of_lines(predictions)
     of_texts = [name for name, metric in metrics.items() if reads_of(metric) == "texts"]
     of_classes = [name for name, metric in metrics.items() if reads_of(metric) == "classes"]
     frequent = source.most_frequent_target.get("text")
@@ -125,6 +128,19 @@ def _baselines(
         scores = _compute(context, of_texts, copied, targets)
         baselines["copy_source"] = {"text": None, "metrics": scores}
     return baselines
+
+
+def _own_baselines(metrics: Mapping[str, Metric], targets: Targets) -> dict[str, dict[str, Any]]:
+    """Score the predictions of models that learnt nothing which metrics of rows bring."""
+    found: dict[str, dict[str, Any]] = {}
+    for metric in metrics.values():
+        if not isinstance(metric, MetricWithBaselines):
+            continue
+        for name, predictions in metric.baselines(targets.rows).items():
+            scores = metric.compute(predictions, targets.rows)
+            known = found.setdefault(name, {"text": None, "metrics": {}})
+            known["metrics"] |= scores
+    return found
 
 
 @dataclass(frozen=True)
@@ -163,8 +179,10 @@ def _likelihoods(predictions: list[Prediction], metrics: dict[str, AnyMetric]) -
     return found
 
 
-def _per_example(metrics: dict[str, Metric], predictions: list[Prediction]) -> list[_Example]:
-    found, targets = [line.prediction for line in predictions], Targets.of_lines(predictions)
+def _per_example(
+    metrics: dict[str, Metric], predictions: list[Prediction], targets: Targets
+) -> list[_Example]:
+    found = [line.prediction for line in predictions]
     examples = [_Example(line.row_id, {}, {}) for line in predictions]
     for name, metric in metrics.items():
         if not isinstance(metric, ExampleMetric):

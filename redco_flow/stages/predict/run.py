@@ -26,6 +26,7 @@ from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import (
     Prediction,
     PredictionsSummary,
+    plain_values,
     targets_of,
     write_predictions,
 )
@@ -84,6 +85,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         data=provenance.data,
         config=provenance.config,
         most_frequent_target=dataset.summary.most_frequent_target,
+        target=dataset.summary.target or "",
     )
     folder = context.work_dir / "predictions"
     if context.attempt_dir.rank == 0:  # every process has all texts, in input order
@@ -199,10 +201,12 @@ class _Prediction:
     ) -> list[Prediction]:
         found = self._predict(recipe, rules, params, examples, Generation(0), recipe.output_fn)
         targets = targets_of(examples, self._dataset.summary)
-        parts = zip(examples, found, targets.references, targets.rows, strict=True)
+        parts = zip(examples, found, targets.references, strict=True)
         return [
-            Prediction(str(example["row_id"]), "", value, list(references), row=dict(row))
-            for example, value, references, row in parts
+            Prediction(
+                str(example["row_id"]), "", value, list(references), row=plain_values(example)
+            )
+            for example, value, references in parts
         ]
 
     def _recipe(self) -> Recipe:

@@ -1,0 +1,145 @@
+"""Diffusion in continuous time: the loss of the velocity, and DDIM with classifier-free guidance.
+
+At time t an image x is signal(t) x + noise(t) e, with e drawn from a normal distribution; the
+network predicts the velocity signal(t) e - noise(t) x (Salimans and Ho 2022).
+Dims in this file: B batch, S side of an image, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from redco_flow.recipes.text_to_image.config import Settings
+from redco_flow.recipes.text_to_image.model import DiffusionTransformer
+
+Batch = Mapping[str, jax.Array]
+
+# Of DDPM's linear schedule, over its 1000 steps together (Ho et al. 2020).
+_BETA_MIN, _BETA_MAX = 0.1, 20.0
+# Where sampling starts; at 1 exactly the cosine schedule leaves nothing of the signal to divide by.
+_LAST_TIME = 0.995
+
+
+class Level(NamedTuple):
+    """What an image is made of at some time: signal² + noise² = 1."""
+
+    signal: jax.Array
+    noise: jax.Array
+
+
+def level_at(time: jax.Array, schedule: str) -> Level:
+    """Return signal and noise at times from 0, the image, to 1, noise."""
+    if schedule == "cosine":
+        return Level(jnp.cos(time * jnp.pi / 2), jnp.sin(time * jnp.pi / 2))
+    log_signal = -(time**2) * (_BETA_MAX - _BETA_MIN) / 4 - time * _BETA_MIN / 2
+    # 1 - exp(2x) to the last digit, where x is near 0.
+    return Level(jnp.exp(log_signal), jnp.sqrt(-jnp.expm1(2 * log_signal)))
+
+
+def velocity_loss(
+    params: Any, batch: Batch, rngs: jax.Array | None, settings: Settings
+) -> tuple[jax.Array, jax.Array]:
+    """Return the mean squared error of each image's velocity (B,), and ones (B,).
+
+    Args:
+        rngs: a key for each example, which draws its time, its noise, and whether its caption is
+            hidden; None in evaluation: the example's content decides, and captions are told.
+    """
+    keys = _content_keys(batch["seed"]) if rngs is None else rngs
+    draw = partial(_draw_example, shape=settings.image_shape)
+    time, noise, chance = jax.vmap(draw)(keys)
+    is_told = jnp.full(len(time), fill_value=True)
+    if rngs is not None:
+        is_told = chance >= settings.caption_dropout
+    level = _wide(level_at(time, settings.schedule))
+    noised = level.signal * batch["image"] + level.noise * noise
+    wanted = level.signal * noise - level.noise * batch["image"]
+    found = _apply(params, settings, noised, time, batch["words"], is_told)
+    losses = jnp.mean(jnp.square(found - wanted), axis=(1, 2, 3))
+    return losses, jnp.ones_like(losses)
+
+
+def sample(params: Any, batch: Batch, rngs: jax.Array, settings: Settings) -> jax.Array:
+    """Draw pictures (B, S, S, C), uint8, of the captions; an example's key decides its picture."""
+    captions = _captions(params, batch["words"], settings)
+
+    def velocity(noised: jax.Array, time: jax.Array) -> jax.Array:
+        both, times = jnp.concatenate([noised, noised]), jnp.full(2 * len(noised), time)
+        found = _apply(params, settings, both, times, captions, method="denoise")
+        told, untold = jnp.split(found, 2)
+        return untold + settings.guidance * (told - untold)
+
+    times = jnp.linspace(_LAST_TIME, 0.0, settings.num_sampling_steps + 1)
+    levels = level_at(times, settings.schedule)
+
+    def step(index: jax.Array, noised: jax.Array) -> jax.Array:
+        now, then = (Level(*(part[i] for part in levels)) for i in (index, index + 1))
+        fresh = _noise(rngs, index + 1, settings)
+        return ddim_step(noised, velocity(noised, times[index]), now, then, fresh, settings.eta)
+
+    start = _noise(rngs, 0, settings)
+    image = jax.lax.fori_loop(0, settings.num_sampling_steps, step, start)
+    return jnp.round((jnp.clip(image, -1, 1) + 1) * 127.5).astype(jnp.uint8)
+
+
+def ddim_step(
+    noised: jax.Array, velocity: jax.Array, now: Level, then: Level, fresh: jax.Array, eta: float
+) -> jax.Array:
+    """Go from one level to one of less noise.
+
+    Args:
+        velocity: that of `noised`, by the network.
+        fresh: noise that is added, times eta.
+        eta: 0 is DDIM, 1 is DDPM (Song et al. 2021, equations 12 and 16).
+    """
+    # A network's error makes pixels blacker than black, which later steps would enlarge.
+    image = jnp.clip(now.signal * noised - now.noise * velocity, -1, 1)
+    noise = (noised - now.signal * image) / now.noise
+    kept = (now.signal / then.signal) ** 2
+    added = eta * then.noise / now.noise * jnp.sqrt(jnp.maximum(1 - kept, 0))
+    turned = jnp.sqrt(jnp.maximum(then.noise**2 - added**2, 0))
+    return then.signal * image + turned * noise + added * fresh
+
+
+def _apply(params: Any, settings: Settings, *arguments: Any, method: str = "__call__") -> jax.Array:
+    """Call the network."""
+    model: Any = DiffusionTransformer(settings)
+    found: jax.Array = model.apply({"params": params}, *arguments, method=method)
+    return found
+
+
+def _captions(params: Any, words: jax.Array, settings: Settings) -> jax.Array:
+    """Return the captions' vectors, and as many of no caption (2 B, D)."""
+    is_told = jnp.repeat(jnp.array([True, False]), len(words))
+    both = jnp.concatenate([words, words])
+    return _apply(params, settings, both, is_told, method="encode")
+
+
+def _draw_example(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draw a time, noise, and a number from 0 to 1."""
+    for_time, for_noise, for_chance = jax.random.split(key, 3)
+    noise = jax.random.normal(for_noise, shape)
+    return jax.random.uniform(for_time), noise, jax.random.uniform(for_chance)
+
+
+def _content_keys(seeds: jax.Array) -> jax.Array:
+    return jax.vmap(jax.random.key)(seeds)
+
+
+def _noise(rngs: jax.Array, number: jax.Array | int, settings: Settings) -> jax.Array:
+    """Draw each example's noise of this number (B, S, S, C)."""
+
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.normal(jax.random.fold_in(key, number), settings.image_shape)
+
+    return jax.vmap(draw)(rngs)
+
+
+def _wide(level: Level) -> Level:
+    """Give (B,) the dims of images."""
+    return Level(*(part[:, None, None, None] for part in level))
