@@ -215,7 +215,7 @@ def family_problem(recipe: ModuleType, family: str) -> str | None:
     name = recipe.__name__.removesuffix(".config").rpartition(".")[2]
     others = [
         other
-        for other in ("text_to_text", "language_modeling")
+        for other in ("text_to_text", "language_modeling", "classification", "regression")
         if other != name and family in importlib.import_module(recipe_module(other)).FAMILIES
     ]
     advice = f"; for '{family}' use recipe {others[0]}" if others else ""
