@@ -69,6 +69,7 @@ def assert_scores_equal(case: ModelCase, batch: dict[str, np.ndarray], reference
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.covers("transformers on torch", family="case")
 def test_scores_of_labels_equal_the_torch_reference(case, batch, torch_reference):
     reference = torch_reference(case)
 

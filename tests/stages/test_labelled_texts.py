@@ -100,6 +100,7 @@ def trained(shared_bench, dataset):
 
 
 @pytest.mark.slow
+@pytest.mark.covers("one device", family="bert", mesh="model", recipe="classification")
 def test_two_model_shards_train_as_one_does(shared_bench, dataset, trained):
     """Engine case 12: losses agree within 1e-5 relative, float32."""
     settings = CLASSIFY | {"num_epochs": 1, "num_model_shards": 2}
@@ -136,6 +137,7 @@ def test_an_exported_classifier_gives_transformers_the_same_scores(dataset, trai
 
 
 @pytest.mark.slow
+@pytest.mark.covers("stages by themselves", family="bert", recipe="classification")
 def test_a_small_bert_learns_a_class_of_two_texts_beyond_the_majority(
     shared_bench, dataset, trained
 ):
@@ -156,6 +158,7 @@ def test_a_small_bert_learns_a_class_of_two_texts_beyond_the_majority(
 
 
 @pytest.mark.slow
+@pytest.mark.covers("stages by themselves", family="gpt2", recipe="regression")
 def test_a_small_gpt2_learns_a_number_better_than_the_mean(shared_bench):
     path = write_rows(shared_bench.root, pairs_of_words())
     config = {"recipe": "regression", "data": data_of(path, target_key="length")}
