@@ -186,7 +186,11 @@ def _document(run: RunDirectory) -> str:
 
 
 _T = TypeVar("_T")
-_LOSS_UNITS = {"text_to_text": "nats per target token"}
+_LOSS_UNITS = {
+    "text_to_text": "nats per target token",
+    "classification": "nats per text",
+    "regression": "squared error per text",
+}
 
 
 @dataclass(frozen=True)

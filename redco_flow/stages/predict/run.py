@@ -20,6 +20,7 @@ from redco_flow.recipes.recipe import (
     RandomChoice,
     Recipe,
     find_recipe,
+    makes_texts,
     matmul_precision,
 )
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
@@ -80,7 +81,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     summary = PredictionsSummary(
         split=split,
         num_examples=len(examples),
-        generation={} if dataset.summary.is_of_rows else _generation(config),
+        generation=_generation(config) if makes_texts(config.recipe) else {},
         checkpoint=context.input("checkpoint").id,
         step=checkpoint.record.step,
         data=provenance.data,
