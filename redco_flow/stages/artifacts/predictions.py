@@ -94,7 +94,7 @@ class Targets:
 def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -> Targets:
     """Return what predictions for a dataset's examples are scored against."""
     if not summary.is_of_rows:
-        return Targets([row["references"] for row in examples], [{} for _ in examples])
+        return Targets([summary.references_of(row) for row in examples], [{} for _ in examples])
     targets = [_target_value(row.get(str(summary.target))) for row in examples]
     references = [[] if target is None else [target] for target in targets]
     rows = zip(map(plain_values, examples), references, strict=True)
@@ -133,6 +133,7 @@ class PredictionsSummary:
         config: digest of the predict stage's settings.
         most_frequent_target: of the training data: what a trivial model would say; empty where
             that is not known.
+        mean_target: likewise, where targets are numbers.
         target: of rows the column to be predicted, if there is one.
     """
 
@@ -145,11 +146,12 @@ class PredictionsSummary:
     config: str
     most_frequent_target: Mapping[str, Any]
     format: int = FORMAT
-    target: str = ""
+    mean_target: float | None = None
+    target: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record; one without a target column says nothing of it."""
-        return {key: value for key, value in asdict(self).items() if key != "target" or value}
+        """Return the record; a mean and a target column only where there is one."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def write_predictions(

@@ -1,8 +1,8 @@
 """evaluate: predictions in, scores out: of the whole set, of each example, of trivial baselines.
 
 A score means little alone, so each is stored beside what models that learnt nothing get: one that
-always says the most frequent training target, and, of texts, one that repeats its source. A metric
-of rows brings baselines of its own.
+always says the most frequent training target, or the mean of them where they are numbers, and, of
+texts, one that repeats its source. A metric of rows brings baselines of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.confusion import as_table, classes_of, confusion
 from redco_flow.metrics.metric import (
     AnyMetric,
     ExampleMetric,
@@ -37,6 +38,9 @@ from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.provenance import provenance_of
 
+_MAX_ROWS = 12
+_MAX_CLASSES = 1000  # more are texts of which hardly two are the same
+
 
 class CannotEvaluate(RedcoFlowError):
     """The predictions lack what a metric reads."""
@@ -58,7 +62,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         CannotEvaluate: the predictions lack what a metric reads.
     """
     predictions, source = read_predictions(context.input("predictions").path)
-    targets = Targets.of_lines(predictions, source.target)
+    targets = Targets.of_lines(predictions, source.target or "")
     found = [line.prediction for line in predictions]
     provenance = provenance_of(context, config, data=source.data)
     all_metrics = {name: find_any_metric(name) for name in config.metrics}
@@ -80,6 +84,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         data=provenance.data,
         config=provenance.config,
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
+        confusion=_confusion(metrics, found, targets),
     )
     folder = context.work_dir / "metrics"
     examples = _per_example(metrics, predictions, targets)
@@ -107,6 +112,17 @@ def _compute(
     return scores
 
 
+def _confusion(
+    metrics: Mapping[str, Metric], predictions: Sequence[Any], targets: Targets
+) -> dict[str, Any] | None:
+    """Count true and predicted classes, where classes are what is scored."""
+    if not any(reads_of(metric) == "classes" for metric in metrics.values()):
+        return None
+    counts = confusion(predictions, targets.references)
+    is_readable = len(classes_of(counts)) <= _MAX_CLASSES
+    return as_table(counts, _MAX_ROWS) if is_readable else None
+
+
 def _baselines(
     context: StageContext,
     metrics: Mapping[str, Metric],
@@ -123,6 +139,11 @@ def _baselines(
     if names and frequent is not None:
         scores = _compute(context, names, [frequent] * len(predictions), targets)
         baselines["most_frequent_target"] = {"text": str(frequent), "metrics": scores}
+    of_numbers = [name for name, metric in metrics.items() if reads_of(metric) == "numbers"]
+    if of_numbers and source.mean_target is not None:
+        mean = source.mean_target
+        scores = _compute(context, of_numbers, [mean] * len(predictions), targets)
+        baselines["mean_target"] = {"text": f"{mean:.6g}", "metrics": scores}
     if of_texts:
         copied = [line.source for line in predictions]
         scores = _compute(context, of_texts, copied, targets)
