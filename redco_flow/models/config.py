@@ -455,3 +455,26 @@ class EncoderDecoderConfig:
     tie_word_embeddings: bool = True
     head_scale: float = 1.0
     has_logits_bias: bool = False
+
+
+@dataclass(frozen=True)
+class ImageEncoderConfig:
+    """Shape and constants of an encoder of images, which reads them as a sequence of patches.
+
+    Attributes:
+        image_size, patch_size: sides of the square images and patches, in pixels.
+        num_classes: that the first token is classified into; 0: there is no classifier.
+        has_pooler: whether there is a layer that makes an image's vector of its first token.
+    """
+
+    image_size: int
+    patch_size: int
+    num_channels: int
+    stack: StackConfig
+    num_classes: int = 0
+    has_pooler: bool = False
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch_size) ** 2

@@ -31,6 +31,7 @@ FAMILIES = (
     "qwen3",
     "gemma2",
     "mixtral",
+    "vit",
 )
 
 

@@ -29,7 +29,7 @@ _NAMES_A_TOKEN = re.compile(".*_token_id")
 
 
 @dataclass(frozen=True)
-class FamilyConfig(ABC):
+class ModelConfig(ABC):
     """A model's shape and constants under its family's own names.
 
     `dtype` (what products are computed in; parameters stay float32), `remat` and `activations`
@@ -44,11 +44,6 @@ class FamilyConfig(ABC):
     # the one value that each may have.
     fixed: ClassVar[Mapping[str, Any]] = {}
 
-    vocab_size: int = 32000
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
-    pad_token_id: int | None = None
-    tie_word_embeddings: bool = False
     dtype: str = "float32"
     remat: str = "none"
     attention: str = "auto"
@@ -168,21 +163,6 @@ class FamilyConfig(ABC):
             **values,
         }
 
-    @final
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a text."""
-        eos = self.eos_token_id
-        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
-
-    @final
-    @property
-    def filler_token_id(self) -> int:
-        """What stands after a text's end: padding, else the end token, else 0."""
-        if self.pad_token_id is not None:
-            return self.pad_token_id
-        return next(iter(self.eos_token_ids), 0)
-
     def _read_activations(self) -> None:
         try:
             found = Activations.from_json(self.activations)
@@ -239,14 +219,41 @@ class FamilyConfig(ABC):
 
     def _token_problems(self) -> list[str]:
         problems = []
+        vocab_size = getattr(self, "vocab_size", 0)  # what has no tokens has no such field
         for name in (field.name for field in dataclasses.fields(self)):
             given = getattr(self, name) if _NAMES_A_TOKEN.fullmatch(name) else None
             for token in given if isinstance(given, tuple) else (given,):
                 if token is not None and (type(token) is not int or not token >= 0):
                     problems.append(f"{name} is {token!r}; it must be a token id or none.")
-                elif token is not None and token >= self.vocab_size:
-                    problems.append(f"{name} is {token!r}; it must be in [0, {self.vocab_size}).")
+                elif token is not None and token >= vocab_size:
+                    problems.append(f"{name} is {token!r}; it must be in [0, {vocab_size}).")
         return problems
+
+
+@dataclass(frozen=True)
+class FamilyConfig(ModelConfig):
+    """The same of a model of tokens."""
+
+    vocab_size: int = 32000
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = False
+
+    @final
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a text."""
+        eos = self.eos_token_id
+        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
+
+    @final
+    @property
+    def filler_token_id(self) -> int:
+        """What stands after a text's end: padding, else the end token, else 0."""
+        if self.pad_token_id is not None:
+            return self.pad_token_id
+        return next(iter(self.eos_token_ids), 0)
 
 
 def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -> int:
