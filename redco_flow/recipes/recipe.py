@@ -12,6 +12,8 @@ three functions and says how parameters begin:
         where it is there, each function takes the settings as its last argument
     COLUMNS: names of the columns that it reads; optional
     TARGET: which of them predictions are compared with; optional: `label`
+    TARGETS: what stands in that column where a recipe says so: "classes", whose names the settings
+        get as `classes` where the pipeline gives none, or "numbers"
 
 or, where texts become token ids ahead of time, it makes them around a model:
 
@@ -19,6 +21,8 @@ or, where texts become token ids ahead of time, it makes them around a model:
            max_target_length) -> EncodedPairs; used by preprocessing
     build(model, tokenizer, *, source_length, target_length) -> Recipe
         used by training and prediction; with `settings` too where the module has `Settings`
+    TARGETS: as above, of recipes whose targets are no texts; `encode` gets none of them then
+    TAKES_PAIRS: whether a source may be two texts (`data.pair_key`), joined by `PAIR_SEPARATOR`
     encode_texts(texts, tokenizer, *, max_length) -> EncodedPairs; optional: plain texts too
     FAMILIES, DEFAULT_FAMILY: the model families that it trains, and which where nothing says it
     CAN_PACK: whether several examples can share a row (`Recipe.collate_packed`)
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     Lengths = NDArray[np.int64]
 
 Example = Mapping[str, Any]
+Class = str | int
 Batch = dict[str, Any]
 Collate = Callable[[Sequence[Example]], Batch]
 CollatePacked = Callable[[Sequence[Sequence[Example]]], Batch]
@@ -178,6 +183,14 @@ class TokenLengths:
     target_length: int
 
 
+CLASSES, NUMBERS = "classes", "numbers"
+
+
+def kind_of_targets(recipe: ModuleType) -> str | None:
+    """Return what a recipe's targets are: CLASSES, NUMBERS, or None where it does not say."""
+    return getattr(recipe, "TARGETS", None)
+
+
 def matmul_precision(model: Mapping[str, Any]) -> str | None:
     """Return how a Deployer is to multiply for a `Recipe.model`: float32 means all of float32.
 
@@ -257,6 +270,15 @@ RecipeSettings = Annotated[dict[str, Any], AfterValidator(_checked_settings), On
 """The type of a Config's `settings`, after its `recipe`; a pipeline's are typed by the recipe."""
 
 
+def makes_texts(name: str) -> bool:
+    """Whether YAML names a recipe that generates texts; of one that cannot be found it may."""
+    try:
+        recipe = find_recipe(name)
+    except ValueError:
+        return True
+    return encodes(recipe) and kind_of_targets(recipe) is None
+
+
 def is_of_rows(name: str) -> bool:
     """Whether YAML names a recipe that takes rows as they are; False where there is none."""
     try:
@@ -282,7 +304,27 @@ def find_recipe(name: str) -> ModuleType:
             raise ValueError(f"the recipe module '{name}' lacks {' and '.join(missing)}.")
     elif problem := problem_of_functions(module):
         raise ValueError(f"the recipe module '{name}' {problem}")
+    if problem := _problem_of_targets(module):
+        raise ValueError(f"the recipe module '{name}' {problem}")
     return module
+
+
+def _problem_of_targets(module: ModuleType) -> str | None:
+    """Say that a module's TARGETS are nothing, or that its settings cannot get its classes."""
+    targets = kind_of_targets(module)
+    if targets not in (None, CLASSES, NUMBERS):
+        return f"has TARGETS {targets!r}; they are {CLASSES!r} or {NUMBERS!r}."
+    if targets and not encodes(module) and RowColumns.of(module).target is None:
+        return f"has TARGETS {targets!r} and no TARGET: say which of its COLUMNS holds them."
+    settings_type = getattr(module, SETTINGS, None)
+    if targets == CLASSES and (
+        settings_type is None or CLASSES not in settings_model(settings_type).model_fields
+    ):
+        return (
+            f"has TARGETS {targets!r}, whose names its {SETTINGS} get: give that a field "
+            f"'{CLASSES}: list[str | int]', empty by default."
+        )
+    return None
 
 
 NUM_ARGUMENTS: Mapping[str, int] = {

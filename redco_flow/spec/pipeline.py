@@ -65,7 +65,14 @@ class ModelSection(StrictModel):
         return self
 
 
-_OF_PAIRS = ("source_key", "target_key", "source_prefix", "source_suffix", "group_by_source")
+_OF_PAIRS = (
+    "source_key",
+    "pair_key",
+    "target_key",
+    "source_prefix",
+    "source_suffix",
+    "group_by_source",
+)
 
 
 class TokenizerTraining(StrictModel):
@@ -112,7 +119,9 @@ class DataSection(StrictModel):
         train, validation, test: csv, jsonl, parquet or arrow files.
         columns: of a recipe of rows: the data's column by the name that the recipe has for it.
         text_key: the field of plain texts, which have no source; instead of the next two.
-        source_key, target_key: the fields of the input text and of the text to be produced.
+        source_key, target_key: the fields of the input text and of the text to be produced, or of
+            the label.
+        pair_key: the field of a second input text, where a recipe takes pairs of texts.
         source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
             with.
         group_by_source: evaluation splits get one row per source, all its targets as references.
@@ -132,6 +141,7 @@ class DataSection(StrictModel):
     columns: Annotated[dict[Text, Text], OnlyWhereSet()] = Field(default_factory=dict)
     text_key: Text | None = None
     source_key: Text = "source"
+    pair_key: Annotated[Text | None, OnlyWhereSet()] = None
     target_key: Text = "target"
     source_prefix: str = ""
     source_suffix: str = ""

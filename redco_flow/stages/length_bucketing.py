@@ -34,6 +34,8 @@ def bucket_prompts(recipe: Recipe, examples: Examples, batch_size: int) -> Bucke
     Returns:
         None where one width does: the prompts are few, or the recipe has no other.
     """
+    if recipe.collate_prompts is None:  # the same batches as for the loss
+        return bucket_rows(recipe, examples, batch_size)
     num_widths = _num_widths(examples, batch_size)
     if num_widths < 2 or recipe.prompt_widths is None or recipe.collate_prompts_to is None:
         return None

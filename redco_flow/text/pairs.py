@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
 
+PAIR_SEPARATOR = "\0"
+"""Between the two texts of a source (`data.pair_key`): no text has it, for rows with it are bad."""
+
 IdRows = FlatIds | Sequence[Sequence[int]]
 
 

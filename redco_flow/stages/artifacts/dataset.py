@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.errors import ArtifactError
-from redco_flow.recipes.recipe import TokenLengths
+from redco_flow.recipes.recipe import Class, TokenLengths
 from redco_flow.records import digest_file, read_json, reading
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.row_values import unpack_row
@@ -278,6 +278,8 @@ class DatasetSummary:
             count, and the number of training rows it was counted among; empty where unknown.
         target: of rows as they are: the column that predictions are compared with, "" for none;
             None of texts.
+        classes: of a recipe whose targets are classes: their names, of which the first is number 0.
+        mean_target: of the training rows, where targets are numbers.
     """
 
     recipe: str
@@ -292,15 +294,36 @@ class DatasetSummary:
     most_frequent_target: Mapping[str, Any]
     format: int = FORMAT
     target: str | None = None
+    classes: Sequence[Class] | None = None
+    mean_target: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record; that of texts says nothing of a target column."""
+        """Return the record; that of texts says nothing of a target column, nor of classes."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @property
     def is_of_rows(self) -> bool:
         """Whether the examples are rows as they are, without token ids."""
         return self.target is not None
+
+    @property
+    def are_labelled(self) -> bool:
+        """Whether the targets of encoded texts are classes or numbers."""
+        is_known = self.classes is not None or self.mean_target is not None
+        return is_known and not self.is_of_rows
+
+    def references_of(self, example: Mapping[str, Any]) -> list[Any]:
+        """Return what an encoded example is to be answered with: texts, classes or numbers."""
+        texts = example["references"]
+        if not self.are_labelled:
+            return list(texts)
+        if self.classes is None:
+            return [float(text) for text in texts]
+        return [self._classes_by_text[text] for text in texts]
+
+    @cached_property
+    def _classes_by_text(self) -> dict[str, Class]:
+        return {str(name): name for name in self.classes or ()}
 
     @property
     def is_plain_text(self) -> bool:

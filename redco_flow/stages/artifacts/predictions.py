@@ -88,7 +88,7 @@ class Targets:
 def targets_of(examples: Sequence[Mapping[str, Any]], summary: DatasetSummary) -> Targets:
     """Return what predictions for a dataset's examples are scored against."""
     if not summary.is_of_rows:
-        return Targets([row["references"] for row in examples], [{} for _ in examples])
+        return Targets([summary.references_of(row) for row in examples], [{} for _ in examples])
     targets = [as_json_value(row.get(str(summary.target))) for row in examples]
     references = [[] if target is None else [target] for target in targets]
     return Targets(references, [plain_values(row) for row in examples])
@@ -111,6 +111,7 @@ class PredictionsSummary:
         config: digest of the predict stage's settings.
         most_frequent_target: of the training data: what a trivial model would say; empty where
             that is not known.
+        mean_target: likewise, where targets are numbers.
     """
 
     split: str
@@ -122,10 +123,11 @@ class PredictionsSummary:
     config: str
     most_frequent_target: Mapping[str, Any]
     format: int = FORMAT
+    mean_target: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record."""
-        return asdict(self)
+        """Return the record; a mean only where there is one."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def write_predictions(

@@ -7,8 +7,8 @@ asked on login nodes, to digest what will be read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,14 @@ class Source:
         name: names its rows in row ids; holds no folder, so that moved data stays the same.
         location: names its rows in errors.
         rows: opens it; each call reads from the start.
+        class_names: by field, what the data call the classes whose numbers stand there.
     """
 
     split: str
     name: str
     location: str
     rows: Callable[[], Rows]
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def problem_of(data: DataSection) -> str | None:
@@ -173,7 +175,8 @@ def _images(path: Path) -> list[ImageFile]:
 
 def _image_source(image: ImageFile, root: Path, classes: list[str]) -> Source:
     name = str(image.path.relative_to(root))
-    return Source(image.split, name, str(image.path), partial(image_row, image, classes))
+    rows = partial(image_row, image, classes)
+    return Source(image.split, name, str(image.path), rows, {"label": classes})
 
 
 def _data_files(path: Path) -> list[Path]:
@@ -248,9 +251,23 @@ def _hub_sources(data: DataSection) -> list[Source]:
             f"{data.dataset}: its splits are {', '.join(map(str, loaded))}; need at least 'train'."
         )
     return [
-        Source(split, split, f"{data.dataset}/{split}", partial(hub_rows, loaded[split]))
+        Source(
+            split,
+            split,
+            f"{data.dataset}/{split}",
+            partial(hub_rows, loaded[split]),
+            hub_class_names(loaded[split]),
+        )
         for split in known
     ]
+
+
+def hub_class_names(split: Any) -> dict[str, list[str]]:
+    """Return the names of the classes of a split's columns that `datasets` calls ClassLabel."""
+    from datasets import ClassLabel
+
+    features = split.features.items()
+    return {name: list(kind.names) for name, kind in features if isinstance(kind, ClassLabel)}
 
 
 def hub_rows(split: Any) -> Iterator[FileRow]:

@@ -1,7 +1,8 @@
 """evaluate: predictions in, scores out: of the whole set, of each example, of trivial baselines.
 
 A score means little alone, so each is stored beside what models that learnt nothing get: one that
-always says the most frequent training target, and, of texts, one that repeats its source.
+always says the most frequent training target, or the mean of them where they are numbers, and, of
+texts, one that repeats its source.
 """
 
 from __future__ import annotations
@@ -120,6 +121,11 @@ def _baselines(
     if names and frequent is not None:
         scores = _compute(context, names, [frequent] * len(predictions), targets)
         baselines["most_frequent_target"] = {"text": str(frequent), "metrics": scores}
+    of_numbers = [name for name, metric in metrics.items() if reads_of(metric) == "numbers"]
+    if of_numbers and source.mean_target is not None:
+        mean = source.mean_target
+        scores = _compute(context, of_numbers, [mean] * len(predictions), targets)
+        baselines["mean_target"] = {"text": f"{mean:.6g}", "metrics": scores}
     if of_texts:
         copied = [line.source for line in predictions]
         scores = _compute(context, of_texts, copied, targets)

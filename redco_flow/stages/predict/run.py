@@ -15,6 +15,7 @@ from redco_flow.engine.predictor import OutputFn, Predictor
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.recipe import (
+    CLASSES,
     Generation,
     RandomChoice,
     Recipe,
@@ -36,6 +37,7 @@ from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.predict.config import GENERATION, Config
 from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import provenance_of
+from redco_flow.text.pairs import PAIR_SEPARATOR
 from redco_flow.text.tokenizer import TextTokenizer
 
 
@@ -84,6 +86,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         data=provenance.data,
         config=provenance.config,
         most_frequent_target=dataset.summary.most_frequent_target,
+        mean_target=dataset.summary.mean_target,
     )
     folder = context.work_dir / "predictions"
     if context.attempt_dir.rank == 0:  # every process has all texts, in input order
@@ -108,6 +111,14 @@ def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Con
             f"the checkpoint was trained with tokenizer {record.tokenizer_digest[:12]}, and the "
             f"dataset was encoded with {dataset.tokenizer_digest[:12]}: predict on a dataset that "
             "was preprocessed with the checkpoint's tokenizer."
+        )
+    known = record.model.get("settings", {}).get(CLASSES) or ()
+    strange = [str(name) for name in dataset.summary.classes or () if name not in known]
+    if strange:
+        raise CannotPredict(
+            f"the dataset has classes that the checkpoint was not trained for: "
+            f"{', '.join(strange[:10])}; it knows {', '.join(map(str, known[:10]))}. Preprocess "
+            "with the checkpoint's in settings.classes."
         )
 
 
@@ -172,12 +183,13 @@ class _Prediction:
             target_length = self._rest_of_text(length)
             recipe = self._checkpoint.build_recipe(length, target_length)
         texts = self._generate(recipe, rules, params, asked, target_length)
+        summary = self._dataset.summary
         lines = [
             Prediction(
                 example["row_id"],
-                example["source"],
+                example["source"].replace(PAIR_SEPARATOR, "\n"),
                 found[0],
-                example["references"],
+                summary.references_of(example),
                 predictions=found if len(found) > 1 else None,
             )
             for example, found in zip(asked, texts, strict=True)

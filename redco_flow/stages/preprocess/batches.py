@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from redco_flow.recipes.recipe import find_recipe
 from redco_flow.spec.pipeline import DataSection
+from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.source import SPLITS, open_sources
 from redco_flow.stages.preprocess.config import Config, data_files
+from redco_flow.stages.preprocess.labels import labels_for
 from redco_flow.stages.preprocess.pairs import (
     RAW_COLUMNS,
     BlockSplit,
@@ -37,13 +40,15 @@ class RawPairs:
     Attributes:
         bad_rows: the rows that cannot be used, of all blocks.
         counts: the numbers of all blocks.
+        labels: what read the targets of pairs, where they are no texts.
     """
 
     def __init__(
         self, context: StageContext, config: Config, read_row: ReadRow | None = None
     ) -> None:
         self._context, self._config = context, config
-        self._read_row = read_row or read_pairs_of(config.data)
+        self.labels = labels_for(find_recipe(config.recipe), values_of(config.settings))
+        self._read_row = read_row or read_pairs_of(config.data, self.labels)
         self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
 
     def batches(
@@ -92,7 +97,7 @@ class KeptPairs:
     def __init__(self, context: StageContext, raw: RawPairs, path: Path) -> None:
         self._context, self._raw, self._path = context, raw, path
         self._block_splits: list[BlockSplit] = []
-        self.bad_rows, self.counts = raw.bad_rows, raw.counts
+        self.bad_rows, self.counts, self.labels = raw.bad_rows, raw.counts, raw.labels
 
     def keep(self, phase: str) -> Iterator[tuple[BlockSplit, PairBatch]]:
         """Yield every batch of the raw data, and keep it.

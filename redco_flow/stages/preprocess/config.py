@@ -24,6 +24,8 @@ from redco_flow.recipes.recipe import (
     find_own_recipe,
     find_recipe,
     is_of_rows,
+    kind_of_targets,
+    makes_texts,
 )
 from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.names import nearest
@@ -39,25 +41,38 @@ _NUM_ROWS = 100
 _MAX_CHARACTERS = 4_000_000  # long documents: enough is seen in fewer rows
 
 
+def text_keys(data: DataSection, *, are_labelled: bool) -> tuple[str, ...]:
+    """Return the fields that must be texts, the target last, unless it is a label."""
+    if data.text_key:
+        return (data.text_key,)
+    sources = (data.source_key, *((data.pair_key,) if data.pair_key else ()))
+    return sources if are_labelled else (*sources, data.target_key)
+
+
 @dataclass(frozen=True)
 class _Asked:
     """What the rows of a file must have.
 
     Args:
         keys: the columns.
-        are_texts: whether these must be texts.
+        texts: those of them that must be texts.
         skips: whether bad rows may be left out.
         num_rows: to look at.
     """
 
     keys: tuple[str, ...]
-    are_texts: bool
+    texts: tuple[str, ...]
     skips: bool
     num_rows: int
 
+    def problem_of(self, fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:
+        """Say what is wrong with a field of a row."""
+        check = problem_of_text if key in self.texts else problem_of_field
+        return check(fields, key)
+
     def skips_file(self, path: Path) -> bool:
         """Say whether a file is an image, whose columns are known."""
-        return not self.are_texts and path.suffix.lower() in ENDINGS
+        return not self.texts and path.suffix.lower() in ENDINGS
 
 
 @dataclass(frozen=True)
@@ -69,7 +84,7 @@ class _Head:
 
 
 def head_problems(
-    data: DataSection, columns: Sequence[str] | None = None
+    data: DataSection, columns: Sequence[str] | None = None, *, are_labelled: bool = False
 ) -> Iterator[tuple[str, str]]:
     """Yield the key of `data` and what is wrong with the head of each file that it names.
 
@@ -77,11 +92,13 @@ def head_problems(
 
     Args:
         columns: that rows must have, of whatever type; None: those of texts.
+        are_labelled: whether texts have a label as target, and not a text.
     """
-    of_texts = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
+    texts = text_keys(data, are_labelled=are_labelled) if columns is None else ()
+    label = (data.target_key,) if are_labelled and columns is None else ()
     asked = _Asked(
-        keys=of_texts if columns is None else tuple(columns),
-        are_texts=columns is None,
+        keys=(*texts, *label, *(columns or ())),
+        texts=texts,
         skips=data.on_bad_row == "skip",
         num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
     )
@@ -124,8 +141,7 @@ def _rows_head(path: Path, asked: _Asked) -> _Head:
         if isinstance(row, BadRow):
             bad_rows.append(row)
             continue
-        problem_of = problem_of_text if asked.are_texts else problem_of_field
-        found = (problem_of(row.fields, key) for key in asked.keys)
+        found = (asked.problem_of(row.fields, key) for key in asked.keys)
         bad_rows += [BadRow(f"{path}:{row.line}", *one) for one in found if one]
         num_characters += sum(len(v) for v in row.fields.values() if isinstance(v, str))
         if num_characters > _MAX_CHARACTERS:
@@ -166,7 +182,7 @@ def _columns_head(path: Path, schema: _Schema, asked: _Asked) -> _Head:
             known = ", ".join(schema.columns) or "(none)"
             hint = nearest(key, schema.columns)
             problems.append(f"{path}: no field '{key}'{hint} Its fields are {known}")
-        elif asked.are_texts and not schema.columns[key][1]:
+        elif key in asked.texts and not schema.columns[key][1]:
             problems.append(f"{path}: field '{key}' is not text: it is {schema.columns[key][0]}")
     return _Head(schema.num_rows != 0, tuple(problems))
 
@@ -278,12 +294,18 @@ class Config(StageConfig):
                 f"recipe '{self.recipe}' takes rows as they are, and {', '.join(given)} would "
                 "change nothing"
             )
+        if "max_target_length" in given and not makes_texts(self.recipe):
+            raise ValueError(
+                f"the targets of recipe '{self.recipe}' are no texts, and max_target_length would "
+                "change nothing"
+            )
         return self
 
 
 _OF_TEXTS = (
     "text_key",
     "source_key",
+    "pair_key",
     "target_key",
     "source_prefix",
     "source_suffix",
@@ -317,9 +339,11 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
         return (
             "'data.columns' are of recipes of rows; of texts data.source_key and data.target_key."
         )
+    name = recipe.__name__.rpartition(".")[2]
+    if data.pair_key is not None and not getattr(recipe, "TAKES_PAIRS", False):
+        return f"'data.pair_key' gives pairs of source texts, and recipe '{name}' takes one text."
     if data.text_key is None or hasattr(recipe, "encode_texts"):
         return None
-    name = recipe.__name__.rpartition(".")[2]
     return (
         f"'data.text_key' gives plain texts, and recipe '{name}' takes pairs: use recipe "
         "language_modeling, or data.source_key and data.target_key."
@@ -345,7 +369,8 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if not encodes(recipe):
         names = RowColumns.of(recipe).names or ()
         columns = [config.data.columns.get(name, name) for name in names]
-    for key, problem in head_problems(config.data, columns):
+    are_labelled = kind_of_targets(recipe) is not None
+    for key, problem in head_problems(config.data, columns, are_labelled=are_labelled):
         yield ("data", key), problem
 
 

@@ -54,11 +54,13 @@ class EncodeCall:
         module: the recipe's dotted module.
         tokenizer: the tokenizer's directory.
         is_plain_text: whether the targets are texts without a source.
+        are_labelled: whether the targets are no texts, of which nothing is encoded.
     """
 
     module: str
     tokenizer: str
     is_plain_text: bool
+    are_labelled: bool
     source_prefix: str
     source_suffix: str
     max_source_length: int
@@ -77,7 +79,7 @@ class EncodeCall:
             return recipe.encode_texts(targets, tokenizer, max_length=self.max_target_length)
         return recipe.encode(
             sources,
-            targets,
+            [] if self.are_labelled else targets,
             tokenizer,
             source_prefix=self.source_prefix,
             source_suffix=self.source_suffix,

@@ -6,8 +6,9 @@ with the same source are put together where an evaluation split is grouped.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from redco_flow.stages.preprocess.blocks import (
 )
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches, load_tokenizer
+from redco_flow.stages.preprocess.labels import Labels, NumberLabels, class_names
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
 
 MAX_COUNTED_TARGETS = 100_000
@@ -51,18 +53,21 @@ class DatasetJoin:
     store: BlockStore
     call: EncodeCall
 
-    def join(self, num_blocks: int, skipped_rows: Mapping[str, int]) -> StageOutputs:
+    def join(
+        self, num_blocks: int, skipped_rows: Mapping[str, int], labels: Labels | None
+    ) -> StageOutputs:
         """Return the dataset of all blocks.
 
         Args:
             skipped_rows: see `DatasetSummary`.
+            labels: what read all rows' targets, where they are no texts.
         """
         blocks = [self.store.read(number) for number in range(num_blocks)]
         files, counts = files_of(blocks, DATASET), summed(blocks)
         for split, held_back in files_of(blocks, HELD_BACK).items():
             files[split] = [self._encode_held_back(split, held_back, counts)]
         self.store.keep_only(file.name for of_split in files.values() for file in of_split)
-        summary = self._summary(files, counts, skipped_rows)
+        summary = self._summary(files, counts, skipped_rows, labels)
         write_json(self.store.dataset / SUMMARY_FILE, summary.to_json())
         metadata = {
             "splits": summary.splits,
@@ -97,6 +102,7 @@ class DatasetJoin:
         files: Mapping[str, list[BlockFile]],
         counts: SplitCounts,
         skipped_rows: Mapping[str, int],
+        labels: Labels | None,
     ) -> DatasetSummary:
         config = self.config
         tokenizer = load_tokenizer(self.call.tokenizer)
@@ -115,29 +121,36 @@ class DatasetJoin:
                 "pad_id": tokenizer.pad_id,
                 "eos_id": tokenizer.eos_id,
             },
-            most_frequent_target=self._most_frequent_target(files["train"]),
+            classes=class_names(labels),
+            **trivial_targets(self._first_targets(files["train"], labels)),
         )
 
-    def _most_frequent_target(self, files: Iterable[BlockFile]) -> dict[str, object]:
-        """The commonest target among the first training examples."""
+    def _first_targets(self, files: Iterable[BlockFile], labels: Labels | None) -> list[Any]:
+        """The targets of the first training examples."""
         paths = map(self.store.path_of, files)
-        targets: Counter[str] = Counter()
-        num_counted = 0
+        targets: list[str] = []
         for batch in (batch for path in paths for batch in read_batches(path, ["references"])):
-            targets.update(references[0] for references in batch["references"])
-            num_counted += len(batch["references"])
-            if num_counted >= MAX_COUNTED_TARGETS:
+            targets += (references[0] for references in batch["references"])
+            if len(targets) >= MAX_COUNTED_TARGETS:
                 break
-        return commonest(targets, num_counted)
+        if isinstance(labels, NumberLabels):
+            return [float(text) for text in targets]
+        by_text = {str(name): name for name in class_names(labels) or ()}
+        return [by_text.get(text, text) for text in targets]
 
 
-def commonest(targets: Counter[Any], num_counted: int) -> dict[str, object]:
-    """Return `DatasetSummary.most_frequent_target`; empty where nothing was counted."""
-    if not targets:
-        return {}
+def trivial_targets(targets: Sequence[Any]) -> dict[str, Any]:
+    """Return what models that ignore their input would say, as fields of `DatasetSummary`."""
+    if any(isinstance(target, float) for target in targets):
+        are_numbers = all(isinstance(target, float | int) for target in targets)
+        mean = math.fsum(targets) / len(targets) if are_numbers else math.nan
+        return {"most_frequent_target": {}, "mean_target": mean if math.isfinite(mean) else None}
+    if not targets or not all(isinstance(target, str | int) for target in targets):
+        return {"most_frequent_target": {}}
     # Ties go to the smallest, not to the first: the order of rows is no property of a task.
-    text, count = min(targets.items(), key=lambda item: (-item[1], str(item[0])))
-    return {"text": text, "count": count, "among": num_counted}
+    counts = Counter(targets).items()
+    text, count = min(counts, key=lambda item: (-item[1], str(item[0])))
+    return {"most_frequent_target": {"text": text, "count": count, "among": len(targets)}}
 
 
 def damaged(context: StageContext, store: BlockStore, numbers: Iterable[int]) -> set[int]:

@@ -14,8 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import BATCH_ROWS, TEXT, ArrowSplit
+from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRow, BadRowLog, FileRow, problem_of_text
 from redco_flow.stages.data.source import SPLITS, Source
+from redco_flow.stages.preprocess.config import text_keys
+from redco_flow.stages.preprocess.labels import Labels
+from redco_flow.text.pairs import PAIR_SEPARATOR
 
 BLOCK_ROWS = 20 * BATCH_ROWS
 """Rows as they stand in the data, usable or not, that are encoded and kept together."""
@@ -55,7 +59,8 @@ class TextPair(NamedTuple):
     Args:
         block, split: where it belongs.
         row_id: "file name:line", the same wherever the file lies.
-        source: empty where the row is a plain text, which is the target.
+        source: empty where the row is a plain text, which is the target; of two texts both, with
+            PAIR_SEPARATOR between them.
     """
 
     block: int
@@ -145,9 +150,13 @@ def _rest(block: int, waiting: dict[str, PairBatch]) -> Iterator[tuple[BlockSpli
         yield BlockSplit(block, split), waiting.pop(split)
 
 
-def read_pairs_of(data: DataSection) -> ReadRow:
-    """Return what makes pairs of rows with texts."""
-    keys = (data.text_key,) if data.text_key else (data.source_key, data.target_key)
+def read_pairs_of(data: DataSection, labels: Labels | None = None) -> ReadRow:
+    """Return what makes pairs of rows with texts.
+
+    Args:
+        labels: reads the targets that are no texts; written as text they stand in their place.
+    """
+    keys = text_keys(data, are_labelled=labels is not None)
 
     def read_row(
         row: FileRow, source: Source, split_of: SplitOf | None, block: int
@@ -156,10 +165,16 @@ def read_pairs_of(data: DataSection) -> ReadRow:
         for key in keys:
             if problem := problem_of_text(fields, key):
                 return BadRow(f"{source.location}:{line}", *problem)
-        first, last = fields[keys[0]], fields[keys[-1]]
+        texts = [fields[key] for key in keys]
+        if labels is not None:
+            try:
+                texts.append(str(labels.read(fields, data.target_key, source)))
+            except BadValue as error:
+                return BadRow(f"{source.location}:{line}", error.reason, error.detail)
+        first = PAIR_SEPARATOR.join(texts[:-1] or texts)
         split = split_of(first.encode()) if split_of else source.split
         row_id = f"{source.name}:{line}"
-        return TextPair(block, split, row_id, "" if data.text_key else first, last)
+        return TextPair(block, split, row_id, "" if data.text_key else first, texts[-1])
 
     return read_row
 

@@ -5,14 +5,20 @@ A row is checked by what training does with it: the recipe's `collate_fn` makes 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from redco_flow.recipes.build import build_recipe
-from redco_flow.recipes.recipe import Collate, RowColumns, find_recipe
+from redco_flow.recipes.recipe import (
+    CLASSES,
+    Batch,
+    Collate,
+    Example,
+    RowColumns,
+    find_recipe,
+)
 from redco_flow.records import write_json
 from redco_flow.spec.names import failure
 from redco_flow.spec.recipe_settings import values_of
@@ -37,11 +43,12 @@ from redco_flow.stages.preprocess.blocks import DATASET, Block, BlockStore, Bloc
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.joined import (
     MAX_COUNTED_TARGETS,
-    commonest,
     damaged,
     files_of,
     summed,
+    trivial_targets,
 )
+from redco_flow.stages.preprocess.labels import ClassLabels, Labels, class_names, labels_for
 from redco_flow.stages.preprocess.pairs import SplitOf
 
 
@@ -68,11 +75,14 @@ class RowReader:
         names: the columns that are kept; None: all.
         renamed: the data's name of a column by the recipe's.
         collate_fn: the recipe's.
+        target: the column that `labels` reads, where they are there.
     """
 
     names: Sequence[str] | None
     renamed: Mapping[str, str]
     collate_fn: Collate
+    target: str | None = None
+    labels: Labels | None = None
 
     def __call__(
         self, row: FileRow, source: Source, split_of: SplitOf | None, block: int
@@ -80,7 +90,7 @@ class RowReader:
         """Check a row and pack it."""
         location = f"{source.location}:{row.line}"
         try:
-            packed = pack_row(self._columns(row.fields))
+            packed = pack_row(self._columns(row.fields) | self._label(row.fields, source))
         except BadValue as error:
             return BadRow(location, error.reason, error.detail)
         try:
@@ -92,6 +102,12 @@ class RowReader:
             return BadRow(location, reason, failure(error).removeprefix(": ").strip())
         split = split_of(packed) if split_of else source.split
         return PackedRow(block, split, f"{source.name}:{row.line}", packed)
+
+    def _label(self, fields: Mapping[str, Any], source: Source) -> dict[str, Any]:
+        if self.labels is None or self.target is None:
+            return {}
+        key = self.renamed.get(self.target, self.target)
+        return {self.target: self.labels.read(fields, key, source)}
 
     def _columns(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         if self.names is None:
@@ -114,8 +130,9 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
     """
     store = BlockStore(context.work_dir)
     columns = RowColumns.of(find_recipe(config.recipe))
-    recipe = build_recipe(config.recipe, {"settings": values_of(config.settings)}, None)
-    read_row = RowReader(columns.names, config.data.columns, recipe.collate_fn)
+    labels = labels_for(find_recipe(config.recipe), values_of(config.settings))
+    collate_fn = _checking(config, labels)
+    read_row = RowReader(columns.names, config.data.columns, collate_fn, columns.target, labels)
     source = RawPairs(context, config, read_row)
     written = _write_blocks(
         source, store, lambda block: shard.has(block) and not store.is_there(block)
@@ -127,9 +144,27 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         if again:
             _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
         summary = _summary(config, store, columns, num_blocks, source.bad_rows.counts)
+        summary = replace(summary, classes=class_names(labels))
         return _dataset(store, summary, num_blocks)
 
     return join
+
+
+def _checking(config: Config, labels: Labels | None) -> Collate:
+    """Return the recipe's collate_fn; of classes it knows those that were read so far."""
+    settings = values_of(config.settings)
+
+    @cache
+    def with_classes(_num_classes: int) -> Collate:
+        names = class_names(labels)
+        own = settings if names is None else {**settings, CLASSES: names}
+        return build_recipe(config.recipe, {"settings": own}, None).collate_fn
+
+    def collate_fn(examples: Sequence[Example]) -> Batch:
+        num_classes = len(labels) if isinstance(labels, ClassLabels) else 0
+        return with_classes(num_classes)(examples)
+
+    return collate_fn
 
 
 def _write_blocks(
@@ -168,20 +203,15 @@ def _summary(
         files={split: [file.name for file in files[split]] for split in SPLITS if split in files},
         skipped_rows=dict(sorted(skipped_rows.items())),
         tokenizer={},
-        most_frequent_target=_most_frequent_target(RowSplit(ArrowSplit(paths)), columns.target),
         target=columns.target or "",
+        **trivial_targets(_first_targets(RowSplit(ArrowSplit(paths)), columns.target)),
     )
 
 
-def _most_frequent_target(rows: RowSplit, target: str | None) -> dict[str, object]:
-    """Count the classes of the first training rows; numbers that are measured have none."""
-    if target is None:
-        return {}
+def _first_targets(rows: RowSplit, target: str | None) -> list[Any]:
+    """Return the targets of the first training rows; none where no column has them."""
     num_counted = min(len(rows), MAX_COUNTED_TARGETS)
-    values = list(_values(rows, num_counted, target))
-    if not all(isinstance(value, str | int) for value in values):
-        return {}
-    return commonest(Counter(values), num_counted)
+    return [] if target is None else list(_values(rows, num_counted, target))
 
 
 def _values(rows: RowSplit, count: int, column: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from redco_flow.recipes.recipe import encodes, find_recipe
+from redco_flow.recipes.recipe import encodes, find_recipe, kind_of_targets
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess import rows
@@ -25,6 +25,7 @@ from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config, problem_of_texts
 from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches
 from redco_flow.stages.preprocess.joined import DatasetJoin, damaged
+from redco_flow.stages.preprocess.labels import Labels
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer
 
@@ -54,7 +55,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         again = damaged(context, store, set(range(encoded.num_blocks)) - encoded.written)
         if again:
             blocks.encode(again.__contains__)
-        return dataset.join(encoded.num_blocks, encoded.skipped_rows)
+        return dataset.join(encoded.num_blocks, encoded.skipped_rows, encoded.labels)
 
     return join
 
@@ -67,11 +68,13 @@ class _Encoded:
         num_blocks: of all rows.
         written: the blocks that were written.
         skipped_rows: of all blocks, by reason.
+        labels: what read their targets, where they are no texts.
     """
 
     num_blocks: int
     written: set[int]
     skipped_rows: Counter[str]
+    labels: Labels | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ class _Blocks:
             if number not in written and is_wanted(number):  # it has no usable row
                 self.store.commit(number, Block((), {}))
                 written.add(number)
-        return _Encoded(source.counts.num_blocks, written, source.bad_rows.counts)
+        counted = source.counts.num_blocks, written, source.bad_rows.counts
+        return _Encoded(*counted, source.labels)
 
     def _held_back(
         self, pairs: Iterable[tuple[BlockSplit, PairBatch]], writers: BlockWriters
@@ -125,6 +129,7 @@ def _encode_call(config: Config, tokenizer: Path) -> EncodeCall:
         module=recipe.__name__,
         tokenizer=str(tokenizer),
         is_plain_text=config.data.text_key is not None,
+        are_labelled=kind_of_targets(recipe) is not None,
         source_prefix=config.data.source_prefix,
         source_suffix=config.data.source_suffix,
         max_source_length=config.max_source_length,

@@ -20,6 +20,7 @@ from redco_flow.stages.context import StageContext
 from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import BlockStore
 from redco_flow.stages.preprocess.config import Config
+from redco_flow.text.pairs import PAIR_SEPARATOR
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 _MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
@@ -231,8 +232,10 @@ def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> I
             continue
         if data.text_key is None:
             around = data.source_prefix, data.source_suffix
-            yield from (around[0] + source + around[1] for source in batch["source"])
-        yield from batch["target"]
+            sources = (text for source in batch["source"] for text in source.split(PAIR_SEPARATOR))
+            yield from (around[0] + source + around[1] for source in sources)
+        if kept.labels is None:
+            yield from batch["target"]
     context.report(phase="tokenizer")
 
 

@@ -18,7 +18,12 @@ from redco_flow.engine.data.batches import CollateFn, Examples, read_rows
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
-from redco_flow.stages.artifacts.dataset import ArrowSplit, DatasetArtifact, RowSplit
+from redco_flow.stages.artifacts.dataset import (
+    ArrowSplit,
+    DatasetArtifact,
+    DatasetSummary,
+    RowSplit,
+)
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
 
@@ -30,6 +35,12 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = ("row_id", "source_ids", "target_ids")
 _WIDTH_MULTIPLE = 8
+
+
+def columns_of(summary: DatasetSummary) -> tuple[str, ...]:
+    """Return what training reads of an encoded example: labels too, where there are some."""
+    return (*COLUMNS, "references") if summary.are_labelled else COLUMNS
+
 
 Validation = Sequence[dict[str, Any]]
 
@@ -85,7 +96,7 @@ def read_training_data(
         DataError: an example is longer than a packed row.
         ValueError: the recipe does not pack.
     """
-    split = dataset.split("train", COLUMNS)
+    split = dataset.split("train", columns_of(dataset.summary))
     if isinstance(split, RowSplit):
         return TrainingData(split, validation, recipe.collate_fn, None, 0.0)
     assert recipe.row_widths is not None, "a recipe of texts says how wide their rows are"

@@ -7,6 +7,7 @@ follow each other is the engine's; what a record must name is `training_records`
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.build import build_recipe
-from redco_flow.recipes.recipe import Recipe
+from redco_flow.recipes.recipe import CLASSES, Class, Recipe
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.checkpoint import (
     AdapterRecord,
@@ -35,7 +36,7 @@ from redco_flow.stages.context import Output, StageContext, StageOutputs, Stoppe
 from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
-from redco_flow.stages.train.data import COLUMNS, TrainingData, read_training_data
+from redco_flow.stages.train.data import TrainingData, columns_of, read_training_data
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.stages.train.records import TrainingRecords, open_logs
 from redco_flow.stages.train.scores import (
@@ -117,8 +118,8 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
         check_model_tokenizer(config.model, dataset.tokenizer)
     source_length, target_length = _lengths(dataset)
     texts = dataset.texts(source_length, target_length)
-    recipe = build_recipe(config.recipe, _model(config), texts)
-    batch = recipe.collate_fn(dataset.split("train", COLUMNS).__getitems__([0]))
+    recipe = build_recipe(config.recipe, _model(config, summary.classes), texts)
+    batch = recipe.collate_fn(dataset.split("train", columns_of(summary)).__getitems__([0]))
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
     num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
@@ -137,10 +138,26 @@ def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:
     return summary.padded_length("source", ("train", "validation")), summary.padded_length("target")
 
 
-def _model(config: Config) -> dict[str, Any]:
-    """The model section, with the training's dropout and the recipe's settings in it."""
+def _model(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:
+    """The model section, with the training's dropout and the recipe's settings in it.
+
+    Args:
+        classes: the dataset's, which the settings get.
+
+    Raises:
+        CannotTrain: the settings name others.
+    """
     model = config.model.model_dump()
-    if settings := values_of(config.settings):
+    settings = values_of(config.settings)
+    if classes is not None:
+        named = settings.get(CLASSES) or classes
+        if list(named) != list(classes):
+            raise CannotTrain(
+                f"settings.classes is {', '.join(map(str, named))}, and the dataset was "
+                f"preprocessed with {', '.join(map(str, classes))}: give both stages the same."
+            )
+        settings = {**settings, CLASSES: list(classes)}
+    if settings:
         model["settings"] = settings
     if config.dropout_rate is not None:
         model["config"] = {**model["config"], "dropout_rate": config.dropout_rate}

@@ -1,0 +1,150 @@
+"""Labels: the targets of a recipe whose `TARGETS` are classes or numbers, read and checked.
+
+The names of classes are those that the pipeline gives, or those that the data bring (a dataset's
+`ClassLabel`, the folders of images), or else what stands in the training data, sorted. Every
+process reads all rows in one order, so they are the same in all shards and attempts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class, kind_of_targets
+from redco_flow.stages.data.row_values import BadValue
+from redco_flow.stages.data.rows import problem_of_field, problem_of_text
+from redco_flow.stages.data.source import Source
+
+MAX_CLASSES = 10_000
+_MAX_LISTED = 10
+
+
+class ClassLabels:
+    """Labels that are classes.
+
+    Args:
+        given: the classes' names in the pipeline; where there are none the data tell them.
+    """
+
+    def __init__(self, given: Sequence[Class] = ()) -> None:
+        self._names: dict[Class, None] = dict.fromkeys(given)
+        self._are_all_known = bool(given)
+        self._is_in_order = bool(given)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def names(self) -> list[Class]:
+        """The classes, of which the first is number 0."""
+        return list(self._names) if self._is_in_order else sorted(self._names, key=_order)
+
+    def read(self, fields: Mapping[str, Any], key: str, source: Source) -> Class:
+        """Return the class that a row is of.
+
+        Raises:
+            BadValue: the field is missing, or holds no class.
+            ValueError: there are more classes than any training has.
+        """
+        own = source.class_names.get(key)
+        if own and not self._are_all_known:
+            self._names, self._are_all_known = dict.fromkeys(own), True
+            self._is_in_order = True
+        name = _class_name(fields, key, own)
+        if name not in self._names:
+            self._add(name, key, source)
+        return name
+
+    def _add(self, name: Class, key: str, source: Source) -> None:
+        # Training data are read first: what they lack, later splits cannot have.
+        if self._are_all_known or (source.split != "train" and self._names):
+            listed = ", ".join(map(str, self.names[:_MAX_LISTED]))
+            more = f" and {len(self) - _MAX_LISTED} more" if len(self) > _MAX_LISTED else ""
+            raise _no_class(key, f"{name!r} is none of {listed}{more}")
+        first = next(iter(self._names), name)
+        if type(first) is not type(name):
+            raise _no_class(key, f"{name!r} is {_kind(name)}, and {first!r} is {_kind(first)}")
+        if len(self) == MAX_CLASSES:
+            raise ValueError(
+                f"field '{key}' holds more than {MAX_CLASSES:,} different values: is it one of "
+                "classes? Name the column that is."
+            )
+        self._names[name] = None
+
+
+class NumberLabels:
+    """Labels that are numbers, or texts of them as in CSV."""
+
+    def read(self, fields: Mapping[str, Any], key: str, _source: Source) -> float:
+        """Return the number of a row.
+
+        Raises:
+            BadValue: the field is missing, or holds no finite number.
+        """
+        if problem := problem_of_field(fields, key):
+            raise BadValue(*problem)
+        value = fields[key]
+        is_number = isinstance(value, str | int | float | np.number) and value is not True
+        try:
+            number = float(value) if is_number and value is not False else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise BadValue(f"field '{key}' is no number", f"it is {value!r}")
+        return number
+
+
+Labels = ClassLabels | NumberLabels
+
+
+def labels_for(recipe: ModuleType, settings: Mapping[str, Any]) -> Labels | None:
+    """Return what reads a recipe's targets; None where they are texts, or whatever there is.
+
+    Args:
+        settings: the recipe's, as they stand in YAML.
+    """
+    targets = kind_of_targets(recipe)
+    if targets == CLASSES:
+        return ClassLabels(settings.get(CLASSES) or ())
+    return NumberLabels() if targets == NUMBERS else None
+
+
+def class_names(labels: Labels | None) -> list[Class] | None:
+    """Return the classes after all rows were read; None where there are none."""
+    return labels.names if isinstance(labels, ClassLabels) else None
+
+
+def _class_name(fields: Mapping[str, Any], key: str, own: Sequence[str] | None) -> Class:
+    value = fields.get(key)
+    if isinstance(value, str) or key not in fields:
+        if problem := problem_of_text(fields, key):
+            raise BadValue(*problem)
+        return str(value)
+    if isinstance(value, np.integer):
+        value = int(value)
+    if type(value) is not int:
+        raise _no_class(key, f"it is {type(value).__name__}; classes are texts or whole numbers")
+    if not own:
+        return value
+    if not 0 <= value < len(own):
+        raise _no_class(key, f"{value} is no number of its {len(own)} classes")
+    return own[value]
+
+
+def _no_class(key: str, detail: str) -> BadValue:
+    return BadValue(f"field '{key}' is no class", detail)
+
+
+def _kind(name: Class) -> str:
+    return "a text" if isinstance(name, str) else "a number"
+
+
+def _order(name: Class) -> tuple[bool, int, str]:
+    """Sort numbers, and texts of digits as in CSV, by what they count; other texts behind them."""
+    text = str(name)
+    is_number = text.removeprefix("-").isdecimal()
+    return not is_number, int(text) if is_number else 0, text
