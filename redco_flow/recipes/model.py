@@ -81,28 +81,44 @@ def choose_model(
         ValueError: an unknown family or config key, a family that the recipe does not train, or a
             vocabulary smaller than the tokenizer's.
     """
+    found = choose_sized_model(
+        model, recipe=recipe, sizes=_sized_for(tokenizer) | dict(special_tokens)
+    )
+    _check_vocabulary(found, tokenizer)
+    return found
+
+
+def choose_sized_model(
+    model: Mapping[str, Any], *, recipe: ModuleType, sizes: Mapping[str, int]
+) -> ChosenModel:
+    """Find the family and make the config of a model of any data.
+
+    Args:
+        model, recipe: as of `choose_model`.
+        sizes: what the data ask of a config that starts with nothing.
+
+    Raises:
+        ValueError: an unknown family or config key, or a family that the recipe does not train.
+    """
     dtype = model.get("dtype") or "float32"
     changes = dict(model.get("config") or {})
-    anew = _sized_for(tokenizer) | dict(special_tokens) | changes
+    anew = dict(sizes) | changes
     if not model.get("name_or_path"):
         family = model.get("family") or recipe.DEFAULT_FAMILY
         _check_family(recipe, family)
         module = find_model(family)
         config = module.Config(dtype=dtype).updated(anew)
-        found = ChosenModel(family, module, config, None)
-    else:
-        is_new = bool(model.get("from_scratch"))
-        directory = find_checkpoint(
-            str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
-        )
-        family = model.get("family") or model_type(directory)
-        _check_family(recipe, family)
-        module, config = read_model(
-            directory, family=family, overrides=anew if is_new else changes, dtype=dtype
-        )
-        found = ChosenModel(family, module, config, None if is_new else directory)
-    _check_vocabulary(found, tokenizer)
-    return found
+        return ChosenModel(family, module, config, None)
+    is_new = bool(model.get("from_scratch"))
+    directory = find_checkpoint(
+        str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
+    )
+    family = model.get("family") or model_type(directory)
+    _check_family(recipe, family)
+    module, config = read_model(
+        directory, family=family, overrides=anew if is_new else changes, dtype=dtype
+    )
+    return ChosenModel(family, module, config, None if is_new else directory)
 
 
 def with_changes(model: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

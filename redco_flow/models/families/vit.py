@@ -28,8 +28,8 @@ from redco_flow.models.hub.layouts import (
     with_other_prefix,
 )
 
-# Of masked image modelling.
-IGNORED_TENSORS = ("*embeddings.mask_token",)
+# Of masked image modelling, and what a model that classifies does without.
+IGNORED_TENSORS = ("*embeddings.mask_token", "*pooler.dense.*")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from redco_flow.recipes.recipe import (
     RecipeName,
     RecipeSettings,
     RowColumns,
+    builds,
     encodes,
     find_own_recipe,
     find_recipe,
@@ -353,7 +354,9 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
 def code_modules(config: Config) -> list[str]:
     """The module that encodes, or checks rows, and the one that makes rows, if one does."""
     recipe = find_recipe(config.recipe)
-    own = recipe.encode.__module__ if encodes(recipe) else recipe.__name__
+    own = recipe.__name__
+    if builds(recipe):  # the model behind it makes no difference
+        own = (recipe.encode if encodes(recipe) else recipe.collate_fn).__module__
     return [str(own), *source.data_modules(config.data)]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.build import collate_rows
 from redco_flow.recipes.recipe import (
     CLASSES,
     Batch,
@@ -158,7 +158,7 @@ def _checking(config: Config, labels: Labels | None) -> Collate:
     def with_classes(_num_classes: int) -> Collate:
         names = class_names(labels)
         own = settings if names is None else {**settings, CLASSES: names}
-        return build_recipe(config.recipe, {"settings": own}, None).collate_fn
+        return collate_rows(config.recipe, own)
 
     def collate_fn(examples: Sequence[Example]) -> Batch:
         num_classes = len(labels) if isinstance(labels, ClassLabels) else 0
