@@ -52,7 +52,7 @@ def rows(paths: Iterable[Path]) -> Iterator[dict[str, str]]:
     """Yield {"bytecode", "statement"}, each statement once, in the order of the files."""
     seen: set[str] = set()
     for path in paths:
-        for node in _statements(ast.parse(path.read_bytes(), str(path))):
+        for node in statements(ast.parse(path.read_bytes(), str(path))):
             statement = _shortened(node)
             if statement is None or statement in seen:
                 continue
@@ -62,7 +62,7 @@ def rows(paths: Iterable[Path]) -> Iterator[dict[str, str]]:
                 yield {"bytecode": " ".join(instructions), "statement": statement}
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
     """Walk the statements of a tree, level by level; what stands within an expression is none."""
     waiting = deque([tree])
     while waiting:

@@ -213,6 +213,15 @@ def find_own_recipe(name: str) -> ModuleType | None:
     return module if hasattr(module, "build") else None
 
 
+_WITH_FAMILIES = (
+    "text_to_text",
+    "language_modeling",
+    "classification",
+    "regression",
+    "image_classification",
+)
+
+
 def family_problem(recipe: ModuleType, family: str) -> str | None:
     """Say why a recipe does not train a family, or None where it does."""
     trained = getattr(recipe, "FAMILIES", (family,))
@@ -221,7 +230,7 @@ def family_problem(recipe: ModuleType, family: str) -> str | None:
     name = recipe.__name__.removesuffix(".config").rpartition(".")[2]
     others = [
         other
-        for other in ("text_to_text", "language_modeling", "image_classification")
+        for other in _WITH_FAMILIES
         if other != name and family in importlib.import_module(recipe_module(other)).FAMILIES
     ]
     advice = f"; for '{family}' use recipe {others[0]}" if others else ""

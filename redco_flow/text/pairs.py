@@ -1,5 +1,7 @@
 """Token ids of several examples, and how texts become them: cut to a length, with an ending.
 
+Or as the tokenizer's own template has them, one text or a pair of texts.
+
 Runs in preprocessing, long before a model is there, so it imports nothing heavy and a change in a
 model's code does not make data stale.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
 
@@ -71,3 +74,71 @@ def encode_ending(
         ids.extend(ending)
         rows.append(ids)
     return rows, is_cut
+
+
+def encode_in_template(
+    sources: Sequence[str], tokenizer: TextTokenizer, max_length: int, suffix: str = ""
+) -> EncodedPairs:
+    """Encode texts, or pairs joined by PAIR_SEPARATOR, in the tokenizer's own template.
+
+    Args:
+        max_length: in tokens, those of the template included, which are never cut off; of a pair
+            the longer text is cut first, to the length of the other, then both.
+        suffix: of the last text, encoded on its own; never cut off.
+
+    Returns:
+        As source ids the tokens of type 0, and as target ids those of type 1 behind them: of
+        BERT's `[CLS] a [SEP] b [SEP]` the second text with its end.
+
+    Raises:
+        ValueError: the template leaves no room for a token of each text.
+    """
+    backend = tokenizer.backend
+    texts = [source.split(PAIR_SEPARATOR) for source in sources]
+    encodings = iter(
+        backend.encode_batch([one for row in texts for one in row], add_special_tokens=False)
+    )
+    ending = backend.encode(suffix, add_special_tokens=False) if suffix else None
+    first, second, is_cut = FlatIds(), FlatIds(), []
+    for row in texts:
+        parts = [next(encodings) for _ in row]
+        num_special = backend.num_special_tokens_to_add(len(parts) > 1)
+        room = max_length - num_special - (len(ending) if ending else 0)
+        kept = _kept_lengths([len(part) for part in parts], room)
+        is_cut.append(any(len(part) > length for part, length in zip(parts, kept, strict=True)))
+        for part, length in zip(parts, kept, strict=True):
+            part.truncate(length)
+        if ending:
+            parts[-1] = type(ending).merge([parts[-1], ending], growing_offsets=False)
+        _append(backend.post_process(*parts), first, second)
+    return EncodedPairs(first, second, is_cut, [False] * len(is_cut))
+
+
+def _kept_lengths(lengths: Sequence[int], room: int) -> list[int]:
+    """Return how many tokens of one text or two are kept, as `tokenizers` cuts the longest first.
+
+    Raises:
+        ValueError: there is no room for a token of each.
+    """
+    if room < len(lengths):
+        raise ValueError(
+            f"the maximal length leaves {room} tokens beside those of the tokenizer's template and "
+            "data.source_suffix: allow more (max_source_length)."
+        )
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(lengths)
+    both = (shorter, max(shorter, room - shorter))
+    if sum(both) > room:
+        both = (room // 2, room - room // 2)
+    return list(both if lengths[0] <= lengths[1] else reversed(both))
+
+
+def _append(encoding: Any, first: FlatIds, second: FlatIds) -> None:
+    """Split a text's ids where their types go from 0 to 1."""
+    ids, types = encoding.ids, encoding.type_ids
+    start = types.index(1) if types == sorted(types) and 1 in types else len(ids)
+    first.append(ids[:start])
+    second.append(ids[start:])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from redco_flow.models.config import (
     AttentionConfig,
@@ -52,7 +52,13 @@ class BertFamilyConfig(FamilyConfig):
 
     `has_head` is false for a model published without the head for masked tokens, `has_pooler`
     true for one published with the layer that makes a text's vector of its first token.
+    `classifier_names` are the tensors of a head of labels (`models.classifier`): of what stands in
+    the pooler's place, None where it is the pooler itself, and of what scores the labels;
+    `drops_before_pooler` says whether there is dropout before the first of them, too.
     """
+
+    classifier_names: ClassVar[tuple[str | None, str]] = (None, "classifier")
+    drops_before_pooler: ClassVar[bool] = False
 
     hidden_size: int = 768
     num_hidden_layers: int = 12

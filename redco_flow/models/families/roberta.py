@@ -29,6 +29,11 @@ class RobertaConfig(BertFamilyConfig):
 
     model_type: ClassVar[str] = "roberta"
     architecture: ClassVar[str] = "RobertaForMaskedLM"
+    classifier_names: ClassVar[tuple[str | None, str]] = (
+        "classifier.dense",
+        "classifier.out_proj",
+    )
+    drops_before_pooler: ClassVar[bool] = True
     fixed: ClassVar[Mapping[str, Any]] = {
         "tie_word_embeddings": True,
         "is_decoder": False,

@@ -1,0 +1,36 @@
+"""Counts of true and predicted classes, which several metrics and the report are made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from redco_flow.metrics.metric import check_pairs
+
+Class = str | int
+Counts = Mapping[tuple[Class, Class], int]
+
+
+def confusion(predictions: Sequence[Class], references: Sequence[Sequence[Class]]) -> Counts:
+    """Count the examples by (true class, predicted class).
+
+    Of several references the one that was predicted is the true class, or else the first.
+    """
+    check_pairs(predictions, references)
+    pairs = zip(predictions, references, strict=True)
+    return Counter((found if found in true else true[0], found) for found, true in pairs)
+
+
+def classes_of(counts: Counts) -> list[Class]:
+    """Return every class that is true or predicted; numbers first, each kind in its order."""
+    found = {one for pair in counts for one in pair}
+    return sorted(found, key=lambda one: (isinstance(one, str), one))
+
+
+def f1_of(counts: Counts, one: Class) -> float:
+    """Return the F1 of one class, 0 to 1: the harmonic mean of its precision and recall."""
+    hits = counts.get((one, one), 0)
+    others = sum(
+        count * ((true == one) + (found == one)) for (true, found), count in counts.items()
+    )
+    return 2 * hits / others if others else 0.0

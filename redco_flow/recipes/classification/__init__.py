@@ -1,0 +1,61 @@
+"""classification: which class a text, or a pair of texts, is of; by BERT, RoBERTa or a decoder.
+
+The recipe's face. `encode` is light and runs in preprocessing; `build` brings the model in, and
+JAX with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redco_flow.recipes.classification.config import (
+    DEFAULT_FAMILY,
+    FAMILIES,
+    TAKES_PAIRS,
+    TARGETS,
+    Settings,
+    encode,
+)
+from redco_flow.recipes.recipe import Recipe
+from redco_flow.text.tokenizer import TextTokenizer
+
+__all__ = [
+    "DEFAULT_FAMILY",
+    "FAMILIES",
+    "TAKES_PAIRS",
+    "TARGETS",
+    "Settings",
+    "build",
+    "encode",
+]
+
+
+def build(
+    model: Mapping[str, Any],
+    tokenizer: TextTokenizer,
+    *,
+    source_length: int,
+    target_length: int,
+    settings: Settings,
+) -> Recipe:
+    """Make the recipe around a model.
+
+    Args:
+        model: the keys of a pipeline's `model` section, or a `Recipe.model` of before.
+        tokenizer: the one that made the data.
+        source_length, target_length: of the longest first text, and the longest second one, in
+            tokens.
+        settings: its classes are the dataset's.
+
+    Raises:
+        ValueError: no classes, an unknown family or config key, or a model that fits neither the
+            tokenizer nor texts of such a length.
+    """
+    from redco_flow.recipes.labelled_texts import Task, build_labelled_texts
+
+    if not settings.classes:
+        raise ValueError("a classification is of classes, and settings.classes has none.")
+    task = Task(tuple(settings.classes))
+    lengths = {"source_length": source_length, "target_length": target_length}
+    return build_labelled_texts(model, tokenizer, task, **lengths)

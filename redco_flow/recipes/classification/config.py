@@ -1,0 +1,62 @@
+"""classification: which class a text, or a pair of texts, is of; by BERT, RoBERTa or a decoder.
+
+The recipe's face. `encode` is light and runs in preprocessing; `build` brings the model in, and
+JAX with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from redco_flow.recipes.recipe import CLASSES
+from redco_flow.text.pairs import EncodedPairs, encode_in_template
+from redco_flow.text.tokenizer import TextTokenizer
+
+FAMILIES = (
+    "bert",
+    "roberta",
+    "gpt2",
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "mixtral",
+)
+DEFAULT_FAMILY = "bert"
+TARGETS = CLASSES
+TAKES_PAIRS = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Keys of the pipeline's `settings`.
+
+    Args:
+        classes: their names, of which the first is number 0; where there are none those of the
+            data's own, or of the training data, sorted.
+    """
+
+    classes: list[str | int] = field(default_factory=list)
+
+
+def encode(
+    sources: Sequence[str],
+    _targets: Sequence[str],
+    tokenizer: TextTokenizer,
+    *,
+    source_prefix: str,
+    source_suffix: str,
+    max_source_length: int,
+    max_target_length: int,
+) -> EncodedPairs:
+    """Encode one text, or two, in the tokenizer's template; a second text's are target ids.
+
+    Args:
+        source_prefix, source_suffix: before the first text, and behind the last one.
+        max_source_length: of both texts together, with the template's tokens.
+    """
+    prefixed = [source_prefix + source for source in sources]
+    return encode_in_template(prefixed, tokenizer, max_source_length, source_suffix)
