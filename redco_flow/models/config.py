@@ -440,6 +440,7 @@ class EncoderDecoderConfig:
     """Shape and constants of an encoder-decoder.
 
     Attributes:
+        encoder: of texts, or of images; the first shares the embedding with the decoder.
         embedding_stddev: of the embedding, when it is drawn.
         embedding_scale: what embeddings are multiplied by.
         tie_word_embeddings: whether the head is the embedding.
@@ -448,7 +449,7 @@ class EncoderDecoderConfig:
     """
 
     vocab_size: int
-    encoder: StackConfig
+    encoder: StackConfig | ImageEncoderConfig
     decoder: StackConfig
     embedding_stddev: float
     embedding_scale: float = 1.0
@@ -478,3 +479,8 @@ class ImageEncoderConfig:
     def num_patches(self) -> int:
         """Patches of an image."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def width(self) -> int:
+        """Of what it encodes."""
+        return self.stack.width

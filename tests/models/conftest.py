@@ -158,6 +158,19 @@ IMAGE_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "vit", {**_VIT, "qkv_bias": False, "has_classifier": False, "has_pooler": True}
     ),
 }  # fmt: skip
+_CAPTIONER = {
+    "encoder": {**_VIT, "model_type": "vit", "has_classifier": False},
+    "decoder": {**_GPT, "model_type": "gpt2", "add_cross_attention": True, "is_decoder": True},
+    "decoder_start_token_id": 3, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+CAPTIONERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vision_encoder_decoder": ("vision_encoder_decoder", _CAPTIONER),
+    # Of another width than the decoder, to which it is projected.
+    "vision_encoder_decoder-projected": (
+        "vision_encoder_decoder",
+        {**_CAPTIONER, "encoder": {**_CAPTIONER["encoder"], "hidden_size": 16}},
+    ),
+}
 # No two sizes are equal, so that no swapped dim goes unseen.
 _BART = {"vocab_size": 61, "d_model": 24, "encoder_layers": 3, "decoder_layers": 2,
          "encoder_attention_heads": 4, "decoder_attention_heads": 6, "encoder_ffn_dim": 40,
@@ -222,6 +235,11 @@ def encoder(request: pytest.FixtureRequest) -> ModelCase:
 @pytest.fixture(params=list(IMAGE_ENCODERS))
 def image_encoder(request: pytest.FixtureRequest) -> ModelCase:
     return make_case(*IMAGE_ENCODERS[request.param])
+
+
+@pytest.fixture(params=list(CAPTIONERS))
+def captioner(request: pytest.FixtureRequest) -> ModelCase:
+    return make_case(*CAPTIONERS[request.param])
 
 
 @pytest.fixture(params=list(BARTS))

@@ -43,6 +43,8 @@ class ModelConfig(ABC):
     # Keys of config.json that change what is computed in a way that is not offered here, and
     # the one value that each may have.
     fixed: ClassVar[Mapping[str, Any]] = {}
+    # Fields that are configs of other families.
+    parts: ClassVar[Mapping[str, type[ModelConfig]]] = {}
 
     dtype: str = "float32"
     remat: str = "none"
@@ -64,6 +66,8 @@ class ModelConfig(ABC):
         for name, value in vars(self).items():
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+            if name in self.parts and isinstance(value, Mapping):
+                object.__setattr__(self, name, self.parts[name].from_hugging_face(value))
             if name == "rope_scaling" and value is not None:
                 object.__setattr__(self, name, RopeScaling.from_json(value))
         self._read_activations()
@@ -127,7 +131,8 @@ class ModelConfig(ABC):
         """Return a copy with `values` in place; fields that follow others follow the new ones.
 
         Args:
-            values: by field; `dropout_rate` is all of a model's rates of dropout.
+            values: by field, and of a part's config by its fields; `dropout_rate` is all of a
+                model's rates of dropout.
 
         Raises:
             ValueError: a key that is no field (the message names the nearest), or a bad value.
@@ -137,6 +142,8 @@ class ModelConfig(ABC):
         if "dropout_rate" in values and "dropout_rate" not in known:
             rate = values.pop("dropout_rate")
             values = {name: rate for name in known if "drop" in name} | values
+            for name in self.parts:
+                values[name] = {"dropout_rate": rate, **dict(values.get(name, {}))}
         for key in values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
@@ -145,6 +152,9 @@ class ModelConfig(ABC):
                     f"{self.model_type} config has no key {key!r}{hint} "
                     f"Known keys: {', '.join(known)}."
                 )
+        for name in self.parts.keys() & values.keys():
+            if isinstance(values[name], Mapping):
+                values[name] = getattr(self, name).updated(values[name])
         followers = {
             name: None for name, value in self.derived().items() if getattr(self, name) == value
         }
@@ -156,6 +166,7 @@ class ModelConfig(ABC):
         values = dataclasses.asdict(self)
         for key in _COMPUTED:
             del values[key]
+        values |= {name: getattr(self, name).to_hugging_face() for name in self.parts}
         return {
             "architectures": list(self.architectures()),
             "model_type": self.model_type,

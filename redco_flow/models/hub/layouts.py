@@ -232,6 +232,20 @@ def mlp_layouts(config: MlpConfig, inner: str, outer: str, labels: tuple[str, ..
     return layouts
 
 
+def with_prefix(layouts: Layouts, prefix: str) -> Layouts:
+    """Let the names of all tensors begin with `prefix`."""
+    return {
+        key: dataclasses.replace(
+            layout,
+            name=prefix + layout.name,
+            aliases=tuple(prefix + alias for alias in layout.aliases),
+        )
+        if isinstance(layout, TensorLayout)
+        else with_prefix(layout, prefix)
+        for key, layout in layouts.items()
+    }
+
+
 def with_other_prefix(layouts: Layouts, prefix: str, other: str) -> Layouts:
     """Let every tensor whose name begins with `prefix` be found under `other` instead, too."""
     renamed: Layouts = {}
