@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from redco_flow.recipes.recipe import Collate, Recipe, TokenLengths, builds, encodes, find_recipe
+from redco_flow.recipes.recipe import (
+    Collate,
+    Recipe,
+    TokenLengths,
+    builds,
+    encodes,
+    find_recipe,
+    text_columns,
+)
 from redco_flow.spec.recipe_settings import SETTINGS, read_settings
 
 
@@ -32,11 +40,14 @@ def build_recipe(name: str, model: Mapping[str, Any], texts: TokenLengths | None
         return recipe_of(module, settings)
     own = {"settings": read_settings(module, settings)} if hasattr(module, SETTINGS) else {}
     built: Recipe
-    if not encodes(module):
+    if not encodes(module) and not text_columns(module):
         built = module.build(model, **own)
         return built
     if texts is None:
-        raise ValueError(f"recipe '{name}' is of encoded texts, and the dataset has rows alone.")
+        raise ValueError(f"recipe '{name}' is of texts, and the dataset has rows alone.")
+    if not encodes(module):
+        built = module.build(model, texts.tokenizer, **own)
+        return built
     built = module.build(
         model,
         texts.tokenizer,

@@ -82,14 +82,14 @@ def choose_model(
             vocabulary smaller than the tokenizer's.
     """
     found = choose_sized_model(
-        model, recipe=recipe, sizes=_sized_for(tokenizer) | dict(special_tokens)
+        model, recipe=recipe, sizes=sized_for(tokenizer) | dict(special_tokens)
     )
-    _check_vocabulary(found, tokenizer)
+    check_vocabulary(found, tokenizer)
     return found
 
 
 def choose_sized_model(
-    model: Mapping[str, Any], *, recipe: ModuleType, sizes: Mapping[str, int]
+    model: Mapping[str, Any], *, recipe: ModuleType, sizes: Mapping[str, Any]
 ) -> ChosenModel:
     """Find the family and make the config of a model of any data.
 
@@ -102,7 +102,7 @@ def choose_sized_model(
     """
     dtype = model.get("dtype") or "float32"
     changes = dict(model.get("config") or {})
-    anew = dict(sizes) | changes
+    anew = _merged(sizes, changes)
     if not model.get("name_or_path"):
         family = model.get("family") or recipe.DEFAULT_FAMILY
         _check_family(recipe, family)
@@ -121,14 +121,27 @@ def choose_sized_model(
     return ChosenModel(family, module, config, None if is_new else directory)
 
 
+def sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
+    """Return the size of a vocabulary that a model which starts with nothing has.
+
+    A multiple of 8 lets up to 8 model shards split the table evenly.
+    """
+    return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
+
+
 def with_changes(model: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a pipeline's `model` section with these changes of the model's config, too."""
     return {**model, "config": {**(model.get("config") or {}), **changes}}
 
 
-def _sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
-    # A multiple of 8 lets up to 8 model shards split the table evenly.
-    return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
+def _merged(sizes: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, of a part's config too; what is said by both is as the second says."""
+    parts = {
+        key: {**size, **changes[key]}
+        for key, size in sizes.items()
+        if isinstance(size, Mapping) and isinstance(changes.get(key), Mapping)
+    }
+    return {**sizes, **changes, **parts}
 
 
 def _check_family(recipe: ModuleType, family: str) -> None:
@@ -136,7 +149,8 @@ def _check_family(recipe: ModuleType, family: str) -> None:
         raise ValueError(problem)
 
 
-def _check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
+def check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
+    """Raise ValueError if the tokenizer has ids that the model has not."""
     if model.config.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"the model's vocab_size is {model.config.vocab_size}, and the tokenizer has "

@@ -20,6 +20,8 @@ or, around a model that the pipeline's `model` names, instead of those functions
     build(model) -> Recipe; with `settings` too where the module has `Settings`
     collate_fn(examples) -> arrays: all that preprocessing needs of it, so import no JAX for it
     FAMILIES, DEFAULT_FAMILY: the model families that it trains, and which where nothing says it
+    TEXT_COLUMNS: columns whose texts the model writes; the dataset then has a tokenizer, and
+        `build(model, tokenizer)` gets it
 
 or, where texts become token ids ahead of time, it makes them around a model:
 
@@ -219,6 +221,7 @@ _WITH_FAMILIES = (
     "classification",
     "regression",
     "image_classification",
+    "image_to_text",
 )
 
 
@@ -296,7 +299,12 @@ def makes_texts(name: str) -> bool:
         recipe = find_recipe(name)
     except ValueError:
         return True
-    return encodes(recipe) and kind_of_targets(recipe) is None
+    return bool(text_columns(recipe)) or (encodes(recipe) and kind_of_targets(recipe) is None)
+
+
+def text_columns(recipe: ModuleType) -> tuple[str, ...]:
+    """Return the columns of a recipe of rows whose texts a tokenizer is for; none of others."""
+    return () if encodes(recipe) else tuple(getattr(recipe, "TEXT_COLUMNS", ()))
 
 
 def is_of_rows(name: str) -> bool:
@@ -305,6 +313,11 @@ def is_of_rows(name: str) -> bool:
         return not encodes(find_recipe(name))
     except ValueError:
         return False
+
+
+def has_no_texts(name: str) -> bool:
+    """Whether YAML names a recipe of rows that no tokenizer is for."""
+    return is_of_rows(name) and not text_columns(find_recipe(name))
 
 
 def find_recipe(name: str) -> ModuleType:
@@ -361,15 +374,14 @@ NUM_ARGUMENTS: Mapping[str, int] = {
 }
 """The functions of a recipe of rows, and their arguments without the settings."""
 
-NUM_ARGUMENTS_AROUND_A_MODEL: Mapping[str, int] = {"collate_fn": 1, "build": 1}
-"""The same of one that makes a `Recipe` around a model."""
-
 OPTIONAL_ARGUMENTS: Mapping[str, int] = {"output_fn": 1}
 
 
 def problem_of_functions(module: ModuleType) -> str | None:
     """Say what a module lacks of a recipe of rows, or None."""
-    needed = NUM_ARGUMENTS_AROUND_A_MODEL if builds(module) else NUM_ARGUMENTS
+    needed = NUM_ARGUMENTS
+    if builds(module):
+        needed = {"collate_fn": 1, "build": 1 + bool(text_columns(module))}
     missing = [name for name in needed if not callable(getattr(module, name, None))]
     if missing:
         return (

@@ -190,9 +190,10 @@ class PipelineSection(StrictModel):
     Args:
         name: the pipeline's; run ids begin with it.
         description: for people.
-        recipe: the paradigm: text_to_text, language_modeling, or one's own: python:MODULE or the
+        recipe: the paradigm: text_to_text, language_modeling, classification, regression,
+            image_classification, image_to_text, or one's own: python:MODULE or the
             dotted name of a module.
-        settings: those of one's own recipe, typed by its `Settings`.
+        settings: the recipe's, typed by its `Settings`.
         model: which model, from where, in which precision.
         data: which rows, which of their fields, which splits.
         tags: words for people; `ls` and the Prefect UI show them.

@@ -9,6 +9,7 @@ from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
 
@@ -86,6 +87,62 @@ def test_a_vit_on_two_model_shards_stopped_in_the_middle_has_the_same_losses(
 
 def logged_losses(bench):
     return {one["step"]: one["loss"] for one in bench.records() if "loss" in one}
+
+
+CAPTIONS = {
+    "recipe": "image_to_text",
+    "settings": {"image_size": 16, "num_channels": 1, "max_length": 12},
+}
+CAPTIONER = {
+    "config": {
+        "encoder": {
+            "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 64,
+        },
+        "decoder": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16},
+    }
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.covers("stages by themselves", family="vision_encoder_decoder", recipe="image_to_text")
+def test_captions_of_glyphs_are_trained_generated_and_scored(bench):
+    """The tokenizer is trained on the captions, and goes with the dataset and the checkpoint."""
+    data = {
+        "dataset": "python:redco_flow.corpora.glyphs",
+        "max_examples": 94,
+        "validation_fraction": 0.1,
+        "test_fraction": 0.2,
+        "tokenizer": {"train": {"vocab_size": 400, "type": "bpe"}},
+    }
+    dataset = bench.run(preprocess, CAPTIONS | {"data": data})["dataset"]
+    summary = DatasetArtifact(dataset.path).summary
+    training = CAPTIONS | {
+        "model": CAPTIONER, "num_epochs": 1, "global_batch_size": 16, "learning_rate": 3e-3,
+        "keep": {"best": ["bleu"]},
+    }  # fmt: skip
+    checkpoint = bench.run(train, training, {"dataset": [dataset]})["checkpoint/best/bleu"]
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoint]}
+    asked = {"recipe": "image_to_text", "num_beams": 3, "num_return_sequences": 2}
+
+    predictions = bench.run(predict, asked, inputs)["predictions"]
+    scores = bench.run(
+        evaluate, {"metrics": ["exact_match", "bleu"]}, {"predictions": [predictions]}
+    )
+
+    lines, said = read_predictions(predictions.path)
+    assert summary.is_of_rows
+    assert 259 < summary.tokenizer["vocab_size"] <= 400
+    assert (
+        CheckpointArtifact(checkpoint.path).record.tokenizer_digest == summary.tokenizer["digest"]
+    )
+    assert said.generation["num_beams"] == 3
+    assert {len(line.predictions) for line in lines} == {2}
+    assert all(line.prediction == line.predictions[0] for line in lines)
+    assert lines[0].references == [lines[0].row["caption"]]
+    found = json.loads((scores["metrics"].path / "metrics.json").read_text())
+    assert set(found["metrics"]) == {"exact_match", "bleu"}
+    assert "most_frequent_target" in found["baselines"]
 
 
 def write_images(folder):

@@ -57,8 +57,8 @@ def find_checkpoint(
 
 
 def model_type(directory: Path) -> str:
-    """Return what a model's `config.json` calls its family; empty where it does not say."""
-    return str(_read_config(directory).get("model_type", ""))
+    """Return the family that a model's `config.json` says it is of; empty where it does not."""
+    return str(_read_config(directory).get("model_type", "")).replace("-", "_")
 
 
 def read_model(

@@ -20,6 +20,7 @@ from redco_flow.recipes.recipe import (
     RandomChoice,
     Recipe,
     find_recipe,
+    makes_texts,
     matmul_precision,
 )
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
@@ -80,7 +81,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     summary = PredictionsSummary(
         split=split,
         num_examples=len(examples),
-        generation={} if dataset.summary.is_of_rows else _generation(config),
+        generation=_generation(config) if makes_texts(config.recipe) else {},
         checkpoint=context.input("checkpoint").id,
         step=checkpoint.record.step,
         data=provenance.data,
@@ -209,11 +210,23 @@ class _Prediction:
         params: Any,
         examples: Sequence[dict[str, Any]],
     ) -> list[Prediction]:
-        found = self._predict(recipe, rules, params, examples, Generation(0), recipe.output_fn)
+        generation, output_fn, num_texts = Generation(0), recipe.output_fn, 1
+        if makes_texts(self._config.recipe):  # the recipe knows how long they are
+            generation = self._generation(self._config.max_target_length or 0)
+            num_texts = self._config.num_return_sequences
+            output_fn = partial(_texts_by_row, recipe, num_texts)
+        found = self._predict(recipe, rules, params, examples, generation, output_fn)
         targets = targets_of(examples, self._dataset.summary)
         parts = zip(examples, found, targets.references, targets.rows, strict=True)
         return [
-            Prediction(str(example["row_id"]), "", value, list(references), row=dict(row))
+            Prediction(
+                str(example["row_id"]),
+                "",
+                value[0] if makes_texts(self._config.recipe) else value,
+                list(references),
+                predictions=list(value) if num_texts > 1 else None,
+                row=dict(row),
+            )
             for example, value, references, row in parts
         ]
 
@@ -254,8 +267,14 @@ class _Prediction:
                 f"min_new_tokens is {config.min_new_tokens}, and at most {max_length} tokens are "
                 "generated: raise max_target_length."
             )
+        output_fn = partial(_texts_by_row, recipe, config.num_return_sequences)
+        generation = self._generation(max_length)
+        return self._predict(recipe, rules, params, examples, generation, output_fn)
+
+    def _generation(self, max_length: int) -> Generation:
+        config = self._config
         sampling = RandomChoice(config.temperature, config.top_k, config.top_p)
-        generation = Generation(
+        return Generation(
             max_length=max_length,
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
@@ -266,8 +285,6 @@ class _Prediction:
             num_return_sequences=config.num_return_sequences,
             sampling=sampling if config.do_sample else None,
         )
-        output_fn = partial(_texts_by_row, recipe, config.num_return_sequences)
-        return self._predict(recipe, rules, params, examples, generation, output_fn)
 
     def _predict(
         self,
