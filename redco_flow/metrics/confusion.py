@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from redco_flow.metrics.metric import check_pairs
 
@@ -34,3 +35,27 @@ def f1_of(counts: Counts, one: Class) -> float:
         count * ((true == one) + (found == one)) for (true, found), count in counts.items()
     )
     return 2 * hits / others if others else 0.0
+
+
+def as_table(counts: Counts, max_classes: int) -> dict[str, Any]:
+    """Return JSON of the counts: `classes`, and `counts` by true and by predicted class.
+
+    Args:
+        max_classes: that have a row and a column of their own, the commonest; the others share one,
+            which is called None.
+    """
+    classes = classes_of(counts)
+    if len(classes) > max_classes:
+        common = Counter[Class]()
+        for (true, _), count in counts.items():
+            common[true] += count
+        kept = set(sorted(classes, key=lambda one: -common[one])[:max_classes])
+        classes = [one for one in classes if one in kept]
+    names: list[Class | None] = list(classes)
+    if any(one not in classes for pair in counts for one in pair):
+        names.append(None)
+    place = {name: number for number, name in enumerate(names)}
+    table = [[0] * len(names) for _ in names]
+    for (true, found), count in counts.items():
+        table[place.get(true, len(classes))][place.get(found, len(classes))] += count
+    return {"classes": names, "counts": table}

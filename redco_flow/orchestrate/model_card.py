@@ -18,7 +18,11 @@ from redco_flow.tracking.lineage_nodes import LineageNode, Production
 _HUB_DATASETS = "hub:datasets/"
 _MOST_DATA = 10
 _SHORT = 12
-_TASKS = {"CausalLM": "text-generation", "LMHeadModel": "text-generation"}
+_TASKS = {
+    "CausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification",
+}
 # Said elsewhere in the card, or of no interest to who loads the model.
 _LEFT_OUT = ("kind", "recipe", "dataset", "checkpoint", "model.name_or_path", "model.revision")
 
@@ -161,6 +165,10 @@ def _program(facts: CardFacts) -> Iterator[str]:
 def _generation(facts: CardFacts) -> Iterator[str]:
     """How the recipe makes a model's input of a text, where it is one of ours."""
     recipe = facts.checkpoint.metadata.get("recipe")
+    if recipe in ("classification", "regression"):
+        yield "scores = model(**tokenizer('...', return_tensors='pt')).logits[0]"
+        found = "model.config.id2label[int(scores.argmax())]"
+        yield f"print({found if recipe == 'classification' else 'float(scores)'})"
     if recipe not in ("text_to_text", "language_modeling"):
         return
     settings = _settings_of(_preprocessing(facts.lineage))
@@ -210,7 +218,7 @@ def _scores(facts: CardFacts) -> Iterator[str]:
         if baselines:
             yield (
                 "\nThe other columns are trivial: they always say the most frequent target of the "
-                "training, or repeat their source.\n"
+                "training, or the targets' mean, or repeat their source.\n"
             )
     if own:
         listed = ", ".join(f"{key} {_number(value)}" for key, value in own.items())

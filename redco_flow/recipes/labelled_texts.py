@@ -28,7 +28,15 @@ from redco_flow.recipes.model import (
     padded,
     with_changes,
 )
-from redco_flow.recipes.recipe import CLASSES, Batch, Class, Collate, Example, Recipe
+from redco_flow.recipes.recipe import (
+    CLASSES,
+    LABELS,
+    Batch,
+    Class,
+    Collate,
+    Example,
+    Recipe,
+)
 from redco_flow.records import read_json
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -144,6 +152,8 @@ def build_labelled_texts(
     rows = _Rows(config, task, chosen.config.vocab_size, source_length, target_length)
     _check_positions(config, source_length + target_length)
 
+    settings = {"settings": {CLASSES: list(task.classes)}} if task.classes else {}
+
     def collate_to(widths: Sequence[int]) -> Collate:
         (width,) = widths
         return partial(rows.collate, width=width)
@@ -156,7 +166,7 @@ def build_labelled_texts(
         return build_labelled_texts(with_changes(model, changes), tokenizer, task, **lengths)
 
     return Recipe(
-        model={**chosen.record, "settings": {CLASSES: list(task.classes)} if task.classes else {}},
+        model={**chosen.record, LABELS: list(task.classes), **settings},
         init_params=partial(classifier.init_params, config),
         abstract_params=partial(classifier.abstract_params, config),
         load_params=_load_params(chosen, config),

@@ -192,6 +192,8 @@ class TokenLengths:
 
 
 CLASSES, NUMBERS = "classes", "numbers"
+LABELS = "labels"
+"""The key of a `Recipe.model` whose head scores labels: their names, none of a number."""
 
 
 def kind_of_targets(recipe: ModuleType) -> str | None:

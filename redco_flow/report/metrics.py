@@ -173,6 +173,74 @@ def _shortened(text: object) -> str:
 
 
 @dataclass(frozen=True)
+class ConfusionRow:
+    """One true class.
+
+    Args:
+        cells: how many of its examples were taken for each class, and whether rightly.
+        recall: share of its examples that were, in percent; empty where there is none.
+    """
+
+    name: str
+    cells: tuple[tuple[int, bool], ...]
+    recall: str
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """What one evaluating stage counted of true and predicted classes.
+
+    Args:
+        classes: of the columns.
+        note: says that rare classes share a row; empty where none do.
+    """
+
+    stage: str
+    classes: tuple[str, ...]
+    rows: tuple[ConfusionRow, ...]
+    note: str
+
+
+_OTHERS = "others"
+
+
+def confusions(stages: Iterable[StageFacts], store: ArtifactStore) -> list[Confusion]:
+    """Return the confusion of every stage that scored classes."""
+    found = []
+    for stage in stages:
+        artifact = metrics_artifact(stage, store)
+        known = artifact.metadata.get("confusion") if artifact is not None else None
+        if known:
+            found.append(_confusion(stage.name, known))
+    return found
+
+
+def _confusion(stage: str, known: Mapping[str, Any]) -> Confusion:
+    names = tuple(_OTHERS if name is None else _shortened(name) for name in known["classes"])
+    has_others = known["classes"][-1] is None
+    note = f"The {len(names) - 1} commonest classes; the rest are “{_OTHERS}”, right or not."
+    return Confusion(
+        stage=stage,
+        classes=names,
+        rows=tuple(
+            _confusion_row(names[index], counts, index, is_one=name is not None)
+            for index, (name, counts) in enumerate(
+                zip(known["classes"], known["counts"], strict=True)
+            )
+        ),
+        note=note if has_others else "",
+    )
+
+
+def _confusion_row(name: str, counts: list[int], index: int, *, is_one: bool) -> ConfusionRow:
+    total = sum(counts)
+    cells = tuple((count, is_one and place == index) for place, count in enumerate(counts))
+    return ConfusionRow(
+        name, cells, f"{100 * counts[index] / total:.1f}" if total and is_one else ""
+    )
+
+
+@dataclass(frozen=True)
 class ComparisonRow:
     """One pair of systems by one metric.
 

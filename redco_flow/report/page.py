@@ -22,7 +22,14 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
 from redco_flow.report import numbers
 from redco_flow.report.lineage import LineageItem, lineage_items
-from redco_flow.report.metrics import Comparison, MetricsGroup, comparisons, metrics_groups
+from redco_flow.report.metrics import (
+    Comparison,
+    Confusion,
+    MetricsGroup,
+    comparisons,
+    confusions,
+    metrics_groups,
+)
 from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
@@ -179,7 +186,11 @@ def _document(run: RunDirectory) -> str:
 
 
 _T = TypeVar("_T")
-_LOSS_UNITS = {"text_to_text": "nats per target token"}
+_LOSS_UNITS = {
+    "text_to_text": "nats per target token",
+    "classification": "nats per text",
+    "regression": "squared error per text",
+}
 
 
 @dataclass(frozen=True)
@@ -196,6 +207,7 @@ class Page:
     headline: Headline | None
     failures: list[Failure]
     metrics: list[MetricsGroup]
+    confusions: list[Confusion]
     comparisons: list[Comparison]
     trainings: list[TrainingSection]
     samples: list[SampleSet]
@@ -233,6 +245,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         headline=attempt("The run's record", lambda: read_headline(run, stages, now), None),
         failures=attempt("What failed", lambda: find_failures(run, each), []),
         metrics=attempt("The metrics", lambda: metrics_groups(each, store), []),
+        confusions=attempt("The confusions", lambda: confusions(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
         trainings=attempt("The training", lambda: _trainings(run, each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),

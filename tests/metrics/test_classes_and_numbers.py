@@ -6,7 +6,7 @@ from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
 from redco_flow.metrics import f1, f1_macro, mae, matthews, mse, pearson, spearman
-from redco_flow.metrics.confusion import classes_of, confusion
+from redco_flow.metrics.confusion import as_table, classes_of, confusion
 
 SOURCE = np.random.default_rng(0)
 NAMES = np.array(["apple", "fig", "pear", "plum"])
@@ -68,6 +68,16 @@ def test_a_confusion_counts_what_was_predicted_of_each_class():
 
     assert names == NAMES.tolist()
     np.testing.assert_array_equal(found, sklearn_metrics.confusion_matrix(TRUE, FOUND))
+
+
+def test_a_table_has_the_commonest_classes_and_one_row_for_the_others():
+    counts = {("a", "a"): 5, ("a", "z"): 1, ("b", "b"): 4, ("c", "d"): 1, ("d", "b"): 2}
+
+    assert as_table(counts, 2) == {
+        "classes": ["a", "b", None],
+        "counts": [[5, 0, 1], [0, 4, 0], [0, 2, 1]],
+    }
+    assert as_table({("a", "b"): 1}, 2) == {"classes": ["a", "b"], "counts": [[0, 1], [0, 0]]}
 
 
 def test_of_several_references_the_predicted_one_counts():

@@ -21,7 +21,7 @@ from .conftest import DECODERS, ENCODERS, ModelCase, make_case, random_params
 
 MODELS = {**ENCODERS, **DECODERS}
 LABELS = ("apple", "fig", "pear", "plum", "rye")
-_OTHERS = ("gptj", "opt", "opt-350m", "mistral", "qwen2", "qwen3", "gemma2", "mixtral")
+_OTHERS = ("gptj", "opt-350m", "gemma2", "mixtral")
 
 
 def with_head(name: str, labels: tuple[str, ...] = LABELS) -> ModelCase:
@@ -69,6 +69,7 @@ def assert_scores_equal(case: ModelCase, batch: dict[str, np.ndarray], reference
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.covers("transformers on torch", family="case")
 def test_scores_of_labels_equal_the_torch_reference(case, batch, torch_reference):
     reference = torch_reference(case)
 
@@ -77,7 +78,7 @@ def test_scores_of_labels_equal_the_torch_reference(case, batch, torch_reference
     assert_scores_equal(case, batch, reference)
 
 
-@pytest.mark.parametrize("case", ["bert", "roberta", "gpt2"])
+@pytest.mark.parametrize("case", ["roberta", "gpt2"])
 def test_gradients_equal_the_torch_reference(case, torch_reference, assert_same_gradients):
     case = with_head(case)
     ids = np.random.default_rng(1).integers(3, 61, (3, 9))
@@ -93,7 +94,7 @@ def test_gradients_equal_the_torch_reference(case, torch_reference, assert_same_
     assert_same_gradients(case, mean_loss, reference)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama3"])
+@pytest.mark.parametrize("name", ["gpt2"])
 def test_one_output_without_labels_is_transformers_regression(name, torch_reference):
     case = with_head(name, ())
     reference = torch_reference(case)
@@ -104,7 +105,9 @@ def test_one_output_without_labels_is_transformers_regression(name, torch_refere
     assert_scores_equal(case, {"input_ids": ids, "attention_mask": np.ones_like(ids)}, reference)
 
 
-def test_a_saved_head_is_read_again_bit_by_bit(case, tmp_path):
+@pytest.mark.parametrize("name", ["bert", "roberta", "gpt2"])
+def test_a_saved_head_is_read_again_bit_by_bit(name, tmp_path):
+    case = with_head(name)
     save_pretrained(tmp_path, *case)
 
     found = classifier.load_params(case.config, tmp_path)

@@ -238,7 +238,7 @@ class RunBuilder:
         )
 
     def evaluate(
-        self, predictions: str, scores, metrics, *, baselines=None, stage="evaluate"
+        self, predictions: str, scores, metrics, *, baselines=None, confusion=None, stage="evaluate"
     ) -> dict[str, str]:
         made = self.store.get(predictions)
         summary = MetricsSummary(
@@ -254,6 +254,7 @@ class RunBuilder:
             data=made.metadata["data"],
             config="7" * 64,
             examples_digest="8" * 64,
+            confusion=confusion,
         )
         lines = [
             json.dumps({"row_id": str(index), "scores": one, "statistics": {}})

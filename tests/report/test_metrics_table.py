@@ -1,6 +1,6 @@
 import pytest
 
-from redco_flow.report.metrics import comparisons, metrics_groups
+from redco_flow.report.metrics import comparisons, confusions, metrics_groups
 from redco_flow.report.stage_facts import read_stages
 
 
@@ -83,6 +83,24 @@ def test_what_a_training_reports_of_itself_comes_after_the_evaluations(builder, 
         ("eval_loss", "lower"),
         ("rouge2", "higher"),
     ]
+
+
+def test_a_confusion_shows_what_was_taken_for_what_and_says_that_rare_classes_share_a_row(
+    builder, read_report
+):
+    counts = {"classes": ["<a>", "b", None], "counts": [[7, 3, 0], [0, 4, 0], [1, 0, 2]]}
+    evaluated(builder, {"accuracy": 64.7}, confusion=counts)
+    run = builder.close()
+
+    (found,) = confusions(read_stages(run, builder.workspace, pytest.fail).values(), builder.store)
+    text = read_report(run).text
+
+    assert found.classes == ("<a>", "b", "others")
+    assert [row.recall for row in found.rows] == ["70.0", "100.0", ""]
+    assert found.rows[0].cells == ((7, True), (3, False), (0, False))
+    assert found.rows[2].cells[2] == (2, False)
+    assert "Stage evaluate: true and predicted classes" in text
+    assert "The 2 commonest classes; the rest are “others”" in text
 
 
 def test_a_comparison_tells_who_is_better_and_how_sure_that_is(builder, groups, read_report):

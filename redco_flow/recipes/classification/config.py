@@ -17,6 +17,7 @@ FAMILIES = (
     "bert",
     "roberta",
     "gpt2",
+    "gptj",
     "opt",
     "llama",
     "mistral",

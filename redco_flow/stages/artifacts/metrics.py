@@ -31,6 +31,8 @@ class MetricsSummary:
         predictions, checkpoint, data: ids of the artifacts behind the scores.
         config: digest of the evaluate stage's settings.
         examples_digest: of the rows and references: equal where two evaluations can be compared.
+        confusion: where classes were scored: `classes`, and `counts` by true and predicted class;
+            the class None stands for all that are too rare to have a row.
     """
 
     metrics: Mapping[str, float]
@@ -46,10 +48,11 @@ class MetricsSummary:
     config: str
     examples_digest: str
     format: int = FORMAT
+    confusion: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record."""
-        return asdict(self)
+        """Return the record; a confusion only where classes were scored."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def read_metrics(folder: Path) -> tuple[MetricsSummary, list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.confusion import as_table, classes_of, confusion
 from redco_flow.metrics.metric import (
     AnyMetric,
     ExampleMetric,
@@ -35,6 +36,9 @@ from redco_flow.stages.artifacts.predictions import (
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.provenance import provenance_of
+
+_MAX_ROWS = 12
+_MAX_CLASSES = 1000  # more are texts of which hardly two are the same
 
 
 class CannotEvaluate(RedcoFlowError):
@@ -78,6 +82,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         data=provenance.data,
         config=provenance.config,
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
+        confusion=_confusion(metrics, found, targets),
     )
     folder = context.work_dir / "metrics"
     examples = _per_example(metrics, predictions)
@@ -103,6 +108,17 @@ def _compute(
         except ValueError as error:
             raise CannotEvaluate(f"{name}: {error}") from error
     return scores
+
+
+def _confusion(
+    metrics: Mapping[str, Metric], predictions: Sequence[Any], targets: Targets
+) -> dict[str, Any] | None:
+    """Count true and predicted classes, where classes are what is scored."""
+    if not any(reads_of(metric) == "classes" for metric in metrics.values()):
+        return None
+    counts = confusion(predictions, targets.references)
+    is_readable = len(classes_of(counts)) <= _MAX_CLASSES
+    return as_table(counts, _MAX_ROWS) if is_readable else None
 
 
 def _baselines(

@@ -1,0 +1,33 @@
+"""The corpora with a label for each text: what they say of texts whose answer is known."""
+
+import math
+
+from redco_flow.corpora import character_names, statement_sizes
+
+
+def test_names_of_characters_have_the_categories_of_the_unicode_standard():
+    found = {row["name"]: row["category"] for row in character_names.rows([])}
+
+    # Chapter 4 of the standard: Lu, Nd and Sm are upper-case letters, digits and operators.
+    assert found["latin capital letter a with acute"] == "Lu"
+    assert found["digit seven"] == "Nd"
+    assert found["square root"] == "Sm"
+    assert not [name for name in found if name.startswith(("hangul syllable", "cjk unified"))]
+
+
+def test_a_statement_with_more_parts_compiles_to_more_instructions(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text("a = b\na = b\na = b(c, d) + e[f]\n\ndef g():\n    yield a\n    h += 1\n")
+
+    short, long, inner = statement_sizes.rows([path])
+
+    assert (short["statement"], long["statement"]) == ("a = b", "a = b(c, d) + e[f]")
+    assert inner["statement"] == "h += 1"
+    # At least a load and a store; each of the other names is loaded, too.
+    assert math.log2(2) <= short["log2_instructions"]
+    assert short["log2_instructions"] + 1 < long["log2_instructions"]
+
+
+def test_the_statements_are_those_of_modules_and_not_of_packages():
+    assert statement_sizes.files()
+    assert {path.parent for path in statement_sizes.files()} == {statement_sizes.files()[0].parent}
