@@ -22,7 +22,14 @@ from redco_flow.models.find import FAMILIES
 from redco_flow.recipes.recipe import find_recipe
 
 PROJECT = Path(__file__).resolve().parent.parent
-RECIPES = ("text_to_text", "language_modeling", "classification", "regression")
+RECIPES = (
+    "text_to_text",
+    "language_modeling",
+    "classification",
+    "regression",
+    "image_classification",
+    "image_to_text",
+)
 EXECUTORS = ("local", "slurm", "hosts", "xmanager")
 AXES = ("data", "fsdp", "context", "model")
 NO_TEST = "no test"

@@ -440,6 +440,7 @@ class EncoderDecoderConfig:
     """Shape and constants of an encoder-decoder.
 
     Attributes:
+        encoder: of texts, or of images; the first shares the embedding with the decoder.
         embedding_stddev: of the embedding, when it is drawn.
         embedding_scale: what embeddings are multiplied by.
         tie_word_embeddings: whether the head is the embedding.
@@ -448,10 +449,38 @@ class EncoderDecoderConfig:
     """
 
     vocab_size: int
-    encoder: StackConfig
+    encoder: StackConfig | ImageEncoderConfig
     decoder: StackConfig
     embedding_stddev: float
     embedding_scale: float = 1.0
     tie_word_embeddings: bool = True
     head_scale: float = 1.0
     has_logits_bias: bool = False
+
+
+@dataclass(frozen=True)
+class ImageEncoderConfig:
+    """Shape and constants of an encoder of images, which reads them as a sequence of patches.
+
+    Attributes:
+        image_size, patch_size: sides of the square images and patches, in pixels.
+        num_classes: that the first token is classified into; 0: there is no classifier.
+        has_pooler: whether there is a layer that makes an image's vector of its first token.
+    """
+
+    image_size: int
+    patch_size: int
+    num_channels: int
+    stack: StackConfig
+    num_classes: int = 0
+    has_pooler: bool = False
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of an image."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def width(self) -> int:
+        """Of what it encodes."""
+        return self.stack.width

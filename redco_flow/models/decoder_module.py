@@ -95,6 +95,11 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config
+        if c.cross_attention is not None:
+            raise ValueError(
+                "this decoder attends to what another model encodes (add_cross_attention): it is "
+                "none by itself."
+            )
         init = normal(c.init_stddev)
         self.embedding = self.param("embedding", init, (c.vocab_size, c.token_width))
         if c.num_positions:

@@ -1,11 +1,14 @@
 """The one encoder-decoder of two stacks, one embedding and a head; with cached decoding.
 
+What it encodes are texts, or images (`image_encoder_model.py`).
+
 Driven by an `EncoderDecoderConfig`; layers are scanned; parameters are a plain nested dict of
 float32 arrays, products are in the stacks' dtype. Knows no devices.
 
 Parameters (L layers, D model, H heads, K head dim, F feed-forward, W 1 or 2 gates, V vocabulary,
 P positions; norms have `scale`, layer norms `bias` too):
   embedding (V, D) · lm_head (D, V), untied models only · final_logits_bias (1, V), not trained
+  of images, whose encoder is of width E: projection/{kernel (E, D), bias (D)} where E is not D
   {encoder,decoder}/{positions (P, D), relative_bias (buckets, H), embedding_norm, final_norm}
   {encoder,decoder}/layers/{attention_norm, attention/{qkv (L, D, 3, H, K), out (L, H, K, D)},
     mlp_norm, mlp/{wi (L, D, W, F), wo (L, F, D)}}, biases beside their kernels
@@ -32,16 +35,18 @@ from redco_flow.models.attention.cache import (
     written,
 )
 from redco_flow.models.blocks import normal, zeros
-from redco_flow.models.config import EncoderDecoderConfig
+from redco_flow.models.config import EncoderDecoderConfig, ImageEncoderConfig, StackConfig
 from redco_flow.models.decoding_layers import (
     cast_for_products,
     unstack_where_faster,
     without_layers,
 )
-from redco_flow.models.families.family_config import FamilyConfig
+from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.head import Head, Unscored
 from redco_flow.models.head import score as score_with
 from redco_flow.models.hub.tensors import TensorFiles
+from redco_flow.models.image_encoder_model import ImageEncoder
+from redco_flow.models.projections import product
 from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.stack import Stack
 
@@ -54,6 +59,25 @@ IGNORED_TENSORS = ("lm_head.weight",)
 _SOURCE, _TARGET = range(2)
 
 
+class Projection(nn.Module):
+    """What brings an encoder's states to the decoder's width."""
+
+    encoder_width: int
+    width: int
+    init_stddev: float
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        shape = (self.encoder_width, self.width)
+        self.kernel = self.param("kernel", normal(self.init_stddev), shape)
+        self.bias = self.param("bias", zeros, (self.width,))
+
+    def __call__(self, encoded: jax.Array) -> jax.Array:
+        """Map (B, S, E) to (B, S, D)."""
+        dtype = encoded.dtype
+        return product(encoded, self.kernel.astype(dtype)) + self.bias.astype(dtype)
+
+
 class EncoderDecoder(nn.Module):
     """The whole model; a family's module offers the functions below."""
 
@@ -62,10 +86,16 @@ class EncoderDecoder(nn.Module):
     def setup(self) -> None:
         """Declare the parameters."""
         c = self.config
-        width = c.encoder.width
+        width = c.decoder.width
         init = normal(c.embedding_stddev)
         self.embedding = self.param("embedding", init, (c.vocab_size, width))
-        self.encoder, self.decoder = Stack(c.encoder), Stack(c.decoder)
+        self.decoder = Stack(c.decoder)
+        if isinstance(c.encoder, StackConfig):
+            self.encoder: Any = Stack(c.encoder)
+        else:
+            self.encoder = ImageEncoder(c.encoder)
+        if c.encoder.width != width:
+            self.projection = Projection(c.encoder.width, width, c.embedding_stddev)
         if not c.tie_word_embeddings:
             # transformers starts T5's untied head at stddev 1, which T5X and we do not: the
             # first losses would be in the hundreds.
@@ -77,7 +107,7 @@ class EncoderDecoder(nn.Module):
     def embed(self, ids: jax.Array) -> jax.Array:
         """Look tokens up, (…) to (…, D); ids outside the vocabulary read its nearest end."""
         c = self.config
-        embedded = self.embedding.at[ids].get(mode="clip").astype(c.encoder.dtype)
+        embedded = self.embedding.at[ids].get(mode="clip").astype(c.decoder.dtype)
         if c.embedding_scale == 1.0:
             return embedded
         return embedded * jnp.asarray(c.embedding_scale, embedded.dtype)
@@ -103,13 +133,15 @@ class EncoderDecoder(nn.Module):
         self, input_ids: jax.Array, attention_mask: jax.Array, keys: jax.Array | None
     ) -> jax.Array:
         """Return (B, S, D)."""
-        encoded: jax.Array = self.encoder(
-            self.embed(input_ids),
-            jnp.arange(input_ids.shape[1]),
-            row_biases(attention_mask, None),
-            fold_keys(keys, _SOURCE),
-        )
-        return encoded
+        c, keys = self.config, fold_keys(keys, _SOURCE)
+        encoded: jax.Array
+        if isinstance(c.encoder, StackConfig):
+            positions = jnp.arange(input_ids.shape[1])
+            biases = row_biases(attention_mask, None)
+            encoded = self.encoder(self.embed(input_ids), positions, biases, keys)
+        else:
+            encoded = self.encoder.encode(input_ids, keys)
+        return encoded if c.encoder.width == c.decoder.width else self.projection(encoded)
 
     def __call__(
         self,
@@ -195,7 +227,7 @@ def _step_biases(
     return (jnp.repeat(here, num_beams, axis=1)[None, :, None],)
 
 
-def init_params(config: FamilyConfig, key: jax.Array) -> Params:
+def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Draw float32 parameters; deviations are the family's."""
     params: Params = _init_params(config.core, key)
     return params
@@ -204,19 +236,28 @@ def init_params(config: FamilyConfig, key: jax.Array) -> Params:
 @partial(jax.jit, static_argnums=0)
 def _init_params(config: EncoderDecoderConfig, key: jax.Array) -> Params:
     tokens = jnp.zeros((1, 1), jnp.int32)
-    inputs = (tokens, jnp.ones_like(tokens), tokens, None, None)
+    inputs = (*_first_inputs(config.encoder), tokens, None, None)
     params: Params = EncoderDecoder(config).init(key, *inputs)["params"]
     return params
 
 
-def abstract_params(config: FamilyConfig) -> Params:
+def _first_inputs(config: StackConfig | ImageEncoderConfig) -> tuple[jax.Array, jax.Array]:
+    """Return the smallest source, and its mask."""
+    if isinstance(config, StackConfig):
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return tokens, jnp.ones_like(tokens)
+    image = jnp.zeros((1, config.image_size, config.image_size, config.num_channels))
+    return image, jnp.ones((1, config.num_patches + 1), jnp.int32)
+
+
+def abstract_params(config: ModelConfig) -> Params:
     """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
     shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return shapes
 
 
 def apply(
-    config: FamilyConfig,
+    config: ModelConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array,
@@ -227,7 +268,8 @@ def apply(
     """Return float32 logits (B, T, V) of every next target token.
 
     Args:
-        input_ids, attention_mask: (B, S); mask 0 is padding, on either side.
+        input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Of images
+            (B, X, X, C) in place of ids, and a mask of ones, for patches and one.
         decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
         decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
         rngs: (B,) keys, one per example, for dropout; None: no dropout.
@@ -242,7 +284,7 @@ def apply(
 
 
 def apply_before_head(
-    config: FamilyConfig,
+    config: ModelConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array,
@@ -257,14 +299,14 @@ def apply_before_head(
     return result
 
 
-def score(config: FamilyConfig, head: Head, hidden: jax.Array) -> jax.Array:
+def score(config: ModelConfig, head: Head, hidden: jax.Array) -> jax.Array:
     """Return float32 logits (…, V) of any tokens' hidden states (…, D)."""
     del config  # the face's interface
     return score_with(None, head, hidden)
 
 
 def encode(
-    config: FamilyConfig,
+    config: ModelConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array,
@@ -277,7 +319,7 @@ def encode(
     return encoded
 
 
-def decoding_params(config: FamilyConfig, params: Params) -> Params:
+def decoding_params(config: ModelConfig, params: Params) -> Params:
     """Return parameters from which `init_cache` and `decode_step` give the same, faster.
 
     The decoder's kernels, the embedding and the head are cast to the products' dtype, and the
@@ -291,7 +333,7 @@ def decoding_params(config: FamilyConfig, params: Params) -> Params:
 
 
 def init_cache(
-    config: FamilyConfig,
+    config: ModelConfig,
     params: Params,
     encoded: jax.Array,
     attention_mask: jax.Array,
@@ -322,7 +364,7 @@ def grow_cache(cache: SourceCache, num_tokens: int) -> SourceCache:
 
 
 def decode_step(
-    config: FamilyConfig, params: Params, cache: SourceCache, tokens: jax.Array, position: jax.Array
+    config: ModelConfig, params: Params, cache: SourceCache, tokens: jax.Array, position: jax.Array
 ) -> tuple[jax.Array, SourceCache]:
     """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
 
@@ -335,12 +377,12 @@ def decode_step(
     return result
 
 
-def tensor_layouts(config: FamilyConfig) -> dict[str, Any]:
+def tensor_layouts(config: ModelConfig) -> dict[str, Any]:
     """Return a tree like the parameters that says what each is made of."""
     return config.tensor_layouts()
 
 
-def config_of_tensors(config: FamilyConfig, files: TensorFiles) -> FamilyConfig:
+def config_of_tensors(config: ModelConfig, files: TensorFiles) -> ModelConfig:
     """Return `config`: nothing in it is known better from the tensors."""
     del files  # the face's interface
     return config

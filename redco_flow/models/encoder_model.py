@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.blocks import Norm, activate, normal, zeros
+from redco_flow.models.config import StackConfig
 from redco_flow.models.families.bert_family import BertFamilyConfig, EncoderConfig
 from redco_flow.models.hub.tensors import TensorFiles
 from redco_flow.models.projections import product, wide_product
@@ -55,13 +56,13 @@ class MaskedHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """What turns the first token's hidden state into the text's vector."""
+    """What turns the first token's hidden state into the vector of all."""
 
-    config: EncoderConfig
+    config: StackConfig
 
     def setup(self) -> None:
         """Declare the parameters."""
-        c = self.config.stack
+        c = self.config
         self.kernel = self.param("kernel", normal(c.init_stddev), (c.width, c.width))
         self.bias = self.param("bias", zeros, (c.width,))
 
@@ -87,7 +88,7 @@ class Encoder(nn.Module):
         if c.head_activation is not None:
             self.head = MaskedHead(c)
         if c.has_pooler:
-            self.pooler = Pooler(c)
+            self.pooler = Pooler(c.stack)
 
     def encode(
         self,

@@ -31,6 +31,8 @@ FAMILIES = (
     "qwen3",
     "gemma2",
     "mixtral",
+    "vit",
+    "vision_encoder_decoder",
 )
 
 
@@ -38,13 +40,14 @@ def find_model(name: str) -> ModuleType:
     """Import the module of a family.
 
     Args:
-        name: one of FAMILIES, or a dotted name of any importable module with the same functions.
+        name: one of FAMILIES, as transformers calls it too (with hyphens), or a dotted name of any
+            importable module with the same functions.
 
     Raises:
         ValueError: there is none of that name, or it has no `Config`.
     """
-    if name in FAMILIES:
-        return importlib.import_module(f"redco_flow.models.families.{name}")
+    if (ours := name.replace("-", "_")) in FAMILIES:
+        return importlib.import_module(f"redco_flow.models.families.{ours}")
     module = importlib.import_module(find_module_name(name))
     if not hasattr(module, "Config"):
         raise ValueError(f"module {name} is no model family: it has no Config (as t5.py has).")

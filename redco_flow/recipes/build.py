@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from redco_flow.recipes.recipe import Recipe, TokenLengths, encodes, find_recipe
+from redco_flow.recipes.recipe import (
+    Collate,
+    Recipe,
+    TokenLengths,
+    builds,
+    encodes,
+    find_recipe,
+    text_columns,
+)
 from redco_flow.spec.recipe_settings import SETTINGS, read_settings
 
 
@@ -27,14 +35,20 @@ def build_recipe(name: str, model: Mapping[str, Any], texts: TokenLengths | None
     Raises:
         ValueError: there is no such recipe, or its own says that something does not fit.
     """
-    module = find_recipe(name)
-    if not encodes(module):
-        return recipe_of(module, model.get("settings") or {})
+    module, settings = find_recipe(name), model.get("settings") or {}
+    if not builds(module):
+        return recipe_of(module, settings)
+    own = {"settings": read_settings(module, settings)} if hasattr(module, SETTINGS) else {}
+    built: Recipe
+    if not encodes(module) and not text_columns(module):
+        built = module.build(model, **own)
+        return built
     if texts is None:
-        raise ValueError(f"recipe '{name}' is of encoded texts, and the dataset has rows alone.")
-    settings_type = getattr(module, SETTINGS, None)
-    own = {"settings": read_settings(module, model.get("settings") or {})} if settings_type else {}
-    built: Recipe = module.build(
+        raise ValueError(f"recipe '{name}' is of texts, and the dataset has rows alone.")
+    if not encodes(module):
+        built = module.build(model, texts.tokenizer, **own)
+        return built
+    built = module.build(
         model,
         texts.tokenizer,
         source_length=texts.source_length,
@@ -42,6 +56,17 @@ def build_recipe(name: str, model: Mapping[str, Any], texts: TokenLengths | None
         **own,
     )
     return built
+
+
+def collate_rows(name: str, settings: Mapping[str, Any]) -> Collate:
+    """Return the collate_fn of a recipe of rows, for which no model is made.
+
+    Args:
+        settings: as they stand in YAML.
+    """
+    module = find_recipe(name)
+    last = (read_settings(module, settings),) if hasattr(module, SETTINGS) else ()
+    return lambda examples: module.collate_fn(examples, *last)
 
 
 def recipe_of(module: ModuleType, settings: Mapping[str, Any]) -> Recipe:

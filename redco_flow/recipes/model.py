@@ -81,28 +81,52 @@ def choose_model(
         ValueError: an unknown family or config key, a family that the recipe does not train, or a
             vocabulary smaller than the tokenizer's.
     """
+    found = choose_sized_model(
+        model, recipe=recipe, sizes=sized_for(tokenizer) | dict(special_tokens)
+    )
+    check_vocabulary(found, tokenizer)
+    return found
+
+
+def choose_sized_model(
+    model: Mapping[str, Any], *, recipe: ModuleType, sizes: Mapping[str, Any]
+) -> ChosenModel:
+    """Find the family and make the config of a model of any data.
+
+    Args:
+        model, recipe: as of `choose_model`.
+        sizes: what the data ask of a config that starts with nothing.
+
+    Raises:
+        ValueError: an unknown family or config key, or a family that the recipe does not train.
+    """
     dtype = model.get("dtype") or "float32"
     changes = dict(model.get("config") or {})
-    anew = _sized_for(tokenizer) | dict(special_tokens) | changes
+    anew = _merged(sizes, changes)
     if not model.get("name_or_path"):
         family = model.get("family") or recipe.DEFAULT_FAMILY
         _check_family(recipe, family)
         module = find_model(family)
         config = module.Config(dtype=dtype).updated(anew)
-        found = ChosenModel(family, module, config, None)
-    else:
-        is_new = bool(model.get("from_scratch"))
-        directory = find_checkpoint(
-            str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
-        )
-        family = model.get("family") or model_type(directory)
-        _check_family(recipe, family)
-        module, config = read_model(
-            directory, family=family, overrides=anew if is_new else changes, dtype=dtype
-        )
-        found = ChosenModel(family, module, config, None if is_new else directory)
-    _check_vocabulary(found, tokenizer)
-    return found
+        return ChosenModel(family, module, config, None)
+    is_new = bool(model.get("from_scratch"))
+    directory = find_checkpoint(
+        str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
+    )
+    family = model.get("family") or model_type(directory)
+    _check_family(recipe, family)
+    module, config = read_model(
+        directory, family=family, overrides=anew if is_new else changes, dtype=dtype
+    )
+    return ChosenModel(family, module, config, None if is_new else directory)
+
+
+def sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
+    """Return the size of a vocabulary that a model which starts with nothing has.
+
+    A multiple of 8 lets up to 8 model shards split the table evenly.
+    """
+    return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
 
 
 def with_changes(model: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,9 +134,14 @@ def with_changes(model: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
     return {**model, "config": {**(model.get("config") or {}), **changes}}
 
 
-def _sized_for(tokenizer: TextTokenizer) -> dict[str, int]:
-    # A multiple of 8 lets up to 8 model shards split the table evenly.
-    return {"vocab_size": -(-tokenizer.vocab_size // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE}
+def _merged(sizes: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, of a part's config too; what is said by both is as the second says."""
+    parts = {
+        key: {**size, **changes[key]}
+        for key, size in sizes.items()
+        if isinstance(size, Mapping) and isinstance(changes.get(key), Mapping)
+    }
+    return {**sizes, **changes, **parts}
 
 
 def _check_family(recipe: ModuleType, family: str) -> None:
@@ -120,7 +149,8 @@ def _check_family(recipe: ModuleType, family: str) -> None:
         raise ValueError(problem)
 
 
-def _check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
+def check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
+    """Raise ValueError if the tokenizer has ids that the model has not."""
     if model.config.vocab_size < tokenizer.vocab_size:
         raise ValueError(
             f"the model's vocab_size is {model.config.vocab_size}, and the tokenizer has "

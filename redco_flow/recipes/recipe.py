@@ -15,6 +15,14 @@ three functions and says how parameters begin:
     TARGETS: what stands in that column where a recipe says so: "classes", whose names the settings
         get as `classes` where the pipeline gives none, or "numbers"
 
+or, around a model that the pipeline's `model` names, instead of those functions:
+
+    build(model) -> Recipe; with `settings` too where the module has `Settings`
+    collate_fn(examples) -> arrays: all that preprocessing needs of it, so import no JAX for it
+    FAMILIES, DEFAULT_FAMILY: the model families that it trains, and which where nothing says it
+    TEXT_COLUMNS: columns whose texts the model writes; the dataset then has a tokenizer, and
+        `build(model, tokenizer)` gets it
+
 or, where texts become token ids ahead of time, it makes them around a model:
 
     encode(sources, targets, tokenizer, *, source_prefix, source_suffix, max_source_length,
@@ -24,7 +32,7 @@ or, where texts become token ids ahead of time, it makes them around a model:
     TARGETS: as above, of recipes whose targets are no texts; `encode` gets none of them then
     TAKES_PAIRS: whether a source may be two texts (`data.pair_key`), joined by `PAIR_SEPARATOR`
     encode_texts(texts, tokenizer, *, max_length) -> EncodedPairs; optional: plain texts too
-    FAMILIES, DEFAULT_FAMILY: the model families that it trains, and which where nothing says it
+    FAMILIES, DEFAULT_FAMILY: as above
     CAN_PACK: whether several examples can share a row (`Recipe.collate_packed`)
     MEASURES_PERPLEXITY: whether `perplexity` stands beside `eval_loss`
 
@@ -209,6 +217,16 @@ def find_own_recipe(name: str) -> ModuleType | None:
     return module if hasattr(module, "build") else None
 
 
+_WITH_FAMILIES = (
+    "text_to_text",
+    "language_modeling",
+    "classification",
+    "regression",
+    "image_classification",
+    "image_to_text",
+)
+
+
 def family_problem(recipe: ModuleType, family: str) -> str | None:
     """Say why a recipe does not train a family, or None where it does."""
     trained = getattr(recipe, "FAMILIES", (family,))
@@ -217,7 +235,7 @@ def family_problem(recipe: ModuleType, family: str) -> str | None:
     name = recipe.__name__.removesuffix(".config").rpartition(".")[2]
     others = [
         other
-        for other in ("text_to_text", "language_modeling", "classification", "regression")
+        for other in _WITH_FAMILIES
         if other != name and family in importlib.import_module(recipe_module(other)).FAMILIES
     ]
     advice = f"; for '{family}' use recipe {others[0]}" if others else ""
@@ -232,6 +250,11 @@ def recipe_module(name: str) -> str:
 def encodes(recipe: ModuleType) -> bool:
     """Whether preprocessing makes token ids for a recipe; for others it keeps rows as they are."""
     return hasattr(recipe, "encode")
+
+
+def builds(recipe: ModuleType) -> bool:
+    """Whether a recipe makes a `Recipe` around the model that the pipeline names."""
+    return hasattr(recipe, "build")
 
 
 def _checked_recipe(name: str) -> str:
@@ -278,7 +301,12 @@ def makes_texts(name: str) -> bool:
         recipe = find_recipe(name)
     except ValueError:
         return True
-    return encodes(recipe) and kind_of_targets(recipe) is None
+    return bool(text_columns(recipe)) or (encodes(recipe) and kind_of_targets(recipe) is None)
+
+
+def text_columns(recipe: ModuleType) -> tuple[str, ...]:
+    """Return the columns of a recipe of rows whose texts a tokenizer is for; none of others."""
+    return () if encodes(recipe) else tuple(getattr(recipe, "TEXT_COLUMNS", ()))
 
 
 def is_of_rows(name: str) -> bool:
@@ -287,6 +315,11 @@ def is_of_rows(name: str) -> bool:
         return not encodes(find_recipe(name))
     except ValueError:
         return False
+
+
+def has_no_texts(name: str) -> bool:
+    """Whether YAML names a recipe of rows that no tokenizer is for."""
+    return is_of_rows(name) and not text_columns(find_recipe(name))
 
 
 def find_recipe(name: str) -> ModuleType:
@@ -300,7 +333,8 @@ def find_recipe(name: str) -> ModuleType:
     except ValueError as error:
         raise ValueError(f"recipe '{name}': {error}") from error
     of_texts = ("encode", "build")
-    if any(hasattr(module, function) for function in of_texts):
+    has_any = any(hasattr(module, function) for function in of_texts)
+    if has_any and (encodes(module) or not hasattr(module, "collate_fn")):
         missing = [function for function in of_texts if not hasattr(module, function)]
         if missing:
             raise ValueError(f"the recipe module '{name}' lacks {' and '.join(missing)}.")
@@ -329,6 +363,11 @@ def _problem_of_targets(module: ModuleType) -> str | None:
     return None
 
 
+def has_own_model(name: str) -> bool:
+    """Whether YAML names a recipe of rows that brings its model, so that none is to be chosen."""
+    return is_of_rows(name) and not builds(find_recipe(name))
+
+
 NUM_ARGUMENTS: Mapping[str, int] = {
     "init_params": 1,
     "collate_fn": 1,
@@ -342,14 +381,17 @@ OPTIONAL_ARGUMENTS: Mapping[str, int] = {"output_fn": 1}
 
 def problem_of_functions(module: ModuleType) -> str | None:
     """Say what a module lacks of a recipe of rows, or None."""
-    missing = [name for name in NUM_ARGUMENTS if not callable(getattr(module, name, None))]
+    needed = NUM_ARGUMENTS
+    if builds(module):
+        needed = {"collate_fn": 1, "build": 1 + bool(text_columns(module))}
+    missing = [name for name in needed if not callable(getattr(module, name, None))]
     if missing:
         return (
             f"lacks {', '.join(missing)}: a recipe has {', '.join(NUM_ARGUMENTS)}, or encode and "
             "build where texts are encoded ahead of time."
         )
     num_more = int(hasattr(module, SETTINGS))
-    for name, count in {**NUM_ARGUMENTS, **OPTIONAL_ARGUMENTS}.items():
+    for name, count in {**needed, **OPTIONAL_ARGUMENTS}.items():
         function = getattr(module, name, None)
         if function is None or _takes(function, count + num_more):
             continue

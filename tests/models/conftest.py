@@ -149,6 +149,28 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-headless": ("roberta", {**_BERT, "has_head": False, "has_pooler": True}),
     "bert-pooled": ("bert", {**_BERT, "has_pooler": True}),
 }
+_VIT = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 40, "image_size": 12, "patch_size": 4, "num_channels": 2,
+        "num_labels": 5}  # fmt: skip
+IMAGE_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("vit", _VIT),
+    "vit-pooled": (
+        "vit", {**_VIT, "qkv_bias": False, "has_classifier": False, "has_pooler": True}
+    ),
+}  # fmt: skip
+_CAPTIONER = {
+    "encoder": {**_VIT, "model_type": "vit", "has_classifier": False},
+    "decoder": {**_GPT, "model_type": "gpt2", "add_cross_attention": True, "is_decoder": True},
+    "decoder_start_token_id": 3, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+CAPTIONERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vision_encoder_decoder": ("vision_encoder_decoder", _CAPTIONER),
+    # Of another width than the decoder, to which it is projected.
+    "vision_encoder_decoder-projected": (
+        "vision_encoder_decoder",
+        {**_CAPTIONER, "encoder": {**_CAPTIONER["encoder"], "hidden_size": 16}},
+    ),
+}
 # No two sizes are equal, so that no swapped dim goes unseen.
 _BART = {"vocab_size": 61, "d_model": 24, "encoder_layers": 3, "decoder_layers": 2,
          "encoder_attention_heads": 4, "decoder_attention_heads": 6, "encoder_ffn_dim": 40,
@@ -208,6 +230,16 @@ def decoder(request: pytest.FixtureRequest) -> ModelCase:
 def encoder(request: pytest.FixtureRequest) -> ModelCase:
     """Every family, or one of ENCODERS that is asked for."""
     return make_case(*ENCODERS[request.param])
+
+
+@pytest.fixture(params=list(IMAGE_ENCODERS))
+def image_encoder(request: pytest.FixtureRequest) -> ModelCase:
+    return make_case(*IMAGE_ENCODERS[request.param])
+
+
+@pytest.fixture(params=list(CAPTIONERS))
+def captioner(request: pytest.FixtureRequest) -> ModelCase:
+    return make_case(*CAPTIONERS[request.param])
 
 
 @pytest.fixture(params=list(BARTS))

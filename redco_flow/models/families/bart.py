@@ -150,8 +150,8 @@ class BartConfig(FamilyConfig):
                 "model.shared.weight",
                 aliases=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
             ),
-            "encoder": _stack_layouts(self.core.encoder, "model.encoder"),
-            "decoder": _stack_layouts(self.core.decoder, "model.decoder"),
+            "encoder": _stack_layouts(self._stack("encoder"), "model.encoder"),
+            "decoder": _stack_layouts(self._stack("decoder"), "model.decoder"),
         }
         # As the first ones were published: the bare model, which has no such bias.
         layouts = with_other_prefix(layouts, "model.", "")

@@ -29,7 +29,7 @@ _NAMES_A_TOKEN = re.compile(".*_token_id")
 
 
 @dataclass(frozen=True)
-class FamilyConfig(ABC):
+class ModelConfig(ABC):
     """A model's shape and constants under its family's own names.
 
     `dtype` (what products are computed in; parameters stay float32), `remat` and `activations`
@@ -43,12 +43,9 @@ class FamilyConfig(ABC):
     # Keys of config.json that change what is computed in a way that is not offered here, and
     # the one value that each may have.
     fixed: ClassVar[Mapping[str, Any]] = {}
+    # Fields that are configs of other families.
+    parts: ClassVar[Mapping[str, type[ModelConfig]]] = {}
 
-    vocab_size: int = 32000
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
-    pad_token_id: int | None = None
-    tie_word_embeddings: bool = False
     dtype: str = "float32"
     remat: str = "none"
     attention: str = "auto"
@@ -69,6 +66,8 @@ class FamilyConfig(ABC):
         for name, value in vars(self).items():
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+            if name in self.parts and isinstance(value, Mapping):
+                object.__setattr__(self, name, self.parts[name].from_hugging_face(value))
             if name == "rope_scaling" and value is not None:
                 object.__setattr__(self, name, RopeScaling.from_json(value))
         self._read_activations()
@@ -132,7 +131,8 @@ class FamilyConfig(ABC):
         """Return a copy with `values` in place; fields that follow others follow the new ones.
 
         Args:
-            values: by field; `dropout_rate` is all of a model's rates of dropout.
+            values: by field, and of a part's config by its fields; `dropout_rate` is all of a
+                model's rates of dropout.
 
         Raises:
             ValueError: a key that is no field (the message names the nearest), or a bad value.
@@ -142,6 +142,8 @@ class FamilyConfig(ABC):
         if "dropout_rate" in values and "dropout_rate" not in known:
             rate = values.pop("dropout_rate")
             values = {name: rate for name in known if "drop" in name} | values
+            for name in self.parts:
+                values[name] = {"dropout_rate": rate, **dict(values.get(name, {}))}
         for key in values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
@@ -150,6 +152,9 @@ class FamilyConfig(ABC):
                     f"{self.model_type} config has no key {key!r}{hint} "
                     f"Known keys: {', '.join(known)}."
                 )
+        for name in self.parts.keys() & values.keys():
+            if isinstance(values[name], Mapping):
+                values[name] = getattr(self, name).updated(values[name])
         followers = {
             name: None for name, value in self.derived().items() if getattr(self, name) == value
         }
@@ -161,27 +166,13 @@ class FamilyConfig(ABC):
         values = dataclasses.asdict(self)
         for key in _COMPUTED:
             del values[key]
+        values |= {name: getattr(self, name).to_hugging_face() for name in self.parts}
         return {
             "architectures": list(self.architectures()),
             "model_type": self.model_type,
             **self.fixed,
             **values,
         }
-
-    @final
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a text."""
-        eos = self.eos_token_id
-        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
-
-    @final
-    @property
-    def filler_token_id(self) -> int:
-        """What stands after a text's end: padding, else the end token, else 0."""
-        if self.pad_token_id is not None:
-            return self.pad_token_id
-        return next(iter(self.eos_token_ids), 0)
 
     def _read_activations(self) -> None:
         try:
@@ -239,14 +230,41 @@ class FamilyConfig(ABC):
 
     def _token_problems(self) -> list[str]:
         problems = []
+        vocab_size = getattr(self, "vocab_size", 0)  # what has no tokens has no such field
         for name in (field.name for field in dataclasses.fields(self)):
             given = getattr(self, name) if _NAMES_A_TOKEN.fullmatch(name) else None
             for token in given if isinstance(given, tuple) else (given,):
                 if token is not None and (type(token) is not int or not token >= 0):
                     problems.append(f"{name} is {token!r}; it must be a token id or none.")
-                elif token is not None and token >= self.vocab_size:
-                    problems.append(f"{name} is {token!r}; it must be in [0, {self.vocab_size}).")
+                elif token is not None and token >= vocab_size:
+                    problems.append(f"{name} is {token!r}; it must be in [0, {vocab_size}).")
         return problems
+
+
+@dataclass(frozen=True)
+class FamilyConfig(ModelConfig):
+    """The same of a model of tokens."""
+
+    vocab_size: int = 32000
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+    tie_word_embeddings: bool = False
+
+    @final
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a text."""
+        eos = self.eos_token_id
+        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
+
+    @final
+    @property
+    def filler_token_id(self) -> int:
+        """What stands after a text's end: padding, else the end token, else 0."""
+        if self.pad_token_id is not None:
+            return self.pad_token_id
+        return next(iter(self.eos_token_ids), 0)
 
 
 def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -> int:

@@ -7,7 +7,7 @@ kernels are stored as (in, out). What it computes is `decoder_model.py`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from redco_flow.models.config import (
@@ -25,7 +25,10 @@ _LAYER = "transformer.h.{layer}"
 
 @dataclass(frozen=True)
 class GPT2Config(FamilyConfig):
-    """A GPT-2's shape and constants; `n_inner` is 4 `n_embd` unless it is given."""
+    """A GPT-2's shape and constants; `n_inner` is 4 `n_embd` unless it is given.
+
+    With `add_cross_attention` it is the decoder of another model, which encodes what it reads.
+    """
 
     model_type: ClassVar[str] = "gpt2"
     architecture: ClassVar[str] = "GPT2LMHeadModel"
@@ -44,6 +47,7 @@ class GPT2Config(FamilyConfig):
     layer_norm_epsilon: float = 1e-5
     initializer_range: float = 0.02
     scale_attn_weights: bool = True
+    add_cross_attention: bool = False
     bos_token_id: int | None = 50256
     eos_token_id: int | tuple[int, ...] | None = 50256
     tie_word_embeddings: bool = True
@@ -57,19 +61,24 @@ class GPT2Config(FamilyConfig):
         """The same model in the words that all families share."""
         assert self.n_inner is not None
         head_dim = split_evenly("n_embd", self.n_embd, "n_head", self.n_head)
+        attention = AttentionConfig(
+            num_heads=self.n_head,
+            num_kv_heads=self.n_head,
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if self.scale_attn_weights else 1.0,
+            has_input_bias=True,
+            has_output_bias=True,
+            dropout=self.attn_pdrop,
+        )
+        cross_attention = None
+        if self.add_cross_attention:
+            cross_attention = replace(attention, is_causal=False, is_cross=True)
         return DecoderConfig(
             vocab_size=self.vocab_size,
             width=self.n_embd,
             num_layers=self.n_layer,
-            attention=AttentionConfig(
-                num_heads=self.n_head,
-                num_kv_heads=self.n_head,
-                head_dim=head_dim,
-                scale=head_dim**-0.5 if self.scale_attn_weights else 1.0,
-                has_input_bias=True,
-                has_output_bias=True,
-                dropout=self.attn_pdrop,
-            ),
+            attention=attention,
+            cross_attention=cross_attention,
             mlp=MlpConfig(self.n_inner, activation_name(self.activation_function), has_bias=True),
             norm=NormConfig("layer", self.layer_norm_epsilon),
             num_positions=self.n_positions,
@@ -106,6 +115,11 @@ class GPT2Config(FamilyConfig):
             layouts["lm_head"] = TensorLayout(
                 "model vocabulary", "vocabulary model", "lm_head.weight"
             )
+        if self.core.cross_attention is not None:
+            layouts["layers"] |= {
+                "cross_attention_norm": norm_layouts(f"{_LAYER}.ln_cross_attn", has_bias=True),
+                "cross_attention": _cross_attention_layouts(f"{_LAYER}.crossattention"),
+            }
         # As the first ones were published: the bare transformer, without its head.
         return with_other_prefix(layouts, "transformer.", "")
 
@@ -124,6 +138,21 @@ def _attention_layouts(name: str) -> dict[str, TensorLayout]:
             "layer heads head_dim model", "(heads head_dim) model", f"{name}.c_proj.weight"
         ),
         "out_bias": TensorLayout("layer model", "model", f"{name}.c_proj.bias"),
+    }
+
+
+def _cross_attention_layouts(name: str) -> dict[str, TensorLayout]:
+    """Return the same where keys and values are another sequence's."""
+    own = _attention_layouts(name)
+    return {
+        "q": TensorLayout(
+            "layer model heads head_dim", "model (heads head_dim)", f"{name}.q_attn.weight"
+        ),
+        "q_bias": TensorLayout("layer heads head_dim", "(heads head_dim)", f"{name}.q_attn.bias"),
+        "kv": own["qkv"],
+        "kv_bias": own["qkv_bias"],
+        "out": own["out"],
+        "out_bias": own["out_bias"],
     }
 
 

@@ -166,8 +166,8 @@ class T5Config(FamilyConfig):
                 _EMBEDDING,
                 aliases=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
             ),
-            "encoder": _stack_layouts(self.core.encoder, "encoder"),
-            "decoder": _stack_layouts(self.core.decoder, "decoder"),
+            "encoder": _stack_layouts(self._stack("encoder"), "encoder"),
+            "decoder": _stack_layouts(self._stack("decoder"), "decoder"),
         }
         if not self.tie_word_embeddings:
             layouts["lm_head"] = TensorLayout("model vocabulary", "vocabulary model", _HEAD)

@@ -36,7 +36,8 @@ class TensorLayout:
 
     Args:
         parameter: names of the parameter's dims.
-        tensor: the same for each tensor; dims in parentheses are flattened into one.
+        tensor: the same for each tensor; dims in parentheses are flattened into one, and `()` is
+            a dim of size 1 that the parameter has not.
         name: the tensors' name; `{dim}` stands for a dim that is stacked.
         labels: what a stacked dim's indices are called in the name; numbers where not given.
         aliases: other such patterns under which the same tensor is published; tied weights
@@ -139,6 +140,8 @@ class TensorLayout:
 
 def _runs(group: list[str], sizes: Mapping[str, int], bounds: Mapping[str, range]) -> list[slice]:
     """Return where the wanted elements of dims that are flattened into one lie, in runs."""
+    if not group:
+        return [slice(0, 1)]
     outer, *inner = group
     stride = math.prod(sizes[dim] for dim in inner)
     if all(len(bounds[dim]) == sizes[dim] for dim in inner):
@@ -227,6 +230,20 @@ def mlp_layouts(config: MlpConfig, inner: str, outer: str, labels: tuple[str, ..
         layouts["wi_bias"] = TensorLayout("layer gate units", unit, f"{inner}.bias", names)
         layouts["wo_bias"] = TensorLayout("layer model", "model", f"{outer}.bias")
     return layouts
+
+
+def with_prefix(layouts: Layouts, prefix: str) -> Layouts:
+    """Let the names of all tensors begin with `prefix`."""
+    return {
+        key: dataclasses.replace(
+            layout,
+            name=prefix + layout.name,
+            aliases=tuple(prefix + alias for alias in layout.aliases),
+        )
+        if isinstance(layout, TensorLayout)
+        else with_prefix(layout, prefix)
+        for key, layout in layouts.items()
+    }
 
 
 def with_other_prefix(layouts: Layouts, prefix: str, other: str) -> Layouts:

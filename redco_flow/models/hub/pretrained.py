@@ -5,10 +5,12 @@ Knows which files a model consists of and puts family, config and tensors togeth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import jax
 
 from redco_flow.hub import download_model, has_weights, is_hub_name
 from redco_flow.models.find import find_model
@@ -55,8 +57,8 @@ def find_checkpoint(
 
 
 def model_type(directory: Path) -> str:
-    """Return what a model's `config.json` calls its family; empty where it does not say."""
-    return str(_read_config(directory).get("model_type", ""))
+    """Return the family that a model's `config.json` says it is of; empty where it does not."""
+    return str(_read_config(directory).get("model_type", "")).replace("-", "_")
 
 
 def read_model(
@@ -97,22 +99,45 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return values
 
 
-def load_pretrained(directory: Path, model: ModuleType, config: Any, shardings: Any = None) -> Any:
+def load_pretrained(
+    directory: Path,
+    model: ModuleType,
+    config: Any,
+    shardings: Any = None,
+    *,
+    drawn: Collection[str] = (),
+) -> Any:
     """Read a model's parameters, each device's shard straight from the file.
 
     Args:
         shardings: tree of `jax.sharding.Sharding` like the parameters; None: the default device.
+        drawn: names at the top of the parameters' tree that are not read but drawn, by one key
+            for all: a new head.
 
     Raises:
         CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
     """
-    return load_params(
-        directory,
-        model.tensor_layouts(config),
-        model.abstract_params(config),
-        shardings,
-        ignored=model.IGNORED_TENSORS,
-    )
+    layouts = model.tensor_layouts(config)
+    read = [
+        {name: part for name, part in tree.items() if name not in drawn} if tree else None
+        for tree in (layouts, model.abstract_params(config), shardings)
+    ]
+    replaced = [
+        name
+        for part in drawn
+        for layout in jax.tree.leaves(layouts[part])
+        for name in (layout.name, *layout.aliases)
+    ]
+    params = load_params(directory, *read, ignored=[*model.IGNORED_TENSORS, *replaced])
+    if not drawn:
+        return params
+    wanted = None if shardings is None else {name: shardings[name] for name in drawn}
+    draw = jax.jit(lambda key: _parts(model.init_params(config, key), drawn), out_shardings=wanted)
+    return {**params, **draw(jax.random.key(0))}
+
+
+def _parts(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: params[name] for name in names}
 
 
 def save_pretrained(directory: Path, model: ModuleType, config: Any, params: Any) -> None:

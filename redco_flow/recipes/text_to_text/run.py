@@ -16,7 +16,14 @@ import numpy as np
 
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import IGNORED_LABEL, PerExample
-from redco_flow.recipes.model import checked_ids, choose_model, make_pred_fn, padded, with_changes
+from redco_flow.recipes.model import (
+    Row,
+    checked_ids,
+    choose_model,
+    make_pred_fn,
+    padded,
+    with_changes,
+)
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
 from redco_flow.recipes.text_to_text import config as recipe_config
 from redco_flow.text.tokenizer import TextTokenizer
@@ -36,7 +43,7 @@ def build_encoder_decoder(
     }
     chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
     module, config = chosen.module, chosen.config
-    _check_special_tokens(config, tokenizer)
+    check_special_tokens(config, tokenizer)
 
     def collate_to(widths: Sequence[int]) -> Collate:
         source_width, target_width = widths
@@ -104,10 +111,15 @@ def collate(
     """
     sources = collate_sources(examples, length=source_length, vocab_size=vocab_size, pad_id=pad_id)
     targets = [checked_ids(one, "target_ids", target_length, vocab_size) for one in examples]
-    labels = padded(targets, target_length, IGNORED_LABEL)
+    return {**sources, **shift_targets(targets, target_length, pad_id=pad_id, start_id=start_id)}
+
+
+def shift_targets(targets: Sequence[Row], length: int, *, pad_id: int, start_id: int) -> Batch:
+    """Return labels (B, T), and the same shifted right, which the decoder reads."""
+    labels = padded(targets, length, IGNORED_LABEL)
     shifted = np.full_like(labels, start_id)
     shifted[:, 1:] = np.where(labels[:, :-1] == IGNORED_LABEL, pad_id, labels[:, :-1])
-    return {**sources, "decoder_input_ids": shifted, "labels": labels}
+    return {"decoder_input_ids": shifted, "labels": labels}
 
 
 def collate_sources(
@@ -157,7 +169,8 @@ def _loss(
     )
 
 
-def _check_special_tokens(config: Any, tokenizer: TextTokenizer) -> None:
+def check_special_tokens(config: Any, tokenizer: TextTokenizer) -> None:
+    """Raise ValueError if a model pads or ends texts otherwise than the tokenizer."""
     for name, token in (("pad_token_id", tokenizer.pad_id), ("eos_token_id", tokenizer.eos_id)):
         if getattr(config, name) != token:
             raise ValueError(

@@ -307,6 +307,11 @@ class DatasetSummary:
         return self.target is not None
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether there is a tokenizer: that of encoded texts, or of a column of rows."""
+        return bool(self.tokenizer) or not self.is_of_rows
+
+    @property
     def are_labelled(self) -> bool:
         """Whether the targets of encoded texts are classes or numbers."""
         is_known = self.classes is not None or self.mean_target is not None
@@ -376,11 +381,11 @@ class DatasetArtifact:
     @property
     def tokenizer_digest(self) -> str:
         """What tells the tokenizer from others; empty where there is none."""
-        return "" if self.summary.is_of_rows else self.tokenizer.digest
+        return self.tokenizer.digest if self.summary.has_tokenizer else ""
 
     def texts(self, source_length: int, target_length: int) -> TokenLengths | None:
-        """What a recipe of texts is built for; None of rows."""
-        if self.summary.is_of_rows:
+        """What a recipe of texts is built for; None of rows without any."""
+        if not self.summary.has_tokenizer:
             return None
         return TokenLengths(self.tokenizer, source_length, target_length)
 

@@ -52,7 +52,7 @@ def family_in_files(model: ModelSection) -> str | None:
     except (OSError, ValueError):
         return None
     family = values.get("model_type") if isinstance(values, dict) else None
-    return family if isinstance(family, str) else None
+    return family.replace("-", "_") if isinstance(family, str) else None
 
 
 def _existing(name_or_path: str | None, patterns: tuple[str, ...]) -> list[Path]:

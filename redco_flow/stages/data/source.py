@@ -16,6 +16,7 @@ from typing import Any
 from redco_flow import hub
 from redco_flow.errors import UsageError
 from redco_flow.hub import Kind, is_commit, is_hub_name
+from redco_flow.recipes.recipe import has_no_texts
 from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
@@ -412,7 +413,9 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
             model.revision,
             is_local=_is_local(model.name_or_path),
             reads_weights=model.reads_weights and not model.from_scratch,
-            reads_tokenizer=not model.reads_weights and own_tokenizer is None,
+            reads_tokenizer=not model.reads_weights
+            and own_tokenizer is None
+            and not has_no_texts(getattr(config, "recipe", "")),
         )
     if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
         yield HubReference(

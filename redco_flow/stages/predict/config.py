@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.recipes.recipe import RecipeName, makes_texts, recipe_module
+from redco_flow.recipes.recipe import RecipeName, is_of_rows, makes_texts, recipe_module
 from redco_flow.spec.model import NonNegativeInt, Placement, PositiveFloat, PositiveInt
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 
@@ -90,9 +90,10 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _generates_where_texts_are_made(self) -> Config:
-        of_texts = (*GENERATION, "score_targets", "prompt_length")
-        given = [name for name in of_texts if name != "seed" and _is_changed(self, name)]
-        if given and not makes_texts(self.recipe):
+        of_encoded = ("score_targets", "prompt_length")
+        useless = of_encoded if makes_texts(self.recipe) else (*GENERATION, *of_encoded)
+        given = [name for name in useless if name != "seed" and _is_changed(self, name)]
+        if given and (is_of_rows(self.recipe) or not makes_texts(self.recipe)):
             raise ValueError(
                 f"recipe '{self.recipe}' predicts by its own pred_fn: {', '.join(given)} would "
                 "change nothing"

@@ -212,12 +212,22 @@ class _Prediction:
         params: Any,
         examples: Sequence[dict[str, Any]],
     ) -> list[Prediction]:
-        found = self._predict(recipe, rules, params, examples, Generation(0), recipe.output_fn)
+        generation, output_fn, num_texts = Generation(0), recipe.output_fn, 1
+        if makes_texts(self._config.recipe):  # the recipe knows how long they are
+            generation = self._generation(self._config.max_target_length or 0)
+            num_texts = self._config.num_return_sequences
+            output_fn = partial(_texts_by_row, recipe, num_texts)
+        found = self._predict(recipe, rules, params, examples, generation, output_fn)
         targets = targets_of(examples, self._dataset.summary)
         parts = zip(examples, found, targets.references, strict=True)
         return [
             Prediction(
-                str(example["row_id"]), "", value, list(references), row=plain_values(example)
+                str(example["row_id"]),
+                "",
+                value[0] if makes_texts(self._config.recipe) else value,
+                list(references),
+                predictions=list(value) if num_texts > 1 else None,
+                row=plain_values(example),
             )
             for example, value, references in parts
         ]
@@ -259,8 +269,14 @@ class _Prediction:
                 f"min_new_tokens is {config.min_new_tokens}, and at most {max_length} tokens are "
                 "generated: raise max_target_length."
             )
+        output_fn = partial(_texts_by_row, recipe, config.num_return_sequences)
+        generation = self._generation(max_length)
+        return self._predict(recipe, rules, params, examples, generation, output_fn)
+
+    def _generation(self, max_length: int) -> Generation:
+        config = self._config
         sampling = RandomChoice(config.temperature, config.top_k, config.top_p)
-        generation = Generation(
+        return Generation(
             max_length=max_length,
             num_beams=config.num_beams,
             length_penalty=config.length_penalty,
@@ -271,8 +287,6 @@ class _Prediction:
             num_return_sequences=config.num_return_sequences,
             sampling=sampling if config.do_sample else None,
         )
-        output_fn = partial(_texts_by_row, recipe, config.num_return_sequences)
-        return self._predict(recipe, rules, params, examples, generation, output_fn)
 
     def _predict(
         self,

@@ -20,12 +20,15 @@ from redco_flow.recipes.recipe import (
     RecipeName,
     RecipeSettings,
     RowColumns,
+    builds,
     encodes,
     find_own_recipe,
     find_recipe,
+    has_no_texts,
     is_of_rows,
     kind_of_targets,
     makes_texts,
+    text_columns,
 )
 from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.names import nearest
@@ -265,17 +268,16 @@ class Config(StageConfig):
     @field_validator("data")
     @classmethod
     def _can_be_read(cls, data: DataSection, info: ValidationInfo) -> DataSection:
-        if is_of_rows(info.data.get("recipe", "")):
-            problem_of_its_own = source.problem_of(data) or problem_of_rows(
-                data, info.data["recipe"]
-            )
-            if problem_of_its_own:
-                raise ValueError(problem_of_its_own)
-            return data
-        recipe = find_own_recipe(info.data.get("recipe", ""))
-        problem = source.problem_of(data) or (recipe and problem_of_texts(data, recipe))
+        name = info.data.get("recipe", "")
+        problem = source.problem_of(data)
+        if is_of_rows(name):
+            problem = problem or problem_of_rows(data, name)
+        elif recipe := find_own_recipe(name):
+            problem = problem or problem_of_texts(data, recipe)
         if problem:
             raise ValueError(problem)
+        if has_no_texts(name):
+            return data
         model = info.data.get("model")
         if model is not None and model.name_or_path is None and data.tokenizer is None:
             raise ValueError(
@@ -318,6 +320,8 @@ def problem_of_rows(data: DataSection, name: str) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
     defaults = {key: field.default for key, field in type(data).model_fields.items()}
     useless = [f"data.{key}" for key in _OF_TEXTS if getattr(data, key) != defaults[key]]
+    if text_columns(find_recipe(name)) and "data.tokenizer" in useless:
+        useless.remove("data.tokenizer")
     if useless:
         return (
             f"recipe '{name}' takes rows as they are, and {', '.join(useless)} would change "
@@ -353,7 +357,9 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
 def code_modules(config: Config) -> list[str]:
     """The module that encodes, or checks rows, and the one that makes rows, if one does."""
     recipe = find_recipe(config.recipe)
-    own = recipe.encode.__module__ if encodes(recipe) else recipe.__name__
+    own = recipe.__name__
+    if builds(recipe):  # the model behind it makes no difference
+        own = (recipe.encode if encodes(recipe) else recipe.collate_fn).__module__
     return [str(own), *source.data_modules(config.data)]
 
 

@@ -36,6 +36,7 @@ from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches, load_tokenizer
 from redco_flow.stages.preprocess.labels import Labels, NumberLabels, class_names
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
+from redco_flow.text.tokenizer import TextTokenizer
 
 MAX_COUNTED_TARGETS = 100_000
 
@@ -115,12 +116,7 @@ class DatasetJoin:
             splits=counts.by_split(),
             files={s: [file.name for file in files[s]] for s in SPLITS if s in files},
             skipped_rows=dict(sorted(skipped_rows.items())),
-            tokenizer={
-                "digest": tokenizer.digest,
-                "vocab_size": tokenizer.vocab_size,
-                "pad_id": tokenizer.pad_id,
-                "eos_id": tokenizer.eos_id,
-            },
+            tokenizer=record_of(tokenizer),
             classes=class_names(labels),
             **trivial_targets(self._first_targets(files["train"], labels)),
         )
@@ -137,6 +133,16 @@ class DatasetJoin:
             return [float(text) for text in targets]
         by_text = {str(name): name for name in class_names(labels) or ()}
         return [by_text.get(text, text) for text in targets]
+
+
+def record_of(tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return what a dataset's summary says of its tokenizer."""
+    return {
+        "digest": tokenizer.digest,
+        "vocab_size": tokenizer.vocab_size,
+        "pad_id": tokenizer.pad_id,
+        "eos_id": tokenizer.eos_id,
+    }
 
 
 def trivial_targets(targets: Sequence[Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.build import collate_rows
 from redco_flow.recipes.recipe import (
     CLASSES,
     Batch,
@@ -18,6 +18,7 @@ from redco_flow.recipes.recipe import (
     Example,
     RowColumns,
     find_recipe,
+    text_columns,
 )
 from redco_flow.records import write_json
 from redco_flow.spec.names import failure
@@ -45,11 +46,14 @@ from redco_flow.stages.preprocess.joined import (
     MAX_COUNTED_TARGETS,
     damaged,
     files_of,
+    record_of,
     summed,
     trivial_targets,
 )
 from redco_flow.stages.preprocess.labels import ClassLabels, Labels, class_names, labels_for
 from redco_flow.stages.preprocess.pairs import SplitOf
+from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer_of
+from redco_flow.text.tokenizer import TextTokenizer
 
 
 class PackedRow(NamedTuple):
@@ -144,7 +148,11 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         if again:
             _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
         summary = _summary(config, store, columns, num_blocks, source.bad_rows.counts)
-        summary = replace(summary, classes=class_names(labels))
+        summary = replace(
+            summary,
+            classes=class_names(labels),
+            tokenizer=_tokenizer_record(context, config, store, summary),
+        )
         return _dataset(store, summary, num_blocks)
 
     return join
@@ -158,7 +166,7 @@ def _checking(config: Config, labels: Labels | None) -> Collate:
     def with_classes(_num_classes: int) -> Collate:
         names = class_names(labels)
         own = settings if names is None else {**settings, CLASSES: names}
-        return build_recipe(config.recipe, {"settings": own}, None).collate_fn
+        return collate_rows(config.recipe, own)
 
     def collate_fn(examples: Sequence[Example]) -> Batch:
         num_classes = len(labels) if isinstance(labels, ClassLabels) else 0
@@ -206,6 +214,18 @@ def _summary(
         target=columns.target or "",
         **trivial_targets(_first_targets(RowSplit(ArrowSplit(paths)), columns.target)),
     )
+
+
+def _tokenizer_record(
+    context: StageContext, config: Config, store: BlockStore, summary: DatasetSummary
+) -> dict[str, Any]:
+    """Make the tokenizer of the columns that hold texts, and return what it is; empty for none."""
+    columns = text_columns(find_recipe(config.recipe))
+    if not columns:
+        return {}
+    rows = RowSplit(ArrowSplit([store.dataset / name for name in summary.files["train"]]))
+    texts = (str(rows[index][column]) for index in range(len(rows)) for column in columns)
+    return record_of(TextTokenizer.load(ensure_tokenizer_of(context, config, store, texts)))
 
 
 def _first_targets(rows: RowSplit, target: str | None) -> list[Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from redco_flow.launch.work_lock import acquire
 from redco_flow.records import sync, write_json
+from redco_flow.spec.pipeline import TokenizerTraining
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer, tokenizer_source
 from redco_flow.stages.context import StageContext
@@ -207,17 +208,52 @@ def ensure_tokenizer(
     return directory, kept
 
 
+def ensure_tokenizer_of(
+    context: StageContext, config: Config, store: BlockStore, texts: Iterable[str]
+) -> Path:
+    """Return the directory of a tokenizer for columns of rows, which is made if it is not there.
+
+    Args:
+        texts: of the training rows; read where the tokenizer is to be trained.
+
+    Raises:
+        ValueError: the tokenizer cannot be had or trained.
+    """
+    directory = store.dataset / TOKENIZER_FOLDER
+    if directory.exists():
+        return directory
+    context.report(phase="tokenizer")
+    unfinished = store.new_file()
+    if not _fetch_tokenizer(config, unfinished):
+        asked = _asked_training(config)
+        save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), unfinished)
+    _put_in_place(unfinished, directory)
+    return directory
+
+
+def _fetch_tokenizer(config: Config, directory: Path) -> bool:
+    """Save the tokenizer that is named, and say whether one is."""
+    source = tokenizer_source(config.model, config.data)
+    if source is None:
+        return False
+    of = config.data.tokenizer or config.model
+    save_pretrained_tokenizer(source, directory, revision=of.revision)
+    return True
+
+
+def _asked_training(config: Config) -> TokenizerTraining:
+    asked = config.data.tokenizer.train if config.data.tokenizer else None
+    assert asked is not None  # Config sees to it
+    return asked
+
+
 def _make_tokenizer(
     context: StageContext, config: Config, store: BlockStore, directory: Path
 ) -> KeptPairs | None:
-    source = tokenizer_source(config.model, config.data)
-    if source is not None:
-        context.report(phase="tokenizer")
-        of = config.data.tokenizer or config.model
-        save_pretrained_tokenizer(source, directory, revision=of.revision)
+    context.report(phase="tokenizer")
+    if _fetch_tokenizer(config, directory):
         return None
-    asked = config.data.tokenizer.train if config.data.tokenizer else None
-    assert asked is not None  # Config sees to it
+    asked = _asked_training(config)
     kept = KeptPairs(context, RawPairs(context, config), store.new_file())
     texts = _training_texts(context, config, kept)
     save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)

@@ -21,6 +21,7 @@ from redco_flow.recipes.recipe import (
     RecipeSettings,
     family_problem,
     find_own_recipe,
+    has_own_model,
     is_of_rows,
     recipe_module,
 )
@@ -316,7 +317,7 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _has_a_model_with_dropout(self) -> Config:
-        if self.dropout_rate is not None and is_of_rows(self.recipe):
+        if self.dropout_rate is not None and has_own_model(self.recipe):
             raise ValueError(
                 f"recipe '{self.recipe}' brings its own model, and dropout_rate would change "
                 "nothing; what can be chosen of it are its settings"
@@ -336,7 +337,7 @@ class Config(StageConfig):
     def _known_model_keys(cls, model: ModelSection, info: ValidationInfo) -> ModelSection:
         # What can be checked before anything runs; the hub's config.json is read later.
         recipe = _recipe(info)
-        if is_of_rows(info.data.get("recipe", "")) and model != ModelSection():
+        if model != ModelSection() and has_own_model(info.data.get("recipe", "")):
             raise ValueError(
                 f"recipe '{info.data['recipe']}' brings its own model, and these keys would change "
                 "nothing; what can be chosen of it are its settings"

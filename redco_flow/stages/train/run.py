@@ -114,7 +114,7 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
             f"the dataset was preprocessed for recipe '{summary.recipe}', and this stage trains "
             f"with '{config.recipe}': use one recipe for both."
         )
-    if not summary.is_of_rows:
+    if summary.has_tokenizer:
         check_model_tokenizer(config.model, dataset.tokenizer)
     source_length, target_length = _lengths(dataset)
     texts = dataset.texts(source_length, target_length)

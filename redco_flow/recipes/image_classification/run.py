@@ -1,0 +1,112 @@
+"""The functions of a model that classifies images.
+
+Dims in this file: B batch, X image side, C channels, Y classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from redco_flow.models.hub.pretrained import load_pretrained
+from redco_flow.recipes.image_augmentation import augment
+from redco_flow.recipes.image_classification import config as recipe_config
+from redco_flow.recipes.image_classification.config import Settings, collate_fn
+from redco_flow.recipes.model import ChosenModel, choose_sized_model, with_changes
+from redco_flow.recipes.recipe import Recipe
+
+_CLASSIFIER = "classifier"
+
+
+def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
+    """Make the recipe; see `recipes.image_classification.build`."""
+    chosen = choose_sized_model(model, recipe=recipe_config, sizes=_sizes(settings))
+    config = _fitted(chosen, settings)
+    module = chosen.module
+
+    def with_config(changes: Mapping[str, Any]) -> Recipe:
+        return build_classifier(with_changes(model, changes), settings)
+
+    fitted = ChosenModel(chosen.family, module, config, chosen.directory)
+    return Recipe(
+        model={**fitted.record, "settings": settings.model_dump(mode="json")},
+        init_params=partial(module.init_params, config),
+        abstract_params=partial(module.abstract_params, config),
+        load_params=_load_params(fitted, has_new_head=config != chosen.config),
+        collate_fn=partial(collate_fn, settings=settings),
+        loss_fn=partial(_losses, module, config, settings),
+        make_pred_fn=lambda _generation: partial(_predict, module, config),
+        output_fn=lambda numbers: [settings.classes[int(number)] for number in numbers],
+        save_pretrained=fitted.save if hasattr(module, "tensor_layouts") else None,
+        with_config=with_config,
+    )
+
+
+def _sizes(settings: Settings) -> dict[str, int]:
+    if not settings.classes:
+        raise ValueError(
+            "there are no classes: preprocessing finds them in the data, or give settings.classes."
+        )
+    return {
+        "image_size": settings.image_size,
+        "num_channels": settings.num_channels,
+        "num_labels": len(settings.classes),
+    }
+
+
+def _fitted(chosen: ChosenModel, settings: Settings) -> Any:
+    """Return the config with a classifier of the data's classes.
+
+    Raises:
+        ValueError: a model of images of another size or number of channels.
+    """
+    config = chosen.config
+    for name in ("image_size", "num_channels"):
+        if getattr(config, name) != getattr(settings, name):
+            raise ValueError(
+                f"the model's {name} is {getattr(config, name)}, and settings.{name} is "
+                f"{getattr(settings, name)}: give settings.{name} the model's."
+            )
+    changes: dict[str, Any] = {"num_labels": len(settings.classes)}
+    if hasattr(config, "has_classifier"):
+        changes |= {"has_classifier": True, "has_pooler": False}
+    return config.updated(changes)
+
+
+def _load_params(model: ChosenModel, *, has_new_head: bool) -> Callable[[Any], Any] | None:
+    """(shardings) -> the files' parameters; a classifier of other classes than theirs is drawn."""
+    if model.directory is None:
+        return None
+    drawn = (_CLASSIFIER,) if has_new_head else ()
+    return partial(load_pretrained, model.directory, model.module, model.config, drawn=drawn)
+
+
+def _losses(
+    module: ModuleType,
+    config: Any,
+    settings: Settings,
+    params: Any,
+    batch: Mapping[str, jax.Array],
+    rngs: jax.Array,
+    is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
+) -> tuple[jax.Array, jax.Array]:
+    """Return each image's cross-entropy (B,), and that it counts once."""
+    images = batch["images"]
+    if is_training:
+        images = augment(images, rngs, flip=settings.flip, shift=settings.shift)
+    logits = module.apply(config, params, images, rngs if is_training else None)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+    return losses, jnp.ones_like(losses)
+
+
+def _predict(
+    module: ModuleType, config: Any, params: Any, batch: Mapping[str, jax.Array], _rngs: jax.Array
+) -> jax.Array:
+    """Return each image's likeliest class (B,)."""
+    return jnp.argmax(module.apply(config, params, batch["images"]), axis=-1)

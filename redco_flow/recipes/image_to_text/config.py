@@ -1,0 +1,40 @@
+"""image_to_text: a caption for an image. What plans and preprocessing need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from redco_flow.recipes.images import ImageSettings, collate_images
+from redco_flow.recipes.recipe import Batch, Example
+
+COLUMNS = ("image", "caption")
+TARGET = "caption"
+TEXT_COLUMNS = ("caption",)
+FAMILIES = ("vision_encoder_decoder",)
+DEFAULT_FAMILY = "vision_encoder_decoder"
+
+
+class Settings(ImageSettings):
+    """Keys of the pipeline's `settings`.
+
+    Args:
+        max_length: tokens of a caption, the end token included; more is cut off.
+    """
+
+    max_length: Annotated[int, Field(ge=2)] = 32
+
+
+def collate_fn(examples: Sequence[Example], settings: Settings) -> Batch:
+    """Return images (B, X, X, C) float32; captions are looked at alone.
+
+    Raises:
+        ValueError: an image that is none, or a caption that is no text.
+    """
+    for example in examples:
+        caption = example["caption"]
+        if not isinstance(caption, str) or not caption.strip():
+            raise ValueError(f"caption {caption!r} is no text.")
+    return {"images": collate_images([example["image"] for example in examples], settings)}

@@ -1,0 +1,154 @@
+"""The recipe of captions: labels, losses, texts of images, and what it refuses."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from redco_flow import Deployer
+from redco_flow.recipes.build import build_recipe, collate_rows
+from redco_flow.recipes.recipe import Generation, TokenLengths
+from redco_flow.stages.predict import config as predict
+from redco_flow.stages.preprocess import config as preprocess
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
+from redco_flow.text.tokenizer import TextTokenizer
+
+SETTINGS = {"image_size": 8, "num_channels": 1, "max_length": 6}
+TINY = {
+    "encoder": {
+        "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 24, "patch_size": 4,
+    },
+    "decoder": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8},
+    "dropout_rate": 0.0,
+}  # fmt: skip
+DATA = {"dataset": "python:redco_flow.corpora.glyphs"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(["a dark image", "a light image"] * 9, 280, "bpe"), folder)
+    return TextTokenizer.load(folder)
+
+
+def build(tokenizer, model=None, **settings):
+    section = {"settings": SETTINGS | settings, **(model or {"config": TINY})}
+    return build_recipe("image_to_text", section, TokenLengths(tokenizer, 0, 0))
+
+
+def example(value, caption):
+    return {"image": np.full((8, 8), value, np.uint8), "caption": caption}
+
+
+ROWS = [example(20, "a dark image"), example(230, "a light image")] * 2
+
+
+def test_a_captions_tokens_are_the_labels_and_shifted_what_the_decoder_reads(tokenizer):
+    batch = build(tokenizer).collate_fn(ROWS[:1])
+
+    ids = [*tokenizer.encode_batch(["a dark image"])[0], tokenizer.eos_id][:6]
+    filled = ids + [-100] * (6 - len(ids))
+    assert batch["labels"].tolist() == [filled]
+    assert batch["decoder_input_ids"][0, 0] == tokenizer.pad_id
+    assert batch["decoder_input_ids"][0, 1 : len(ids)].tolist() == ids[:-1]
+    assert batch["images"].shape == (1, 8, 8, 1)
+
+
+def test_a_long_caption_is_cut_and_still_ends(tokenizer):
+    batch = build(tokenizer).collate_fn([example(1, "a dark image " * 5)])
+
+    assert batch["labels"][0, -1] == tokenizer.eos_id
+
+
+def steps_of(recipe, num_model_shards, optimizer, num_steps):
+    """Return the losses of full-batch steps, the parameters after them, and their deployer."""
+    deployer = Deployer(
+        num_model_shards, devices=jax.devices()[:num_model_shards], matmul_precision="highest"
+    )
+    params, batch = recipe.init_params(jax.random.key(0)), recipe.collate_fn(ROWS)
+    rules = deployer.get_sharding_rules(params, recipe.loss_fn, batch, None, False)
+    params, batch = deployer.shard_params(params, rules), deployer.put_rows(batch)
+
+    def mean_loss(params):
+        totals, weights = recipe.loss_fn(params, batch, None, False)[:2]
+        return totals.sum() / weights.sum()
+
+    @deployer.jit
+    def step(params, state):
+        loss, gradients = jax.value_and_grad(mean_loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return loss, optax.apply_updates(params, updates), state
+
+    state, losses = optimizer.init(params), []
+    for _ in range(num_steps):
+        loss, params, state = step(params, state)
+        losses.append(float(loss))
+    return losses, params, deployer
+
+
+@pytest.mark.slow
+def test_a_captioner_learns_to_say_which_image_it_sees(tokenizer):
+    recipe = build(tokenizer)
+
+    _, params, deployer = steps_of(recipe, 1, optax.adam(1e-2), 60)
+
+    prompts = recipe.collate_prompts(ROWS)
+    for num_beams in (1, 2):
+        generate = recipe.make_pred_fn(Generation(0, num_beams=num_beams))
+        tokens = deployer.jit(generate)(params, prompts, None)
+        assert recipe.output_fn(np.asarray(tokens)) == [row["caption"] for row in ROWS]
+
+
+@pytest.mark.slow
+def test_two_model_shards_give_a_captioners_losses(tokenizer):
+    """Engine case 12: 1e-5 relative, float32."""
+    alone, split = (steps_of(build(tokenizer), shards, optax.sgd(0.3), 5)[0] for shards in (1, 2))
+
+    np.testing.assert_allclose(split, alone, rtol=1e-5)
+    assert alone[-1] < alone[0]
+
+
+def test_the_recipe_is_made_again_from_what_its_checkpoint_says(tokenizer):
+    recipe = build(tokenizer)
+
+    record = json.loads(json.dumps(recipe.model))
+    again = build_recipe("image_to_text", record, TokenLengths(tokenizer, 0, 0))
+
+    assert again.model == recipe.model
+    assert again.abstract_params() == recipe.abstract_params()
+
+
+def test_a_published_captioner_is_read_and_must_fit_images_and_tokenizer(tokenizer, tmp_path):
+    recipe = build(tokenizer)
+    params = recipe.init_params(jax.random.key(0))
+    recipe.save_pretrained(params, tmp_path)
+    published = {"name_or_path": str(tmp_path)}
+
+    jax.tree.map(
+        np.testing.assert_array_equal, build(tokenizer, published).load_params(None), params
+    )
+    with pytest.raises(ValueError, match=r"image_size is 8, and settings\.image_size is 16"):
+        build(tokenizer, published, image_size=16)
+    with pytest.raises(ValueError, match="the model's eos_token_id is 1, the tokenizer's is 2"):
+        build(replace(tokenizer, eos_id=2), published)
+
+
+def test_a_caption_that_is_no_text_is_told():
+    collate = collate_rows("image_to_text", SETTINGS)
+
+    with pytest.raises(ValueError, match="caption None is no text"):
+        collate([example(0, None)])
+
+
+def test_a_plan_asks_for_a_tokenizer_and_takes_settings_of_generation():
+    with pytest.raises(ValueError, match=r"there is no tokenizer: give data\.tokenizer"):
+        preprocess.Config.from_json({"recipe": "image_to_text", "data": DATA})
+    with pytest.raises(ValueError, match=r"recipe 'image_to_text' .*: prompt_length would"):
+        predict.Config.from_json({"recipe": "image_to_text", "prompt_length": 3})
+
+    config = {"recipe": "image_to_text", "num_beams": 4, "num_return_sequences": 2}
+    assert predict.Config.from_json(config).num_beams == 4
