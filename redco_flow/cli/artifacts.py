@@ -136,9 +136,8 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 def _artifacts(options: argparse.Namespace) -> int:
     found = ArtifactStore(_workspace(options)).list(options.kind)
-    named: dict[str, list[str]] = {}
-    for alias in AliasStore(_workspace(options)).list():
-        named.setdefault(alias.checkpoint, []).append(str(alias.name))
+    aliases = AliasStore(_workspace(options)).by_artifact()
+    named = {key: [str(alias.name) for alias in found] for key, found in aliases.items()}
     if options.json:
         more = [{"path": str(one.path), "aliases": named.get(one.id, [])} for one in found]
         print(json.dumps([{**one.manifest, **it} for one, it in zip(found, more, strict=True)]))

@@ -151,9 +151,12 @@ class AliasStore:
         record = find_record(self._path(name), AliasRecord, remedy=_REMEDY)
         return None if record is None else _checked(record, name, self._path(name))
 
-    def naming(self, artifact_id: str) -> list[Alias]:
-        """Return the aliases that name an artifact now."""
-        return [one for one in self._each() if one.checkpoint == artifact_id]
+    def by_artifact(self) -> dict[str, tuple[Alias, ...]]:
+        """Return the aliases that name an artifact now, by its id."""
+        found: dict[str, tuple[Alias, ...]] = {}
+        for alias in self._each():
+            found[alias.checkpoint] = (*found.get(alias.checkpoint, ()), alias)
+        return found
 
     def list(self, model: str = "") -> list[Alias]:
         """Return all aliases, or one model's, by name; a damaged one is said and left out."""

@@ -230,10 +230,7 @@ class _Tracer:
         self._workspace = workspace
         self._store = ArtifactStore(workspace)
         self._artifacts: dict[str, LineageNode] = {}
-        self._aliases: dict[str, tuple[AliasNode, ...]] = {}
-        for alias in AliasStore(workspace).list():
-            known = self._aliases.get(alias.checkpoint, ())
-            self._aliases[alias.checkpoint] = (*known, AliasNode.of(alias))
+        self._aliases = AliasStore(workspace).by_artifact()
 
     def node(self, target: Target) -> LineageNode:
         """The tree's root."""
@@ -283,7 +280,7 @@ class _Tracer:
             production=self._production(result) if result else _remembered(made_by),
             is_intact=self._store.is_whole(artifact_id),
             parents=parents,
-            aliases=self._aliases.get(artifact_id, ()),
+            aliases=tuple(map(AliasNode.of, self._aliases.get(artifact_id, ()))),
         )
         self._artifacts[artifact_id] = node
         return node

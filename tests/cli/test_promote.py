@@ -137,7 +137,7 @@ def test_of_a_metric_that_is_better_where_it_is_smaller_less_is_a_gain(shop, say
         shop.evaluation(one, right(0), metrics=["perplexity"], loss=float(loss))
     say("promote", first.id, "--as", "production")
 
-    refused, _, _ = say("promote", second.id, "--as", "production", "--if", "perplexity < 3")
+    refused, _, _ = say("promote", second.id, "--as", "production", "--if", "perplexity < 2")
     code, out, _ = say(
         "promote", second.id, "--as", "production", "--if", "perplexity < production", "--json"
     )

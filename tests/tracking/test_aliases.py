@@ -62,8 +62,7 @@ def test_an_alias_names_what_was_promoted_last_and_keeps_all_that_it_ever_named(
 
     assert (alias.checkpoint, alias.previous) == ("b" * 64, "a" * 64)
     assert [event.checkpoint[0] for event in alias.history] == ["a", "b"]
-    assert store.naming("b" * 64) == [alias]
-    assert store.naming("a" * 64) == []
+    assert store.by_artifact() == {"b" * 64: (alias,)}
 
 
 def test_each_rollback_undoes_one_more_promotion(workspace):
