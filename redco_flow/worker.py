@@ -282,17 +282,19 @@ def _verify_inputs(call: Call, store: ArtifactStore) -> None:
     found = {one: store.damage(one.id) for one in references}
     damaged = [f"{_described(one)}: {'; '.join(found[one])}" for one in references if found[one]]
     if damaged:
+        remedy = f"`redco-flow resume {call.run}` makes it anew"
+        if any(one.is_promoted and found[one] for one in references):
+            remedy = "a new run of the pipeline that made it makes it anew"
         raise InputDamaged(
             f"stage '{call.stage}' cannot use what it takes in: {'. '.join(damaged)}. Nothing was "
-            f"published; `redco-flow resume {call.run}` makes it anew."
+            f"published; {remedy}."
         )
 
 
 def _described(reference: InputReference) -> str:
-    return (
-        f"{reference.kind} {reference.id} (output '{reference.output}' of stage "
-        f"'{reference.stage}')"
-    )
+    came_from = f"output '{reference.output}' of stage '{reference.stage}'"
+    named = reference.stage if reference.is_promoted else came_from
+    return f"{reference.kind} {reference.id} ({named})"
 
 
 def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = False) -> None:

@@ -51,6 +51,15 @@ def add_workspace(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """CHECKPOINT: which one is meant."""
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="artifact id or path, @ALIAS, RUN/STAGE[/best/SCORE], or a STAGE of the last run",
+    )
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """RUN: which run is meant."""
     parser.add_argument(

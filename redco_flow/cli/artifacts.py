@@ -8,9 +8,16 @@ import sys
 from collections.abc import Iterator
 
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
-from redco_flow.cli.text import columns, duration, number, short_id, size
+from redco_flow.cli.text import columns, duration, moment, number, short_id, size
+from redco_flow.tracking.aliases import AliasStore, artifact_id_of
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
-from redco_flow.tracking.lineage_nodes import ConfigLeaf, ImpactNode, LineageNode, Production
+from redco_flow.tracking.lineage_nodes import (
+    AliasNode,
+    ConfigLeaf,
+    ImpactNode,
+    LineageNode,
+    Production,
+)
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_LENGTH = 100
@@ -31,6 +38,8 @@ def _node_lines(
     node: LineageNode, indent: str, shown: set[str], *, with_defaults: bool
 ) -> Iterator[str]:
     yield indent + _title(node)
+    for alias in node.aliases:
+        yield f"{indent}  {_alias_line(alias)}"
     if node.type == "artifact":
         if node.id in shown:
             yield f"{indent}  (as above)"
@@ -56,6 +65,13 @@ def _title(node: LineageNode) -> str:
         return f"data {node.name}  {'commit' if is_of_hub else 'blake3'} {node.id}"
     missing = "" if node.is_intact else "  MISSING OR DAMAGED"
     return f"{node.type} {node.name} {short_id(node.id)}{missing}"
+
+
+def _alias_line(alias: AliasNode) -> str:
+    how = "rolled back to it" if alias.event == "rolled_back" else "promoted"
+    held = f", where {' and '.join(alias.conditions)}" if alias.conditions else ""
+    why = f": {alias.reason}" if alias.reason else ""
+    return f"is {alias.name}: {how} by {alias.by} at {moment(alias.time)}{held}{why}"
 
 
 def _production_lines(made: Production, *, with_defaults: bool) -> Iterator[str]:
@@ -100,11 +116,13 @@ def register(verbs: Verbs) -> None:
     artifacts.add_argument("--kind", help="dataset, checkpoint, predictions or metrics")
     why = verbs.add("why", _why, "where a metric or artifact came from, back to the data")
     why.add_argument(
-        "target", metavar="WHAT", help="metric of the last run, artifact id, RUN/STAGE, RUN/METRIC"
+        "target",
+        metavar="WHAT",
+        help="metric of the last run, artifact id, @ALIAS, RUN/STAGE, RUN/METRIC",
     )
     why.add_argument("--all", action="store_true", help="also the settings left at their defaults")
     impact = verbs.add("impact", _impact, "what was made from an artifact or a data file")
-    impact.add_argument("target", metavar="ID", help="artifact id or a data file's BLAKE3")
+    impact.add_argument("target", metavar="ID", help="artifact id, @ALIAS, or a data file's BLAKE3")
     verify = verbs.add("verify", _verify, "read artifacts whole and compare their digests")
     verify.add_argument("ids", nargs="*", metavar="ARTIFACT", help="which (all)")
     for parser in (artifacts, why, impact, verify):
@@ -118,15 +136,19 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 def _artifacts(options: argparse.Namespace) -> int:
     found = ArtifactStore(_workspace(options)).list(options.kind)
+    aliases = AliasStore(_workspace(options)).by_artifact()
+    named = {key: [str(alias.name) for alias in found] for key, found in aliases.items()}
     if options.json:
-        print(json.dumps([{**artifact.manifest, "path": str(artifact.path)} for artifact in found]))
+        more = [{"path": str(one.path), "aliases": named.get(one.id, [])} for one in found]
+        print(json.dumps([{**one.manifest, **it} for one, it in zip(found, more, strict=True)]))
         return 0
-    rows = [_artifact_row(artifact) for artifact in found]
-    print(columns(rows, ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH"]))
+    rows = [_artifact_row(artifact, named.get(artifact.id, [])) for artifact in found]
+    header = ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH", "ALIASES" if named else ""]
+    print(columns(rows, header))
     return 0
 
 
-def _artifact_row(artifact: Artifact) -> list[str]:
+def _artifact_row(artifact: Artifact, aliases: list[str]) -> list[str]:
     by = artifact.produced_by
     return [
         short_id(artifact.id),
@@ -135,6 +157,7 @@ def _artifact_row(artifact: Artifact) -> list[str]:
         str(by.get("stage", "")),
         str(by.get("run", "")),
         str(artifact.path),
+        " ".join(aliases),
     ]
 
 
@@ -159,7 +182,8 @@ def _impact(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     store = ArtifactStore(_workspace(options))
-    artifacts = [store.get(text) for text in options.ids] if options.ids else store.list()
+    named = [store.get(artifact_id_of(_workspace(options), text)) for text in options.ids]
+    artifacts = named if options.ids else store.list()
     problems = {artifact.id: store.verify(artifact.id) for artifact in artifacts}
     if not options.ids:
         problems |= {damage.path: [damage.problem] for damage in store.damaged()}

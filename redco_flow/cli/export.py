@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
 from redco_flow.cli.text import columns, short_id, size
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.tracking.workspace import Workspace
@@ -18,11 +18,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
     export = verbs.add("export", _export, "write a checkpoint as transformers or PEFT reads it")
-    export.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="artifact id or path, RUN/STAGE, RUN/STAGE/best/SCORE, or a STAGE of the last run",
-    )
+    add_checkpoint(export)
     export.add_argument(
         "folder", type=Path, metavar="DIR", help="where to: new, empty, or this export already"
     )

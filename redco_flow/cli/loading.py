@@ -1,8 +1,8 @@
 """Read and plan what the command line names: one run, or the points of a sweep.
 
 Every mistake of the user's is found here, before anything starts. What all points have in common
-(the files as written, code, raw data, the hub's commits) is looked at once, so they all are of one
-state of it.
+(files as written, code, raw data, the hub's commits, aliases) is looked at once, so they all are of
+one state of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
+    from redco_flow.orchestrate.alias_pins import AliasPins
     from redco_flow.orchestrate.hub_pins import HubPins
     from redco_flow.orchestrate.ingredients import Sources
     from redco_flow.orchestrate.plan import Plan
@@ -92,6 +93,7 @@ class Loader:
         root = Path(profile.workspace).expanduser().absolute()
         workspace = Workspace(root) if self._only_reads else Workspace.open(root)
         pipeline, pins = self._hub.pinned(pipeline, workspace)
+        pipeline, aliases = self._aliases.pinned(pipeline, workspace)
         plan = make_plan(
             pipeline,
             workspace,
@@ -100,7 +102,7 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
-        return Loaded(pipeline, profile, workspace, replace(plan, hub=pins))
+        return Loaded(pipeline, profile, workspace, replace(plan, hub=pins, aliases=aliases))
 
     def _say(self, notes: Sequence[str]) -> None:
         """Write each note once, whatever the number of points."""
@@ -139,6 +141,12 @@ class Loader:
         from redco_flow.orchestrate.ingredients import Sources
 
         return Sources()
+
+    @cached_property
+    def _aliases(self) -> AliasPins:
+        from redco_flow.orchestrate.alias_pins import AliasPins
+
+        return AliasPins()
 
     @cached_property
     def _hub(self) -> HubPins:

@@ -87,7 +87,7 @@ def _print_plan(
         for name, stage in plan.stages.items()
     ]
     print(columns(rows, ["STAGE", "ACTION", "FINGERPRINT", "REASON"]))
-    for pin in plan.hub:
+    for pin in plan.pins:
         print(pin)
 
 
@@ -117,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
         argv=sys.argv,
         ahead=options.ahead,
     )
-    sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.hub)
+    sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")
     return _attend(run, options)
 

@@ -13,7 +13,13 @@ from redco_flow.cli.arguments import Verbs, add_json, add_run, add_workspace, wo
 from redco_flow.cli.logs import follow_logs, print_logs, stage_names
 from redco_flow.cli.sweep import attend_sweep, read_sweep_view, sweep_text
 from redco_flow.cli.text import columns, duration, number, short_id, size
-from redco_flow.cli.view import LIVE_STATES, read_checked_view, read_run_view, with_goodput
+from redco_flow.cli.view import (
+    LIVE_STATES,
+    read_checked_view,
+    read_run_view,
+    with_aliases,
+    with_goodput,
+)
 from redco_flow.errors import UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.attempt import State
@@ -151,9 +157,15 @@ def _stage_detail(stage: dict[str, Any]) -> str:
     if stage["state"] == State.RUNNING:
         return stage["message"] or progress_text(stage["progress"])
     if stage["state"] == State.COMPLETED:
-        made = [f"{key} {short_id(id)}" for key, id in stage["artifacts"].items()]
+        made = [_output_text(stage, key, id) for key, id in stage["artifacts"].items()]
         return "  ".join([*made, *([stage["message"]] if stage["message"] else [])])
     return str(stage["message"]).partition("\n")[0]
+
+
+def _output_text(stage: dict[str, Any], key: str, artifact_id: str) -> str:
+    """An output with its id and, where they were asked for, its aliases."""
+    aliases = stage.get("aliases", {}).get(key)
+    return f"{key} {short_id(artifact_id)}" + (f" ({', '.join(aliases)})" if aliases else "")
 
 
 def _is_terminal(stream: TextIO) -> bool:
@@ -271,7 +283,7 @@ def _status(options: argparse.Namespace) -> int:
     run = _find(options, options.run)
     if options.watch:
         follow_run(run)
-    view = with_goodput(run, read_checked_view(run, with_lines=True))
+    view = with_goodput(run, with_aliases(run, read_checked_view(run, with_lines=True)))
     print(json.dumps(view) if options.json else status_text(view))
     return 0
 

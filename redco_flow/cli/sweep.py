@@ -241,7 +241,7 @@ def run_sweep(
         argv=sys.argv,
         ahead=options.ahead,
     )
-    pins = dict.fromkeys(pin for point in planned for pin in point.plan.hub)
+    pins = dict.fromkeys(pin for point in planned for pin in point.plan.pins)
     sys.stderr.writelines(f"{pin}\n" for pin in pins)
     sys.stderr.write(f"{sweep.id} started: {len(planned)} points; its files: {sweep.path}\n")
     return attend_sweep(sweep, workspaces[0], options)

@@ -20,6 +20,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def moment(time: str) -> str:
+    """Shorten a record's time: 2026-11-24T07:12:20.500+00:00 → 2026-11-24 07:12 UTC."""
+    return f"{time[:16].replace('T', ' ')} UTC"
+
+
 def number(value: Any) -> str:
     """A float with four significant digits; anything else as it is; None → ""."""
     if value is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.goodput import find_goodput
@@ -19,6 +20,7 @@ from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import current_attempt
 from redco_flow.tracking.typed_records import unless_damaged
+from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob, JobStatus
@@ -135,6 +137,17 @@ def with_goodput(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
     for name, stage in view["stages"].items():
         found = find_goodput(run, name)
         stages[name] = {**stage, "goodput": None if found is None else found.to_json()}
+    return {**view, "stages": stages}
+
+
+def with_aliases(run: RunDirectory, view: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's view with the aliases that name what its stages made, by output."""
+    named = AliasStore(Workspace(run.path.parents[1])).by_artifact()
+    stages = {}
+    for name, stage in view["stages"].items():
+        found = {key: named[id] for key, id in stage["artifacts"].items() if id in named}
+        aliases = {key: [str(alias.name) for alias in those] for key, those in found.items()}
+        stages[name] = {**stage, "aliases": aliases}
     return {**view, "stages": stages}
 
 

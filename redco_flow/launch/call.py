@@ -29,6 +29,7 @@ class InputReference:
 
     Args:
         id, path: "" while the stage that makes it has not ended (`upstream.with_inputs`).
+        stage: of a checkpoint that was promoted the alias, `@quickstart/production`.
     """
 
     id: str
@@ -36,6 +37,11 @@ class InputReference:
     kind: str
     stage: str
     output: str
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether an alias named it when the run was planned; no stage of the run makes it."""
+        return self.stage.startswith("@")
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,8 @@ class StageAttempts:
     def _takes_from_current(self, call: Call) -> bool:
         """Whether a call's inputs are those that this run has, or the attempts that make them."""
         for reference in (one for given in call.inputs.values() for one in given):
+            if reference.is_promoted:  # what it named is pinned for the whole run
+                continue
             made = self.made.get(reference.stage, {}).get(reference.output)
             if reference.id and made != reference.id:
                 return False

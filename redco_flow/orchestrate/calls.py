@@ -11,7 +11,7 @@ from redco_flow.launch.call import Call, InputReference, JobResources, write_cal
 from redco_flow.orchestrate.ingredients import stage_ingredients
 from redco_flow.orchestrate.plan import output_id
 from redco_flow.orchestrate.stopping import RunContext
-from redco_flow.spec.load import ResolvedStage
+from redco_flow.spec.load import InputRef, ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.stages.preprocess.shards import shards_left
@@ -140,13 +140,11 @@ def _inputs(
 ) -> dict[str, list[InputReference]]:
     store = ArtifactStore(context.workspace)
 
-    def reference(producer: str, output: str) -> InputReference:
-        if producer in upstream:
-            return InputReference("", "", output.partition("/")[0], producer, output)
-        artifact = store.get(output_id(stage, producer, output, made))
-        return InputReference(artifact.id, str(artifact.path), artifact.kind, producer, output)
+    def reference(ref: InputRef) -> InputReference:
+        if ref.stage in upstream:
+            return InputReference("", "", ref.output.partition("/")[0], ref.stage, ref.output)
+        artifact = store.get(output_id(stage, ref, made))
+        producer = ref.alias or ref.stage
+        return InputReference(artifact.id, str(artifact.path), artifact.kind, producer, ref.output)
 
-    return {
-        slot: [reference(ref.stage, ref.output) for ref in refs]
-        for slot, refs in stage.inputs.items()
-    }
+    return {slot: [reference(ref) for ref in refs] for slot, refs in stage.inputs.items()}

@@ -40,8 +40,8 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
     """Return the checkpoint that a command line means.
 
     Args:
-        text: its id or the beginning of it, its path, RUN/STAGE, RUN/STAGE/OUTPUT, or the STAGE of
-            the last run.
+        text: its id or the beginning of it, its path, @ALIAS or @MODEL/ALIAS, RUN/STAGE,
+            RUN/STAGE/OUTPUT, or the STAGE of the last run.
 
     Raises:
         UsageError: nothing, several, or something else has this name.
@@ -54,8 +54,8 @@ def find_checkpoint(workspace: Workspace, text: str) -> Artifact:
     found = store.get(_checkpoint_of(target)) if isinstance(target, ResultTarget) else target
     if found.kind != "checkpoint":
         raise UsageError(
-            f"{text!r} is of kind {found.kind}; a checkpoint is exported: `redco-flow artifacts "
-            "--kind checkpoint` lists them."
+            f"{text!r} is of kind {found.kind}, not a checkpoint: `redco-flow artifacts --kind "
+            "checkpoint` lists those."
         )
     return found
 

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from redco_flow.errors import UsageError
 from redco_flow.hub import is_commit
+from redco_flow.orchestrate.alias_pins import AliasPin
 from redco_flow.orchestrate.hub_pins import HubPin
 from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
-from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage
+from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline, ResolvedStage
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import (
     ABSENT,
@@ -141,21 +142,30 @@ class Plan:
 
     Args:
         hub: at which commit of which repository of the hub.
+        aliases: what they named when the run was planned.
     """
 
     stages: dict[str, StagePlan]
     hub: tuple[HubPin, ...] = ()
+    aliases: tuple[AliasPin, ...] = ()
+
+    @property
+    def pins(self) -> tuple[HubPin | AliasPin, ...]:
+        """All that stays as it was when the run was planned, whatever moves."""
+        return (*self.hub, *self.aliases)
 
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json holds."""
         stages = {name: asdict(stage) for name, stage in self.stages.items()}
-        return {"stages": stages, "hub": [asdict(pin) for pin in self.hub]}
+        hub, aliases = ([asdict(pin) for pin in pins] for pins in (self.hub, self.aliases))
+        return {"stages": stages, "hub": hub, "aliases": aliases}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Plan:
         """Rebuild a plan from `to_json`'s record."""
         stages = {name: StagePlan(**stage) for name, stage in record["stages"].items()}
-        return cls(stages, tuple(HubPin(**pin) for pin in record.get("hub", ())))
+        hub = tuple(HubPin(**pin) for pin in record.get("hub", ()))
+        return cls(stages, hub, tuple(AliasPin(**pin) for pin in record.get("aliases", ())))
 
 
 def make_plan(
@@ -207,7 +217,8 @@ def make_plan(
 
 def upstream_of(stage: ResolvedStage) -> tuple[str, ...]:
     """Return the names of the stages whose outputs this one takes in, each once."""
-    return tuple(dict.fromkeys(ref.stage for refs in stage.inputs.values() for ref in refs))
+    taken = (ref for refs in stage.inputs.values() for ref in refs)
+    return tuple(dict.fromkeys(ref.stage for ref in taken if not ref.alias))
 
 
 def input_ids(
@@ -222,26 +233,27 @@ def input_ids(
         UsageError: an upstream stage did not make the output that is referred to.
     """
     return {
-        slot: [output_id(stage, ref.stage, ref.output, outputs) for ref in refs]
+        slot: [output_id(stage, ref, outputs) for ref in refs]
         for slot, refs in stage.inputs.items()
     }
 
 
-def output_id(
-    stage: ResolvedStage, producer: str, output: str, outputs: Mapping[str, Mapping[str, str]]
-) -> str:
-    """Return the id of the artifact that `stage` takes from `producer`.
+def output_id(stage: ResolvedStage, ref: InputRef, outputs: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the id of the artifact that a reference of `stage` means.
 
     Raises:
         UsageError: the producer did not make it.
     """
-    made = outputs[producer]
-    if output not in made:
+    if ref.alias:
+        assert ref.artifact  # `alias_pins` sees to it before anything is planned
+        return ref.artifact
+    made = outputs[ref.stage]
+    if ref.output not in made:
         raise UsageError(
-            f"stage '{stage.name}' takes '{output}' of stage '{producer}', which made only: "
+            f"stage '{stage.name}' takes '{ref.output}' of stage '{ref.stage}', which made only: "
             f"{', '.join(sorted(made)) or 'nothing'}."
         )
-    return made[output]
+    return made[ref.output]
 
 
 def _plan_stage(

@@ -168,7 +168,7 @@ def work_keys(
     keys: dict[str, str] = {}
     for name, stage in pipeline.stages.items():
         taken = {
-            slot: [[keys[one.stage], one.output] for one in references]
+            slot: [[one.artifact or keys[one.stage], one.output] for one in references]
             for slot, references in stage.inputs.items()
         }
         ingredients = stage_ingredients(stage, {}, workspace, sources)

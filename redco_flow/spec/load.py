@@ -251,7 +251,7 @@ class _Loading:
     def _order(self) -> list[str]:
         names = list(self.bodies)
         upstream = {
-            name: {ref.stage for refs in inputs.values() for ref in refs}
+            name: {ref.stage for refs in inputs.values() for ref in refs if not ref.alias}
             for name, inputs in self.inputs.items()
         }
         for cycle in cycles_of(names, upstream):
@@ -289,7 +289,8 @@ class _Loading:
         declared: dict[str, Any] = {}
         for slot, refs in self.inputs[body.name].items():
             if body.kind.declare is not None:
-                declared[slot] = f"{refs[0].stage}/{refs[0].output}"
+                of_stage = f"{refs[0].stage}/{refs[0].output}"
+                declared[slot] = refs[0].text() if refs[0].alias else of_stage
                 continue
             texts = [ref.text() for ref in refs]
             values[slot] = texts if body.kind.inputs[slot].many else texts[0]

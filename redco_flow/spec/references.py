@@ -1,5 +1,7 @@
 """Which stage's output each input takes, and in which order the stages can run.
 
+An input that takes a checkpoint may name one that was promoted, `@production`, instead.
+
 `STAGE`, `STAGE/SELECTOR`, or `SELECTOR` alone where one stage only produces that kind; where
 nothing is written, that one stage. The same graph in the same order always gives the same answer.
 """
@@ -8,23 +10,43 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from redco_flow.spec.model import NAME_PATTERN
 from redco_flow.spec.names import listed, nearest, shown
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.spec.stages import StageBody, Stages
 
+_ALIASED_KIND = "checkpoint"
+_ALIAS = re.compile(
+    rf"(?P<alias>@(?:{NAME_PATTERN[1:-1]}/)?{NAME_PATTERN[1:-1]})(?:@(?P<artifact>[0-9a-f]{{64}}))?"
+)
+
 
 @dataclass(frozen=True)
 class InputRef:
-    """One output of a stage: `checkpoint/best/rouge2` of `train`."""
+    """One output of a stage, `checkpoint/best/rouge2` of `train`, or what an alias names.
+
+    Args:
+        stage: empty of an alias.
+        alias: `@production` or `@quickstart/production`; empty of a stage's output.
+        artifact: the id of what the alias names; empty until the run is planned.
+    """
 
     stage: str
     output: str
+    alias: str = ""
+    artifact: str = ""
 
     def text(self) -> str:
-        """Return the reference as a person writes it: `train/best/rouge2`."""
+        """Return the reference as a person writes it: `train/best/rouge2`.
+
+        What an alias named is told behind it, as of images: `@quickstart/production@DIGEST`.
+        """
+        if self.alias:
+            return f"{self.alias}@{self.artifact}" if self.artifact else self.alias
         _, slash, selector = self.output.partition("/")
         return f"{self.stage}{slash}{selector}"
 
@@ -85,6 +107,8 @@ class References:
         return tuple(self._ref(body, slot_name, slot, producer, None) for producer in producers)
 
     def _written(self, body: StageBody, slot_name: str, slot: InputSlot, text: str) -> InputRef:
+        if text.startswith("@"):
+            return _aliased(f"'{slot_name}' of stage '{body.name}'", slot, text)
         named = [name for name in self.bodies if _is_of(text, name)]
         if named:
             producer = max(named, key=len)
@@ -107,6 +131,8 @@ class References:
     def _of_any_kind(self, body: StageBody, slot_name: str, text: str) -> tuple[InputSlot, str]:
         """Return the slot for the kind of artifact that `STAGE/KIND/SELECTOR` means."""
         where = f"'{slot_name}' of stage '{body.name}'"
+        if text.startswith("@"):
+            return InputSlot(_ALIASED_KIND), text
         producer = max((name for name in self.bodies if _is_of(text, name)), key=len, default=None)
         if producer is None:
             raise ValueError(
@@ -184,6 +210,22 @@ class References:
             f"{listed(producers)}; choose with `{slot_name}: {producers[0]}` or "
             f"`{slot_name}: {producers[0]}/SELECTOR`"
         )
+
+
+def _aliased(where: str, slot: InputSlot, text: str) -> InputRef:
+    """Return the reference to a checkpoint that was promoted."""
+    if slot.kind != _ALIASED_KIND:
+        raise ValueError(
+            f"{where} takes {slot.kind}, and {shown(text)} is an alias, which names a "
+            f"{_ALIASED_KIND}; write STAGE or STAGE/SELECTOR."
+        )
+    found = _ALIAS.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{where}: {shown(text)} is no alias; write @ALIAS or @PIPELINE/ALIAS, such as "
+            "@production."
+        )
+    return InputRef("", _ALIASED_KIND, found["alias"], found["artifact"] or "")
 
 
 def _is_of(text: str, stage: str) -> bool:

@@ -75,7 +75,8 @@ def _stage_schema(kind: StageKind, config: dict[str, Any]) -> dict[str, Any]:
     for name, slot in kind.inputs.items():
         one = {"type": ["string", "null"]}
         many = {"anyOf": [one, {"type": "array", "items": {"type": "string"}}]}
-        taken = f"STAGE or STAGE/SELECTOR: the {slot.kind} that it takes in."
+        aliased = ", or @ALIAS" if slot.kind == "checkpoint" else ""
+        taken = f"STAGE or STAGE/SELECTOR{aliased}: the {slot.kind} that it takes in."
         properties[name] = {"description": taken, **(many if slot.many else one)}
     required = [name for name in config.get("required", []) if name not in kind.sections]
     stage = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}

@@ -326,6 +326,8 @@ def _syntax_message(error: yaml.MarkedYAMLError, mark: Any, text: str) -> str:
         message += "; inside [ ] or { }, put ${…} in quotes"
     elif "\t" in line:
         message += "; indent with spaces, not tabs"
+    elif "character '@'" in message:
+        message += '; put an alias in quotes: "@production"'
     return message
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from redco_flow.errors import UsageError
+from redco_flow.tracking.aliases import AliasStore, artifact_id_of, is_alias
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage_nodes import (
+    AliasNode,
     ConfigLeaf,
     ImpactNode,
     LineageNode,
@@ -33,8 +35,8 @@ def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
 
     Args:
         workspace: need not be writable.
-        id_or_prefix: an artifact's id or its beginning, or a data file's BLAKE3 or its first 6
-            digits or more.
+        id_or_prefix: an artifact's id or its beginning, an alias, or a data file's BLAKE3 or its
+            first 6 digits or more.
 
     Raises:
         ArtifactError, UsageError: none or several things fit.
@@ -48,7 +50,7 @@ def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
         if len(files) == 1:
             digest, name = next(iter(files.items()))
             return ImpactNode("data", name, digest, children=graph.below(digest, frozenset()))
-    artifact = ArtifactStore(workspace).get(id_or_prefix)
+    artifact = ArtifactStore(workspace).get(artifact_id_of(workspace, id_or_prefix))
     made_by = artifact.produced_by
     return ImpactNode(
         "artifact",
@@ -119,6 +121,8 @@ def find_target(workspace: Workspace, text: str) -> Target:
     Raises:
         UsageError: none or several things fit; lists the candidates.
     """
+    if is_alias(text):
+        return ArtifactStore(workspace).get(artifact_id_of(workspace, text))
     if "/" in text:
         run_text, _, rest = text.partition("/")
         return _in_run(workspace, find_run(workspace, run_text), rest)
@@ -210,7 +214,7 @@ def trace(workspace: Workspace, artifact_or_metric: str) -> LineageNode:
 
     Args:
         workspace: need not be writable.
-        artifact_or_metric: an artifact's id or its beginning; RUN/STAGE; RUN/STAGE/OUTPUT;
+        artifact_or_metric: an artifact's id or its beginning; @ALIAS; RUN/STAGE; RUN/STAGE/OUTPUT;
             RUN/METRIC; RUN/STAGE/METRIC; or a metric's name, of the last run.
 
     Raises:
@@ -226,6 +230,7 @@ class _Tracer:
         self._workspace = workspace
         self._store = ArtifactStore(workspace)
         self._artifacts: dict[str, LineageNode] = {}
+        self._aliases = AliasStore(workspace).by_artifact()
 
     def node(self, target: Target) -> LineageNode:
         """The tree's root."""
@@ -275,6 +280,7 @@ class _Tracer:
             production=self._production(result) if result else _remembered(made_by),
             is_intact=self._store.is_whole(artifact_id),
             parents=parents,
+            aliases=tuple(map(AliasNode.of, self._aliases.get(artifact_id, ()))),
         )
         self._artifacts[artifact_id] = node
         return node

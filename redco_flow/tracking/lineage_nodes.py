@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from redco_flow.records import digest_json
+from redco_flow.tracking.aliases import Alias
 
 NodeType = Literal["metric", "stage", "artifact", "data"]
 
@@ -71,6 +72,32 @@ class Production:
 
 
 @dataclass(frozen=True)
+class AliasNode:
+    """A name that an artifact has now, and how it got it.
+
+    Args:
+        name: `@MODEL/ALIAS`.
+        event: promoted or rolled_back.
+        time, by, reason: when, who and why.
+        conditions: those that held.
+    """
+
+    name: str
+    event: str
+    time: str
+    by: str
+    reason: str = ""
+    conditions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, alias: Alias) -> AliasNode:
+        """Return what is shown of an alias."""
+        now = alias.current
+        conditions = tuple(str(one.get("condition", "")) for one in now.comparisons)
+        return cls(str(alias.name), now.event, now.time, now.by, now.reason, conditions)
+
+
+@dataclass(frozen=True)
 class LineageNode:
     """One thing and what it was made from.
 
@@ -83,6 +110,7 @@ class LineageNode:
         production: how it was made; None for data, and for an artifact whose result is gone.
         is_intact: an artifact's files are all there; true for everything else.
         parents: what it was made from.
+        aliases: the names that an artifact has now.
     """
 
     type: NodeType
@@ -92,6 +120,7 @@ class LineageNode:
     production: Production | None = None
     is_intact: bool = True
     parents: tuple[LineageNode, ...] = ()
+    aliases: tuple[AliasNode, ...] = ()
 
     def walk(self) -> Iterator[LineageNode]:
         """Yield this node and everything above it, each before its parents."""

@@ -86,6 +86,11 @@ class Workspace:
         return self.root / "results"
 
     @property
+    def aliases(self) -> Path:
+        """What checkpoints were promoted as, `<model>/<alias>.json`; made by the first one."""
+        return self.root / "aliases"
+
+    @property
     def work(self) -> Path:
         """Stages' working directories, `<fingerprint16>/`."""
         return self.root / "work"

@@ -282,7 +282,7 @@ def test_checkpoints_are_named_by_id_path_run_and_stage(llama):
     for text in (artifact.id[:8], artifact.id, str(artifact.path), str(artifact.directory)):
         assert find_checkpoint(llama.workspace, text).id == artifact.id
     metrics = ArtifactStore(llama.workspace).latest("metrics")
-    with pytest.raises(UsageError, match="is of kind metrics; a checkpoint is exported"):
+    with pytest.raises(UsageError, match="is of kind metrics, not a checkpoint"):
         find_checkpoint(llama.workspace, metrics.id[:8])
 
 

@@ -15,8 +15,8 @@ from redco_flow.stages.artifacts.predictions import (
     read_predictions,
     write_predictions,
 )
-from redco_flow.stages.compare.run import CannotCompare
 from redco_flow.stages.context import Output, StageOutputs
+from redco_flow.stages.paired_bootstrap import CannotCompare
 
 SUMMARY = {
     "split": "test",

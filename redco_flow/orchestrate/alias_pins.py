@@ -1,0 +1,124 @@
+"""Pin the aliases that a pipeline names to the checkpoints that they name now.
+
+The ids take the aliases' place before anything else is decided: fingerprints follow them, and a run
+goes on with what it was planned with, though another checkpoint is promoted meanwhile.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
+from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline
+from redco_flow.spec.names import dotted
+from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.workspace import Workspace
+
+_SHORT = 12
+
+
+@dataclass(frozen=True)
+class AliasPin:
+    """What one input of a stage takes by an alias.
+
+    Args:
+        stage, slot: whose input, and which.
+        alias: `@MODEL/ALIAS`.
+        checkpoint: the id that it named when the run was planned.
+        since, by: when that was promoted, and by whom.
+    """
+
+    stage: str
+    slot: str
+    alias: str
+    checkpoint: str
+    since: str = ""
+    by: str = ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        promoted = f", promoted by {self.by} at {self.since}" if self.since else ""
+        return (
+            f"alias: {self.stage}.{self.slot}: {self.alias} is checkpoint "
+            f"{self.checkpoint[:_SHORT]}{promoted}"
+        )
+
+
+@dataclass
+class AliasPins:
+    """What aliases name, each looked up once: for all that one command plans."""
+
+    _known: dict[AliasName, Alias | None] = field(default_factory=dict)
+
+    def pinned(
+        self, pipeline: ResolvedPipeline, workspace: Workspace
+    ) -> tuple[ResolvedPipeline, tuple[AliasPin, ...]]:
+        """Return the pipeline with checkpoints behind its aliases, and which they are.
+
+        Raises:
+            ConfigError: every alias that names nothing, or what is gone, with its place in the
+                file.
+        """
+        problems: list[Problem] = []
+        pins: list[AliasPin] = []
+        stages = dict(pipeline.stages)
+        document = copy.deepcopy(pipeline.document)
+        for name, stage in pipeline.stages.items():
+            inputs = dict(stage.inputs)
+            for slot, refs in stage.inputs.items():
+                if not any(ref.alias for ref in refs):
+                    continue
+                try:
+                    found = [self._pin(ref, pipeline.name, workspace) for ref in refs]
+                except RedcoFlowError as error:
+                    problems.append(_problem(pipeline, name, slot, error))
+                    continue
+                inputs[slot] = tuple(ref for ref, _ in found)
+                pins += [replace(pin, stage=name, slot=slot) for _, pin in found if pin]
+                _write(document["stages"][name], slot, inputs[slot])
+            stages[name] = replace(stage, inputs=inputs)
+        if problems:
+            raise ConfigError(problems)
+        return replace(pipeline, stages=stages, document=document), tuple(pins)
+
+    def _pin(
+        self, ref: InputRef, model: str, workspace: Workspace
+    ) -> tuple[InputRef, AliasPin | None]:
+        """The reference with what it names; one that a run pinned before stays as it is."""
+        if not ref.alias:
+            return ref, None
+        name = AliasName.parse(ref.alias, model)
+        pin = AliasPin("", "", str(name), ref.artifact)
+        if not ref.artifact:
+            alias = self._find(name, workspace)
+            now = alias.current
+            pin = replace(pin, checkpoint=now.checkpoint, since=now.time, by=now.by)
+        if not ArtifactStore(workspace).is_whole(pin.checkpoint):
+            raise UsageError(
+                f"{name} is checkpoint {pin.checkpoint[:_SHORT]}, which is damaged, or gone from "
+                f"{workspace.root}; promote another one, or `redco-flow rollback`."
+            )
+        return replace(ref, alias=str(name), artifact=pin.checkpoint), pin
+
+    def _find(self, name: AliasName, workspace: Workspace) -> Alias:
+        if name not in self._known:
+            self._known[name] = AliasStore(workspace).find(name)
+        found = self._known[name]
+        return found if found is not None else AliasStore(workspace).get(str(name))
+
+
+def _problem(pipeline: ResolvedPipeline, name: str, slot: str, error: Exception) -> Problem:
+    path = find_stage_kind(pipeline.stages[name].kind).slot_path(slot)
+    origin = pipeline.origins.get(dotted(("stages", name, *path)), Origin("default"))
+    return origin.problem(f"'{slot}' of stage '{name}': {error}")
+
+
+def _write(body: dict[str, Any], slot: str, refs: tuple[InputRef, ...]) -> None:
+    """Put the references into a stage's body, where the slot is written there."""
+    holder: Any = body if slot in body else body["inputs"]
+    texts = [ref.text() for ref in refs]
+    holder[slot] = texts if isinstance(holder[slot], list) else texts[0]

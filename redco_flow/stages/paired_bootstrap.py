@@ -1,0 +1,154 @@
+"""How sure a difference between evaluations of the same examples is, by a paired bootstrap.
+
+Koehn 2004: draw the examples with replacement, score all evaluations on the same draw, many times.
+Scores that pool counts, such as BLEU, are pooled anew for each draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.metric import LikelihoodMetric, PooledMetric, find_any_metric
+from redco_flow.stages.artifacts.metrics import MetricsSummary
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_RESAMPLES_AT_ONCE = 250
+
+
+class CannotCompare(RedcoFlowError):
+    """The evaluations are not of the same examples, or there are fewer than two."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One metrics artifact, read.
+
+    Args:
+        name: for people, and in the records.
+        artifact_id: of the metrics artifact.
+        lines: one per example: row_id, scores, statistics.
+    """
+
+    name: str
+    artifact_id: str
+    summary: MetricsSummary
+    lines: Sequence[dict[str, Any]]
+
+
+Draws = Mapping[tuple[str, str], "NDArray[np.float64]"]
+"""Scores, one per draw, by an evaluation's name and a metric's key."""
+
+
+def refuse_other_examples(evaluations: Sequence[Evaluation]) -> None:
+    """Raise where the evaluations are not of the same rows and references.
+
+    Raises:
+        CannotCompare: names the two.
+    """
+    first = evaluations[0]
+    for other in evaluations[1:]:
+        if other.summary.examples_digest != first.summary.examples_digest:
+            raise CannotCompare(
+                f"'{first.name}' and '{other.name}' were not evaluated on the same examples "
+                f"({first.summary.num_examples} and {other.summary.num_examples}, or other rows "
+                "or references): evaluate both on the same split of the same data."
+            )
+
+
+def why_not_compared(evaluations: Sequence[Evaluation], key: str) -> str:
+    """Say which evaluation has no score of each example by this key; empty where all have one."""
+    for evaluation in evaluations:
+        if not all(key in line["scores"] for line in evaluation.lines):
+            return (
+                f"'{key}' of '{evaluation.name}' is known of the whole set alone (its metric has "
+                "no per_example, which says how sure a difference is)"
+            )
+    return ""
+
+
+def draw_scores(
+    evaluations: Sequence[Evaluation],
+    keys: Sequence[str],
+    *,
+    num_resamples: int,
+    seed: int,
+    on_step: Callable[[int], None] = lambda done: None,
+) -> Draws:
+    """Return each evaluation's score by each key on each draw; the draws are the same for all.
+
+    Args:
+        on_step: called with the number of draws that are done, before each batch of them.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    num_examples = evaluations[0].summary.num_examples
+    shares = np.full(num_examples, 1 / num_examples)
+    found: dict[tuple[str, str], list[NDArray[np.float64]]] = {}
+    tables = {(one.name, key): _table(one, key) for one in evaluations for key in keys}
+    for start in range(0, num_resamples, _RESAMPLES_AT_ONCE):
+        on_step(start)
+        size = min(_RESAMPLES_AT_ONCE, num_resamples - start)
+        times = rng.multinomial(num_examples, shares, size=size).astype(np.float64)
+        for key, (table, pooled) in tables.items():
+            sums = times @ table
+            found.setdefault(key, []).append(_scores(sums, key[1], pooled, num_examples))
+    return {key: np.concatenate(parts) for key, parts in found.items()}
+
+
+Pooled = PooledMetric | LikelihoodMetric
+
+
+def _table(evaluation: Evaluation, key: str) -> tuple[NDArray[np.float64], Pooled | None]:
+    """What of each example is summed for a score: counts, or the example's own score."""
+    import numpy as np
+
+    for name in evaluation.summary.modules:
+        metric = find_any_metric(name)
+        if key in metric.KEYS and isinstance(metric, PooledMetric | LikelihoodMetric):
+            return np.array([line["statistics"][name] for line in evaluation.lines]), metric
+    return np.array([[line["scores"][key]] for line in evaluation.lines]), None
+
+
+def _scores(
+    sums: NDArray[np.float64], key: str, pooled: Pooled | None, num_examples: int
+) -> NDArray[np.float64]:
+    import numpy as np
+
+    if pooled is None:
+        return sums[:, 0] / num_examples
+    return np.array([pooled.from_statistics(row.tolist())[key] for row in sums])
+
+
+def compared(
+    first: Evaluation, second: Evaluation, key: str, draws: Draws, confidence: float
+) -> dict[str, Any]:
+    """Return the difference of two scores, its interval (`low`, `high`) and its p-value."""
+    import numpy as np
+
+    differences = draws[first.name, key] - draws[second.name, key]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(differences, [tail, 1 - tail])
+    # Two-sided, and never 0: no number of draws can show that.
+    one_side = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
+    p_value = min(1.0, 2 * (one_side + 1) / (len(differences) + 1))
+    scores = first.summary.metrics[key], second.summary.metrics[key]
+    return {
+        "key": key,
+        "better": first.summary.directions[key],
+        "first": first.name,
+        "second": second.name,
+        "first_score": scores[0],
+        "second_score": scores[1],
+        "difference": scores[0] - scores[1],
+        "low": float(low),
+        "high": float(high),
+        "p_value": p_value,
+        "is_significant": p_value < 1 - confidence,
+    }

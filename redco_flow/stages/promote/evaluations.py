@@ -1,0 +1,122 @@
+"""Evaluations of a checkpoint, and why two of them do not say which checkpoint is better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from redco_flow.metrics.metric import find_any_metric
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.results import read_result
+from redco_flow.tracking.workspace import Workspace
+
+_SAME_ROWS = ("data", "split", "examples_digest")
+_MOST_NAMED = 3
+
+
+def evaluations_of(workspace: Workspace, checkpoint_id: str) -> list[Artifact]:
+    """Return the metrics artifacts that were measured on a checkpoint, the latest first."""
+    found = ArtifactStore(workspace).list("metrics")
+    return [one for one in reversed(found) if one.metadata.get("checkpoint") == checkpoint_id]
+
+
+def scores_of(evaluation: Artifact) -> Mapping[str, float]:
+    """Return an evaluation's scores by key."""
+    scores: Mapping[str, float] = evaluation.metadata.get("metrics", {})
+    return scores
+
+
+def why_partial(workspace: Workspace, evaluation: Artifact) -> str:
+    """Say why an evaluation does not speak for its whole split; empty where it does."""
+    metadata, name = evaluation.metadata, f"evaluation {evaluation.short_id}"
+    split, num_examples = metadata.get("split"), metadata.get("num_examples")
+    data = str(metadata.get("data", ""))
+    dataset = ArtifactStore(workspace).find(data)
+    counts = dataset.metadata.get("splits", {}).get(split, {}) if dataset else {}
+    if "rows" not in counts:
+        return (
+            f"{name} may be a partial one: its dataset {data[:12]} is gone, and nothing else says "
+            f"how many rows '{split}' has."
+        )
+    if num_examples != counts["rows"]:
+        return (
+            f"{name} is partial: {num_examples} of the {counts['rows']} rows of '{split}' "
+            "(num_examples of its predict stage)."
+        )
+    return ""
+
+
+def why_not_comparable(workspace: Workspace, ours: Artifact, theirs: Artifact, key: str) -> str:
+    """Say why a difference of two evaluations tells nothing of the checkpoints.
+
+    Returns:
+        Empty where it does: both measured all rows of the same split by the same code, and decoded
+        by the same settings.
+    """
+    for evaluation in (ours, theirs):
+        if why := why_partial(workspace, evaluation):
+            return why
+    pair = f"evaluations {ours.short_id} and {theirs.short_id}"
+    one, other = ours.metadata, theirs.metadata
+    if any(one.get(name) != other.get(name) for name in _SAME_ROWS):
+        return f"{pair} are of other rows: {_rows_of(one)}, and {_rows_of(other)}."
+    if decoding := list(_other_decoding(workspace, ours, theirs)):
+        return f"{pair} were decoded by other settings: {_some(decoding)}."
+    if code := list(_other_code(workspace, ours, theirs, key)):
+        return f"{pair} were measured by other code: {_some(code)}."
+    return ""
+
+
+def _rows_of(metadata: Mapping[str, Any]) -> str:
+    data, split = str(metadata.get("data", "?"))[:12], metadata.get("split", "?")
+    return f"{metadata.get('num_examples', '?')} of '{split}' of dataset {data}"
+
+
+def _other_decoding(workspace: Workspace, ours: Artifact, theirs: Artifact) -> Iterator[str]:
+    one, other = _generation(workspace, ours), _generation(workspace, theirs)
+    for key in dict.fromkeys((*one, *other)) if one and other else ():
+        if one.get(key) != other.get(key):
+            yield f"{key} {one.get(key)} and {other.get(key)}"
+
+
+def _generation(workspace: Workspace, evaluation: Artifact) -> Mapping[str, Any]:
+    """The settings that the predictions were generated with; empty where those are gone."""
+    found = ArtifactStore(workspace).find(str(evaluation.metadata.get("predictions", "")))
+    settings: Mapping[str, Any] = found.metadata.get("generation", {}) if found else {}
+    return settings
+
+
+def _other_code(workspace: Workspace, ours: Artifact, theirs: Artifact, key: str) -> Iterator[str]:
+    one, other = _module_of(key, ours), _module_of(key, theirs)
+    if one != other:
+        yield f"'{key}' of {one or 'an unknown metric'} and of {other or 'an unknown metric'}"
+        return
+    our_code, their_code = _code_of(workspace, ours), _code_of(workspace, theirs)
+    if not our_code or not their_code:
+        yield "which code it was is not recorded any more"
+    # What only one of them imported belongs to a metric that the other was not asked for.
+    for name, digest in our_code.items():
+        if their_code.get(name, digest) != digest:
+            yield name
+
+
+def _module_of(key: str, evaluation: Artifact) -> str:
+    """The metric that gave a score; empty where it cannot be imported any more."""
+    for name in evaluation.metadata.get("modules", ()):
+        try:
+            if key in find_any_metric(name).KEYS:
+                return str(name)
+        except ValueError:
+            continue
+    return ""
+
+
+def _code_of(workspace: Workspace, evaluation: Artifact) -> Mapping[str, str]:
+    """Digests of the modules that an evaluation was made by; empty where its result is gone."""
+    result = read_result(workspace, str(evaluation.produced_by.get("fingerprint", "")))
+    return result.ingredients.get("code", {}) if result is not None else {}
+
+
+def _some(things: Sequence[str]) -> str:
+    more = f" and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
+    return ", ".join(things[:_MOST_NAMED]) + more

@@ -1,0 +1,208 @@
+"""Judge one condition of a promotion: is the checkpoint really better?
+
+Better than another checkpoint means: measured on the same rows by the same code, by at least the
+gain that is asked for, and with the paired bootstrap's interval of that gain above 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
+from redco_flow.stages.artifacts.metrics import MetricsSummary, read_metrics
+from redco_flow.stages.paired_bootstrap import Evaluation, compared, draw_scores, why_not_compared
+from redco_flow.stages.promote.evaluations import (
+    evaluations_of,
+    scores_of,
+    why_not_comparable,
+    why_partial,
+)
+from redco_flow.stages.promote.rule import Condition, Rule
+from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.workspace import Workspace
+
+_NUM_RESAMPLES = 10_000
+_SEED = 0
+
+
+class NotPromoted(RedcoFlowError):
+    """A condition does not hold, or cannot be judged; the alias is as it was."""
+
+
+def refuse_damage(workspace: Workspace, artifact: Artifact) -> None:
+    """Read an artifact whole and compare its digests.
+
+    Raises:
+        ArtifactError: a byte is not what was published.
+    """
+    if problems := ArtifactStore(workspace).verify(artifact.id):
+        raise ArtifactError(
+            f"{artifact.kind} {artifact.short_id} is damaged, and no alias was moved: "
+            f"{'; '.join(problems)}. A new run of its pipeline makes it again."
+        )
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One checkpoint that is to take an alias over.
+
+    Args:
+        name: the alias.
+    """
+
+    workspace: Workspace
+    checkpoint: Artifact
+    name: AliasName
+    rule: Rule
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return by what the checkpoint is promoted: a record for each condition; all hold.
+
+        Raises:
+            NotPromoted: a condition does not hold or cannot be judged; says which and why.
+            ArtifactError: an evaluation is damaged.
+            UsageError: a condition names an alias that there is not, or the wrong direction.
+        """
+        return [self._record(condition) for condition in self.rule.conditions]
+
+    def _record(self, condition: Condition) -> dict[str, Any]:
+        if isinstance(condition.than, float):
+            return self._against_number(condition, condition.than)
+        name = AliasName.parse(condition.than, self.name.model)
+        rival = AliasStore(self.workspace).find(name)
+        if rival is not None:
+            return self._against_alias(condition, rival)
+        if name == self.name:  # the first of its name has none to be better than
+            return {"condition": str(condition), "than": str(name), "is_first": True}
+        raise UsageError(
+            f"'{condition}': nothing was promoted as {name}; `redco-flow aliases` lists what "
+            "there is."
+        )
+
+    def _against_number(self, condition: Condition, number: float) -> dict[str, Any]:
+        found = self._evaluations(condition.key, self.checkpoint.id, "the checkpoint")
+        whole = [one for one in found if not why_partial(self.workspace, one)]
+        if not whole:
+            raise NotPromoted(why_partial(self.workspace, found[0]))
+        refuse_damage(self.workspace, whole[0])
+        summary, _ = read_metrics(whole[0].path)
+        score = summary.metrics[condition.key]
+        gain = _gain(condition, summary, score - number)
+        self._refuse_small(condition, score, f"{number:g}", gain)
+        return {
+            "condition": str(condition),
+            "metrics_artifact": whole[0].id,
+            "score": score,
+            "gain": gain,
+        }
+
+    def _against_alias(self, condition: Condition, rival: Alias) -> dict[str, Any]:
+        ours, theirs = self._comparable_pair(condition.key, rival)
+        for one in (ours, theirs):
+            refuse_damage(self.workspace, one)
+        first = Evaluation("the checkpoint", ours.id, *read_metrics(ours.path))
+        second = Evaluation(str(rival.name), theirs.id, *read_metrics(theirs.path))
+        found = self._compared(condition, first, second)
+        other = f"{rival.name}'s {found['than_score']:.4g}"
+        self._refuse_small(condition, found["score"], other, found["gain"])
+        if found["low"] <= 0:
+            raise NotPromoted(
+                f"{condition.key} {found['score']:.4g} is better than {other} by "
+                f"{found['gain']:.4g}, but the {self.rule.confidence:.0%} interval of that gain, "
+                f"{found['low']:.4g} to {found['high']:.4g}, holds 0: on other rows there may be "
+                "no gain. Evaluate on more rows, or ask for less confidence."
+            )
+        return {
+            "condition": str(condition),
+            "than": str(rival.name),
+            "than_checkpoint": rival.checkpoint,
+            "metrics_artifact": ours.id,
+            "than_metrics_artifact": theirs.id,
+            **found,
+        }
+
+    def _compared(
+        self, condition: Condition, first: Evaluation, second: Evaluation
+    ) -> dict[str, Any]:
+        """Both scores, the gain, and its interval."""
+        key, confidence = condition.key, self.rule.confidence
+        if why := why_not_compared((first, second), key):
+            raise NotPromoted(f"{why}: whether a gain is chance cannot be told.")
+        draws = draw_scores((first, second), [key], num_resamples=_NUM_RESAMPLES, seed=_SEED)
+        found = compared(first, second, key, draws, confidence)
+        ends = [_gain(condition, first.summary, found[end]) for end in ("low", "high")]
+        return {
+            "score": found["first_score"],
+            "than_score": found["second_score"],
+            "gain": _gain(condition, first.summary, found["difference"]),
+            "low": min(ends),
+            "high": max(ends),
+            "confidence": confidence,
+            "num_examples": first.summary.num_examples,
+        }
+
+    def _refuse_small(self, condition: Condition, score: float, other: str, gain: float) -> None:
+        least, key = self.rule.min_gain, condition.key
+        if gain <= 0:
+            raise NotPromoted(f"{key} {score:.4g} is no better than {other} (gain {gain:.4g}).")
+        if gain < least:
+            raise NotPromoted(
+                f"{key} {score:.4g} is better than {other} by {gain:.4g}, and the gain has to be "
+                f"at least {least:g}."
+            )
+
+    def _evaluations(self, key: str, checkpoint_id: str, whose: str) -> list[Artifact]:
+        """The evaluations of a checkpoint that have the score, the latest first.
+
+        Raises:
+            NotPromoted: there is none.
+        """
+        found = evaluations_of(self.workspace, checkpoint_id)
+        fitting = [one for one in found if key in scores_of(one)]
+        if fitting:
+            return fitting
+        others = dict.fromkeys(name for one in found for name in scores_of(one))
+        known = f"its scores: {', '.join(others)}" if others else "it was never evaluated"
+        raise NotPromoted(
+            f"{whose} ({checkpoint_id[:12]}) has no score '{key}' ({known}). {_how_to(self.name)}"
+        )
+
+    def _comparable_pair(self, key: str, rival: Alias) -> tuple[Artifact, Artifact]:
+        """Evaluations of both that can be compared, the latest there are.
+
+        Raises:
+            NotPromoted: no two can be; says why of the latest two.
+        """
+        ours = self._evaluations(key, self.checkpoint.id, "the checkpoint")
+        theirs = self._evaluations(key, rival.checkpoint, str(rival.name))
+        pairs = [(one, other) for one in ours for other in theirs]
+        for one, other in pairs:
+            if not why_not_comparable(self.workspace, one, other, key):
+                return one, other
+        why = why_not_comparable(self.workspace, *pairs[0], key)
+        raise NotPromoted(f"{why} {_how_to(rival.name)}")
+
+
+def _gain(condition: Condition, summary: MetricsSummary, difference: float) -> float:
+    """A difference to something else as a gain: positive is better, whatever the metric.
+
+    Raises:
+        UsageError: the condition has the other direction than the metric.
+    """
+    is_larger_better = summary.directions.get(condition.key, "max") == "max"
+    sign, better = (">", "larger") if is_larger_better else ("<", "smaller")
+    if condition.sign != sign:
+        raise UsageError(
+            f"'{condition}': {condition.key} is better where it is {better}; write "
+            f"'{condition.key} {sign} …'."
+        )
+    return difference if is_larger_better else -difference
+
+
+def _how_to(name: AliasName) -> str:
+    return (
+        "Evaluate both in one pipeline, on all rows: for the other one a predict stage with "
+        f'`checkpoint: "{name}"` and an evaluate stage.'
+    )

@@ -1,0 +1,116 @@
+"""Promote a checkpoint: have an alias name it, if its bytes are whole and the rule holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.errors import UsageError
+from redco_flow.stages.promote.evaluations import evaluations_of, scores_of
+from redco_flow.stages.promote.judgement import Judgement, refuse_damage
+from redco_flow.stages.promote.rule import Rule
+from redco_flow.tracking.aliases import (
+    Alias,
+    AliasEvent,
+    AliasMoved,
+    AliasName,
+    AliasStore,
+    EventKind,
+)
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.results import read_result
+from redco_flow.tracking.workspace import Workspace, user_name
+
+
+@dataclass(frozen=True)
+class Request:
+    """A promotion that is asked for.
+
+    Args:
+        name: the alias.
+        reason: why, in the person's words.
+        decision: the fingerprint of the stage that asks; empty for a person.
+    """
+
+    checkpoint: Artifact
+    name: AliasName
+    rule: Rule
+    reason: str = ""
+    decision: str = ""
+
+
+def promote(workspace: Workspace, request: Request) -> Alias:
+    """Have an alias name a checkpoint.
+
+    Returns:
+        The alias; as it was where it named this checkpoint already.
+
+    Raises:
+        NotPromoted: a condition does not hold or cannot be judged; says which and why.
+        ArtifactError: the checkpoint, or an evaluation of it, is damaged.
+        UsageError: a condition names an alias that there is not, or the wrong direction.
+        OSError: the disk is full or read-only; names the path, and the alias is as it was.
+    """
+    store, checkpoint = AliasStore(workspace), request.checkpoint
+    refuse_damage(workspace, checkpoint)
+    while True:
+        present = store.find(request.name)
+        if present is not None and present.checkpoint == checkpoint.id:
+            return present
+        judged = Judgement(workspace, checkpoint, request.name, request.rule).records()
+        event = _event(
+            workspace,
+            "promoted",
+            checkpoint,
+            request.reason,
+            comparisons=judged,
+            decision=request.decision,
+        )
+        try:
+            return store.move(request.name, event, after=present)
+        except AliasMoved:
+            continue  # the checkpoint has to be better than what was promoted meanwhile
+
+
+def roll_back(workspace: Workspace, alias: Alias, reason: str = "") -> Alias:
+    """Have an alias name again what it named before.
+
+    Raises:
+        UsageError: it named nothing before, or was moved meanwhile.
+        ArtifactError: what it named is gone or damaged.
+        OSError: the disk is full or read-only; names the path, and the alias is as it was.
+    """
+    if not alias.previous:
+        raise UsageError(
+            f"{alias.name} names {alias.checkpoint[:12]}, the first that was promoted: there is "
+            "nothing before it to go back to."
+        )
+    target = ArtifactStore(workspace).get(alias.previous)
+    refuse_damage(workspace, target)
+    event = _event(workspace, "rolled_back", target, reason)
+    return AliasStore(workspace).move(alias.name, event, after=alias)
+
+
+def model_of(workspace: Workspace, checkpoint: Artifact) -> str:
+    """Return the name of the pipeline that made a checkpoint; empty where no record says it."""
+    made_by = checkpoint.produced_by
+    result = read_result(workspace, str(made_by.get("fingerprint", "")))
+    return result.pipeline if result is not None else str(made_by.get("run", "")).rpartition("-")[0]
+
+
+def _event(
+    workspace: Workspace, kind: EventKind, checkpoint: Artifact, reason: str, **more: Any
+) -> AliasEvent:
+    evaluations = evaluations_of(workspace, checkpoint.id)
+    return AliasEvent(
+        event=kind,
+        checkpoint=checkpoint.id,
+        time=utc_now(),
+        by=user_name(),
+        host=os.uname().nodename,
+        reason=reason,
+        metrics=dict(scores_of(evaluations[0])) if evaluations else {},
+        **more,
+    )
