@@ -15,6 +15,7 @@ from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_LENGTH = 100
 _MAX_DATA_LINES = 6
+_NUM_LISTED = 50
 
 
 def lineage_lines(root: LineageNode, *, with_defaults: bool = False) -> list[str]:
@@ -98,6 +99,9 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     artifacts = verbs.add("artifacts", _artifacts, "list the published artifacts, newest first")
     artifacts.add_argument("--kind", help="dataset, checkpoint, predictions or metrics")
+    artifacts.add_argument(
+        "-n", "--last", type=int, metavar="N", help=f"how many ({_NUM_LISTED}; all with --json)"
+    )
     why = verbs.add("why", _why, "where a metric or artifact came from, back to the data")
     why.add_argument(
         "target", metavar="WHAT", help="metric of the last run, artifact id, RUN/STAGE, RUN/METRIC"
@@ -117,12 +121,20 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 
 def _artifacts(options: argparse.Namespace) -> int:
-    found = ArtifactStore(_workspace(options)).list(options.kind)
+    store = ArtifactStore(_workspace(options))
+    if options.json and options.last is None:
+        found = store.list(options.kind)
+        num_artifacts = len(found)
+    else:
+        last = _NUM_LISTED if options.last is None else options.last
+        found, num_artifacts = store.newest(last, options.kind)
     if options.json:
         print(json.dumps([{**artifact.manifest, "path": str(artifact.path)} for artifact in found]))
         return 0
     rows = [_artifact_row(artifact) for artifact in found]
     print(columns(rows, ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH"]))
+    if num_artifacts > len(found):
+        print(f"{num_artifacts - len(found)} older artifacts (-n {num_artifacts} lists all)")
     return 0
 
 

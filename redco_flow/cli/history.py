@@ -17,7 +17,7 @@ from redco_flow.errors import UsageError
 from redco_flow.records import digest_json
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage import run_results
-from redco_flow.tracking.run_directory import RunDirectory, is_damaged, list_runs
+from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
 from redco_flow.tracking.run_metrics import locate_metrics
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -109,7 +109,8 @@ def _runs_of(workspace: Workspace, name: str) -> list[RunDirectory]:
     Raises:
         UsageError: there is none; names the pipelines that have runs.
     """
-    runs = [run for run in reversed(list_runs(workspace)) if not is_damaged(run)]
+    listed = list_runs(workspace)
+    runs = listed[: len(listed) - len(list_damaged(listed))][::-1]
     found = [run for run in runs if _pipeline_of(run) == name]
     if found:
         return found
