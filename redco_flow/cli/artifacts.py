@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
 from redco_flow.cli.text import columns, duration, number, short_id, size
@@ -121,13 +121,7 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 
 def _artifacts(options: argparse.Namespace) -> int:
-    store = ArtifactStore(_workspace(options))
-    if options.json and options.last is None:
-        found = store.list(options.kind)
-        num_artifacts = len(found)
-    else:
-        last = _NUM_LISTED if options.last is None else options.last
-        found, num_artifacts = store.newest(last, options.kind)
+    found, num_artifacts = _newest(options)
     if options.json:
         print(json.dumps([{**artifact.manifest, "path": str(artifact.path)} for artifact in found]))
         return 0
@@ -136,6 +130,15 @@ def _artifacts(options: argparse.Namespace) -> int:
     if num_artifacts > len(found):
         print(f"{num_artifacts - len(found)} older artifacts (-n {num_artifacts} lists all)")
     return 0
+
+
+def _newest(options: argparse.Namespace) -> tuple[Sequence[Artifact], int]:
+    """The artifacts to list, and how many there are; programs get all, oldest first."""
+    store = ArtifactStore(_workspace(options))
+    if options.json and options.last is None:
+        found = store.list(options.kind)
+        return found, len(found)
+    return store.newest(_NUM_LISTED if options.last is None else options.last, options.kind)
 
 
 def _artifact_row(artifact: Artifact) -> list[str]:

@@ -110,7 +110,8 @@ def _value(value: Any) -> str:
     """A value for people: a digest by its first digits, a long one cut off."""
     if isinstance(value, str):
         is_digest = len(value) in (40, 64) and set(value) <= _HEX
-        text = short_id(value) if is_digest else value
+        shown = value if value and value.isprintable() else json.dumps(value)
+        text = short_id(value) if is_digest else shown
     else:
         text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"

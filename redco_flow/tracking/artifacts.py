@@ -11,7 +11,7 @@ import contextlib
 import heapq
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,7 +269,7 @@ class ArtifactStore:
         found = self._in_directories("", kind)
         return sorted(found, key=lambda one: (one.manifest.get("sequence", 0), one.id))
 
-    def newest(self, count: int, kind: str | None = None) -> tuple[list[Artifact], int]:
+    def newest(self, count: int, kind: str | None = None) -> tuple[Sequence[Artifact], int]:
         """Return the artifacts that were published last, newest first, and how many there are.
 
         Reads the manifests of these and of what was published since somebody looked.
