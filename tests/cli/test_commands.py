@@ -72,7 +72,7 @@ def test_status_ls_artifacts_and_verify_agree(finished):
 
 
 def test_the_newest_artifacts_are_listed_first_and_older_ones_are_counted(finished):
-    command, result = finished
+    command, _ = finished
 
     everything = command.json("artifacts")
     title, newest, count = command("artifacts", "-n", "1").splitlines()
@@ -84,7 +84,7 @@ def test_the_newest_artifacts_are_listed_first_and_older_ones_are_counted(finish
 
 
 def test_logs_print_what_a_stage_printed(finished):
-    command, result = finished
+    command, _ = finished
 
     everything = command("logs", result["run"])
     one_stage = command("logs", f"{result['run']}/numbers")
