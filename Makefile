@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 # Those that need nothing more; benchmarks/ also has generate (torch) and launch (Slurm).
-BENCHMARKS := cli second_run collectives gradient_reductions train_step checkpoint preprocess context \
+BENCHMARKS := cli tracking second_run collectives gradient_reductions train_step checkpoint preprocess context \
 	residuals
 SOURCES := redco_flow flows examples tests benchmarks docs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
 from redco_flow.cli.text import columns, duration, moment, number, short_id, size
@@ -22,6 +22,7 @@ from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE_LENGTH = 100
 _MAX_DATA_LINES = 6
+_NUM_LISTED = 50
 
 
 def lineage_lines(root: LineageNode, *, with_defaults: bool = False) -> list[str]:
@@ -114,6 +115,9 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     artifacts = verbs.add("artifacts", _artifacts, "list the published artifacts, newest first")
     artifacts.add_argument("--kind", help="dataset, checkpoint, predictions or metrics")
+    artifacts.add_argument(
+        "-n", "--last", type=int, metavar="N", help=f"how many ({_NUM_LISTED}; all with --json)"
+    )
     why = verbs.add("why", _why, "where a metric or artifact came from, back to the data")
     why.add_argument(
         "target",
@@ -135,9 +139,9 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 
 def _artifacts(options: argparse.Namespace) -> int:
-    found = ArtifactStore(_workspace(options)).list(options.kind)
+    found, num_artifacts = _newest(options)
     aliases = AliasStore(_workspace(options)).by_artifact()
-    named = {key: [str(alias.name) for alias in found] for key, found in aliases.items()}
+    named = {key: [str(alias.name) for alias in ones] for key, ones in aliases.items()}
     if options.json:
         more = [{"path": str(one.path), "aliases": named.get(one.id, [])} for one in found]
         print(json.dumps([{**one.manifest, **it} for one, it in zip(found, more, strict=True)]))
@@ -145,7 +149,18 @@ def _artifacts(options: argparse.Namespace) -> int:
     rows = [_artifact_row(artifact, named.get(artifact.id, [])) for artifact in found]
     header = ["ARTIFACT", "KIND", "SIZE", "STAGE", "RUN", "PATH", "ALIASES" if named else ""]
     print(columns(rows, header))
+    if num_artifacts > len(found):
+        print(f"{num_artifacts - len(found)} older artifacts (-n {num_artifacts} lists all)")
     return 0
+
+
+def _newest(options: argparse.Namespace) -> tuple[Sequence[Artifact], int]:
+    """The artifacts to list, and how many there are; programs get all, oldest first."""
+    store = ArtifactStore(_workspace(options))
+    if options.json and options.last is None:
+        found = store.list(options.kind)
+        return found, len(found)
+    return store.newest(_NUM_LISTED if options.last is None else options.last, options.kind)
 
 
 def _artifact_row(artifact: Artifact, aliases: list[str]) -> list[str]:

@@ -131,7 +131,7 @@ def _completion(options: argparse.Namespace) -> int:
     # Files and runs are looked for by the shell: no Python starts at the press of a key.
     completers: dict[str, Any] = {
         "file": shtab.FILE,
-        "run": shtab.cmd(_LIST_RUNS),
+        **dict.fromkeys(("run", "first", "second"), shtab.cmd(_LIST_RUNS)),
         "workspace": shtab.DIRECTORY,
     }
     for action in _actions(parser):

@@ -14,7 +14,18 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from redco_flow import __version__
-from redco_flow.cli import artifacts, doctor, drill, export, init, promote, run, status
+from redco_flow.cli import (
+    artifacts,
+    diff,
+    doctor,
+    drill,
+    export,
+    history,
+    init,
+    promote,
+    run,
+    status,
+)
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import RedcoFlowError, WorkspaceError
 from redco_flow.search_path import append_current_directory
@@ -60,7 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"redco-flow {__version__}")
     verbs = Verbs(parser.add_subparsers(title="verbs", metavar="VERB", required=True))
-    for group in (init, run, status, artifacts, promote, export, doctor, drill):
+    groups = (init, run, status, artifacts, diff, history, promote, export, doctor, drill)
+    for group in groups:
         group.register(verbs)
     parser.set_defaults(whole_parser=parser)  # for the shells' completion
     return parser

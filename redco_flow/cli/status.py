@@ -24,7 +24,7 @@ from redco_flow.errors import UsageError
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
-from redco_flow.tracking.run_directory import RunDirectory, find_run, is_damaged, list_runs
+from redco_flow.tracking.run_directory import RunDirectory, find_run, list_damaged, list_runs
 from redco_flow.tracking.sweep_directory import find_sweep
 from redco_flow.tracking.workspace import Workspace
 
@@ -238,7 +238,7 @@ def register(verbs: Verbs) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     runs = list_runs(Workspace(workspace_path(options).absolute()))
-    shown = [*runs[: options.last], *filter(is_damaged, runs[options.last :])]
+    shown = [*runs[: options.last], *list_damaged(runs[options.last :])]
     views = [read_checked_view(run, with_lines=False) for run in shown]
     if options.json:
         print(json.dumps(views))

@@ -18,6 +18,7 @@ from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.run_metrics import read_metrics
 from redco_flow.tracking.sweep_directory import current_attempt
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -205,23 +206,6 @@ def _summarize(going_on: dict[str, Any]) -> tuple[str, str]:
     is_at_work = any(stage["job_state"] == State.RUNNING for stage in going_on.values())
     name, first = next(iter(going_on.items()))
     return State.RUNNING if is_at_work else State.PENDING, f"{name}: {first['message']}"
-
-
-def read_metrics(stages: dict[str, Any]) -> dict[str, float]:
-    """The metrics of a run's stages, as `why` takes their names.
-
-    A name that several stages report is the scoring stage's (the one that made a metrics
-    artifact); the others' get their stage before it, and so do all where two stages score.
-    """
-    by_stage = {name: stage["metrics"] for name, stage in stages.items() if stage.get("metrics")}
-    named: dict[str, float] = {}
-    for stage, metrics in by_stage.items():
-        for key, value in metrics.items():
-            reporting = [one for one, found in by_stage.items() if key in found]
-            scoring = [one for one in reporting if "metrics" in stages[one].get("artifacts", {})]
-            is_plain = (scoring or reporting) == [stage]
-            named[key if is_plain else f"{stage}/{key}"] = value
-    return named
 
 
 def _stage_view(run: RunDirectory, name: str, state: dict[str, Any]) -> dict[str, Any]:

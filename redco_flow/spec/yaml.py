@@ -13,14 +13,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from redco_flow.errors import ConfigError, Problem
 from redco_flow.spec.document import Document, KeyPath, Origin
-from redco_flow.spec.model import Scalar
 from redco_flow.spec.names import shown
+
+if TYPE_CHECKING:  # it brings pydantic, for which a reader of finished runs need not wait
+    from redco_flow.spec.model import Scalar
 
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLEANS = {

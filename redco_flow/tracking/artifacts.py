@@ -8,9 +8,10 @@ changes nothing. Knows no stages: who produced what is only carried along.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from redco_flow.tracking.publishing import (
     stage_files,
     write_manifest,
 )
+from redco_flow.tracking.sequence_index import read_sequences
 from redco_flow.tracking.typed_records import read_record, unless_damaged
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace, check_name
 
@@ -266,6 +268,29 @@ class ArtifactStore:
         """Return all artifacts, or those of one kind, oldest first by sequence number."""
         found = self._in_directories("", kind)
         return sorted(found, key=lambda one: (one.manifest.get("sequence", 0), one.id))
+
+    def newest(self, count: int, kind: str | None = None) -> tuple[Sequence[Artifact], int]:
+        """Return the artifacts that were published last, newest first, and how many there are.
+
+        Reads the manifests of these and of what was published since somebody looked.
+        """
+        sequences = {
+            (sequence, parent.name, name)
+            for parent in (self._kinds() if kind is None else (self._root / kind,))
+            for name, sequence in self._sequences(parent).items()
+        }
+        newest = heapq.nlargest(count, sequences)
+        found = (self._load(self._root / parent / name) for _, parent, name in newest)
+        return [one for one in found if one is not None], len(sequences)
+
+    def _sequences(self, parent: Path) -> dict[str, int]:
+        """The sequence numbers of one kind's artifacts; none of those that are damaged."""
+
+        def read(name: str) -> int | None:
+            artifact = self._load(parent / name)
+            return artifact.manifest.get("sequence", 0) if artifact else None
+
+        return read_sequences(self._workspace, parent, "manifest.json", read)
 
     def latest(self, kind: str) -> Artifact | None:
         """Return the artifact of this kind that was published last, or None."""

@@ -7,6 +7,7 @@ by anybody. Knows the files' places, not what the orchestrator does with them.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import Clock, utc_now
+from redco_flow.tracking.sequence_index import read_sequences
 from redco_flow.tracking.typed_records import find_record, read_record
 from redco_flow.tracking.workspace import Workspace, check_name, user_name
 
@@ -336,12 +338,28 @@ class RunDirectory:
 
 
 def list_runs(workspace: Workspace) -> list[RunDirectory]:
-    """Return all runs, newest first by sequence number; reads each run.json and nothing else.
+    """Return all runs, newest first by sequence number; reads the run.json of new ones alone.
 
     Runs whose run.json is damaged come last: it is not known when they were.
     """
-    runs = [RunDirectory(workspace.runs / name) for name in _run_ids(workspace)]
-    return sorted(runs, key=lambda run: (_known_sequence(run), run.id), reverse=True)
+    runs = {name: RunDirectory(workspace.runs / name) for name in _run_ids(workspace)}
+    sequences = read_sequences(
+        workspace,
+        workspace.runs,
+        "run.json",
+        lambda name: _known_sequence(runs[name]) if name in runs else None,
+    )
+    newest = sorted(runs, key=lambda name: (sequences.get(name, -1), name), reverse=True)
+    return [runs[name] for name in newest]
+
+
+def list_damaged(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Return those of whom nothing is known, for their run.json is damaged.
+
+    Args:
+        runs: as `list_runs` has them: the damaged ones are the last.
+    """
+    return list(itertools.takewhile(is_damaged, reversed(runs)))[::-1]
 
 
 def find_run(workspace: Workspace, text: str) -> RunDirectory:

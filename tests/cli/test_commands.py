@@ -71,8 +71,20 @@ def test_status_ls_artifacts_and_verify_agree(finished):
     assert command.json("verify")["problems"] == {}
 
 
+def test_the_newest_artifacts_are_listed_first_and_older_ones_are_counted(finished):
+    command, _ = finished
+
+    everything = command.json("artifacts")
+    title, newest, count = command("artifacts", "-n", "1").splitlines()
+
+    assert title.startswith("ARTIFACT")
+    last = max(everything, key=lambda artifact: artifact["sequence"])
+    assert newest.startswith(last["id"][:12])
+    assert count.startswith(f"{len(everything) - 1} older artifacts")
+
+
 def test_logs_print_what_a_stage_printed(finished):
-    command, result = finished
+    command, _ = finished
 
     everything = command("logs", result["run"])
     one_stage = command("logs", f"{result['run']}/numbers")

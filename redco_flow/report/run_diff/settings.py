@@ -1,0 +1,158 @@
+"""What differs in two runs' settings, with the place where each value was written.
+
+Settings that determine results are told apart from those that only say where or how fast a stage
+runs, by what the published results have among their ingredients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.report.run_diff.changes import Change, changed_keys
+from redco_flow.spec.document import leaves
+from redco_flow.tracking.results import StageResult
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
+
+_COMMAND_LINE = "command line"
+_DESCRIPTIVE = ("name", "description", "tags")
+
+
+@dataclass(frozen=True)
+class SettingChanges:
+    """What differs in the settings.
+
+    Args:
+        determining: what is part of the stages' fingerprints.
+        placing: what only says where or how fast, or describes the pipeline.
+    """
+
+    determining: tuple[Change, ...] = ()
+    placing: tuple[Change, ...] = ()
+
+
+def setting_changes(
+    first: RunDirectory, second: RunDirectory, results: Mapping[str, Sequence[StageResult]]
+) -> SettingChanges:
+    """Return what differs between two runs' resolved.yaml.
+
+    Args:
+        results: what either run has of each stage; a stage without one is listed too.
+
+    Raises:
+        OSError: a run has no resolved.yaml.
+        ConfigError: resolved.yaml was changed by hand and cannot be read.
+    """
+    if first.resolved_path.read_bytes() == second.resolved_path.read_bytes():
+        return SettingChanges()
+    places = _Places.read(first), _Places.read(second)
+    changes = [
+        Change(key, old, new, places[0].find(key), places[1].find(key))
+        for key, old, new in changed_keys(_read(first), _read(second))
+    ]
+    known = {stage: _Ingredients.of(found) for stage, found in results.items()}
+    determining = tuple(one for one in changes if _determines(one.key, known))
+    return SettingChanges(determining, tuple(one for one in changes if one not in determining))
+
+
+def _read(run: RunDirectory) -> dict[str, Any]:
+    """Every setting of a run by its dotted key."""
+    # Imported here: most pairs of runs have equal settings, and it brings pydantic.
+    from redco_flow.spec.yaml import read_yaml
+
+    path = run.resolved_path
+    document = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    return flatten(document.values)
+
+
+def flatten(values: Any) -> dict[str, Any]:
+    """Return the leaves of nested mappings by dotted key; lists are leaves."""
+    return {".".join(map(str, path)): _at(values, path) for path in leaves(values) if path}
+
+
+def _at(values: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        values = values[key]
+    return values
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a run's settings were written."""
+
+    origins: Mapping[str, Any]
+    overrides: Sequence[str]
+
+    @classmethod
+    def read(cls, run: RunDirectory) -> _Places:
+        return cls(unless_damaged(run.read_origins) or {}, run.record.get("overrides") or [])
+
+    def find(self, key: str) -> str:
+        """`file:line`, `command line: key=value` or "default"; empty where none is known."""
+        for around in _and_around(key):
+            if (origin := self.origins.get(around)) is not None:
+                return self._shown(key, origin)
+        return ""
+
+    def _shown(self, key: str, origin: Mapping[str, Any]) -> str:
+        if origin["source"] == _COMMAND_LINE:
+            override = self._override(key)
+            return f"{_COMMAND_LINE}: {override}" if override else _COMMAND_LINE
+        return f"{origin['source']}:{origin['line']}" if origin["line"] else str(origin["source"])
+
+    def _override(self, key: str) -> str:
+        """The last `key=value` that means this setting or one around it."""
+        for text in reversed(self.overrides):
+            given = text.partition("=")[0].lstrip("~")
+            if any(one == given or one.endswith(f".{given}") for one in _and_around(key)):
+                return text
+        return ""
+
+
+def _and_around(key: str) -> list[str]:
+    """A dotted key and the keys of what is around it, innermost first."""
+    words = key.split(".")
+    return [".".join(words[:count]) for count in range(len(words), 0, -1)]
+
+
+@dataclass(frozen=True)
+class _Ingredients:
+    """What a stage's fingerprint is made of, by the keys of the pipeline file.
+
+    Args:
+        leaves: keys of values; none where the stage has no result.
+        around: keys of the mappings that the values stand in.
+    """
+
+    leaves: frozenset[str]
+    around: frozenset[str]
+
+    @classmethod
+    def of(cls, results: Sequence[StageResult]) -> _Ingredients:
+        """Of both runs' results: a setting that only one of them knows is among them."""
+        keys: set[str] = set()
+        for result in results:
+            keys.update(flatten(result.ingredients.get("settings", {})))
+            keys.update(("kind", *result.ingredients.get("inputs", {})))
+        around = frozenset(one for key in keys for one in _and_around(key)[1:])
+        return cls(frozenset(keys), around)
+
+    def have(self, key: str) -> bool:
+        """Whether a setting is among them, or part of a value that is."""
+        is_value = any(one in self.leaves for one in _and_around(key))
+        return not self.leaves or is_value or key in self.around
+
+
+def _determines(key: str, known: Mapping[str, _Ingredients]) -> bool:
+    """Whether a setting is part of fingerprints; one of which that is not known counts so."""
+    section, _, rest = key.partition(".")
+    if section in _DESCRIPTIVE:
+        return False
+    if section != "stages":
+        return not known or any(stage.have(key) for stage in known.values())
+    stage_name, _, own = rest.partition(".")
+    if own.partition(".")[0] == "resources":
+        return False
+    return stage_name not in known or known[stage_name].have(own)

@@ -1,0 +1,129 @@
+"""The runs of one pipeline over time: real records, written as a run writes them."""
+
+import pytest
+
+from redco_flow.cli.history import history_text, read_history
+from redco_flow.records import write_json
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.results import StageResult, fingerprint, publish_result
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.workspace import Workspace
+from tests.cli.conftest import Command
+
+
+class Pipeline:
+    """Leaves behind the runs of a pipeline with one stage."""
+
+    def __init__(self, folder) -> None:
+        self.workspace = Workspace.open(folder)
+        self.folder = folder
+        self.runs: list[RunDirectory] = []
+
+    def complete(self, score, *, data="1", code="1", name="weekly") -> RunDirectory:
+        run = RunDirectory.create(self.workspace, name)
+        ingredients = {"kind": "evaluate", "data": {"rows": data * 64}, "code": {"own": code * 64}}
+        ingredients["settings"] = {"score": score}
+        digest = fingerprint(ingredients)
+        source = self.folder / "scores.json"
+        source.write_text(str(score))
+        artifact = ArtifactStore(self.workspace).publish("metrics", source)
+        made = {"outputs": {"metrics": artifact.id}, "metrics": {"rougeL": score}}
+        publish_result(
+            self.workspace,
+            StageResult(digest, name, "evaluate", "evaluate", ingredients, run=run.id, **made),
+        )
+        self._close(
+            run,
+            "completed",
+            artifacts=made["outputs"],
+            metrics=made["metrics"],
+            fingerprint=digest,
+        )
+        return run
+
+    def fail(self, cause: str) -> RunDirectory:
+        run = RunDirectory.create(self.workspace, "weekly")
+        attempt = run.new_attempt("evaluate")
+        record = {"exit_code": None, "cause": cause, "message": "killed", "signal": 9}
+        write_json(attempt.exit_path, record)
+        self._close(run, "failed", attempt=1, message="job 7 was killed\nmore", artifacts={})
+        return run
+
+    def _close(self, run, state, **fields) -> None:
+        stages = {"evaluate": {"state": state, "reused": False, **fields}}
+        run.write_state({"state": state, "exit_code": 0, "message": "", "stages": stages})
+        self.runs.append(run)
+
+    def history(self, num_last=20):
+        return read_history(self.workspace, self.runs, num_last=num_last)
+
+
+@pytest.fixture
+def pipeline(tmp_path) -> Pipeline:
+    return Pipeline(tmp_path / "redco-workspace")
+
+
+def test_each_score_stands_beside_its_difference_to_the_last_run_that_has_it(pipeline):
+    pipeline.complete(30.0)
+    pipeline.fail("out_of_memory")
+    pipeline.complete(32.5)
+
+    first, failed, last = pipeline.history()
+
+    assert first.differences == {}
+    assert failed.metrics == {}
+    assert last.differences == {"rougeL": 2.5}
+    assert "32.5 (+2.5)" in history_text(pipeline.history(), ["rougeL"], num_runs=3)
+
+
+def test_the_first_run_shown_has_its_difference_to_the_one_before(pipeline):
+    pipeline.complete(30.0)
+    pipeline.complete(29.0)
+
+    (last,) = pipeline.history(num_last=1)
+
+    assert last.differences == {"rougeL": -1.0}
+
+
+def test_new_data_and_new_code_are_told_apart(pipeline):
+    pipeline.complete(30.0)
+    pipeline.complete(31.0, data="2")
+    pipeline.complete(32.0, data="2", code="2")
+    pipeline.complete(33.0, data="2", code="2")
+
+    entries = pipeline.history()
+
+    assert [one.data_changed for one in entries] == [None, True, False, False]
+    assert [one.code_changed for one in entries] == [None, False, True, False]
+    assert entries[0].data != entries[1].data == entries[2].data
+
+
+def test_a_failure_is_told_with_its_cause_and_the_first_line_of_its_message(pipeline):
+    pipeline.fail("out_of_memory")
+
+    (entry,) = pipeline.history()
+
+    assert (entry.state, entry.cause) == ("failed", "out_of_memory")
+    assert entry.message == "evaluate: job 7 was killed"
+    assert "out_of_memory" in history_text([entry], [], num_runs=1)
+
+
+def test_only_the_pipeline_that_is_named_by_its_name_or_its_file_is_told(pipeline, tmp_path):
+    command = Command(tmp_path)
+    (tmp_path / "file.yaml").write_text("name: weekly\nstages: {}\n")
+    run = pipeline.complete(30.0)
+    pipeline.complete(10.0, name="other")
+
+    by_name = command.json("history", "weekly")
+    by_file = command.json("history", "file.yaml")
+
+    assert [one["run"] for one in by_name["runs"]] == [run.id]
+    assert by_file["runs"] == by_name["runs"]
+
+
+def test_a_pipeline_or_a_metric_that_is_not_there_is_answered_with_what_is(pipeline, tmp_path):
+    command = Command(tmp_path)
+    pipeline.complete(30.0)
+
+    assert "there are runs of weekly" in command("history", "weakly", code=2)
+    assert "there are rougeL" in command("history", "weekly", "--metric", "rouge1", code=2)
