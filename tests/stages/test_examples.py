@@ -72,3 +72,31 @@ def test_a_round_of_fedavg_is_the_average_of_models_trained_one_after_the_other(
 
     found = jax.tree.map(jnp.subtract, params, jax.grad(mean_loss)(params))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+
+
+def test_maml_tells_new_characters_apart_the_same_over_two_model_shards(run_over):
+    size = {"num_tasks": 3200, "num_epochs": 1}
+    (found, before, _, chance), params = run_over("maml_glyphs.py", 1, **size)
+    (same, *_), sharded = run_over("maml_glyphs.py", 2, **size)
+
+    assert chance == 0.2
+    assert before == pytest.approx(chance, abs=0.03)
+    assert found > 0.35
+    assert same == pytest.approx(found, abs=0.02)
+    assert_close(sharded, params, atol=1e-3)
+
+
+def test_a_task_of_maml_has_no_font_in_support_and_query():
+    """Each image is of one font, told by its grey; shifts leave it alone."""
+    maml = load_example("maml_glyphs")
+    characters = [[np.full((16, 16), 10 * c + f, np.uint8) for f in range(4)] for c in range(6)]
+
+    batch = maml.make_collate_fn(characters, num_ways=5, num_shots=1)([7, 8])
+
+    assert batch["support"].shape == (2, 5, 256)
+    assert batch["query"].shape == (2, 15, 256)
+    support, query = (np.round((batch[name][..., 0] + 0.15) * 255) for name in ("support", "query"))
+    for task in range(2):
+        assert len({*support[task], *query[task]}) == 20
+        np.testing.assert_array_equal(query[task] // 10, np.repeat(support[task] // 10, 3))
+    np.testing.assert_array_equal(batch["query_labels"][0], np.repeat(np.arange(5), 3))

@@ -13,13 +13,13 @@ from redco_flow.stages.context import Stopped
 
 SIZES = {"image_size": 8, "patch_size": 4, "width": 32, "num_layers": 2, "num_heads": 2}
 RECIPE = {"recipe": "text_to_image", "settings": SIZES | {"num_sampling_steps": 10}}
-DATA = {"dataset": "python:bars", "validation_fraction": 0.2, "test_fraction": 0.2}
+DATA = {"dataset": "python:halves", "validation_fraction": 0.2, "test_fraction": 0.2}
 TRAIN = RECIPE | {
-    "num_epochs": 150,
+    "num_epochs": 32,
     "global_batch_size": 8,
-    "learning_rate": 0.004,
+    "learning_rate": 0.01,
     "schedule": {"type": "cosine", "warmup_steps": 20},
-    "eval": {"every_epochs": 75, "metrics": ["image_retrieval"]},
+    "eval": {"every_epochs": 16, "metrics": ["image_retrieval"]},
     "keep": {"best": ["image_retrieval"]},
 }
 
@@ -44,7 +44,7 @@ def test_pictures_show_their_captions_and_the_mean_image_shows_one(shared_bench,
     lines, record = read_predictions(predictions.path)
 
     assert summary.metrics["image_retrieval"] > 75
-    assert summary.baselines["mean_image"]["metrics"]["image_retrieval"] < 40
+    assert summary.baselines["mean_image"]["metrics"]["image_retrieval"] < 50
     assert record.target == "image"
     assert np.shape(lines[0].prediction) == np.shape(lines[0].references[0]) == (8, 8)
     assert set(lines[0].row) == {"caption"}

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from redco_flow.recipes.text_to_image.config import Settings
 
-_INIT = nn.initializers.normal(0.02)
+# As large as what layers add, so that words and places are told apart from the first step.
+_INIT = nn.initializers.normal(1.0)
 _ZEROS = nn.initializers.zeros
 # Times run from 0 to 1, and sinusoids are of numbers up to a thousand or so.
 _TIME_SCALE = 1000.0
