@@ -26,7 +26,7 @@ NUM_QUESTION, NUM_ANSWER = 6, 3  # characters of "07+25=" and "032"
 CLIP = 0.2  # how far the ratio of probabilities may move
 KL_WEIGHT = 0.01  # of the divergence from the model that has only read
 WIDTH = 64
-NUM_WORKED, NUM_TEST = 1000, 500
+NUM_WORKED, NUM_TEST = 1024, 512
 
 
 class Decoder(nn.Module):
@@ -126,10 +126,10 @@ def make_collect(answerer, score_by_reference, questions, num_questions, num_ans
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share_before", type=float, default=0.2, help="right, when reading ends")
-    parser.add_argument("--num_rounds", type=int, default=100)
+    parser.add_argument("--num_rounds", type=int, default=80)
     parser.add_argument("--num_questions", type=int, default=64, help="of a round")
     parser.add_argument("--num_answers", type=int, default=8, help="to each question")
-    parser.add_argument("--learning_rate", type=float, default=3e-4)
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--num_model_shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--params", type=Path, default="out/params")
@@ -160,7 +160,7 @@ def main():
         return {"right": np.mean([reward(ids) for ids in answers["ids"]])}
 
     reading = {"loss_fn": reading_loss, "collate_fn": collate_texts, "optimizer": optax.adam(1e-3)}
-    reader = Trainer(params=params, global_batch_size=100, **reading, **common)
+    reader = Trainer(params=params, global_batch_size=128, **reading, **common)
     before, num_epochs = 0.0, 0
     while before < arguments.share_before:
         num_epochs += 1
@@ -170,8 +170,9 @@ def main():
     reference = reader.state["params"]
     numbers = arguments.num_questions, arguments.num_answers, arguments.seed
     collect = make_collect(answerer, scorer.bind(reference), train, *numbers)
-    optimizer = optax.adam(arguments.learning_rate)
-    options = {"global_batch_size": num_examples // 2, "max_grad_norm": 1.0, **common}
+    # Adam's first updates are as large as its rate, however noisy the gradients.
+    optimizer = optax.adam(optax.linear_schedule(0.0, arguments.learning_rate, 40))
+    options = {"global_batch_size": num_examples // 4, "max_grad_norm": 1.0, **common}
     trained = {"loss_fn": loss_fn, "collate_fn": collate_rows, "params": reference}
     trainer = Trainer(optimizer=optimizer, **trained, **options)
     options = {"eval_every_steps": 20, "log_every_steps": 20, **script.fit_options()}

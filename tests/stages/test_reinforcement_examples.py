@@ -92,37 +92,34 @@ def test_steps_that_only_begin_an_episode_weigh_nothing(ppo):
 
 
 @pytest.mark.slow
-def test_ddpg_stopped_between_rounds_goes_on_with_its_buffer(bench, stop_at_look):
-    settings = {
-        "path": str(PROJECT / "examples" / "ddpg.py"),
-        "arguments": {"num_rounds": 3, "num_updates": 4, "num_envs": 2},
-        "outputs": ["params"],
-    }
-    whole = bench.run(script, settings)
-    context = bench.context
+def test_ddpg_stopped_between_rounds_goes_on_with_its_buffer_over_two_model_shards(
+    bench, stop_at_look
+):
+    """Compared with one that was not stopped, over one."""
+
+    def run(num_shards, **options):
+        arguments = {"num_rounds": 3, "num_updates": 4, "num_envs": 2}
+        arguments["num_model_shards"] = num_shards
+        path = str(PROJECT / "examples" / "ddpg.py")
+        settings = {"path": path, "arguments": arguments, "outputs": ["params"]}
+        made = bench.run(script, settings, **options)
+        return dict(np.load(made["params"].path / "params.npz"))
 
     def stopping(*args, **options):
         found = context(*args, **options)
         found.stop = stop_at_look(2)
         return found
 
+    whole = run(1)
+    context = bench.context
     bench.context = stopping
     with pytest.raises(Stopped):
-        bench.run(script, settings, work="same")
+        run(2, work="same")
     bench.context = context
-    resumed = bench.run(script, settings, work="same")
+    resumed = run(2, work="same")
 
     assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [4]
-    assert resumed["params"].id == whole["params"].id
-
-
-@pytest.mark.slow
-def test_ddpg_does_the_same_over_two_model_shards(run_over):
-    short = {"num_rounds": 2, "num_updates": 8, "num_envs": 2}
-    _, params = run_over("ddpg.py", 1, **short)
-    _, sharded = run_over("ddpg.py", 2, **short)
-
-    assert_close(sharded, params, atol=1e-5)
+    assert_close(resumed, whole, atol=1e-5)
 
 
 def test_targets_follow_their_networks_at_a_rate(ddpg):
