@@ -13,6 +13,7 @@ import ast
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of pipelines")
     parser.add_argument("--folder", type=Path, help="to run in; kept; a temporary one by default")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)

@@ -183,8 +183,8 @@ def main():
         student = Classifying(deployer, Student(arguments.width), arguments.learning_rate)
         weights = arguments.temperature, arguments.label_weight
         losses = make_distillation_losses(student.model, *weights)
-        params = train_student(student, losses, train, test, fit, script)
         of_teacher = teacher.accuracy(test, known)
+        params = train_student(student, losses, train, test, fit, script)
         script.metrics(accuracy_of_teacher=of_teacher)
         print(f"{of_teacher:.3f} of the teacher, ", end="")
     commonest = np.bincount([image["label"] for image in images]).argmax()

@@ -87,7 +87,9 @@ def make_private_loss_fn(image_losses, sampling_rate, max_norm):
 def private_sgd(learning_rate, noise_multiplier, max_norm, num_drawn, seed):
     """SGD on the sum of clipped gradients over `num_drawn`, with noise of `max_norm`'s scale."""
     stddev = noise_multiplier * max_norm / num_drawn
-    noise = optax.add_noise(stddev**2, 0.0, jax.random.key(seed))
+    # The engine's keys, by which images are drawn, are folded from the numbers of steps.
+    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 1)
+    noise = optax.add_noise(stddev**2, 0.0, key)
     return optax.chain(noise, optax.sgd(learning_rate))
 
 
