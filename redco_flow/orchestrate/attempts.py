@@ -339,9 +339,16 @@ def failures_recorded(state_store: StateStore, stage: str) -> Iterator[None]:
         raise failure from error
 
 
-def record_completed(state_store: StateStore, stage: str, finished: Finished) -> None:
-    """Write into the run's state what the stage made, or whose result it reuses."""
+def record_completed(
+    state_store: StateStore, stage: str, finished: Finished, said: str = ""
+) -> None:
+    """Write into the run's state what the stage made, or whose result it reuses.
+
+    Args:
+        said: what came of what the launcher did with the result.
+    """
     result = finished.result
+    maker = f"made by {result.run}" if finished.reused and result.run else ""
     made_by = {"run": result.run, "stage": result.stage, "attempt": result.attempt}
     state_store.set_stage(
         stage,
@@ -353,7 +360,7 @@ def record_completed(state_store: StateStore, stage: str, finished: Finished) ->
         metrics=result.metrics,
         fingerprint=result.fingerprint,
         made_by=made_by if finished.reused and result.run else None,
-        message=f"made by {result.run}" if finished.reused and result.run else "",
+        message="; ".join(filter(None, [maker, said])),
     )
 
 

@@ -31,6 +31,8 @@ from redco_flow.orchestrate.calls import write_attempt
 from redco_flow.orchestrate.stopping import Log, RunContext
 from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.load import ResolvedStage
+from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.stages.context import FinishedStage
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.results import find_result, is_doubtful
 from redco_flow.tracking.workspace import Workspace
@@ -149,8 +151,22 @@ class StageRunner:
         """
         with failures_recorded(self._state_store, self._stage.name):
             finished = self._follow_what_is_submitted() or self._reuse_or_submit()
-        record_completed(self._state_store, self._stage.name, finished)
+            said = self._conclude(finished)
+        record_completed(self._state_store, self._stage.name, finished, said)
         return finished
+
+    def _conclude(self, finished: Finished) -> str:
+        """Do what the stage's kind leaves to the launcher; return what came of it."""
+        conclude = find_stage_kind(self._stage.kind).conclude
+        if conclude is None:
+            return ""
+        context = self._context
+        given = FinishedStage(
+            context.workspace, context.pipeline.name, context.run.id, finished.result
+        )
+        said = conclude(self._stage.config, given)
+        self._log(said)
+        return said
 
     def _follow_what_is_submitted(self) -> Finished | None:
         """Follow the stage's job, and those that its chain submits after it.

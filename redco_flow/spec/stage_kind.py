@@ -21,6 +21,9 @@ one module with all of it, whose top level must then be light:
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
     def data_identity(config): ...              # optional: identity of data that is no file
+    def conclude(config, finished): ...         # optional: FinishedStage -> words for people: what
+                                                # the launcher does, once or more often, when the
+                                                # result stands
 
 Imports kinds by name only: nothing here depends on any particular stage.
 """
@@ -112,6 +115,7 @@ class StageKind:
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
     declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
+    conclude: Callable[[Any, Any], str] | None = None
     runs_on_several_processes: bool = False
     runs_in_shards: bool = False
 
@@ -170,6 +174,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
         declare=getattr(module, "declare", None),
+        conclude=getattr(module, "conclude", None),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
         runs_in_shards=callable(getattr(module, "run_shard", None))
         or (not is_one_module and "num_shards" in config_type.model_fields),

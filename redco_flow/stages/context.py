@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import ArtifactError, WorkspaceError
 from redco_flow.records import append_json_line, open_no_link
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import utc_now
+
+if TYPE_CHECKING:
+    from redco_flow.tracking.results import StageResult
+    from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_BETWEEN_REPORTS = 0.5
 
@@ -90,6 +94,21 @@ class StageOutputs:
 
     outputs: Mapping[str, Output]
     metrics: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class FinishedStage:
+    """A stage whose result stands, for a kind's `conclude`.
+
+    Args:
+        pipeline: its name.
+        run: the id of the run that has the result, computed or reused.
+    """
+
+    workspace: Workspace
+    pipeline: str
+    run: str
+    result: StageResult
 
 
 class StopFlag:

@@ -129,6 +129,7 @@ def test_an_alias_is_whole_whenever_its_mover_is_killed(workspace):
 
 
 def test_a_full_disk_leaves_the_alias_as_it_was_and_is_named(on_small_disk):
+    """Fault 20."""
     said = on_small_disk(
         """
         import sys
@@ -163,6 +164,7 @@ def test_a_full_disk_leaves_the_alias_as_it_was_and_is_named(on_small_disk):
     ],
 )
 def test_a_damaged_alias_says_so_and_hides_no_other(workspace, damage, caplog):
+    """Fault 42."""
     store = AliasStore(workspace)
     moved(store, promoted("a"))
     other = moved(store, promoted("b"), name=AliasName("demo", "staging"))

@@ -45,7 +45,7 @@ def promote(workspace: Workspace, request: Request) -> Alias:
     """Have an alias name a checkpoint.
 
     Returns:
-        The alias; as it was where it named this checkpoint already.
+        The alias; as it was where it names this checkpoint, or was moved by this decision before.
 
     Raises:
         NotPromoted: a condition does not hold or cannot be judged; says which and why.
@@ -57,7 +57,7 @@ def promote(workspace: Workspace, request: Request) -> Alias:
     refuse_damage(workspace, checkpoint)
     while True:
         present = store.find(request.name)
-        if present is not None and present.checkpoint == checkpoint.id:
+        if present is not None and _is_done(request, present):
             return present
         judged = Judgement(workspace, checkpoint, request.name, request.rule).records()
         event = _event(
@@ -72,6 +72,12 @@ def promote(workspace: Workspace, request: Request) -> Alias:
             return store.move(request.name, event, after=present)
         except AliasMoved:
             continue  # the checkpoint has to be better than what was promoted meanwhile
+
+
+def _is_done(request: Request, present: Alias) -> bool:
+    """Whether the alias names the checkpoint, or did by this decision: then it moved since."""
+    decided = {event.decision for event in present.history} - {""}
+    return present.checkpoint == request.checkpoint.id or request.decision in decided
 
 
 def roll_back(workspace: Workspace, alias: Alias, reason: str = "") -> Alias:
