@@ -10,7 +10,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.run_diff.changes import Change, changes_by_stage, collect
-from redco_flow.report.stage_facts import StageFacts, logging_attempts
+from redco_flow.report.stage_facts import DAMAGED, StageFacts, logging_attempts
 from redco_flow.report.training import Record, read_history
 from redco_flow.stages.artifacts.metrics import read_metrics
 from redco_flow.stages.paired_bootstrap import (
@@ -185,11 +185,11 @@ class _Pairs:
             if len(systems) < len(artifacts):
                 return "an evaluation's artifact is gone"
             refuse_other_examples(systems)
+            return self._resampled(*systems)
         except CannotCompare:
             return "scored on other examples"
-        except (RedcoFlowError, OSError):
-            return "no scores of each example"
-        return self._resampled(*systems)
+        except (RedcoFlowError, ImportError, *DAMAGED):  # a metric of the user's may be gone too
+            return "no scores of each example, or not by a metric that is here"
 
     def _resampled(self, first: Evaluation, second: Evaluation) -> dict[str, dict[str, Any]]:
         both = (first, second)
