@@ -221,7 +221,8 @@ class AliasStore:
         return self._root / name.model / f"{name.alias}.json"
 
     def _each(self, model: str = "") -> Iterator[Alias]:
-        for path in sorted(self._root.glob(f"{model or '*'}/[!.]*.json")):
+        folder = check_name(model, "model name") if model else "*"
+        for path in sorted(self._root.glob(f"{folder}/[!.]*.json")):
             try:
                 name = AliasName(path.parent.name, path.stem)
             except UsageError:  # no file of ours

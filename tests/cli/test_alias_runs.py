@@ -1,4 +1,4 @@
-"""Runs that take a promoted checkpoint, and runs that promote one."""
+"""Runs that promote a checkpoint, and runs that take a promoted one."""
 
 import json
 
@@ -8,23 +8,33 @@ from redco_flow.cli.main import run_command
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import PIPELINE
+from tests.cli.conftest import PIPELINE, Command
 
 pytestmark = pytest.mark.slow
 
+PROMOTING = PIPELINE + "  promote: {alias: best}\n"
+IF_BETTER = 'stages.promote.conditions=["total > best"]'
 READING = """\
 name: reading
 stages:
   reread: {kind: orchestrate_kinds.reread, checkpoint: "@sums/production"}
 """
-PROMOTING = PIPELINE.replace("sums", "adding") + "  promote: {alias: best}\n"
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory, prefect_server):
+    """A command, a run that promotes its checkpoint, and one that asks whether to."""
+    folder = tmp_path_factory.mktemp("promoting")
+    (folder / "sums.yaml").write_text(PROMOTING)
+    command = Command(folder)
+    first = command.json("run", "sums.yaml")
+    return command, first, command.json("run", "sums.yaml", "learning_rate=3.0", IF_BETTER)
 
 
 @pytest.fixture
-def say(finished, capsys, monkeypatch):
+def say(two_runs, capsys, monkeypatch):
     """Run a verb in this process, beside the runs; return what it prints."""
-    command, _ = finished
-    monkeypatch.chdir(command.folder)
+    monkeypatch.chdir(two_runs[0].folder)
 
     def say(*words):
         assert run_command(words) == 0, capsys.readouterr().err
@@ -33,9 +43,21 @@ def say(finished, capsys, monkeypatch):
     return say
 
 
-def test_a_run_takes_the_checkpoint_that_is_promoted_then_and_says_by_which_alias(finished, say):
-    command, first = finished
-    second = command.json("run", "sums.yaml", "learning_rate=3.0")
+def test_a_pipeline_ends_with_a_promotion_and_one_that_is_refused_is_no_failure(two_runs, say):
+    command, first, second = two_runs
+
+    [event] = AliasStore(Workspace(command.folder / "redco-workspace")).get("@sums/best").history
+
+    assert event.checkpoint == first["stages"]["total"]["artifacts"]["checkpoint"]
+    assert event.reason == f"by stage promote of run {first['run']}"
+    assert f"@sums/best names checkpoint {event.checkpoint[:12]}" in say("status", first["run"])
+    assert second["state"] == "completed"
+    assert "not promoted: the checkpoint" in say("status", second["run"])
+    assert "has no score 'total' (it was never evaluated)" in say("status", second["run"])
+
+
+def test_a_run_takes_the_checkpoint_that_is_promoted_then_and_says_by_which_alias(two_runs, say):
+    command, first, second = two_runs
     (command.folder / "reading.yaml").write_text(READING)
     one = first["stages"]["total"]["artifacts"]["checkpoint"]
 
@@ -60,22 +82,4 @@ def test_a_run_takes_the_checkpoint_that_is_promoted_then_and_says_by_which_alia
     assert "is @sums/production: promoted by" in say("why", "@production")
     say("rollback", "@sums/production")
     assert action() == "reuse"
-    assert f"checkpoint {one[:12]} (@sums/production)" in say("status", first["run"])
-
-
-def test_a_pipeline_ends_with_a_promotion_and_one_that_is_refused_is_no_failure(finished, say):
-    command, _ = finished
-    (command.folder / "adding.yaml").write_text(PROMOTING)
-    aliases = AliasStore(Workspace(command.folder / "redco-workspace"))
-
-    done = command.json("run", "adding.yaml")
-    better = 'stages.promote.conditions=["total > best"]'
-    refused = command.json("run", "adding.yaml", "learning_rate=4.0", better)
-
-    [event] = aliases.get("@adding/best").history
-    assert event.checkpoint == done["stages"]["total"]["artifacts"]["checkpoint"]
-    assert event.reason == f"by stage promote of run {done['run']}"
-    assert f"@adding/best names checkpoint {event.checkpoint[:12]}" in say("status", done["run"])
-    assert refused["state"] == "completed"
-    assert "not promoted: the checkpoint" in say("status", refused["run"])
-    assert "has no score 'total' (it was never evaluated)" in say("status", refused["run"])
+    assert f"checkpoint {one[:12]} (@sums/best, @sums/production)" in say("status", first["run"])

@@ -2,11 +2,17 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
 
 from redco_flow.cli.main import run_command
+from redco_flow.stages.promote.judgement import NotPromoted
+from redco_flow.stages.promote.promotion import Request, promote
+from redco_flow.stages.promote.rule import Condition, Rule
+from redco_flow.tracking.aliases import AliasName, AliasStore
 from tests.cli.promoting import NUM_ROWS, Shop, right, shuffled
 
 IF_BETTER = ("--if", "exact_match > production")
@@ -205,6 +211,34 @@ def test_partial_evaluations_are_refused(shop, say, names, condition):
     assert code == 1
     assert "is partial: 60 of the 200 rows of 'test'" in said
     assert names() == first.id
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_promotions_at_once_the_second_has_to_be_better_than_the_first(shop, order):
+    made = [shop.checkpoint(name) for name in ("first", "better", "best")]
+    for one, num_right in zip(made, (80, 120, 160), strict=True):
+        shop.evaluation(one, right(num_right))
+    name = AliasName("demo", "production")
+    promote(shop.workspace, Request(made[0], name, Rule()))
+    rule = Rule((Condition.parse("exact_match > production"),))
+    begin = Barrier(2)
+
+    def ask(checkpoint):
+        begin.wait()
+        try:
+            promote(shop.workspace, Request(checkpoint, name, rule))
+        except NotPromoted:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        promoted = list(pool.map(ask, [made[1:][index] for index in order]))
+
+    alias = AliasStore(shop.workspace).find(name)
+    assert alias.checkpoint == made[2].id
+    assert len(alias.history) == 1 + sum(promoted)
+    judged = [one.comparisons[0]["than_checkpoint"] for one in alias.history[1:]]
+    assert judged == [one.checkpoint for one in alias.history[:-1]]
 
 
 def test_a_later_evaluation_that_can_be_compared_is_the_one_that_counts(shop, say, names):

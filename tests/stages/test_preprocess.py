@@ -470,7 +470,7 @@ def test_plans_read_the_stage_without_any_heavy_library():
         "from redco_flow.stages.preprocess import config as preprocess\n"
         "from redco_flow.stages.train import config as train\n"
         "import redco_flow.stages.predict.config, redco_flow.stages.evaluate.config\n"
-        "import redco_flow.stages.compare.config\n"
+        "import redco_flow.stages.compare.config, redco_flow.stages.promote.config\n"
         "data = {'dataset': 'some/hub', 'tokenizer': {'train': {'vocab_size': 512}}}\n"
         "c = preprocess.Config.from_json({'data': data})\n"
         "preprocess.code_modules(c), preprocess.data_files(c), preprocess.data_identity(c)\n"
