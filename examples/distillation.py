@@ -171,7 +171,6 @@ def main():
     train = [images[i] for i in chosen[: arguments.num_images]]
     # An epoch of few images is a few steps, too few for a checkpoint.
     fit = {"num_epochs": arguments.num_epochs, "log_every_steps": 100, "save_every_epochs": 50}
-
     deployer = Deployer(arguments.num_model_shards, seed=arguments.seed)
     teacher = Classifying(deployer, Teacher(), arguments.learning_rate)
     if arguments.teacher is None:

@@ -106,6 +106,7 @@ def parse_arguments():
     parser.add_argument("--max_norm", type=float, default=1.0, help="of an image's gradient")
     parser.add_argument("--delta", type=float, default=1e-4, help="below 1 / images")
     parser.add_argument("--num_steps", type=int, default=300)
+    parser.add_argument("--num_public_epochs", type=int, default=20, help="without privacy")
     parser.add_argument("--learning_rate", type=float, default=1.0)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--per_device_batch_size", type=int, help="to bound memory")
@@ -164,7 +165,7 @@ def main():
         sharding_rules=rules,
         global_batch_size=ROWS_MULTIPLE,
     )
-    public.fit(train, num_epochs=20, log_every_steps=1000)
+    public.fit(train, num_epochs=arguments.num_public_epochs, log_every_steps=1000)
 
     epsilon = spent_epsilon(private.step, rate, noise, arguments.delta)
     found = accuracy(private.state["params"])["accuracy"]
