@@ -1,7 +1,7 @@
 """MAML on glyphs: a network that tells five new characters apart after seeing each once.
 
     redco-flow run pipelines/maml_glyphs.yaml          # as a stage: tracked, tried again, resumed
-    python examples/maml_glyphs.py --num_epochs 1      # by hand: everything below out/
+    python examples/maml_glyphs.py --num_epochs 3      # by hand: everything below out/
 
 Finn, Abbeel and Levine 2017, section 5.2, with the letters of this machine's fonts in place of
 Omniglot's (pip install 'redco-flow[vision]'). A task is a few characters; its support images are of
@@ -147,7 +147,7 @@ def parse_arguments():
     parser.add_argument("--inner_rate", type=float, default=0.4)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--num_tasks", type=int, default=16_000)
-    parser.add_argument("--num_epochs", type=int, default=3)
+    parser.add_argument("--num_epochs", type=int, default=1)
     parser.add_argument("--num_model_shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--params", type=Path, default="out/params")
