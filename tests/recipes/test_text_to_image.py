@@ -22,6 +22,10 @@ SETTINGS = Settings(**SMALL, num_sampling_steps=3)
 CAPTIONS = ["digit one", "latin small letter a", "latin small letter a with acute", "digit two"]
 
 
+jitted_loss = jax.jit(text_to_image.loss_fn, static_argnums=(3, 4))
+jitted_pred = jax.jit(text_to_image.pred_fn, static_argnums=3)
+
+
 def examples(num=4):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (num, 8, 8)).astype(np.uint8)
@@ -38,7 +42,7 @@ def trained_params():
 
 def losses_of(params, rows, rngs, settings=SETTINGS):
     batch = text_to_image.collate_fn(rows, settings)
-    losses, weights = text_to_image.loss_fn(params, batch, rngs, rngs is not None, settings)
+    losses, weights = jitted_loss(params, batch, rngs, rngs is not None, settings)
     np.testing.assert_array_equal(weights, 1)
     return np.asarray(losses)
 
@@ -93,7 +97,7 @@ def test_an_image_is_what_is_left_when_the_noise_is_known_and_gone():
 
 def test_at_the_start_the_loss_is_that_of_predicting_nothing():
     """The velocity's mean square: signal² · 1 + noise² · image², for noise of variance 1."""
-    params = text_to_image.init_params(jax.random.key(0), SETTINGS)
+    params = jax.jit(text_to_image.init_params, static_argnums=1)(jax.random.key(0), SETTINGS)
     white = [{"image": np.full((8, 8), 255, np.uint8), "caption": "white"}] * 400
 
     losses = losses_of(params, white, jax.random.split(jax.random.key(1), 400))
@@ -128,7 +132,7 @@ def test_an_evaluation_repeats_itself_whatever_the_batch():
 
 def draw(params, rows, rngs, settings=SETTINGS):
     batch = text_to_image.collate_fn(rows, settings)
-    pictures = text_to_image.pred_fn(params, batch, rngs, settings)
+    pictures = jitted_pred(params, batch, rngs, settings)
     return np.array(text_to_image.output_fn(np.asarray(pictures), settings), np.int32)
 
 
@@ -237,6 +241,7 @@ def trained(num_model_shards):
     return trainer.eval_loss(examples(16)), jax.tree.map(np.asarray, trainer.state["params"])
 
 
+@pytest.mark.slow
 def test_two_model_shards_learn_the_same():
     loss, params = trained(1)
     sharded_loss, sharded = trained(2)
