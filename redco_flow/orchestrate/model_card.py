@@ -146,12 +146,17 @@ def _loading(facts: CardFacts) -> Iterator[str]:
 def _program(facts: CardFacts) -> Iterator[str]:
     here = '"."  # this directory, or its name on the hub'
     architecture = next(iter(facts.written["architectures"]), "AutoModel")
+    recipe = facts.checkpoint.metadata.get("recipe")
+    readers = [("AutoTokenizer", "tokenizer")] if recipe != "image_classification" else []
+    if recipe in ("image_classification", "image_to_text"):
+        readers.append(("AutoImageProcessor", "images"))
     yield "import torch"
     if facts.form == "adapter":
         yield "from peft import PeftModel"
-    yield f"from transformers import AutoTokenizer, {architecture}\n"
+    names = [reader for reader, _ in readers]
+    yield f"from transformers import {', '.join([*names, architecture])}\n"
     yield f"path = {here}"
-    yield "tokenizer = AutoTokenizer.from_pretrained(path)"
+    yield from (f"{name} = {reader}.from_pretrained(path)" for reader, name in readers)
     if facts.form == "adapter":
         at = f", revision={facts.base.revision!r}" if facts.base and facts.base.revision else ""
         base = repr(facts.base.name) if facts.base else '"the model that was trained"'
@@ -169,6 +174,12 @@ def _generation(facts: CardFacts) -> Iterator[str]:
         yield "scores = model(**tokenizer('...', return_tensors='pt')).logits[0]"
         found = "model.config.id2label[int(scores.argmax())]"
         yield f"print({found if recipe == 'classification' else 'float(scores)'})"
+    if recipe == "image_classification":
+        yield "scores = model(**images(image, return_tensors='pt')).logits[0]"
+        yield "print(model.config.id2label[int(scores.argmax())])"
+    if recipe == "image_to_text":
+        yield "output = model.generate(**images(image, return_tensors='pt'), max_new_tokens=32)[0]"
+        yield "print(tokenizer.decode(output, skip_special_tokens=True))"
     if recipe not in ("text_to_text", "language_modeling"):
         return
     settings = _settings_of(_preprocessing(facts.lineage))

@@ -2,13 +2,16 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 from stage_kinds import evaluate, predict, preprocess, train
 
+from redco_flow.engine.deployer import Deployer
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
@@ -60,6 +63,37 @@ def test_a_vit_learns_digits_beyond_the_commonest_one(shared_bench, dataset, che
     assert scores["metrics"]["accuracy"] > 60
     assert trivial < 20
     assert CheckpointArtifact(checkpoint.path).record.model["settings"]["classes"] == [*range(10)]
+
+
+@pytest.mark.slow
+def test_an_exported_vit_says_in_transformers_what_it_said_here(
+    shared_bench, dataset, checkpoint, tmp_path
+):
+    """Engine case 64: of files of images, by the processor and the names that are exported too."""
+    pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+    import transformers
+
+    written = write(Request(str(checkpoint.path), str(tmp_path), "model"))
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
+    processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
+    rows = DatasetArtifact(dataset.path).split("test").__getitems__(range(20))
+    pixels = processor(
+        [np.repeat(row["image"][..., None], 1, -1) for row in rows],
+        input_data_format="channels_last",
+        return_tensors="pt",
+    )
+    scores = model(**pixels).logits.detach().numpy()
+
+    recipe = CheckpointArtifact(checkpoint.path).build_recipe()
+    found = recipe.make_pred_fn(None)(params_of(checkpoint), recipe.collate_fn(rows), None)
+    assert written.architectures == ("ViTForImageClassification",)
+    named = [model.config.id2label[int(number)] for number in scores.argmax(axis=-1)]
+    assert named == [str(name) for name in recipe.output_fn(found)]
+
+
+def params_of(checkpoint):
+    artifact = CheckpointArtifact(checkpoint.path)
+    return artifact.load_params(artifact.build_recipe(), Deployer(devices=jax.devices()[:1]))
 
 
 @pytest.mark.slow

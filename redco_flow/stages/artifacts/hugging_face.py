@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +44,8 @@ from redco_flow.stages.artifacts.checkpoint import (
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 
 GENERATION_FILE = "generation_config.json"
+IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
+_BILINEAR = 2  # Pillow's number of it
 # What transformers' GenerationConfig takes of a model's own configuration.
 _OF_GENERATION = (
     "bos_token_id",
@@ -123,7 +125,8 @@ def write(request: Request) -> Written:
         written = _write_adapter(request, artifact, model, arrays)
     else:
         written = _write_model(request, artifact, model, arrays)
-    for file in sorted((artifact.path / TOKENIZER_FOLDER).iterdir()):
+    tokenizer = artifact.path / TOKENIZER_FOLDER
+    for file in sorted(tokenizer.iterdir()) if tokenizer.is_dir() else ():
         shutil.copyfile(file, folder / file.name)
     return written
 
@@ -172,12 +175,41 @@ def _write_model(
     params = jax.tree.map(lambda leaf: replace(leaf, dtype=dtype), params)
     save_params(folder, model.layouts, params, max_file_bytes=request.max_file_bytes)
     values = model.config.to_hugging_face()
+    settings = artifact.record.model.get("settings", {})
+    if "image_size" in settings:
+        values |= _names_of_classes(settings.get("classes") or ())
+        write_json(folder / IMAGE_PROCESSOR_FILE, _image_processor(settings))
     # transformers reads parameters as what it finds first, unless it is told.
     write_json(folder / CONFIG_FILE, {**values, "dtype": dtype.name})
     if hasattr(model.module, "decode_step"):
         chosen = {key: values[key] for key in _OF_GENERATION if values.get(key) is not None}
         write_json(folder / GENERATION_FILE, {"_from_model_config": True, **chosen})
     return _written(artifact, model, dtype.name, jax.tree.leaves(params))
+
+
+def _names_of_classes(classes: Sequence[str | int]) -> dict[str, Any]:
+    names = [str(name) for name in classes]
+    if not names:
+        return {}
+    numbered = {str(number): name for number, name in enumerate(names)}
+    return {"id2label": numbered, "label2id": {name: int(key) for key, name in numbered.items()}}
+
+
+def _image_processor(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers' ViTImageProcessor reads, of a recipe's settings of images."""
+    size, num_channels = settings["image_size"], settings["num_channels"]
+    mean, stddev = (
+        settings[name] * (num_channels if len(settings[name]) == 1 else 1)
+        for name in ("mean", "stddev")
+    )
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": size, "width": size},
+        "resample": _BILINEAR,
+        "rescale_factor": 1 / settings["max_value"],
+        "image_mean": mean,
+        "image_std": stddev,
+    }
 
 
 def _parameters(
