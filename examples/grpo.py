@@ -22,7 +22,7 @@ from flax.traverse_util import flatten_dict
 from redco_flow import Deployer, Predictor, Rounds, Trainer, script_context
 
 CHARACTERS = "0123456789+="
-NUM_QUESTION, NUM_ANSWER = 6, 3  # characters of "07+25=" and "032"
+NUM_QUESTION, NUM_ANSWER = 6, 3  # characters of "07+25=" and "230", 32 from its last digit on
 CLIP = 0.2  # how far the ratio of probabilities may move
 KL_WEIGHT = 0.01  # of the divergence from the model that has only read
 WIDTH = 64
@@ -38,7 +38,8 @@ class Decoder(nn.Module):
         x = nn.Embed(len(CHARACTERS), WIDTH)(ids) + places
         for _ in range(2):
             mask = nn.make_causal_mask(ids)
-            x += nn.MultiHeadDotProductAttention(num_heads=4)(nn.LayerNorm()(x), mask=mask)
+            attend = nn.MultiHeadDotProductAttention(num_heads=4, use_bias=False)
+            x += attend(nn.LayerNorm()(x), mask=mask)
             x += nn.Dense(WIDTH)(nn.gelu(nn.Dense(4 * WIDTH)(nn.LayerNorm()(x))))
         return nn.Dense(len(CHARACTERS))(nn.LayerNorm()(x))
 
@@ -47,9 +48,9 @@ MODEL = Decoder()
 
 
 def reward(ids):
-    """The rule: 1 for a text like "07+25=032" whose sum is right, else 0."""
+    """The rule: 1 for a text like "07+25=230" whose sum, read backwards, is right, else 0."""
     question, _, answer = "".join(CHARACTERS[i] for i in ids).partition("=")
-    return float(answer.isdigit() and int(answer) == sum(map(int, question.split("+"))))
+    return float(answer.isdigit() and int(answer[::-1]) == sum(map(int, question.split("+"))))
 
 
 def collate_texts(texts):
@@ -126,10 +127,10 @@ def make_collect(answerer, score_by_reference, questions, num_questions, num_ans
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share_before", type=float, default=0.2, help="right, when reading ends")
-    parser.add_argument("--num_rounds", type=int, default=80)
+    parser.add_argument("--num_rounds", type=int, default=150)
     parser.add_argument("--num_questions", type=int, default=64, help="of a round")
     parser.add_argument("--num_answers", type=int, default=8, help="to each question")
-    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
     parser.add_argument("--num_model_shards", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--params", type=Path, default="out/params")
@@ -141,7 +142,7 @@ def main():
     script = script_context()
     pairs = np.random.default_rng(arguments.seed).permutation(10_000)
     test, train = np.split(np.array([f"{n // 100:02}+{n % 100:02}=" for n in pairs]), [NUM_TEST])
-    sums = [f"{n // 100 + n % 100:03}" for n in pairs]
+    sums = [f"{n // 100 + n % 100:03}"[::-1] for n in pairs]
     worked = [q + a for q, a in zip(train[:NUM_WORKED], sums[NUM_TEST:], strict=False)]
 
     batch = collate_texts(worked[:2])
@@ -171,8 +172,8 @@ def main():
     numbers = arguments.num_questions, arguments.num_answers, arguments.seed
     collect = make_collect(answerer, scorer.bind(reference), train, *numbers)
     # Adam's first updates are as large as its rate, however noisy the gradients.
-    optimizer = optax.adam(optax.linear_schedule(0.0, arguments.learning_rate, 40))
-    options = {"global_batch_size": num_examples // 4, "max_grad_norm": 1.0, **common}
+    optimizer = optax.adam(optax.linear_schedule(0.0, arguments.learning_rate, 20))
+    options = {"global_batch_size": num_examples // 2, "max_grad_norm": 1.0, **common}
     trained = {"loss_fn": loss_fn, "collate_fn": collate_rows, "params": reference}
     trainer = Trainer(optimizer=optimizer, **trained, **options)
     options = {"eval_every_steps": 20, "log_every_steps": 20, **script.fit_options()}

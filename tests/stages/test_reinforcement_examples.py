@@ -197,7 +197,7 @@ def test_grpo_does_the_same_over_two_model_shards(run_over):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("07+25=032", 1), ("99+99=198", 1), ("07+25=132", 0), ("07+25=3=2", 0), ("07+25=+32", 0)],
+    [("07+25=230", 1), ("99+99=891", 1), ("07+25=032", 0), ("07+25=2=0", 0), ("07+25=23+", 0)],
 )
 def test_the_rule_rewards_right_sums_alone(grpo, text, expected):
     (ids,) = grpo.collate_texts([text])["ids"]
@@ -207,7 +207,7 @@ def test_the_rule_rewards_right_sums_alone(grpo, text, expected):
 
 def test_the_loss_of_grpo_is_the_papers(grpo):
     """Shao et al. 2024, equations 3 and 4, in NumPy: a ratio inside, above and below the clip."""
-    ids = grpo.collate_texts(["07+25=032", "11+11=022", "50+50=100"])["ids"]
+    ids = grpo.collate_texts(["07+25=230", "11+11=220", "50+50=100"])["ids"]
     params = jax.jit(grpo.MODEL.init)(jax.random.key(0), ids)
     log_probs = np.asarray(grpo.score(params, {"ids": ids}), np.float64)
     batch = {
