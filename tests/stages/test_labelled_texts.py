@@ -18,6 +18,7 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
+from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
 
 WORDS = ["red", "green", "blue", "black", "white", "grey"]
@@ -101,13 +102,23 @@ def trained(shared_bench, dataset):
 
 @pytest.mark.slow
 @pytest.mark.covers("one device", family="bert", mesh="model", recipe="classification")
-def test_two_model_shards_train_as_one_does(shared_bench, dataset, trained):
+def test_two_model_shards_stopped_in_the_middle_train_as_one_does(
+    shared_bench, dataset, trained, stop_at_look
+):
     """Engine case 12: losses agree within 1e-5 relative, float32."""
-    settings = CLASSIFY | {"num_epochs": 1, "num_model_shards": 2}
+    settings, inputs = CLASSIFY | {"num_epochs": 1, "num_model_shards": 2}, {"dataset": [dataset]}
+    context = shared_bench.context("train", inputs, work="stopped")
+    context.stop = stop_at_look(4)
 
-    shared_bench.run(train, settings, {"dataset": [dataset]})
+    with pytest.raises(Stopped):
+        train.run(context, train.Config.from_json(settings))
+    before = losses(shared_bench)
+    shared_bench.run(train, settings, inputs, work="stopped")
+    after = losses(shared_bench)
 
-    np.testing.assert_allclose(losses(shared_bench)[:4], trained[1][:4], rtol=1e-5)
+    assert 0 < len(before) < len(before) + len(after) <= len(trained[1])
+    found, expected = [*before, *after][:6], trained[1][:6]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.slow

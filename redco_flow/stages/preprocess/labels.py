@@ -33,7 +33,6 @@ class ClassLabels:
     def __init__(self, given: Sequence[Class] = ()) -> None:
         self._names: dict[Class, None] = dict.fromkeys(given)
         self._are_all_known = bool(given)
-        self._is_in_order = bool(given)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -41,7 +40,7 @@ class ClassLabels:
     @property
     def names(self) -> list[Class]:
         """The classes, of which the first is number 0."""
-        return list(self._names) if self._is_in_order else sorted(self._names, key=_order)
+        return list(self._names) if self._are_all_known else sorted(self._names, key=_order)
 
     def read(self, fields: Mapping[str, Any], key: str, source: Source) -> Class:
         """Return the class that a row is of.
@@ -53,7 +52,6 @@ class ClassLabels:
         own = source.class_names.get(key)
         if own and not self._are_all_known:
             self._names, self._are_all_known = dict.fromkeys(own), True
-            self._is_in_order = True
         name = _class_name(fields, key, own)
         if name not in self._names:
             self._add(name, key, source)
