@@ -133,7 +133,7 @@ def test_a_score_names_the_metric_that_gives_it():
 
 
 def test_an_unknown_metric_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(ValueError, match="bleu, exact_match, perplexity, rouge"):
+    with pytest.raises(ValueError, match="bleu, exact_match, image_retrieval, perplexity, rouge"):
         find_metric("blue")
     with pytest.raises(ValueError, match="there is no module no_such"):
         find_metric("no_such_package.metric")
