@@ -16,7 +16,7 @@ TRAIN = RECIPE | {
     "global_batch_size": 8,
     "learning_rate": 0.01,
     "schedule": {"type": "cosine", "warmup_steps": 20},
-    "eval": {"every_epochs": 16},
+    "eval": {"every_epochs": 32},
     "keep": {"best": ["eval_loss"]},
     "num_model_shards": 2,
 }
@@ -38,7 +38,7 @@ def test_pictures_show_their_captions_though_training_was_stopped_in_the_middle(
     checkpoints = bench.run(train, TRAIN, {"dataset": [dataset]}, work="stopped")
     started = [record for record in bench.records() if "start_step" in record]
     inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/best/eval_loss"]]}
-    predictions = bench.run(predict, RECIPE, inputs)["predictions"]
+    predictions = bench.run(predict, {"recipe": "text_to_image"}, inputs)["predictions"]
     found = bench.run(evaluate, EVALUATE, {"predictions": [predictions]})["metrics"]
     summary, _ = read_metrics(found.path)
     lines, record = read_predictions(predictions.path)
