@@ -127,7 +127,7 @@ def make_collect(answerer, score_by_reference, questions, num_questions, num_ans
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share_before", type=float, default=0.2, help="right, when reading ends")
-    parser.add_argument("--num_rounds", type=int, default=150)
+    parser.add_argument("--num_rounds", type=int, default=100)
     parser.add_argument("--num_questions", type=int, default=64, help="of a round")
     parser.add_argument("--num_answers", type=int, default=8, help="to each question")
     parser.add_argument("--learning_rate", type=float, default=5e-4)
