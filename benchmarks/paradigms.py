@@ -4,8 +4,9 @@
 
 Runs each pipeline of pipelines/ that needs neither the hub nor data of one's own, one after the
 other, in a workspace of its own. Lines of code are those of the script, or of the recipe's modules
-(models and tokenizers are the library's), without blank lines, comments and docstrings. Prints a
-table in Markdown, and one JSON line last; exits with 1 if a pipeline failed.
+and those it shares with other recipes (models and tokenizers are the library's), without blank
+lines, comments and docstrings. Prints a table in Markdown, and one JSON line last; exits with 1 if
+a pipeline failed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import ast
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +37,8 @@ from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 
 PROJECT = Path(__file__).resolve().parents[1]
+RECIPES = PROJECT / "redco_flow" / "recipes"
+CONTRACT = ("recipe", "build", "model")  # of every recipe, and not a part of any
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -89,8 +93,13 @@ def source_files(pipeline: Mapping[str, Any]) -> list[Path]:
     if scripts := {body["path"] for body in bodies if body.get("kind") == "script"}:
         return [PROJECT / path for path in sorted(scripts)]
     module = Path(str(find_recipe(pipeline["recipe"]).__file__))
-    in_folder = (module.parent / "__init__.py").is_file() and module.parent.name != "recipes"
-    return sorted(module.parent.glob("*.py")) if in_folder else [module]
+    in_folder = (module.parent / "__init__.py").is_file() and module.parent != RECIPES
+    files = sorted(module.parent.glob("*.py")) if in_folder else [module]
+    for file in files:  # grows: what recipes share counts for each
+        names = re.findall(r"^ *from redco_flow\.recipes\.(\w+) import", file.read_text(), re.M)
+        shared = (RECIPES / f"{name}.py" for name in names if name not in CONTRACT)
+        files += [one for one in shared if one.is_file() and one not in files]
+    return files
 
 
 def offline_pipelines(only: list[str]) -> Iterator[Path]:
@@ -155,7 +164,7 @@ def measure(pipeline: Path, folder: Path) -> Paradigm:
     """Run a pipeline in a folder and tell of it."""
     files = source_files(yaml.safe_load(pipeline.read_text()))
     texts = [file.read_text() for file in files]
-    source = files[0] if len(files) == 1 else files[0].parent
+    source = files[0].parent if files[0].name == "__init__.py" else files[0]
     code, lines = sum(map(count_code, texts)), sum(len(text.splitlines()) for text in texts)
     command = [sys.executable, "-m", "redco_flow.cli.main", "run", str(pipeline), "--json"]
     start = time.perf_counter()
