@@ -5,9 +5,13 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from example_scripts import PROJECT, assert_close, load_example, run_by_hand
 from stage_kinds import script
+
+
+from redco_flow import Deployer, Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -74,16 +78,41 @@ def test_a_round_of_fedavg_is_the_average_of_models_trained_one_after_the_other(
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
 
 
-def test_maml_tells_new_characters_apart_the_same_over_two_model_shards(run_over):
-    size = {"num_tasks": 3200, "num_epochs": 1}
-    (found, before, _, chance), _ = run_over("maml_glyphs.py", 1, **size)
-    (same, *_), _ = run_over("maml_glyphs.py", 2, **size)
+def test_maml_tells_new_characters_apart(run_over):
+    (found, before, _, chance), _ = run_over("maml_glyphs.py", 1, num_tasks=3200, num_epochs=1)
 
     assert chance == 0.2
     assert before == pytest.approx(chance, abs=0.03)
     assert found > 0.35
-    # A hundred of Adam's steps let sums in another order grow; nine thousand images are asked.
-    assert same == pytest.approx(found, abs=0.02)
+
+
+def test_maml_on_glyphs_takes_the_same_steps_over_two_model_shards():
+    """SGD's, for Adam's divide what is nearly nothing by itself."""
+    maml = load_example("maml_glyphs")
+    source = np.random.default_rng(0)
+    characters = source.integers(0, 256, (9, 4, 16, 16)).astype(np.uint8)
+    collate_fn = maml.make_collate_fn(characters, num_ways=5, num_shots=1)
+
+    def trained(num_shards):
+        deployer = Deployer(num_shards, devices=jax.devices()[:num_shards], seed=0)
+        params = maml.init_params(0, num_ways=5)
+        trainer = Trainer(
+            deployer,
+            collate_fn=collate_fn,
+            loss_fn=maml.make_loss_fn(0.4),
+            params=params,
+            optimizer=optax.sgd(0.1),
+            sharding_rules=deployer.get_sharding_rules(
+                params, maml.apply, collate_fn([0])["query"][0]
+            ),
+            global_batch_size=32,
+        )
+        trainer.fit(range(96), num_epochs=1)
+        return jax.tree.map(np.asarray, trainer.state["params"])
+
+    one, two = trained(1), trained(2)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, two)
 
 
 def test_a_task_of_maml_has_no_font_in_support_and_query():
