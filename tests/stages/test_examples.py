@@ -10,7 +10,6 @@ import pytest
 from example_scripts import PROJECT, assert_close, load_example, run_by_hand
 from stage_kinds import script
 
-
 from redco_flow import Deployer, Trainer
 
 pytestmark = pytest.mark.slow
