@@ -126,7 +126,7 @@ class CallExecutor(Executor):
         yield from ()
 
     def clean(self, *, dry_run: bool) -> list[CleanedHost]:
-        """Delete what jobs left outside the workspace and nobody needs, or only say what it is.
+        """Delete what jobs left outside the workspace and no job needs, or only say what it is.
 
         Raises:
             UsageError: they leave nothing there.

@@ -202,7 +202,7 @@ def _check_base(lineage: LineageNode, checkpoint: Artifact) -> None:
     if settings and is_drawn:
         raise UsageError(
             f"checkpoint {checkpoint.short_id} has low-rank factors over a model that was drawn at "
-            "random, which nobody else has: an adapter alone is of no use. Give --merge-lora."
+            "random, which no one has elsewhere: an adapter alone is of no use. Give --merge-lora."
         )
 
 

@@ -272,7 +272,7 @@ class ArtifactStore:
     def newest(self, count: int, kind: str | None = None) -> tuple[Sequence[Artifact], int]:
         """Return the artifacts that were published last, newest first, and how many there are.
 
-        Reads the manifests of these and of what was published since somebody looked.
+        Reads the manifests of these and of what was published since the last look.
         """
         sequences = {
             (sequence, parent.name, name)

@@ -47,7 +47,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
 
 def _empty_folders(context: StageContext, config: Config) -> dict[str, Path]:
-    """Make the outputs' folders; ranks above 0, whose files nobody keeps, have their own."""
+    """Make the outputs' folders; ranks above 0, whose files are not kept, have their own."""
     rank = context.attempt_dir.rank
     root = context.work_dir / ("outputs" if rank == 0 else f"outputs-of-rank{rank}")
     shutil.rmtree(root, ignore_errors=True)  # what an earlier attempt left
