@@ -8,10 +8,11 @@ squared difference of pixels) has the same caption. Rows have `caption` and `ima
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 KEYS = {"image_retrieval": "max"}
 READS = "rows"
@@ -50,6 +51,8 @@ def per_example(predictions: Sequence[Any], references: Sequence[Row]) -> dict[s
 
 def baselines(references: Sequence[Row]) -> dict[str, list[Any]]:
     """Return what draws the mean of all images, whatever the caption."""
+    import numpy as np
+
     images = np.array([_column(row, "image") for row in references], np.float64)
     return {"mean_image": [images.mean(axis=0).tolist()] * len(references)}
 
@@ -64,6 +67,8 @@ def _column(row: Row, name: str) -> Any:
 
 def _pixels(images: Sequence[Any], what: str) -> NDArray[np.float64]:
     """Return (N, pixels)."""
+    import numpy as np
+
     if not images:
         raise ValueError(f"there is nothing to score: no {what}.")
     try:
@@ -74,5 +79,7 @@ def _pixels(images: Sequence[Any], what: str) -> NDArray[np.float64]:
 
 def _nearest(pictures: NDArray[np.float64], images: NDArray[np.float64]) -> list[int]:
     """Return the number of the image nearest to each picture, the first one of equals."""
+    import numpy as np
+
     # One picture at a time: all differences of all pairs would not fit into memory.
     return [int(np.argmin(np.square(images - picture).sum(axis=1))) for picture in pictures]

@@ -45,7 +45,7 @@ def test_pictures_show_their_captions_though_training_was_stopped_in_the_middle(
 
     assert started[0]["start_step"] > 0
     assert summary.metrics["image_retrieval"] > 75
-    assert summary.baselines["mean_image"]["metrics"]["image_retrieval"] < 50
+    assert summary.baselines["mean_image"]["metrics"]["image_retrieval"] <= 50
     assert record.target == "image"
     assert np.shape(lines[0].prediction) == np.shape(lines[0].references[0]) == (8, 8)
     assert set(lines[0].row) == {"caption"}
