@@ -19,7 +19,11 @@ from redco_flow.metrics.metric import (
     reads_of,
 )
 
-METRICS = [name for name in metric_names() if isinstance(find_any_metric(name), Metric)]
+METRICS = [
+    name
+    for name in metric_names()
+    if isinstance(metric := find_any_metric(name), Metric) and reads_of(metric) != "rows"
+]
 METRICS_OF_TEXTS = [
     name
     for name in METRICS
