@@ -84,7 +84,7 @@ def test_the_newest_artifacts_are_listed_first_and_older_ones_are_counted(finish
 
 
 def test_logs_print_what_a_stage_printed(finished):
-    command, _ = finished
+    command, result = finished
 
     everything = command("logs", result["run"])
     one_stage = command("logs", f"{result['run']}/numbers")
