@@ -1,7 +1,8 @@
 """LLaMA-3-8B's training step ÷ MaxText's and Tunix's, compiled for TPUs that are not there.
 
-    python benchmarks/peers.py [--target v5p] [--fsdp 8] [--layers 32] [--rows 16] [--length 2048]
-                               [--peers maxtext] [--python PATH] [--environments DIRECTORY]
+    python benchmarks/peers.py [--target v5p] [--fsdp 8] [--model 1] [--layers 32] [--rows 16]
+                               [--length 2048] [--peers maxtext] [--python PATH]
+                               [--environments DIRECTORY]
     python benchmarks/peers.py --peers tunix --layers 4
 
 Each side is compiled by the same libtpu 0.0.42.1 for a slice of eight chips, with the options that
@@ -85,7 +86,7 @@ def compile_ours(options: argparse.Namespace) -> Any:
         return chunked_cross_entropy(score, head, hidden, batch["labels"])
 
     description = topologies.get_topology_desc(TOPOLOGIES[options.target], platform="tpu")
-    deployer = Deployer(devices=description.devices, num_fsdp_shards=options.fsdp)
+    deployer = Deployer(options.model, devices=description.devices, num_fsdp_shards=options.fsdp)
     params = module.abstract_params(config)
     shape = jax.ShapeDtypeStruct((options.rows, options.length), jnp.int32)
     batch = {"input_ids": shape, "labels": shape}
@@ -126,7 +127,8 @@ def compile_maxtext(options: argparse.Namespace) -> Any:
         f"base_num_decoder_layers={options.layers}",
         f"compile_topology={MAXTEXT_TOPOLOGIES[options.target]}", "compile_topology_num_slices=1",
         f"per_device_batch_size={options.rows / 8}", f"max_target_length={options.length}",
-        f"ici_fsdp_parallelism={options.fsdp}", "remat_policy=full", "attention=flash",
+        f"ici_fsdp_parallelism={options.fsdp}", f"ici_tensor_parallelism={options.model}",
+        "remat_policy=full", "attention=flash",
         "enable_checkpointing=false", "dataset_type=synthetic", "run_name=peer",
         f"compile_xla_flags={flags}", "base_output_directory=", "skip_jax_distributed_system=true",
     ])  # fmt: skip
@@ -282,6 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=sorted(TOPOLOGIES), default="v5p")
     parser.add_argument("--fsdp", type=int, default=8)
+    parser.add_argument("--model", type=int, default=1, help="shards; fsdp x model is 8")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rows", type=int, default=16, help="of a global batch")
     parser.add_argument("--length", type=int, default=2048)

@@ -140,8 +140,11 @@ CAPTIONER = {
 
 @pytest.mark.slow
 @pytest.mark.covers("stages by themselves", family="vision_encoder_decoder", recipe="image_to_text")
-def test_captions_of_glyphs_are_trained_generated_and_scored(bench):
-    """The tokenizer is trained on the captions, and goes with the dataset and the checkpoint."""
+def test_captions_of_glyphs_are_trained_generated_and_scored(bench, stop_at_look):
+    """The tokenizer is trained on the captions, and goes with the dataset and the checkpoint.
+
+    The training is stopped in the middle and goes on.
+    """
     data = {
         "dataset": "python:redco_flow.corpora.glyphs",
         "max_examples": 94,
@@ -155,7 +158,13 @@ def test_captions_of_glyphs_are_trained_generated_and_scored(bench):
         "model": CAPTIONER, "num_epochs": 1, "global_batch_size": 16, "learning_rate": 3e-3,
         "keep": {"best": ["bleu"]},
     }  # fmt: skip
-    checkpoint = bench.run(train, training, {"dataset": [dataset]})["checkpoint/best/bleu"]
+    context = bench.context("train", {"dataset": [dataset]}, work="stopped")
+    context.stop = stop_at_look(3)
+    with pytest.raises(Stopped):
+        train.run(context, train.Config.from_json(training))
+    trained = bench.run(train, training, {"dataset": [dataset]}, work="stopped")
+    started = [record["start_step"] for record in bench.records() if "start_step" in record]
+    checkpoint = trained["checkpoint/best/bleu"]
     inputs = {"dataset": [dataset], "checkpoint": [checkpoint]}
     asked = {"recipe": "image_to_text", "num_beams": 3, "num_return_sequences": 2}
 
@@ -166,6 +175,7 @@ def test_captions_of_glyphs_are_trained_generated_and_scored(bench):
 
     lines, said = read_predictions(predictions.path)
     assert summary.is_of_rows
+    assert started[0] > 0
     assert 259 < summary.tokenizer["vocab_size"] <= 400
     assert (
         CheckpointArtifact(checkpoint.path).record.tokenizer_digest == summary.tokenizer["digest"]
