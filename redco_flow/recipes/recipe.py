@@ -118,6 +118,23 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class TokenLikelihoods:
+    """How likely a decoder-only model finds some tokens after others, as they are.
+
+    Args:
+        collate_to: (T,) -> a collate_fn of examples with `context_ids` and `continuation_ids`,
+            which nothing is put before; together they have at most T + 1 ids.
+        score_fn: (params, batch, rngs) -> `log_likelihood` (B,), summed over the continuation, in
+            nats, and `is_greedy` (B,): whether each of its tokens is the likeliest one.
+        max_length: the most tokens that the model reads at once.
+    """
+
+    collate_to: Callable[[Sequence[int]], Collate]
+    score_fn: Callable[[Any, Batch, Any], Mapping[str, Any]]
+    max_length: int
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A paradigm's three functions around one model; what only texts have is optional.
 
@@ -151,6 +168,7 @@ class Recipe:
             where the recipe has none.
         with_config: (changes of the model's config) -> this recipe of the model that has them;
             None where the recipe makes none.
+        token_likelihoods: how likely the model finds given tokens; None where it cannot tell.
     """
 
     model: Mapping[str, Any]
@@ -170,6 +188,7 @@ class Recipe:
     collate_prompts_to: Callable[[Sequence[int]], Collate] | None = None
     loss_in_chunks: Callable[..., Callable[[Any, Batch, Any, bool], Any]] | None = None
     with_config: Callable[[Mapping[str, Any]], Recipe] | None = None
+    token_likelihoods: TokenLikelihoods | None = None
 
     @property
     def collate_for_prediction(self) -> Collate:

@@ -102,6 +102,10 @@ class ContentOf:
     """Marks a path whose file is digested: `settings` keep its file name, not its directory."""
 
 
+class ContentOfFolder(ContentOf):
+    """Marks the path of a folder all of whose files are digested."""
+
+
 @dataclass(frozen=True)
 class InWorkspace:
     """Marks a relative path below the workspace that a stage writes to."""
@@ -151,6 +155,9 @@ EnvironmentValue = Annotated[str, BeforeValidator(_number_as_text)]
 
 DataFile = Annotated[Text, AfterValidator(_absolute), ContentOf()]
 """A file that is read, made absolute against the current directory."""
+
+DataFolder = Annotated[Text, AfterValidator(_absolute), ContentOfFolder()]
+"""A folder whose files are read, made absolute against the current directory."""
 
 OutputPath = Annotated[Text, AfterValidator(_below), InWorkspace()]
 """A path that is written, relative to the workspace; it may not lead out of it."""

@@ -17,7 +17,14 @@ from pydantic.fields import FieldInfo
 from redco_flow.errors import Problem
 from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
 from redco_flow.spec.interpolation import find_path
-from redco_flow.spec.model import ContentOf, InWorkspace, field_paths, is_open, marked
+from redco_flow.spec.model import (
+    ContentOf,
+    ContentOfFolder,
+    InWorkspace,
+    field_paths,
+    is_open,
+    marked,
+)
 from redco_flow.spec.names import dotted, module_problem, shown
 from redco_flow.spec.overrides import (
     KeySpace,
@@ -170,9 +177,12 @@ def _surroundings(
     recipe = getattr(config, "recipe", None) if "recipe" in body.kind.sections else None
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
         yield ("recipe",), problem
+    folders = {path for path, _ in marked(config, ContentOfFolder)}
     for path, file in marked(config, ContentOf):
-        if isinstance(file, str) and not Path(file).is_file():
+        if isinstance(file, str) and path not in folders and not Path(file).is_file():
             yield path, f"there is no file {shown(file)}"
+        if isinstance(file, str) and path in folders and not Path(file).is_dir():
+            yield path, f"there is no folder {shown(file)}"
     for path, relative in marked(config, InWorkspace):
         if relative is not None and workspace is not None:
             try:

@@ -7,13 +7,13 @@ Dims in this file: N examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
-from redco_flow.recipes.recipe import Recipe
+from redco_flow.recipes.recipe import Collate, Recipe
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
@@ -36,7 +36,7 @@ def bucket_prompts(recipe: Recipe, examples: Examples, batch_size: int) -> Bucke
     """
     if recipe.collate_prompts is None:  # the same batches as for the loss
         return bucket_rows(recipe, examples, batch_size)
-    num_widths = _num_widths(examples, batch_size)
+    num_widths = _num_widths(len(examples), batch_size)
     if num_widths < 2 or recipe.prompt_widths is None or recipe.collate_prompts_to is None:
         return None
     lengths = recipe.prompt_widths(lengths_of(examples, "source"))
@@ -51,12 +51,28 @@ def bucket_rows(recipe: Recipe, examples: Examples, batch_size: int) -> Bucketin
     Returns:
         None where one width does: the examples are few, or the recipe has no other.
     """
-    num_widths = _num_widths(examples, batch_size)
-    if num_widths < 2 or recipe.row_widths is None:
+    if recipe.row_widths is None:
         return None
     lengths = recipe.row_widths(lengths_of(examples, "source"), lengths_of(examples, "target"))
+    return bucket_lengths(lengths, recipe.collate_wide, batch_size)
+
+
+def bucket_lengths(
+    lengths: Lengths, collate_to: Callable[[Sequence[int]], Collate], batch_size: int
+) -> Bucketing | None:
+    """Choose the widths of batches of rows of these lengths (N, D).
+
+    Args:
+        collate_to: (D widths) -> a collate_fn that pads to those.
+
+    Returns:
+        None where one width does: the rows are few.
+    """
+    num_widths = _num_widths(len(lengths), batch_size)
+    if num_widths < 2:
+        return None
     buckets = choose_buckets(lengths, num_widths, multiple=_ROW_WIDTH_MULTIPLE)
-    return Bucketing(buckets, tuple(map(recipe.collate_wide, buckets.widths)))
+    return Bucketing(buckets, tuple(map(collate_to, buckets.widths)))
 
 
 def lengths_of(examples: Examples, side: str) -> Lengths:
@@ -64,5 +80,5 @@ def lengths_of(examples: Examples, side: str) -> Lengths:
     return np.array([len(example[f"{side}_ids"]) for example in examples], np.int64)
 
 
-def _num_widths(examples: Examples, batch_size: int) -> int:
-    return min(_MAX_WIDTHS, len(examples) // (batch_size * _MIN_BATCHES_PER_WIDTH))
+def _num_widths(num_examples: int, batch_size: int) -> int:
+    return min(_MAX_WIDTHS, num_examples // (batch_size * _MIN_BATCHES_PER_WIDTH))

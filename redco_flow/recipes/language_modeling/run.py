@@ -7,6 +7,7 @@ Dims in this file: B batch, T tokens of a row, P of a prompt, N examples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import numpy as np
 
 from redco_flow.engine.data.packing import POSITION_IDS, SEGMENT_IDS, collate_packed
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
-from redco_flow.engine.step.loss import IGNORED_LABEL, Measured, PerExample
+from redco_flow.engine.step.loss import IGNORED_LABEL, Measured, PerExample, cross_entropy
 from redco_flow.models.experts import load_balancing_losses
 from redco_flow.recipes.language_modeling import config as recipe_config
 from redco_flow.recipes.model import (
@@ -37,6 +38,7 @@ from redco_flow.recipes.recipe import (
     Example,
     Generation,
     Recipe,
+    TokenLikelihoods,
 )
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _WIDTH_MULTIPLE = 8
+_SCORED_AT_ONCE = 64  # positions whose logits are in memory
+_DEFAULT_MAX_LENGTH = 2048  # where a model's config says none, as of lm-eval's own models
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,7 @@ def build_decoder_only(
         prompt_widths=rows.prompt_lengths,
         collate_prompts_to=prompts_to,
         with_config=with_config,
+        token_likelihoods=_token_likelihoods(chosen, rows.pad_id),
     )
 
 
@@ -228,6 +233,59 @@ def _loss(
     balance = _balance(chosen.config, router_logits, batch)
     totals += chosen.config.router_aux_loss_coef * balance
     return totals, weights, {"load_balancing_loss": balance}
+
+
+def _token_likelihoods(chosen: ChosenModel, pad_id: int) -> TokenLikelihoods:
+    longest = chosen.config.core.max_length
+    if math.isinf(longest):
+        longest = getattr(chosen.config, "max_position_embeddings", _DEFAULT_MAX_LENGTH)
+
+    def collate_to(widths: Sequence[int]) -> Collate:
+        (width,) = widths
+        return partial(_collate_ids, width, pad_id)
+
+    return TokenLikelihoods(collate_to, partial(_score_tokens, chosen), int(longest))
+
+
+def _collate_ids(width: int, pad_id: int, examples: Sequence[Example]) -> Batch:
+    """Return input_ids and labels (B, T): each label is the next id, where it is to be scored."""
+    inputs, labels = [], []
+    for example in examples:
+        context = np.asarray(example["context_ids"], np.int32)
+        continuation = np.asarray(example["continuation_ids"], np.int32)
+        ignored = np.full(len(context) - 1, IGNORED_LABEL, np.int32)
+        inputs.append(np.concatenate([context, continuation[:-1]]))
+        labels.append(np.concatenate([ignored, continuation]))
+    return {
+        "input_ids": padded(inputs, width, pad_id),
+        "labels": padded(labels, width, IGNORED_LABEL),
+    }
+
+
+def _score_tokens(
+    chosen: ChosenModel, params: Any, batch: Mapping[str, jax.Array], rngs: jax.Array
+) -> dict[str, jax.Array]:
+    """Return what a `TokenLikelihoods` promises; few positions' logits are there at a time."""
+    hidden, head, _ = chosen.module.apply_before_head(chosen.config, params, batch["input_ids"])
+
+    def score_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        logits = chosen.module.score(chosen.config, head, chunk[0])
+        labels = chunk[1]
+        totals, _ = cross_entropy(logits, labels)
+        is_likeliest = (jnp.argmax(logits, axis=-1) == labels) | (labels == IGNORED_LABEL)
+        return totals, jnp.all(is_likeliest, axis=1)
+
+    chunks = tuple(_cut(array) for array in (hidden, batch["labels"]))
+    totals, are_greedy = jax.lax.map(score_chunk, chunks)
+    return {"log_likelihood": -jnp.sum(totals, axis=0), "is_greedy": jnp.all(are_greedy, axis=0)}
+
+
+def _cut(array: jax.Array) -> jax.Array:
+    """Cut (B, T, ...) along T into parts of at most `_SCORED_AT_ONCE`: (C, B, T / C, ...)."""
+    batch, length, *rest = array.shape
+    size = max(n for n in range(1, _SCORED_AT_ONCE + 1) if length % n == 0)
+    parts = array.reshape(batch, length // size, size, *rest)
+    return jnp.moveaxis(parts, 1, 0)
 
 
 def _balance(config: Any, router_logits: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:

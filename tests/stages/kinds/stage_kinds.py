@@ -13,6 +13,6 @@ class Kind:
         return getattr(import_module(run), name) if found is None else found
 
 
-preprocess, train, predict, evaluate, compare, script = map(
-    Kind, ("preprocess", "train", "predict", "evaluate", "compare", "script")
+preprocess, train, predict, evaluate, compare, script, harness = map(
+    Kind, ("preprocess", "train", "predict", "evaluate", "compare", "script", "harness")
 )

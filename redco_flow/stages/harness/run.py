@@ -1,0 +1,208 @@
+"""harness: a checkpoint in, the scores of lm-eval's tasks out, of each question too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+from lm_eval.tasks import TaskManager
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.records import digest_json, write_json
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
+from redco_flow.stages.common_stop import CommonStop
+from redco_flow.stages.context import Output, StageContext, StageOutputs
+from redco_flow.stages.harness.config import Config
+from redco_flow.stages.harness.language_model import HarnessModel
+from redco_flow.stages.process_group import describe_devices
+from redco_flow.stages.provenance import provenance_of
+
+RESULTS_FILE = "lm_eval.json"
+SAMPLES_FILE = "samples.jsonl"
+
+logger = logging.getLogger(__name__)
+
+
+class CannotEvaluateTasks(RedcoFlowError):
+    """lm-eval knows no such task, or a task failed."""
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Ask the checkpoint what the tasks ask, and keep every answer.
+
+    Raises:
+        CannotEvaluateTasks: a task is unknown, cannot be read, or its data are not there.
+        CannotAsk: the checkpoint's recipe cannot answer it.
+    """
+    context.report(phase="preparing", devices=describe_devices())
+    tasks = _load_tasks(config)
+    stop = CommonStop(context)
+
+    def on_progress(phase: str, done: int, total: int) -> None:
+        context.report(phase=phase, step=done, total_steps=total)
+        stop.raise_if_requested()
+
+    checkpoint = CheckpointArtifact(context.input("checkpoint").path)
+    model = HarnessModel(checkpoint, config, on_progress)
+    found = _evaluate(model, tasks, config)
+    lines = list(_lines(found["samples"]))
+    summary = _summary(context, config, checkpoint, found, lines)
+    folder = context.work_dir / "metrics"
+    if context.attempt_dir.rank == 0:  # every process has all answers
+        _write(folder, summary, lines, found)
+    record = {"kind": "evaluation", "step": summary.step, "metrics": summary.metrics}
+    digests = {"checkpoint": summary.checkpoint, "data": summary.data, "config": summary.config}
+    context.log_metrics(record | digests)
+    output = Output("metrics", folder, summary.to_json())
+    return StageOutputs({"metrics": output}, dict(summary.metrics))
+
+
+def _load_tasks(config: Config) -> dict[str, Any]:
+    """Return lm-eval's tasks; its own ones, thousands of files, are read where one is not ours."""
+    folder = config.tasks_folder
+    manager = TaskManager(include_path=folder, include_defaults=False)
+    if any(name not in manager.all_tasks for name in config.tasks):
+        manager = TaskManager(include_path=folder)
+    unknown = [name for name in config.tasks if not manager.match_tasks([name])]
+    if unknown:
+        where = f"neither in {folder} nor among" if folder else "not among"
+        raise CannotEvaluateTasks(
+            f"{', '.join(unknown)}: {where} the tasks of lm-eval {lm_eval.__version__}; "
+            "`lm-eval ls tasks` lists those."
+        )
+    with contextlib.chdir(folder) if folder else contextlib.nullcontext(), _told("read"):
+        return dict(manager.load(config.tasks))
+
+
+def _evaluate(model: HarnessModel, tasks: dict[str, Any], config: Config) -> dict[str, Any]:
+    for task in tasks["tasks"].values():
+        _set_fewshot(task, config)
+    with _told("evaluated"):
+        found = lm_eval.evaluate(
+            lm=model,
+            task_dict=tasks,
+            limit=config.num_examples,
+            bootstrap_iters=config.bootstrap_iters,
+            log_samples=True,
+            apply_chat_template=config.apply_chat_template,
+            system_instruction=config.system_instruction,
+            confirm_run_unsafe_code=config.confirm_run_unsafe_code,
+        )
+    return dict(found)
+
+
+def _set_fewshot(task: Any, config: Config) -> None:
+    """Do what `lm_eval.simple_evaluate` does: a task that says 0 stays without examples."""
+    said = task.get_config("num_fewshot")
+    if config.num_fewshot is not None and said != 0:
+        task.set_config(key="num_fewshot", value=config.num_fewshot)
+    elif said is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=config.seed)
+
+
+@contextlib.contextmanager
+def _told(verb: str) -> Iterator[None]:
+    """Say that lm-eval failed, and how; what is ours is told as it is."""
+    try:
+        yield
+    except RedcoFlowError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CannotEvaluateTasks(f"the tasks could not be {verb}: {reason}") from error
+
+
+def _summary(
+    context: StageContext,
+    config: Config,
+    checkpoint: CheckpointArtifact,
+    found: Mapping[str, Any],
+    lines: list[dict[str, Any]],
+) -> MetricsSummary:
+    examples = digest_json([[line["row_id"], line["digest"]] for line in lines])
+    provenance = provenance_of(context, config, data=examples)
+    metrics, directions = _scores(found)
+    return MetricsSummary(
+        metrics=metrics,
+        directions=directions,
+        modules=[],
+        baselines={},
+        num_examples=len(lines),
+        split="test",
+        step=checkpoint.record.step,
+        predictions="",
+        checkpoint=context.input("checkpoint").id,
+        data=provenance.data,
+        config=provenance.config,
+        examples_digest=examples,
+    )
+
+
+def _scores(found: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return lm-eval's own numbers by `task/metric`, and which way is better."""
+    metrics: dict[str, float] = {}
+    directions: dict[str, str] = {}
+    for task, scores in {**found["results"], **found.get("groups", {})}.items():
+        higher = found.get("higher_is_better", {}).get(task, {})
+        for name, value in scores.items():
+            metric, comma, chosen = name.partition(",")
+            if not comma or metric.endswith("_stderr") or not _is_finite(value):
+                continue
+            key = f"{task}/{metric}" + ("" if chosen == "none" else f",{chosen}")
+            metrics[key] = float(value)
+            directions[key] = "min" if higher.get(metric) is False else "max"
+    return metrics, directions
+
+
+def _lines(samples: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yield a line per question of a task, in their order: what it scored by each metric."""
+    for task in sorted(samples):
+        for sample in sorted(samples[task], key=lambda one: (one["doc_id"], one["filter"])):
+            chosen = "" if sample["filter"] == "none" else f",{sample['filter']}"
+            yield {
+                "row_id": f"{task}/{sample['doc_id']}{chosen}",
+                "digest": digest_json([sample["doc_hash"], sample["target_hash"]]),
+                "scores": {
+                    f"{task}/{metric}{chosen}": float(sample[metric])
+                    for metric in sample["metrics"]
+                    if _is_finite(sample[metric])
+                },
+                "statistics": {},
+            }
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _write(
+    folder: Path,
+    summary: MetricsSummary,
+    lines: list[dict[str, Any]],
+    found: Mapping[str, Any],
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    _write_lines(folder / LINES_FILE, lines)
+    answers = [one for task in sorted(found["samples"]) for one in found["samples"][task]]
+    _write_lines(folder / SAMPLES_FILE, answers)
+    kept = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better", "configs")
+    said = {key: found[key] for key in kept if key in found}
+    record = {"lm_eval": lm_eval.__version__, **json.loads(json.dumps(said, default=str))}
+    write_json(folder / RESULTS_FILE, record)
+    write_json(folder / SUMMARY_FILE, summary.to_json())
+
+
+def _write_lines(path: Path, lines: list[Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
