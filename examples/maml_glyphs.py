@@ -54,9 +54,8 @@ def make_collate_fn(characters, num_ways, num_shots):
             images = characters[index]
             fonts = np.resize(rng.permutation(len(images)), num_shots + NUM_QUERIES)
             shifts = rng.integers(-MAX_SHIFT, MAX_SHIFT + 1, (len(fonts), 2))
-            ways.append(
-                [np.roll(images[i], by, (0, 1)) for i, by in zip(fonts, shifts, strict=True)]
-            )
+            drawn = zip(fonts, shifts, strict=True)
+            ways.append([np.roll(images[i], by, (0, 1)) for i, by in drawn])
         return np.array(ways, np.float32) / 255 - 0.15
 
     def collate_fn(seeds):
@@ -75,13 +74,11 @@ def init_params(seed, num_ways):
     """Hidden layers, as the paper's network without convolutions."""
     sizes = [SIZE * SIZE, 256, 128, 64, 64, num_ways]
     keys = jax.random.split(jax.random.key(seed), len(sizes) - 1)
-    return {
-        f"layer{i}": {
-            "kernel": jax.random.normal(key, (m, n)) * jnp.sqrt(2 / m),
-            "bias": jnp.zeros(n),
-        }
-        for i, (key, m, n) in enumerate(zip(keys, sizes[:-1], sizes[1:], strict=True))
-    }
+    params = {}
+    for i, (key, m, n) in enumerate(zip(keys, sizes[:-1], sizes[1:], strict=True)):
+        kernel = jax.random.normal(key, (m, n)) * jnp.sqrt(2 / m)
+        params[f"layer{i}"] = {"kernel": kernel, "bias": jnp.zeros(n)}
+    return params
 
 
 def apply(params, x):

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from example_scripts import PROJECT, assert_close, load_example, run_by_hand
-from stage_kinds import script
-
-from redco_flow.stages.context import Stopped
+from example_scripts import assert_close, load_example, run_by_hand
 
 pytest.importorskip("gymnasium", reason="install gymnasium")
 
@@ -89,37 +86,6 @@ def test_steps_that_only_begin_an_episode_weigh_nothing(ppo):
     assert ended.any()
     np.testing.assert_array_equal(weight[1:], ~ended[:-1])
     np.testing.assert_array_equal(reward, weight)
-
-
-@pytest.mark.slow
-def test_ddpg_stopped_between_rounds_goes_on_with_its_buffer_over_two_model_shards(
-    bench, stop_at_look
-):
-    """Compared with one that was not stopped, over one."""
-
-    def run(num_shards, **options):
-        arguments = {"num_rounds": 3, "num_updates": 4, "num_envs": 2}
-        arguments["num_model_shards"] = num_shards
-        path = str(PROJECT / "examples" / "ddpg.py")
-        settings = {"path": path, "arguments": arguments, "outputs": ["params"]}
-        made = bench.run(script, settings, **options)
-        return dict(np.load(made["params"].path / "params.npz"))
-
-    def stopping(*args, **options):
-        found = context(*args, **options)
-        found.stop = stop_at_look(2)
-        return found
-
-    whole = run(1)
-    context = bench.context
-    bench.context = stopping
-    with pytest.raises(Stopped):
-        run(2, work="same")
-    bench.context = context
-    resumed = run(2, work="same")
-
-    assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [4]
-    assert_close(resumed, whole, atol=1e-5)
 
 
 def test_targets_follow_their_networks_at_a_rate(ddpg):

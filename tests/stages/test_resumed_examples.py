@@ -1,0 +1,61 @@
+"""The examples stopped in the middle go on where they were, in the same state to the last bit.
+
+Those that collect stop between rounds, whose examples follow from the parameters so far. One goes
+on over two model shards, where sums in another order have no time to grow.
+"""
+
+import numpy as np
+import pytest
+from example_scripts import PROJECT, assert_close
+from stage_kinds import script
+
+from redco_flow.stages.context import Stopped
+
+pytestmark = pytest.mark.slow
+
+SHORT = {
+    "ppo": {"num_rounds": 3, "num_epochs": 1, "num_steps": 32},
+    "ddpg": {"num_rounds": 3, "num_updates": 4, "num_envs": 2},
+    "grpo": {"share_before": 0.0, "num_rounds": 2, "num_questions": 8, "num_answers": 4},
+    "maml_glyphs": {"num_tasks": 96},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "look", "num_shards_after"),
+    [("ppo", 2, 1), ("ddpg", 2, 2), ("grpo", 2, 1), ("maml_glyphs", 2, 1)],
+)
+def test_an_example_stopped_in_the_middle_ends_as_one_that_was_not(
+    bench, stop_at_look, name, look, num_shards_after
+):
+    if name in ("ppo", "ddpg"):
+        pytest.importorskip("gymnasium", reason="install gymnasium")
+
+    def run(num_shards, **options):
+        settings = {
+            "path": str(PROJECT / "examples" / f"{name}.py"),
+            "arguments": SHORT[name] | {"num_model_shards": num_shards},
+            "outputs": ["params"],
+        }
+        made = bench.run(script, settings, **options)
+        return dict(np.load(made["params"].path / "params.npz"))
+
+    def stopping(*args, **options):
+        found = context(*args, **options)
+        found.stop = stop_at_look(look)
+        return found
+
+    whole = run(1)
+    context = bench.context
+    bench.context = stopping
+    with pytest.raises(Stopped):
+        run(num_shards_after, work="same")
+    bench.context = context
+    resumed = run(num_shards_after, work="same")
+
+    starts = [r["start_step"] for r in bench.records() if r["kind"] == "start"]
+    assert max(starts) > 0
+    if num_shards_after == 1:
+        for key in whole:
+            np.testing.assert_array_equal(resumed[key], whole[key])
+    assert_close(resumed, whole, atol=1e-5)
