@@ -38,6 +38,14 @@ class Loaded:
     profile: Profile
     workspace: Workspace
     plan: Plan
+    sources: Sources
+
+    @property
+    def identity(self) -> str:
+        """A digest of settings, data and code, by which a schedule knows that nothing is new."""
+        from redco_flow.orchestrate.ingredients import identity_of
+
+        return identity_of(self.pipeline, self.workspace, self.sources)
 
 
 def note_replaced(**named: str) -> list[str]:
@@ -102,7 +110,8 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
-        return Loaded(pipeline, profile, workspace, replace(plan, hub=pins, aliases=aliases))
+        plan = replace(plan, hub=pins, aliases=aliases)
+        return Loaded(pipeline, profile, workspace, plan, self._sources)
 
     def _say(self, notes: Sequence[str]) -> None:
         """Write each note once, whatever the number of points."""

@@ -24,6 +24,7 @@ from redco_flow.cli import (
     init,
     promote,
     run,
+    schedule,
     status,
 )
 from redco_flow.cli.arguments import Verbs
@@ -71,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"redco-flow {__version__}")
     verbs = Verbs(parser.add_subparsers(title="verbs", metavar="VERB", required=True))
-    groups = (init, run, status, artifacts, diff, history, promote, export, doctor, drill)
+    groups = (init, run, status, artifacts, diff, history, promote, schedule, export, doctor, drill)
     for group in groups:
         group.register(verbs)
     parser.set_defaults(whole_parser=parser)  # for the shells' completion

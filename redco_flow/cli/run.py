@@ -64,7 +64,8 @@ def register(verbs: Verbs) -> None:
 def _plan(options: argparse.Namespace) -> int:
     loader = Loader(options, only_reads=True)
     loaded = loader.load()
-    _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)
+    identity = {"identity": loaded.identity} if options.json else {}
+    _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json, **identity)
     if options.render:
         from redco_flow.orchestrate.rendering import rendered_submissions
 
@@ -76,10 +77,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _print_plan(
-    resolved: ResolvedPipeline, plan: Plan, replaced: list[str], *, as_json: bool
+    resolved: ResolvedPipeline, plan: Plan, replaced: list[str], *, as_json: bool, **more: str
 ) -> None:
     if as_json:
-        record = {"pipeline": resolved.name, **plan.to_json(), "replace_bundled": replaced}
+        record = {"pipeline": resolved.name, **plan.to_json(), "replace_bundled": replaced, **more}
         print(json.dumps(record))
         return
     rows = [
@@ -131,7 +132,8 @@ def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -
 def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
     """Follow the run unless told not to, then say how it ended."""
     if options.detach:
-        print(json.dumps({"run": run.id, "state": State.RUNNING}) if options.json else run.id)
+        started = {"run": run.id, "path": str(run.path), "state": State.RUNNING}
+        print(json.dumps(started) if options.json else run.id)
         return 0
     code = follow_run(run)
     view = read_run_view(run)

@@ -19,8 +19,10 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
 from redco_flow.launch.finding import Finding
 from redco_flow.orchestrate.prefect.server import server_status
+from redco_flow.orchestrate.recurring.serving import Serving
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
+from redco_flow.tracking.schedules import list_schedules
 from redco_flow.tracking.workspace import Workspace
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "datasets", "transformers", "prefect")
@@ -41,6 +43,7 @@ def examine(profile: Profile) -> Iterator[Finding]:
         _check_disk,
         _check_devices,
         _check_prefect,
+        _check_schedules,
     )
     for check in checks:
         yield check(profile)
@@ -69,6 +72,18 @@ def _check_packages(profile: Profile) -> Finding:
             missing.append(package)
     detail = ", ".join(versions) + (f"; missing: {', '.join(missing)}" if missing else "")
     return Finding("packages", not missing, detail, f"pip install {' '.join(missing)}")
+
+
+def _check_schedules(profile: Profile) -> Finding:
+    workspace = Workspace(Path(profile.workspace).expanduser().absolute())
+    names = ", ".join(one.name for one in list_schedules(workspace))
+    if not names:
+        return Finding("schedules", True, "none")
+    serving = Serving.find()
+    if serving is not None:
+        return Finding("schedules", True, f"{names}; served by {serving.process}")
+    remedy = "`redco-flow serve --detach`; `redco-flow serve --install` does so after a reboot, too"
+    return Finding("schedules", False, f"nothing serves {names}: they do not fire", remedy)
 
 
 def _check_workspace(profile: Profile) -> Finding:

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.redaction import redact_text
-from redco_flow.spec.load import ResolvedStage
+from redco_flow.records import digest_json
+from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import failure
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
@@ -83,6 +84,20 @@ def stage_ingredients(
         "data": sources.data(kind, stage, workspace),
         "code": sources.code(kind, stage),
     }
+
+
+def identity_of(pipeline: ResolvedPipeline, workspace: Workspace, sources: Sources) -> str:
+    """Return a digest of all settings, raw data and code: equal where nothing is new.
+
+    What aliases name, and what stages make of each other, is no part of it.
+
+    Raises:
+        WorkspaceError, UsageError: as `stage_ingredients`.
+    """
+    stages = pipeline.stages.items()
+    return digest_json(
+        {name: stage_ingredients(one, {}, workspace, sources) for name, one in stages}
+    )
 
 
 def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def _drive(
         code = error.exit_code if isinstance(error, RedcoFlowError) else 1
         state_store.close_run(State.FAILED, code, _told(error))
         return code, None
+    finally:
+        state_store.leave()
 
 
 def _told(error: BaseException) -> str:

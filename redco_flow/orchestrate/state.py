@@ -6,6 +6,7 @@ lease is held.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Collection, Iterable, Mapping
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow import search_path
-from redco_flow.errors import DamagedRecord
+from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.journal import Journal
-from redco_flow.tracking.locks import Lease
+from redco_flow.tracking.locks import Lease, acquire
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
@@ -35,6 +36,7 @@ class StateStore:
         self._run = run
         self._clock = clock
         self._mutex = threading.Lock()
+        self._has_left = False
         self._state: dict[str, Any] = run.read_state()
         self.journal = Journal(run.journal_path, clock=clock)
 
@@ -85,11 +87,21 @@ class StateStore:
                 self._state["message"] = message
                 self._write("launcher_phase", {"message": message})
 
+    def leave(self) -> None:
+        """Write no more by what is in memory: without the lease, the run may have another owner."""
+        with self._mutex:
+            self._has_left = True
+
     def set_prefect_url(self, url: str) -> None:
-        """Say where the run's page is."""
+        """Say where the run's page is; of a short run that is known when it has ended."""
         with self._mutex:
             self._state["prefect_url"] = url
-            self._write("flow_run_created", {"prefect_url": url})
+            if not self._has_left:
+                self._write("flow_run_created", {"prefect_url": url})
+                return
+            with contextlib.suppress(UsageError), acquire(self._run):  # another owner's page counts
+                self._run.write_state(self._run.read_state() | {"prefect_url": url})
+                self.journal.append("flow_run_created", prefect_url=url)
 
     def note(self, event: str, **fields: Any) -> None:
         """Write to the journal alone."""

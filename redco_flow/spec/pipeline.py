@@ -23,6 +23,7 @@ from redco_flow.spec.model import (
     StrictModel,
     Text,
 )
+from redco_flow.spec.schedule import ScheduleSection
 
 SECTION_NAMES = ("recipe", "settings", "model", "data")
 """The top-level keys that a stage kind may take over as fields of its Config."""
@@ -197,6 +198,7 @@ class PipelineSection(StrictModel):
         model: which model, from where, in which precision.
         data: which rows, which of their fields, which splits.
         tags: words for people; `ls` and the Prefect UI show them.
+        schedule: when it runs again by itself; `redco-flow schedule add` makes it so.
         stages: by name; a stage that is named like a kind need not say its kind.
     """
 
@@ -207,4 +209,5 @@ class PipelineSection(StrictModel):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     tags: list[Name] = Field(default_factory=list)
+    schedule: ScheduleSection | None = None
     stages: dict[Name, dict[str, Any] | None] = Field(min_length=1)

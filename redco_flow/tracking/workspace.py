@@ -91,6 +91,11 @@ class Workspace:
         return self.root / "aliases"
 
     @property
+    def schedules(self) -> Path:
+        """What fires, and what each firing came to, `<name>/`; made by the first one."""
+        return self.root / "schedules"
+
+    @property
     def work(self) -> Path:
         """Stages' working directories, `<fingerprint16>/`."""
         return self.root / "work"

@@ -4,6 +4,9 @@ import pytest
 from orchestrate_runs import TWO_STAGES
 
 from redco_flow.errors import UsageError
+from redco_flow.orchestrate.state import StateStore
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import acquire
 
 
 def test_several_hosts_for_a_kind_of_one_process_are_refused_before_there_is_a_run(planning):
@@ -12,3 +15,22 @@ def test_several_hosts_for_a_kind_of_one_process_are_refused_before_there_is_a_r
 
     assert "set it to 1" in str(refused.value)
     assert not list(planning.workspace.runs.glob("*"))
+
+
+def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state_alone(planning):
+    """A short run is over before Prefect has answered; it may have been tried again by then."""
+    run = planning.write(TWO_STAGES)
+    first = StateStore(run)
+    first.open_run(["numbers"], ["numbers"])
+    first.close_run(State.CANCELLED, 5, "cancelled")
+    first.leave()
+
+    first.set_prefect_url("http://first")
+    assert run.read_state()["prefect_url"] == "http://first"
+    with acquire(run):
+        second = StateStore(run)
+        second.open_run(["numbers"], ["numbers"])
+        first.set_prefect_url("http://late")
+
+    assert run.read_state()["state"] == "running"
+    assert run.read_state()["prefect_url"] == "http://first"

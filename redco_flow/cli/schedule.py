@@ -1,0 +1,419 @@
+"""Verbs of recurring runs: schedule, with verbs of its own, and serve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspace, workspace_path
+from redco_flow.cli.loading import Loader
+from redco_flow.cli.text import columns, moment
+from redco_flow.errors import ConfigError, Problem, UsageError
+from redco_flow.tracking.schedules import (
+    Firing,
+    Schedule,
+    ScheduleDirectory,
+    get_schedule,
+    list_schedules,
+)
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.recurring.deployments import Deployed
+    from redco_flow.spec.schedule import ScheduleSection
+
+_UNIT = """\
+[Unit]
+Description=redco-flow: fires the schedules of {user}
+After=network-online.target
+
+[Service]
+ExecStart="{python}" -P -m redco_flow.cli.main serve
+Restart=always
+RestartSec=10
+KillMode=process
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verbs."""
+    schedule = verbs.add("schedule", _help, "run a pipeline again and again")
+    own = Verbs(schedule.add_subparsers(title="verbs", metavar="VERB"))
+    schedule.set_defaults(schedule_parser=schedule)
+    add = own.add("add", _add, "make a schedule, or change the one of this name")
+    add_pipeline(add)
+    _add_when(add)
+    listed = own.add("ls", _list, "list the schedules: when each fires next, and what came of it")
+    show = own.add("show", _show, "print one schedule")
+    pause = own.add("pause", _pause, "have a schedule fire no more until it is resumed")
+    resume = own.add("resume", _resume, "have a paused schedule fire again")
+    run = own.add("run", _run, "have a schedule fire now")
+    remove = own.add("rm", _remove, "delete a schedule and its history; its runs stay")
+    history = own.add("history", _history, "list what each firing came to")
+    for parser in (show, pause, resume, run, remove, history):
+        parser.add_argument("name", metavar="NAME", help="the schedule's name")
+    for parser in (listed, show, pause, resume, run, remove, history):
+        add_workspace(parser)
+    for parser in (add, listed, show, history):
+        add_json(parser)
+    serve = verbs.add("serve", _serve, "fire the schedules when they are due")
+    serve.add_argument("--detach", action="store_true", help="as a process of its own")
+    serve.add_argument("--stop", action="store_true", help="end it; runs that it began go on")
+    serve.add_argument(
+        "--install", action="store_true", help="have this machine serve after a reboot, too"
+    )
+
+
+def _add_when(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", metavar="NAME", help="the schedule's (the pipeline's name)")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--cron", metavar="CRON", help="such as '0 3 * * 1': Mondays at 03:00")
+    when.add_argument("--every", metavar="INTERVAL", help="90s, 30m, 6h, 1d, 2w")
+    when.add_argument("--rrule", metavar="RULE", help="a recurrence rule of RFC 5545")
+    parser.add_argument("--timezone", metavar="ZONE", help="such as Europe/Berlin (this machine's)")
+    parser.add_argument(
+        "--overlap",
+        choices=("skip", "queue", "cancel_running"),
+        help="what a firing does while the one before it runs (skip)",
+    )
+    parser.add_argument(
+        "--missed",
+        choices=("latest", "skip", "all"),
+        help="which firings are made up for that came due while nothing served (latest)",
+    )
+    parser.add_argument("--retries", type=int, metavar="N", help="new attempts of a firing (0)")
+
+
+def _help(options: argparse.Namespace) -> int:
+    options.schedule_parser.print_help()
+    return 0
+
+
+def _add(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.recurring.deployments import (
+        client_of,
+        connect,
+        deploy,
+        describe,
+        find_deployment,
+    )
+    from redco_flow.orchestrate.recurring.serving import note_workspace
+
+    if options.from_stage or options.until_stage or options.force:
+        raise UsageError("a schedule runs whole pipelines: leave --from, --until and --force out.")
+    schedule, workspace = _wanted(options)
+    directory = ScheduleDirectory.of(workspace, schedule.name)
+    api = connect()
+    with client_of(api) as client:
+        deploy(schedule, workspace, client)
+        directory.write(schedule)
+        note_workspace(workspace)
+        found = find_deployment(schedule.name, client)
+        assert found is not None
+        deployed = describe(found, api)
+    if options.json:
+        print(json.dumps(_record(schedule, deployed)))
+        return 0
+    print("\n".join(_lines(schedule, deployed, directory)))
+    _say_if_nothing_serves()
+    return 0
+
+
+def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
+    """The schedule that the command line and the pipeline's block ask for.
+
+    Raises:
+        ConfigError: there is no time, two of them, or one that cannot be read.
+    """
+    from redco_flow.spec.find import find_file
+    from redco_flow.spec.yaml import parse_file
+
+    path = find_file("pipelines", options.file).absolute()
+    block = parse_file(path)[0].get(("schedule",))
+    section = _section(options, block if isinstance(block, dict) else {})
+    if options.profile == "local" and section.profile:
+        options.profile = section.profile
+    loaded = Loader(options).load()
+    schedule = Schedule(
+        name=section.name or loaded.pipeline.name,
+        pipeline=str(path),
+        directory=str(Path.cwd()),
+        profile=_profile_word(options.profile),
+        overrides=list(options.overrides),
+        cron=section.cron or "",
+        every=section.every or "",
+        rrule=section.rrule or "",
+        timezone=section.timezone or _local_timezone(),
+        overlap=section.overlap,
+        missed=section.missed,
+        retries=section.retries,
+    )
+    return schedule, loaded.workspace
+
+
+def _section(options: argparse.Namespace, block: dict[str, Any]) -> ScheduleSection:
+    """The block with the command line's words laid over it, checked."""
+    from pydantic import ValidationError
+
+    from redco_flow.spec.schedule import ScheduleSection
+
+    times = {key: getattr(options, key) for key in ("cron", "every", "rrule")}
+    kept = {k: v for k, v in block.items() if not (any(times.values()) and k in times)}
+    others = ("name", "timezone", "overlap", "missed", "retries")
+    said = times | {key: getattr(options, key) for key in others}
+    try:
+        return ScheduleSection(**(kept | {k: v for k, v in said.items() if v is not None}))
+    except ValidationError as error:
+        problems = [
+            Problem("schedule", 0, 0, f"{'.'.join(map(str, one['loc'])) or 'when'}: {one['msg']}")
+            for one in error.errors()
+        ]
+        raise ConfigError(problems) from None
+
+
+def _profile_word(profile: str) -> str:
+    """A file of a profile stays that file wherever a firing runs."""
+    path = Path(profile)
+    return str(path.absolute()) if path.is_file() else profile
+
+
+def _local_timezone() -> str:
+    import tzlocal
+
+    return str(tzlocal.get_localzone_name() or "UTC")
+
+
+def _list(options: argparse.Namespace) -> int:
+    workspace = _workspace(options)
+    found = [(one, one.read()) for one in list_schedules(workspace)]
+    if not found:
+        sys.stderr.write("no schedules yet: redco-flow schedule add FILE --cron '0 3 * * 1'\n")
+        return 0
+    deployed = _deployed([schedule.name for _, schedule in found])
+    if options.json:
+        records = [_record(one, deployed.get(one.name)) for _, one in found]
+        print(json.dumps(records))
+        return 0
+    rows = [_row(schedule, deployed.get(schedule.name), folder) for folder, schedule in found]
+    print(columns(rows, ["SCHEDULE", "PIPELINE", "WHEN", "NEXT", "LAST", "CAME TO"]))
+    _say_if_nothing_serves()
+    return 0
+
+
+def _row(schedule: Schedule, deployed: Deployed | None, folder: ScheduleDirectory) -> list[str]:
+    when = deployed.when if deployed else schedule.when
+    last = [[moment(one.due), _came_to(one)] for one in folder.firings()[-1:]] or [["", ""]]
+    return [schedule.name, Path(schedule.pipeline).name, when, _next(deployed), *last[0]]
+
+
+def _next(deployed: Deployed | None) -> str:
+    if deployed is None:
+        return "not on the server"
+    if deployed.is_paused:
+        return "paused"
+    return moment(deployed.next_firings[0].isoformat()) if deployed.next_firings else "never"
+
+
+def _came_to(firing: Firing) -> str:
+    """How a firing ended, and why."""
+    return " ".join(part for part in (firing.state, firing.run, _why(firing)) if part)
+
+
+def _why(firing: Firing) -> str:
+    first = firing.reason.partition("\n")[0]
+    return f"({first})" if first else ""
+
+
+def _show(options: argparse.Namespace) -> int:
+    directory = get_schedule(_workspace(options), options.name)
+    schedule = directory.read()
+    deployed = _deployed([schedule.name]).get(schedule.name)
+    if options.json:
+        print(json.dumps(_record(schedule, deployed)))
+    else:
+        print("\n".join(_lines(schedule, deployed, directory)))
+    return 0
+
+
+def _lines(
+    schedule: Schedule, deployed: Deployed | None, directory: ScheduleDirectory
+) -> list[str]:
+    """A schedule for people; what stands on the server counts."""
+    given = deployed.parameters if deployed else asdict(schedule)
+    lines = [f"{schedule.name}: {deployed.when if deployed else schedule.when}"]
+    overrides = " ".join(given["overrides"])
+    lines.append(f"  runs: {given['pipeline']} -p {given['profile']} {overrides}".rstrip())
+    lines.append(
+        f"  overlap {given['overlap']}, missed {given['missed']}, retries {given['retries']}"
+    )
+    if deployed is None or deployed.is_paused:
+        lines.append(f"  next: {_next(deployed)}")
+    else:
+        dates = [moment(one.isoformat()) for one in deployed.next_firings]
+        lines.append(f"  next: {', '.join(dates) or 'never'}")
+    lines.append(f"  records: {directory.path}")
+    return [*lines, *([f"  page: {deployed.page}"] if deployed else [])]
+
+
+def _record(schedule: Schedule, deployed: Deployed | None) -> dict[str, Any]:
+    """A schedule for programs."""
+    if deployed is None:
+        return {**asdict(schedule), "next": [], "page": None, "is_deployed": False}
+    given = {key: value for key, value in deployed.parameters.items() if key != "schedule"}
+    more = {
+        "is_paused": deployed.is_paused,
+        "next": [one.isoformat() for one in deployed.next_firings],
+        "page": deployed.page,
+        "is_deployed": True,
+    }
+    return {**asdict(schedule), **given, **more}
+
+
+def _pause(options: argparse.Namespace) -> int:
+    return _set_paused(options, is_paused=True)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    return _set_paused(options, is_paused=False)
+
+
+def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:
+    directory = get_schedule(_workspace(options), options.name)
+
+    def change(client: Any, found: Any) -> None:
+        client.set_deployment_paused_state(found.id, is_paused)
+        directory.write(replace(directory.read(), is_paused=is_paused))
+
+    _with_deployment(directory.name, change)
+    print(f"{directory.name}: {'paused' if is_paused else 'fires again'}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    directory = get_schedule(_workspace(options), options.name)
+
+    def fire(client: Any, found: Any) -> None:
+        flow_run = client.create_flow_run_from_deployment(found.id)
+        print(f"{directory.name}: fires now, as {flow_run.id}")
+
+    _with_deployment(directory.name, fire)
+    _say_if_nothing_serves()
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    directory = get_schedule(_workspace(options), options.name)
+    running = [one.run for one in directory.firings() if one.is_held]
+    if running:
+        raise UsageError(
+            f"'{directory.name}' fires now ({', '.join(filter(None, running)) or 'beginning'}): "
+            "cancel it first, or wait."
+        )
+    _with_deployment(directory.name, lambda client, found: client.delete_deployment(found.id))
+    directory.remove()
+    print(f"{directory.name}: deleted; its runs stay")
+    return 0
+
+
+def _history(options: argparse.Namespace) -> int:
+    firings = get_schedule(_workspace(options), options.name).firings()
+    if options.json:
+        print(json.dumps([asdict(one) for one in firings]))
+    else:
+        rows = [[moment(one.due), one.state, one.run, one.reason] for one in firings]
+        print(columns(rows, ["DUE", "STATE", "RUN", "WHY"]))
+    return 0
+
+
+def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
+    """Do something with a schedule's deployment, which is made where the server lacks it."""
+    from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
+
+    with client_of(connect()) as client:
+        found = find_deployment(name, client)
+        if found is None:
+            raise UsageError(
+                f"the Prefect server has no deployment of '{name}': `redco-flow schedule add` the "
+                "pipeline again, or `redco-flow serve` makes it anew."
+            )
+        act(client, found)
+
+
+def _deployed(names: list[str]) -> dict[str, Deployed]:
+    """What the server says of schedules; nothing where none answers."""
+    from redco_flow.orchestrate.prefect.server import server_status
+    from redco_flow.orchestrate.recurring.deployments import (
+        client_of,
+        connect,
+        describe,
+        find_deployment,
+    )
+
+    if not server_status().healthy:
+        sys.stderr.write(
+            "note: the Prefect server does not run; what is shown is what was asked for\n"
+        )
+        return {}
+    api = connect()
+    with client_of(api) as client:
+        found = {name: find_deployment(name, client) for name in names}
+    return {name: describe(one, api) for name, one in found.items() if one is not None}
+
+
+def _say_if_nothing_serves() -> None:
+    from redco_flow.orchestrate.recurring.serving import Serving
+
+    if Serving.find() is None:
+        sys.stderr.write("note: nothing serves: `redco-flow serve --detach` fires schedules\n")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.recurring.serving import serve, start_detached, stop_serving
+
+    if options.stop:
+        print("stopped" if stop_serving() else "nothing served")
+        return 0
+    if options.install:
+        return _install()
+    if options.detach:
+        print(f"schedules are served by {start_detached()}")
+        return 0
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    serve(lambda line: print(line, flush=True), stop)
+    return 0
+
+
+def _install() -> int:
+    """Write a systemd user unit; where there is no systemd, print a crontab line."""
+    if shutil.which("systemctl") is None:
+        print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach")
+        sys.stderr.write("there is no systemd here: `crontab -e` takes the line above\n")
+        return 0
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = home / "systemd" / "user" / "redco-flow.service"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_UNIT.format(python=sys.executable, user=os.environ.get("USER", "this user")))
+    print(path)
+    sys.stderr.write(
+        "systemctl --user enable --now redco-flow     serves from now on\n"
+        "loginctl enable-linger                       also while you are not logged in\n"
+    )
+    return 0
+
+
+def _workspace(options: argparse.Namespace) -> Workspace:
+    return Workspace(workspace_path(options).absolute())

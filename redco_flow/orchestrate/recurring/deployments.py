@@ -1,0 +1,295 @@
+"""A schedule as Prefect knows it: a deployment of `flows/recurring.py` on a pool of processes.
+
+What is edited on the deployment's page counts: its schedule says when, its parameters what runs.
+Prefect is imported in functions, after `prepare_environment`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from redco_flow.errors import UsageError
+from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
+from redco_flow.orchestrate.prefect.report import prepare_environment, watch_for_cancelling
+from redco_flow.orchestrate.prefect.server import api_at, ensure_server
+from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
+from redco_flow.spec.find import find_file
+from redco_flow.spec.schedule import interval_of, interval_text
+from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
+
+POOL = "redco-flow"
+TAG = "redco-flow-schedule"
+_FLOW = "recurring"
+_SLUG = "redco-flow"
+_MOST_LATER = 50
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What the server says of a schedule.
+
+    Args:
+        page: of the deployment.
+        is_paused: it does not fire.
+        next_firings: when it will, at most three.
+        when: the schedule as it stands there, for people.
+        parameters: of the flow, as they stand there.
+    """
+
+    page: str
+    is_paused: bool
+    next_firings: list[datetime]
+    when: str
+    parameters: dict[str, Any]
+
+
+def connect() -> PrefectApi:
+    """Return the API of schedules: the user's own, or our server, started where none runs.
+
+    Raises:
+        PrefectServerError: there is none, and none could be started.
+    """
+    api = api_at(ensure_server())
+    prepare_environment(api)
+    return api
+
+
+@contextlib.contextmanager
+def client_of(api: PrefectApi) -> Iterator[SyncPrefectClient]:
+    """Yield a client of an API that `connect` returned."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) -> UUID:
+    """Make a schedule's deployment, or make it what the schedule says now.
+
+    Raises:
+        UsageError: the name is that of a schedule of another workspace.
+    """
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.utilities.callables import parameter_schema
+
+    found = find_deployment(schedule.name, client)
+    if found is not None and found.parameters.get("workspace") != str(workspace.root):
+        raise UsageError(
+            f"schedule '{schedule.name}' is one of workspace {found.parameters.get('workspace')}; "
+            "choose another name: --name."
+        )
+    make_pool(client)
+    flow_file = find_file("flows", "flows/recurring.py").absolute()
+    when = DeploymentScheduleCreate(schedule=_prefect_schedule(schedule), slug=_SLUG)
+    return client.create_deployment(
+        client.create_flow_from_name(_FLOW),
+        schedule.name,
+        schedules=[when],
+        paused=schedule.is_paused,
+        parameters=_parameters(schedule, workspace),
+        parameter_openapi_schema=parameter_schema(_load_flow(flow_file)).model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+        description=f"`{Path(schedule.pipeline).name}` again and again, {schedule.when}.",
+        tags=[TAG],
+        work_pool_name=POOL,
+        entrypoint=f"{flow_file}:recurring",
+        pull_steps=[
+            {"prefect.deployments.steps.set_working_directory": {"directory": schedule.directory}}
+        ],
+        job_variables={
+            "stream_output": False,  # a worker that ends would take the firing along
+            "working_dir": schedule.directory,
+            # -P: nothing of that directory takes a library's place.
+            "command": f"{shlex.quote(sys.executable)} -P -m prefect.engine",
+        },
+    )
+
+
+def find_deployment(name: str, client: SyncPrefectClient) -> DeploymentResponse | None:
+    """Return a schedule's deployment, or None where the server has none."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        return client.read_deployment_by_name(f"{_FLOW}/{name}")
+    except ObjectNotFound:
+        return None
+
+
+def deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    """Return all schedules' deployments, of every workspace."""
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+
+    return client.read_deployments(
+        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+    )
+
+
+def describe(found: DeploymentResponse, api: PrefectApi) -> Deployed:
+    """Return what the server says of a schedule, edited or not."""
+    active = [one for one in found.schedules if one.active]
+    dates = asyncio.run(_next_dates([one.schedule for one in active]))
+    said = "; ".join(_said(one.schedule) for one in active)
+    page = f"{ui_url(api.url)}/deployments/deployment/{found.id}"
+    is_paused = found.paused or not active
+    return Deployed(page, is_paused, [] if is_paused else dates, said, dict(found.parameters))
+
+
+def fire_flow_run(
+    schedule: str,
+    workspace: str,
+    pipeline: str,
+    profile: str,
+    overrides: list[str],
+    overlap: str,
+    missed: str,
+    retries: int,
+) -> Firing:
+    """Bring the firing that the present flow run is to its end."""
+    from prefect.context import get_run_context
+    from prefect.logging import get_run_logger
+
+    flow_run = get_run_context().flow_run  # type: ignore[union-attr]
+    assert flow_run is not None
+    due = flow_run.expected_start_time or datetime.now(UTC)
+    terms = Terms(
+        *(schedule, Path(workspace), pipeline, profile, tuple(overrides), overlap, missed, retries)
+    )
+    stop = threading.Event()
+    watching = watch_for_cancelling(flow_run.id, lambda reason: stop.set())
+    log = get_run_logger()
+    later = _LaterFirings(flow_run.deployment_id)
+    try:
+        firer = Firer(terms, later.is_due_after, log.info, stop)
+        return firer.fire(str(flow_run.id), due)
+    except BaseException:
+        # The worker ends the process of a firing that is cancelled on its page; one that is
+        # killed for any other reason leaves its run alone, and is taken up again.
+        if stop.is_set() or _is_cancelled(flow_run.id):
+            leave(ScheduleDirectory.of(Workspace(Path(workspace)), schedule), str(flow_run.id))
+        raise
+    finally:
+        watching.set()
+
+
+class _LaterFirings:
+    """Asks the server for flow runs of a deployment that are due."""
+
+    def __init__(self, deployment_id: UUID | None) -> None:
+        self._deployment_id = deployment_id
+
+    def is_due_after(self, moment: datetime) -> bool:
+        """Whether another flow run was due after `moment` and by now."""
+        from prefect.client.orchestration import get_client
+        from prefect.client.schemas.filters import (
+            DeploymentFilter,
+            DeploymentFilterId,
+            FlowRunFilter,
+            FlowRunFilterExpectedStartTime,
+        )
+
+        if self._deployment_id is None:
+            return False
+        period = FlowRunFilterExpectedStartTime(after_=moment, before_=datetime.now(UTC))
+        with get_client(sync_client=True) as client:
+            found = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(expected_start_time=period),
+                deployment_filter=DeploymentFilter(
+                    id=DeploymentFilterId(any_=[self._deployment_id])
+                ),
+                limit=_MOST_LATER,
+            )
+        return any(one.expected_start_time and one.expected_start_time > moment for one in found)
+
+
+def _is_cancelled(flow_run_id: UUID) -> bool:
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(flow_run_id).state
+    except Exception:  # noqa: BLE001 (the server is away: nobody can have cancelled it there)
+        return False
+    return bool(state and (state.is_cancelling() or state.is_cancelled()))
+
+
+def make_pool(client: SyncPrefectClient) -> None:
+    """Make the pool that schedules' flow runs wait in, where the server has none."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    try:
+        client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+        client.create_work_pool(pool, overwrite=True)
+
+
+def _load_flow(path: Path) -> Any:
+    from prefect.flows import load_flow_from_entrypoint
+
+    return load_flow_from_entrypoint(f"{path}:recurring")
+
+
+def _parameters(schedule: Schedule, workspace: Workspace) -> dict[str, Any]:
+    return {
+        "schedule": schedule.name,
+        "workspace": str(workspace.root),
+        "pipeline": schedule.pipeline,
+        "profile": schedule.profile,
+        "overrides": schedule.overrides,
+        "overlap": schedule.overlap,
+        "missed": schedule.missed,
+        "retries": schedule.retries,
+    }
+
+
+def _prefect_schedule(schedule: Schedule) -> Any:
+    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
+
+    if schedule.every:
+        # Counted from now, so that an update does not fire at once.
+        anchor = datetime.now(UTC)
+        return IntervalSchedule(interval=interval_of(schedule.every), anchor_date=anchor)
+    if schedule.cron:
+        return CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
+    return RRuleSchedule(rrule=schedule.rrule, timezone=schedule.timezone)
+
+
+async def _next_dates(schedules: list[Any]) -> list[datetime]:
+    found = [date for one in schedules for date in await _dates_of(one)]
+    return sorted(found)[:3]
+
+
+async def _dates_of(schedule: Any) -> list[datetime]:
+    from prefect.server.schemas import schedules as server_schedules
+
+    name = type(schedule).__name__
+    same = getattr(server_schedules, name)(**schedule.model_dump())
+    dates: list[datetime] = await same.get_dates(3, datetime.now(UTC))
+    return dates
+
+
+def _said(schedule: Any) -> str:
+    """A schedule as it stands on the server, for people."""
+    if (cron := getattr(schedule, "cron", None)) is not None:
+        return f"{cron} {schedule.timezone or 'UTC'}"
+    if (rrule := getattr(schedule, "rrule", None)) is not None:
+        return f"{rrule} {schedule.timezone or 'UTC'}"
+    return f"every {interval_text(schedule.interval)}"

@@ -1,0 +1,317 @@
+"""One firing of a schedule: whether it starts a run, and which end that comes to.
+
+Runs in a process that Prefect's worker starts. The run itself is an ordinary one, started by the
+ordinary command and driven by its own detached process, so the end of this process loses nothing:
+the next one that is given the same firing finds its record and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.orchestrate.prefect.server import own_api
+from redco_flow.orchestrate.start import resume_run, retry_run
+from redco_flow.orchestrate.state import ENDED_RUN_STATES
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.schedules import Firing, FiringState, ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
+
+SECONDS_LATE = 60.0
+"""A firing that begins later than this was missed: nothing served when it was due."""
+
+_POLL_SECONDS = 0.5
+_SECONDS_WITHOUT_LAUNCHER = 5.0
+_MOST_RESUMES = 3
+_ENDS = {
+    State.COMPLETED: FiringState.COMPLETED,
+    State.FAILED: FiringState.FAILED,
+    State.CANCELLED: FiringState.CANCELLED,
+}
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a flow run was given, as it may have been edited on its deployment's page.
+
+    Args:
+        schedule: its name.
+        workspace: where its records are.
+        pipeline, profile, overrides: as for `redco-flow run`.
+        overlap, missed, retries: see `spec.schedule.ScheduleSection`.
+    """
+
+    schedule: str
+    workspace: Path
+    pipeline: str
+    profile: str
+    overrides: tuple[str, ...]
+    overlap: str
+    missed: str
+    retries: int
+
+    @property
+    def words(self) -> list[str]:
+        """What follows the verb on the command line."""
+        return [self.pipeline, "-p", self.profile, *self.overrides]
+
+
+class CannotFire(RedcoFlowError):
+    """The pipeline could not be planned or started; the message says why."""
+
+
+class Firer:
+    """Brings one firing to its end.
+
+    Args:
+        terms: what it was given.
+        later_is_due: whether another firing of the schedule, due after a time, is due by now.
+        log: takes lines for the firing's page.
+        stop: set when a user has cancelled it.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        later_is_due: Callable[[datetime], bool],
+        log: Log,
+        stop: threading.Event,
+    ) -> None:
+        self._terms = terms
+        self._later_is_due = later_is_due
+        self._log = log
+        self._stop = stop
+        self._directory = ScheduleDirectory.of(Workspace(terms.workspace), terms.schedule)
+
+    def fire(self, firing_id: str, due: datetime) -> Firing:
+        """Bring a firing to its end, or take one up whose process is gone; return it.
+
+        One that has ended as failed or cancelled is given new attempts: a user asked for that.
+        """
+        found = self._directory.find_firing(firing_id)
+        if found is not None and found.state in (FiringState.FAILED, FiringState.CANCELLED):
+            return self._retry(found)
+        new = Firing(firing_id, _text(due), FiringState.WAITING, began=utc_now())
+        firing = self._directory.claim(new)
+        if firing is None:
+            return self._directory.find_firing(firing_id) or new
+        try:
+            if not firing.run:
+                firing = self._begin(firing)
+            return firing if firing.has_ended else self._follow(firing)
+        except RedcoFlowError as error:
+            return self._end(firing, FiringState.FAILED, str(error))
+
+    def _begin(self, firing: Firing) -> Firing:
+        """Start the run, or end the firing where there is to be none."""
+        is_late = _is_late(firing)
+        if is_late and (reason := self._why_not_made_up(firing)):
+            return self._end(firing, FiringState.SKIPPED, reason)
+        queues = self._terms.overlap == "queue" or (is_late and self._terms.missed == "all")
+        firing = self._wait_for_turn(firing, queues=queues)
+        if firing.has_ended:
+            return firing
+        planned = self._ask("plan", "--json")
+        firing = replace(firing, identity=str(planned["identity"]))
+        if reason := self._why_nothing_is_new(firing, planned):
+            return self._end(firing, FiringState.SKIPPED, reason)
+        started = self._ask("run", "--detach", "--json")
+        self._log(f"run {started['run']} started; its files: {started['path']}")
+        run, path = str(started["run"]), str(started["path"])
+        return self._directory.write_firing(replace(firing, run=run, run_path=path))
+
+    def _why_not_made_up(self, firing: Firing) -> str:
+        if self._terms.missed == "skip":
+            return f"it was due at {firing.due}, when nothing served"
+        if self._terms.missed == "latest" and self._later_is_due(_time(firing.due)):
+            return f"it was due at {firing.due}, when nothing served; a later one is made up for"
+        return ""
+
+    def _why_nothing_is_new(self, firing: Firing, planned: Mapping[str, Any]) -> str:
+        """Say since which run nothing has changed, or nothing."""
+        good = [one for one in self._directory.firings() if one.state == FiringState.COMPLETED]
+        if good and good[-1].identity == firing.identity:
+            return f"data unchanged since {good[-1].run}"
+        if all(stage["action"] in ("reuse", "skip") for stage in planned["stages"].values()):
+            since = f" since {good[-1].run}" if good else ": every stage has its result already"
+            return f"data unchanged{since}"
+        return ""
+
+    def _wait_for_turn(self, firing: Firing, *, queues: bool) -> Firing:
+        """Return the firing when it may run, or as it ended by the policy of overlaps."""
+        is_told = False
+        while True:
+            with self._directory.locked():
+                others = self._others_before(firing)
+                if not others:
+                    return self._directory.write_firing(replace(firing, state=FiringState.RUNNING))
+            running = [one for one in others if one.state == FiringState.RUNNING]
+            if running and not queues and self._terms.overlap == "skip":
+                return self._end(firing, FiringState.SKIPPED, f"{running[0].run or 'one'} runs")
+            if running and not queues and self._terms.overlap == "cancel_running":
+                _cancel(running[0], f"the firing of {firing.due} takes its place")
+            if not is_told:
+                self._log(f"waiting for {', '.join(one.run or one.due for one in others)}")
+                is_told = True
+            if self._stop.wait(_POLL_SECONDS):
+                return self._end(firing, FiringState.CANCELLED, "cancelled while it waited")
+
+    def _others_before(self, firing: Firing) -> list[Firing]:
+        """Return the firings that run, or wait and were due before."""
+        others = [one for one in self._directory.firings() if one.id != firing.id]
+        mine = (firing.due, firing.id)
+        return [
+            one
+            for one in others
+            if (one.state == FiringState.RUNNING and (one.is_held or _has_open_run(one)))
+            or (one.state == FiringState.WAITING and one.is_held and (one.due, one.id) < mine)
+        ]
+
+    def _follow(self, firing: Firing) -> Firing:
+        """Wait for the run's end, give new attempts as often as allowed, and note the end."""
+        run = RunDirectory(Path(firing.run_path))
+        while True:
+            state = self._wait_for_end(run)
+            if state != State.FAILED or firing.num_retries >= self._terms.retries:
+                break
+            number = firing.num_retries + 1
+            firing = self._directory.write_firing(replace(firing, num_retries=number))
+            self._log(f"run {run.id} failed; new attempts, {number} of {self._terms.retries}")
+            retry_run(run, only_failed=True)
+        message = str(run.read_state().get("message") or "")
+        return self._end(firing, _ENDS[State(state)], message)
+
+    def _wait_for_end(self, run: RunDirectory) -> str:
+        num_resumes, seen = 0, time.monotonic()
+        is_cancelled = False
+        while (state := run.read_state()["state"]) not in ENDED_RUN_STATES:
+            if find_holder(run) is not None:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _SECONDS_WITHOUT_LAUNCHER:
+                if num_resumes == _MOST_RESUMES:
+                    raise CannotFire(f"run {run.id} lost its launcher {num_resumes + 1} times.")
+                num_resumes += 1
+                self._log(f"run {run.id} has lost its launcher: it is taken up again")
+                resume_run(run)
+            if self._stop.wait(_POLL_SECONDS) and not is_cancelled:
+                is_cancelled = True
+                run.request_cancel("cancelled on its Prefect page")
+            if is_cancelled:
+                time.sleep(_POLL_SECONDS)
+        return str(state)
+
+    def _retry(self, firing: Firing) -> Firing:
+        """Give an ended firing's run new attempts, or begin where it has none."""
+        with self._directory.locked():
+            opened = replace(firing, state=FiringState.WAITING, reason="", ended="")
+            self._directory.write_firing(replace(opened, process={}))
+        claimed = self._directory.claim(opened)
+        if claimed is None:
+            return opened
+        try:
+            if not claimed.run:
+                claimed = self._begin(claimed)
+                return claimed if claimed.has_ended else self._follow(claimed)
+            claimed = self._wait_for_turn(claimed, queues=True)
+            if not claimed.has_ended:
+                retry_run(RunDirectory(Path(claimed.run_path)))
+            return claimed if claimed.has_ended else self._follow(claimed)
+        except RedcoFlowError as error:
+            return self._end(claimed, FiringState.FAILED, str(error))
+
+    def _end(self, firing: Firing, state: FiringState, reason: str) -> Firing:
+        self._log(f"{state}{f': {reason}' if reason else ''}")
+        ended = replace(firing, state=state, reason=reason, ended=utc_now())
+        return self._directory.write_firing(ended)
+
+    def _ask(self, verb: str, *options: str) -> dict[str, Any]:
+        """Return what a command prints as JSON.
+
+        Raises:
+            CannotFire: it failed; has its last words.
+        """
+        command = [sys.executable, "-P", "-m", "redco_flow.cli.main", verb, *self._terms.words]
+        done = subprocess.run(
+            [*command, *options], env=_environment(), capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            said = "\n".join(done.stderr.strip().splitlines()[-20:])
+            raise CannotFire(f"`redco-flow {verb} {' '.join(self._terms.words)}`: {said}")
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def leave(directory: ScheduleDirectory, firing_id: str) -> None:
+    """Cancel what a firing has begun, because a user cancelled it and its process must end."""
+    firing = directory.find_firing(firing_id)
+    if firing is not None and not firing.has_ended:
+        _cancel(firing, "cancelled on its Prefect page")
+        end = replace(firing, state=FiringState.CANCELLED, reason="cancelled", ended=utc_now())
+        directory.write_firing(end)
+
+
+def note_end_of(directory: ScheduleDirectory, firing: Firing) -> Firing | None:
+    """Note the end of a firing that no process has, where its run has ended.
+
+    Returns:
+        The firing with its end; None where it has none yet.
+    """
+    if not firing.run_path:
+        return None
+    state = RunDirectory(Path(firing.run_path)).read_state()["state"]
+    if state not in ENDED_RUN_STATES:
+        return None
+    return directory.write_firing(replace(firing, state=_ENDS[State(state)], ended=utc_now()))
+
+
+def _cancel(firing: Firing, reason: str) -> None:
+    if _has_open_run(firing):
+        RunDirectory(Path(firing.run_path)).request_cancel(reason)
+
+
+def _has_open_run(firing: Firing) -> bool:
+    if not firing.run_path:
+        return False
+    try:
+        return RunDirectory(Path(firing.run_path)).read_state()["state"] not in ENDED_RUN_STATES
+    except (RedcoFlowError, UsageError, OSError):
+        return False  # its directory was deleted, or is damaged
+
+
+def _environment() -> dict[str, str]:
+    """Return this process's environment without what Prefect's worker put there."""
+    own = own_api()
+    is_ours = own is not None and os.environ.get("PREFECT_API_URL") == own.url
+    kept = () if is_ours else ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_") or name in kept
+    }
+
+
+def _is_late(firing: Firing) -> bool:
+    return (_time(firing.began) - _time(firing.due)).total_seconds() > SECONDS_LATE
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -1,0 +1,306 @@
+"""Keep what fires schedules alive: the Prefect server, Prefect's worker, and every firing begun.
+
+`redco-flow serve` runs `serve` in the foreground or detached. It has no clock of its own: Prefect
+schedules, its worker starts firings. What was killed on the way is found by the firings' records:
+a flow run without a process and without an end is scheduled anew, and takes up where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.launch.processes import die_with_parent
+from redco_flow.orchestrate.prefect.server import prefect_directory
+from redco_flow.orchestrate.recurring.deployments import (
+    POOL,
+    client_of,
+    connect,
+    deploy,
+    deployments,
+    find_deployment,
+    make_pool,
+)
+from redco_flow.orchestrate.recurring.firing import leave, note_end_of
+from redco_flow.records import open_no_link, read_json_if_present, write_json
+from redco_flow.tracking.locks import exclusive
+from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.schedules import Firing, ScheduleDirectory, list_schedules
+from redco_flow.tracking.typed_records import unless_damaged
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import FlowRun, State
+
+_SECONDS_BETWEEN_LOOKS = 5.0
+_SECONDS_TO_BEGIN = 60.0  # from a worker's taking a flow run to its record
+_SECONDS_TO_END = 20.0
+_MOST_BEGINNINGS = 20
+_SECONDS_TO_START = 120.0
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What `serve.json` says of the process that serves, and whether it lives."""
+
+    process: ProcessIdentity
+
+    @classmethod
+    def find(cls) -> Serving | None:
+        """Return the process that serves this user's schedules on this machine, if one does."""
+        record = read_json_if_present(_record_path())
+        if record is None:
+            return None
+        process = ProcessIdentity.from_json(record["process"])
+        return cls(process) if process.is_alive() else None
+
+
+def serve(log: Log, stop: threading.Event) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        UsageError: another process serves.
+    """
+    with _only_one():
+        worker: subprocess.Popen[bytes] | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    worker = _attend(worker, log)
+                except Exception as error:  # noqa: BLE001 (a server that restarts; told and tried again)
+                    log(f"warning: {error}; tried again in {_SECONDS_BETWEEN_LOOKS:.0f} s")
+                stop.wait(_SECONDS_BETWEEN_LOOKS)
+        finally:
+            if worker is not None:
+                _end(worker)
+
+
+def start_detached() -> ProcessIdentity:
+    """Start `redco-flow serve` as a process of its own; return it once it serves.
+
+    Raises:
+        UsageError: another process serves.
+        RedcoFlowError: it did not start; names its log.
+    """
+    if (serving := Serving.find()) is not None:
+        raise UsageError(f"schedules are served already, by {serving.process}.")
+    log = prefect_directory() / "serve.log"
+    command = [sys.executable, "-P", "-m", "redco_flow.cli.main", "serve"]
+    with open(log, "ab", opener=open_no_link) as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    deadline = time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < deadline and process.poll() is None:
+        serving = Serving.find()
+        if serving is not None and serving.process.pid == process.pid:
+            process.returncode = 0  # its end does not matter here
+            return serving.process
+        time.sleep(0.1)
+    raise RedcoFlowError(f"what serves schedules could not be started; see {log}.")
+
+
+def stop_serving() -> bool:
+    """End the process that serves; return whether there was one. Firings that run are left."""
+    serving = Serving.find()
+    if serving is None:
+        return False
+    os.kill(serving.process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 2 * _SECONDS_TO_END
+    while serving.process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return True
+
+
+def _attend(worker: subprocess.Popen[bytes] | None, log: Log) -> subprocess.Popen[bytes]:
+    """See that the server, the deployments and the worker are there, and settle firings."""
+    api = connect()
+    with client_of(api) as client:
+        make_pool(client)
+        for root in known_workspaces():
+            for name in restore(Workspace(Path(root)), client):
+                log(f"the server had no deployment of schedule '{name}': it is made anew")
+        if worker is None or worker.poll() is not None:
+            if worker is not None:
+                log(f"the worker ended with exit code {worker.returncode}; another one is started")
+            worker = _start_worker()
+            log(f"serving schedules of {api.url}, by worker process {worker.pid}")
+        settle(client, log)
+    return worker
+
+
+def settle(client: SyncPrefectClient, log: Log) -> None:
+    """Bring every firing that no process has to its end, or have it taken up again."""
+    for deployment in deployments(client):
+        workspace = Workspace(Path(str(deployment.parameters.get("workspace"))))
+        directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
+        if not (directory.path / "schedule.json").exists():
+            continue  # of another machine, or its workspace was deleted
+        flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
+        for flow_run in flow_runs.values():
+            _settle_flow_run(directory, flow_run, client, log)
+        for firing in directory.firings():
+            if firing.id not in flow_runs and not firing.has_ended and not firing.is_held:
+                note_end_of(directory, firing)
+
+
+def known_workspaces() -> list[str]:
+    """Return the workspaces in which this user has made schedules on this machine."""
+    return list(read_json_if_present(_workspaces_path()) or ())
+
+
+def note_workspace(workspace: Workspace) -> None:
+    """Note that a workspace has schedules."""
+    path = _workspaces_path()
+    with exclusive(path.with_suffix(".lock")):
+        known = set(known_workspaces())
+        if str(workspace.root) not in known:
+            write_json(path, sorted({*known, str(workspace.root)}), private=True)
+
+
+def restore(workspace: Workspace, client: SyncPrefectClient) -> list[str]:
+    """Make the deployments that a workspace's schedules lack on the server; return their names."""
+    made = []
+    for directory in list_schedules(workspace):
+        schedule = unless_damaged(directory.read)
+        if schedule is not None and find_deployment(schedule.name, client) is None:
+            deploy(schedule, workspace, client)
+            made.append(schedule.name)
+    return made
+
+
+def _settle_flow_run(
+    directory: ScheduleDirectory, flow_run: FlowRun, client: SyncPrefectClient, log: Log
+) -> None:
+    state = flow_run.state
+    assert state is not None
+    firing = unless_damaged(lambda: directory.find_firing(str(flow_run.id)))
+    if firing is not None and firing.is_held:
+        return
+    if state.is_cancelling() or state.is_cancelled():
+        leave(directory, str(flow_run.id))
+        _tell_end(flow_run, directory.find_firing(str(flow_run.id)), client)
+    elif firing is not None and firing.has_ended:
+        _tell_end(flow_run, firing, client)
+    elif firing is not None and (ended := note_end_of(directory, firing)) is not None:
+        _tell_end(flow_run, ended, client)
+    elif _age_of(state) > (_SECONDS_TO_BEGIN if firing is None else 0.0):
+        _schedule_again(flow_run, client, log)
+
+
+def _schedule_again(flow_run: FlowRun, client: SyncPrefectClient, log: Log) -> None:
+    from prefect.states import Crashed, Scheduled
+
+    if flow_run.run_count >= _MOST_BEGINNINGS:
+        state: State[Any] = Crashed(message=f"its process died {flow_run.run_count} times.")
+    else:
+        log(f"firing {flow_run.id} of {flow_run.expected_start_time} is taken up again")
+        state = Scheduled(message="its process is gone; it is taken up again")
+    client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+def _tell_end(flow_run: FlowRun, firing: Firing | None, client: SyncPrefectClient) -> None:
+    from prefect.states import Cancelled, Completed, Failed
+
+    if firing is None or (flow_run.state and flow_run.state.is_cancelled()):
+        kinds: dict[str, Any] = {}
+    else:
+        kinds = {"completed": Completed, "failed": Failed, "skipped": Completed}
+    message = (firing.reason or firing.run) if firing is not None else ""
+    end = kinds.get(firing.state if firing is not None else "", Cancelled)(message=message)
+    client.set_flow_run_state(flow_run.id, end, force=True)
+
+
+def _open_flow_runs(deployment_id: Any, client: SyncPrefectClient) -> list[FlowRun]:
+    """Return a deployment's flow runs that a worker has taken and that have no good end."""
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterExpectedStartTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    types = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED]
+    since = datetime.now(UTC) - timedelta(days=30)
+    chosen = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
+        expected_start_time=FlowRunFilterExpectedStartTime(after_=since),
+    )
+    of = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
+    found = client.read_flow_runs(flow_run_filter=chosen, deployment_filter=of, limit=200)
+    # One that died for good is crashed as often as it began.
+    return [
+        one
+        for one in found
+        if not (one.state and one.state.is_crashed() and one.run_count >= _MOST_BEGINNINGS)
+    ]
+
+
+def _age_of(state: Any) -> float:
+    return float((datetime.now(UTC) - state.timestamp).total_seconds())
+
+
+def _start_worker() -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL]
+    options = ["--type", "process", "--name", f"redco-flow on {os.uname().nodename}"]
+    return subprocess.Popen(
+        [*command, *options, "--install-policy", "never"],
+        env=os.environ | {"PREFECT_WORKER_QUERY_SECONDS": str(_SECONDS_BETWEEN_LOOKS)},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this process, which ends the worker in its way
+        preexec_fn=lambda: die_with_parent(parent),
+    )
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """End the worker alone: the firings' processes go on, and so do their runs."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(_SECONDS_TO_END)
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Hold the place of the one process that serves.
+
+    Raises:
+        UsageError: another one does.
+    """
+    path = prefect_directory() / "serve.lock"
+    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError("schedules are served already, by another process.") from None
+        write_json(_record_path(), {"process": ProcessIdentity.current().to_json()}, private=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _record_path() -> Path:
+    return prefect_directory() / "serve.json"
+
+
+def _workspaces_path() -> Path:
+    return prefect_directory() / "workspaces.json"

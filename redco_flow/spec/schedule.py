@@ -1,0 +1,111 @@
+"""When a pipeline runs again by itself: the `schedule:` block of its file, checked."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, model_validator
+
+from redco_flow.spec.model import Name, NonNegativeInt, StrictModel, Text
+
+_INTERVAL = re.compile(r"(\d+)\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def interval_of(text: str) -> timedelta:
+    """Return how long `90s`, `30m`, `6h`, `1d` or `2w` is.
+
+    Raises:
+        ValueError: it is none of these, or nothing.
+    """
+    found = _INTERVAL.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise ValueError(f"{text!r} is no interval; write 90s, 30m, 6h, 1d or 2w")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def interval_text(interval: timedelta) -> str:
+    """Return an interval as it is written: `6h`."""
+    seconds = round(interval.total_seconds())
+    for unit in reversed(_UNITS):
+        size = round(timedelta(**{_UNITS[unit]: 1}).total_seconds())
+        if seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _checked_interval(text: str) -> str:
+    interval_of(text)
+    return text
+
+
+def _checked_cron(text: str) -> str:
+    from cronsim import CronSim, CronSimError
+
+    if len(text.split()) != 5:
+        raise ValueError(
+            f"{text!r} has {len(text.split())} fields; cron has five: minute, hour, day of the "
+            "month, month, day of the week ('0 3 * * 1' is Mondays at 03:00)"
+        )
+    try:
+        CronSim(text, datetime(2024, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise ValueError(f"{text!r} is no cron expression: {error}") from error
+    return text
+
+
+def _checked_rrule(text: str) -> str:
+    from dateutil.rrule import rrulestr
+
+    try:
+        rrulestr(text, cache=True)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{text!r} is no recurrence rule (RFC 5545): {error}") from error
+    return text
+
+
+def _checked_timezone(text: str) -> str:
+    try:
+        ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"{text!r} is no time zone; write one as Europe/Berlin or UTC") from error
+    return text
+
+
+class ScheduleSection(StrictModel):
+    """When the pipeline runs again by itself, once `redco-flow schedule add` has been told of it.
+
+    Args:
+        name: the schedule's; the pipeline's where there is none.
+        cron: minute, hour, day of the month, month, day of the week.
+        every: an interval: 90s, 30m, 6h, 1d, 2w.
+        rrule: a recurrence rule of RFC 5545, such as `FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=3`.
+        timezone: in which cron and rrule are read; None: this machine's.
+        profile: where it runs; None: local.
+        overlap: what a firing does while the one before it runs: `skip` itself, `queue` behind it,
+            or `cancel_running`.
+        missed: which firings are made up for that came due while nothing served: the `latest`, all
+            of them one after the other, or none (`skip`).
+        retries: how often a firing's failed stages are given new attempts.
+    """
+
+    name: Name | None = None
+    cron: Annotated[Text, AfterValidator(_checked_cron)] | None = None
+    every: Annotated[Text, AfterValidator(_checked_interval)] | None = None
+    rrule: Annotated[Text, AfterValidator(_checked_rrule)] | None = None
+    timezone: Annotated[Text, AfterValidator(_checked_timezone)] | None = None
+    profile: Text | None = None
+    overlap: Literal["skip", "queue", "cancel_running"] = "skip"
+    missed: Literal["latest", "skip", "all"] = "latest"
+    retries: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _says_when_once(self) -> ScheduleSection:
+        given = [key for key in ("cron", "every", "rrule") if getattr(self, key) is not None]
+        if len(given) != 1:
+            said = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"a schedule has one of cron, every and rrule; {said}")
+        return self

@@ -1,0 +1,159 @@
+"""Schedules as a person makes them, fired by Prefect's worker; and all of it killed at random."""
+
+import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.schedules import ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
+from tests.cli.conftest import Command, wait_for
+
+pytestmark = pytest.mark.slow
+
+PIPELINE = """\
+name: weekly
+schedule: {cron: "0 3 * * 1", timezone: Europe/Berlin, missed: all}
+stages:
+  gather: {kind: weekly_kinds.gather, file: week.json}
+  fit: {kind: weekly_kinds.fit, gate: gate}
+"""
+
+
+@pytest.fixture
+def served(tmp_path, prefect_server):
+    """A command in a folder with a pipeline, and a process that serves; it ends with the test."""
+    (tmp_path / "weekly.yaml").write_text(PIPELINE)
+    (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
+    command = Command(tmp_path)
+    yield command
+    command("serve", "--stop")
+
+
+def directory_of(command):
+    return ScheduleDirectory.of(Workspace(command.folder / "redco-workspace"), "weekly")
+
+
+def ended_firings(command, count):
+    found = [one for one in directory_of(command).firings() if one.has_ended]
+    return found if len(found) >= count else None
+
+
+def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
+    made = served.json("schedule", "add", "weekly.yaml")
+    assert (made["cron"], made["timezone"], made["missed"]) == ("0 3 * * 1", "Europe/Berlin", "all")
+    assert len(made["next"]) == 3
+    told = served("doctor", code=1)
+    assert told == ""  # what is wrong stands on stdout
+
+    changed = served.json("schedule", "add", "weekly.yaml", "--every", "15s", "--overlap", "queue")
+    assert (changed["every"], changed["cron"], changed["overlap"]) == ("15s", "", "queue")
+    assert [one["name"] for one in served.json("schedule", "ls")] == ["weekly"]
+
+    served("serve", "--detach")
+    first, second, *_ = wait_for(lambda: ended_firings(served, 2), seconds=180)
+    assert (first.state, second.state) == ("completed", "skipped")
+    assert second.reason == f"data unchanged since {first.run}"
+    assert served.json("status", first.run)["state"] == "completed"
+    assert "weekly" in served("schedule", "ls")
+
+    served("schedule", "pause", "weekly")
+    assert served.json("schedule", "show", "weekly")["is_paused"]
+    wait_for(lambda: all(one.has_ended for one in directory_of(served).firings()))
+    served("schedule", "rm", "weekly")
+    assert served.json("status", first.run)["state"] == "completed"
+    assert "no schedules yet" in served.start("schedule", "ls").communicate()[1]
+
+
+def test_mistakes_are_told_before_anything_is_made(served):
+    said = served("schedule", "add", "weekly.yaml", "--cron", "0 25 * * 1", code=2)
+    assert "'0 25 * * 1' is no cron expression" in said
+    (served.folder / "wrong.yaml").write_text(PIPELINE.replace("0 3 * * 1", "0 3 * *"))
+    said = served("plan", "wrong.yaml", code=2)
+    assert "wrong.yaml:2" in said
+    assert "has 4 fields" in said
+    assert not directory_of(served).path.exists()
+
+
+def test_killed_twenty_times_nothing_fires_twice_and_nothing_is_lost(served):
+    """Server, what serves, and the firing's process, at random times while its run goes on."""
+    (served.folder / "week.json").write_text(json.dumps({"skill": 100, "is_slow": True}))
+    served("schedule", "add", "weekly.yaml", "--cron", "0 0 1 1 *")
+    served("serve", "--detach")
+    served("schedule", "run", "weekly")
+    rng = random.Random(4)
+    victims = ["server", "serving", "firing"]
+
+    for _ in range(20):
+        time.sleep(rng.uniform(0.1, 2.0))  # at a random time: that is the fault
+        kill(rng.choice(victims))
+        if serving() is None:
+            served("serve", "--detach")
+    (served.folder / "gate").touch()
+    [firing] = wait_for(lambda: ended_firings(served, 1), seconds=240)
+
+    assert firing.state == "completed"
+    assert [one.name for one in (served.folder / "redco-workspace" / "runs").iterdir()] == [
+        firing.run
+    ]
+    states = wait_for(lambda: final_states(served), seconds=120)
+    assert states == ["COMPLETED"]
+    run = RunDirectory(Path(firing.run_path))
+    assert run.read_state()["state"] == "completed"
+
+
+def home():
+    return next(Path(os.environ["REDCO_FLOW_HOME"], "prefect").glob("*/server.json")).parent
+
+
+def serving():
+    from redco_flow.orchestrate.recurring.serving import Serving
+
+    return Serving.find()
+
+
+def kill(victim):
+    """SIGKILL the process, if it lives."""
+    pids = {
+        "server": lambda: json.loads((home() / "server.json").read_text())["process"]["pid"],
+        "serving": lambda: serving() and serving().process.pid,
+        "firing": firing_pid,
+    }
+    pid = pids[victim]()
+    if pid:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def firing_pid():
+    root = Path(json.loads((home() / "workspaces.json").read_text())[-1])
+    firings = ScheduleDirectory.of(Workspace(root), "weekly").firings()
+    return next((one.process["pid"] for one in firings if one.is_held), None)
+
+
+def final_states(command):
+    """The states of the schedule's flow runs, once all of them have ended."""
+    program = (
+        "from redco_flow.orchestrate.recurring.deployments import *\n"
+        "with client_of(connect()) as client:\n"
+        "    found = find_deployment('weekly', client)\n"
+        "    from prefect.client.schemas.filters import *\n"
+        "    of = DeploymentFilter(id=DeploymentFilterId(any_=[found.id]))\n"
+        "    runs = client.read_flow_runs(deployment_filter=of)\n"
+        "    print([str(one.state.type.value) for one in runs if one.start_time])\n"
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines()
+    states = json.loads(lines[-1].replace("'", '"')) if lines else []
+    return (
+        states if states and all(s in ("COMPLETED", "FAILED", "CRASHED") for s in states) else None
+    )

@@ -1,0 +1,209 @@
+"""What each firing of a schedule comes to, with real runs; when it was due is the test's to say."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from redco_flow.orchestrate.recurring.firing import Firer, Terms
+from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
+from tests.cli.conftest import Command, wait_for
+
+pytestmark = pytest.mark.slow
+
+PIPELINE = """\
+name: weekly
+stages:
+  gather: {kind: weekly_kinds.gather, file: week.json}
+  fit: {kind: weekly_kinds.fit, gate: gate}
+  answer: {kind: weekly_kinds.answer, checkpoint: fit}
+  evaluate: {metrics: [exact_match], predictions: answer}
+"""
+PROMOTING = (
+    PIPELINE
+    + """\
+  answer_production: {kind: weekly_kinds.answer, checkpoint: "@production"}
+  evaluate_production: {kind: evaluate, metrics: [exact_match], predictions: answer_production}
+  promote: {checkpoint: fit, conditions: ["exact_match > production"]}
+"""
+)
+
+
+class Weeks:
+    """A schedule whose firings the test makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.command = Command(folder)
+        self.workspace = Workspace(folder / "redco-workspace")
+        self.directory = ScheduleDirectory.of(self.workspace, "weekly")
+        self.directory.write(Schedule("weekly", str(folder / "weekly.yaml"), str(folder)))
+
+    def bring(self, skill: int | None, **more: object) -> None:
+        """Put a new week's file there."""
+        (self.folder / "week.json").write_text(json.dumps({"skill": skill, **more}))
+
+    def fire(self, due=None, *, later_is_due=False, stop=None, **terms):
+        """Fire once; return the firing."""
+        given = {"overlap": "skip", "missed": "latest", "retries": 0} | terms
+        path = str(self.folder / "weekly.yaml")
+        terms = Terms("weekly", self.workspace.root, path, "local", (), **given)
+        stop = stop or threading.Event()
+        firer = Firer(terms, lambda moment: later_is_due, self.said.append, stop)
+        return firer.fire(str(uuid4()), due or datetime.now(UTC))
+
+    def wait_until_fitting(self) -> None:
+        """Wait until a slow week's run has read its data and waits at the gate."""
+        fits = self.workspace.runs.glob
+        wait_for(lambda: list(fits("*/stages/fit/attempts/1/progress.json")))
+
+    @property
+    def said(self) -> list[str]:
+        """What firings told."""
+        return self.__dict__.setdefault("_said", [])
+
+
+@pytest.fixture
+def weeks(tmp_path, prefect_server, monkeypatch):
+    """A schedule, in the directory where its firings run."""
+    from tests.cli.conftest import KINDS
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(KINDS), str(Path.cwd().parent)]))
+    (tmp_path / "weekly.yaml").write_text(PIPELINE)
+    return Weeks(tmp_path)
+
+
+def test_a_week_in_a_minute(weeks):
+    """Two better ones, one worse, one that fails, one without new data, one too many, one late."""
+    weeks.bring(100)
+    first = weeks.fire()
+    weeks.command("promote", f"{first.run}/fit", "--as", "production")
+    (weeks.folder / "weekly.yaml").write_text(PROMOTING)
+
+    weeks.bring(130)
+    better = weeks.fire()
+    again = weeks.fire()
+    weeks.bring(90)
+    worse = weeks.fire()
+    weeks.bring(None)
+    failed = weeks.fire(retries=1)
+    weeks.bring(160, is_slow=True)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(weeks.fire)
+        wait_for(lambda: any(one.run and not one.has_ended for one in weeks.directory.firings()))
+        meanwhile = weeks.fire()
+        (weeks.folder / "gate").touch()
+        slow = slow.result(timeout=120)
+    weeks.bring(120)
+    long_ago = datetime.now(UTC) - timedelta(days=1)
+    missed = weeks.fire(long_ago, later_is_due=True)
+    made_up = weeks.fire(long_ago + timedelta(hours=1))
+
+    states = [one.state for one in (first, better, again, worse, failed, slow, meanwhile)]
+    assert states == ["completed"] * 2 + ["skipped", "completed", "failed", "completed", "skipped"]
+    assert again.reason == f"data unchanged since {better.run}"
+    assert failed.num_retries == 1
+    assert meanwhile.reason == f"{slow.run} runs"
+    assert (missed.state, made_up.state) == ("skipped", "completed")
+    assert "when nothing served; a later one is made up for" in missed.reason
+    [alias] = weeks.command.json("aliases")
+    by_run = {one["reason"].rpartition(" ")[2]: one["checkpoint"] for one in alias["history"][1:]}
+    assert list(by_run) == [better.run, slow.run]
+    assert slow.run in weeks.command("why", "@production")
+    history = weeks.command("schedule", "history", "weekly", "-w", str(weeks.workspace.root))
+    assert history.count("skipped") == 3
+
+
+def test_queued_firings_run_one_after_the_other_in_the_order_in_which_they_were_due(weeks):
+    now = datetime.now(UTC)
+    weeks.bring(100, is_slow=True)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(weeks.fire, now, overlap="queue")
+        weeks.wait_until_fitting()
+        third = pool.submit(weeks.fire, now + timedelta(seconds=2), overlap="queue")
+        wait_for(lambda: len(weeks.directory.firings()) == 2)
+        second = pool.submit(weeks.fire, now + timedelta(seconds=1), overlap="queue")
+        wait_for(lambda: len(weeks.directory.firings()) == 3)
+        weeks.bring(101)
+        (weeks.folder / "gate").touch()
+        first, second, third = (one.result(timeout=120) for one in (first, second, third))
+
+    assert (first.state, second.state) == ("completed", "completed")
+    assert third.reason == f"data unchanged since {second.run}"
+
+
+def test_a_firing_cancels_the_run_before_where_that_is_asked_for(weeks):
+    weeks.bring(100, is_slow=True)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(weeks.fire)
+        weeks.wait_until_fitting()
+        weeks.bring(101)
+        second = weeks.fire(overlap="cancel_running")
+        first = first.result(timeout=120)
+
+    assert (first.state, second.state) == ("cancelled", "completed")
+
+
+def test_a_cancelled_firing_cancels_its_run_and_is_tried_again_when_asked(weeks):
+    weeks.bring(100, is_slow=True)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        firing = pool.submit(weeks.fire, stop=stop)
+        weeks.wait_until_fitting()
+        stop.set()
+        firing = firing.result(timeout=120)
+    assert firing.state == "cancelled"
+    assert weeks.command.json("status", firing.run)["state"] == "cancelled"
+
+    (weeks.folder / "gate").touch()
+    terms = Terms(
+        "weekly", weeks.workspace.root, "weekly.yaml", "local", (), "skip", "latest", retries=0
+    )
+    firer = Firer(terms, lambda moment: False, weeks.said.append, threading.Event())
+    again = firer.fire(firing.id, datetime.now(UTC))
+
+    assert (again.state, again.run) == ("completed", firing.run)
+
+
+def test_a_firing_whose_process_was_killed_goes_on_with_the_run_that_it_began(weeks):
+    weeks.bring(100, is_slow=True)
+    program = (
+        "import sys, threading\n"
+        "from datetime import UTC, datetime\n"
+        "from pathlib import Path\n"
+        "from redco_flow.orchestrate.recurring.firing import Firer, Terms\n"
+        "terms = Terms('weekly', Path(sys.argv[1]), 'weekly.yaml', 'local', (), 'skip', 'all', 0)\n"
+        "firer = Firer(terms, lambda moment: False, print, threading.Event())\n"
+        "firer.fire('only-one', datetime.now(UTC))\n"
+    )
+    root = str(weeks.workspace.root)
+    process = subprocess.Popen([sys.executable, "-c", program, root], cwd=weeks.folder)
+    firing = wait_for(lambda: next((f for f in weeks.directory.firings() if f.run), None))
+    process.kill()
+    process.wait()
+    (weeks.folder / "gate").touch()
+
+    subprocess.run([sys.executable, "-c", program, root], cwd=weeks.folder, check=True)
+
+    [found] = weeks.directory.firings()
+    assert (found.state, found.run) == ("completed", firing.run)
+    assert len(list(weeks.workspace.runs.iterdir())) == 1
+
+
+def test_a_pipeline_that_cannot_be_planned_fails_its_firing_and_says_why(weeks):
+    weeks.bring(100)
+    (weeks.folder / "weekly.yaml").write_text(PIPELINE.replace("evaluate", "evalaute"))
+
+    firing = weeks.fire()
+
+    assert firing.state == "failed"
+    assert "weekly.yaml:6" in firing.reason
