@@ -54,9 +54,8 @@ def make_collate_fn(characters, num_ways, num_shots):
             images = characters[index]
             fonts = np.resize(rng.permutation(len(images)), num_shots + NUM_QUERIES)
             shifts = rng.integers(-MAX_SHIFT, MAX_SHIFT + 1, (len(fonts), 2))
-            ways.append(
-                [np.roll(images[i], by, (0, 1)) for i, by in zip(fonts, shifts, strict=True)]
-            )
+            drawn = zip(fonts, shifts, strict=True)
+            ways.append([np.roll(images[font], by, (0, 1)) for font, by in drawn])
         return np.array(ways, np.float32) / 255 - 0.15
 
     def collate_fn(seeds):
@@ -157,10 +156,9 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     script = script_context()
-    collate_train, collate_test = (
-        make_collate_fn(characters, arguments.num_ways, arguments.num_shots)
-        for characters in load_characters()
-    )
+    ways, shots = arguments.num_ways, arguments.num_shots
+    collates = [make_collate_fn(characters, ways, shots) for characters in load_characters()]
+    collate_train, collate_test = collates
     train, test = range(arguments.num_tasks), range(600)  # seeds of tasks
 
     deployer = Deployer(arguments.num_model_shards, seed=arguments.seed)

@@ -152,3 +152,30 @@ class StopAtLook:
 def stop_at_look() -> type[StopAtLook]:
     """Make requests to stop that come at a given look."""
     return StopAtLook
+
+
+@pytest.fixture
+def stop_and_resume(bench: Bench) -> Callable[..., Any]:
+    """Run an example until a look for a stop, then again in its folder; return its params."""
+    from stage_kinds import script
+
+    from redco_flow.stages.context import Stopped
+
+    def stop_and_resume(name: str, look: int, **arguments: Any) -> Any:
+        path = str(PROJECT / "examples" / name)
+        settings = {"path": path, "arguments": arguments, "outputs": ["params"]}
+        make_context = bench.context
+
+        def context(*args: Any, **options: Any) -> Any:
+            made = make_context(*args, **options)
+            made.stop = StopAtLook(look)
+            return made
+
+        bench.context = context
+        with pytest.raises(Stopped):
+            bench.run(script, settings, work="stopped")
+        bench.context = make_context
+        made = bench.run(script, settings, work="stopped")
+        return dict(np.load(made["params"].path / "params.npz"))
+
+    return stop_and_resume

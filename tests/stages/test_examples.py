@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from example_scripts import PROJECT, assert_close, load_example, run_by_hand
+from example_scripts import PROJECT, assert_close, assert_same, load_example, run_by_hand
 from stage_kinds import script
 
 from redco_flow import Deployer, Trainer
@@ -112,6 +112,16 @@ def test_maml_on_glyphs_takes_the_same_steps_over_two_model_shards():
     one, two = trained(1), trained(2)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, two)
+
+
+def test_maml_on_glyphs_that_was_stopped_goes_on_to_the_same_bits(run_over, stop_and_resume, bench):
+    short = {"num_tasks": 160, "num_epochs": 2}  # five steps each
+    _, whole = run_over("maml_glyphs.py", 1, **short)
+
+    resumed = stop_and_resume("maml_glyphs.py", 4, num_model_shards=1, **short)
+
+    assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [4]
+    assert_same(resumed, whole)
 
 
 def test_a_task_of_maml_has_no_font_in_support_and_query():

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from example_scripts import PROJECT, assert_close, load_example, run_by_hand
-from stage_kinds import script
-
-from redco_flow.stages.context import Stopped
+from example_scripts import assert_close, load_example, run_by_hand
 
 pytest.importorskip("gymnasium", reason="install gymnasium")
 
@@ -45,12 +42,15 @@ def test_ppo_learns_to_balance_the_pole(tmp_path):
 
 
 @pytest.mark.slow
-def test_ppo_does_the_same_over_two_model_shards(run_over):
-    short = {"num_rounds": 2, "num_epochs": 1, "num_steps": 32}
-    _, params = run_over("ppo.py", 1, **short)
-    _, sharded = run_over("ppo.py", 2, **short)
+def test_ppo_stopped_between_rounds_goes_on_over_two_model_shards(run_over, stop_and_resume, bench):
+    """Compared with one that was not stopped, over one. A round has four steps."""
+    short = {"num_rounds": 2, "num_epochs": 2, "num_steps": 32}
+    _, whole = run_over("ppo.py", 1, **short)
 
-    assert_close(sharded, params, atol=1e-5)
+    resumed = stop_and_resume("ppo.py", 2, num_model_shards=2, **short)
+
+    assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [4]
+    assert_close(resumed, whole, atol=1e-5)
 
 
 def test_advantages_are_sums_of_discounted_errors_up_to_an_episodes_end(ppo):
@@ -93,30 +93,13 @@ def test_steps_that_only_begin_an_episode_weigh_nothing(ppo):
 
 @pytest.mark.slow
 def test_ddpg_stopped_between_rounds_goes_on_with_its_buffer_over_two_model_shards(
-    bench, stop_at_look
+    run_over, stop_and_resume, bench
 ):
     """Compared with one that was not stopped, over one."""
+    short = {"num_rounds": 3, "num_updates": 4, "num_envs": 2}
+    _, whole = run_over("ddpg.py", 1, **short)
 
-    def run(num_shards, **options):
-        arguments = {"num_rounds": 3, "num_updates": 4, "num_envs": 2}
-        arguments["num_model_shards"] = num_shards
-        path = str(PROJECT / "examples" / "ddpg.py")
-        settings = {"path": path, "arguments": arguments, "outputs": ["params"]}
-        made = bench.run(script, settings, **options)
-        return dict(np.load(made["params"].path / "params.npz"))
-
-    def stopping(*args, **options):
-        found = context(*args, **options)
-        found.stop = stop_at_look(2)
-        return found
-
-    whole = run(1)
-    context = bench.context
-    bench.context = stopping
-    with pytest.raises(Stopped):
-        run(2, work="same")
-    bench.context = context
-    resumed = run(2, work="same")
+    resumed = stop_and_resume("ddpg.py", 2, num_model_shards=2, **short)
 
     assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [4]
     assert_close(resumed, whole, atol=1e-5)
@@ -177,12 +160,17 @@ def test_the_actor_and_the_critic_of_ddpg_have_no_gradients_of_each_other(ddpg):
 
 
 @pytest.mark.slow
-def test_grpo_does_the_same_over_two_model_shards(run_over):
+def test_grpo_stopped_between_rounds_goes_on_over_two_model_shards(
+    run_over, stop_and_resume, bench
+):
+    """Compared with one that was not stopped, over one. Its reading is repeated, no round is."""
     short = {"share_before": 0.02, "num_rounds": 2, "num_questions": 16}
-    _, params = run_over("grpo.py", 1, **short)
-    _, sharded = run_over("grpo.py", 2, **short)
+    _, whole = run_over("grpo.py", 1, **short)
 
-    assert_close(sharded, params, atol=1e-5)
+    resumed = stop_and_resume("grpo.py", 2, num_model_shards=2, **short)
+
+    assert [r["start_step"] for r in bench.records() if r["kind"] == "start"] == [2]
+    assert_close(resumed, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize(

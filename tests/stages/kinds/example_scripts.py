@@ -43,3 +43,10 @@ def assert_close(arrays, others, atol):
     assert arrays.keys() == others.keys()
     for name in arrays:
         np.testing.assert_allclose(arrays[name], others[name], atol=atol)
+
+
+def assert_same(arrays, others):
+    """Compare two mappings of arrays by name, bit for bit."""
+    assert arrays.keys() == others.keys()
+    for name in arrays:
+        np.testing.assert_array_equal(arrays[name], others[name])
