@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_flow.cli.text import columns, size
-from redco_flow.launch.finding import CleanedHost
+from redco_flow.launch.host_facts import CleanedHost
 
 _KEPT = """\
   `redco-flow resume RUN` fetches what only the host has; what is not wanted must be deleted there

@@ -21,10 +21,9 @@ from redco_flow.engine.data.batches import BatchIterator
 from redco_flow.engine.data.layout import LateFetch, check_multiple, check_positive
 from redco_flow.engine.data.order import BatchSampler
 from redco_flow.engine.errors import NonFiniteLoss, TrainingStopped
-from redco_flow.engine.progress import TrainingLines
+from redco_flow.engine.progress import TrainingLines, peak_memory_bytes, utilization
 from redco_flow.engine.step.step import MicroBatches
 from redco_flow.engine.step_trace import StepTrace, TracedSteps
-from redco_flow.engine.utilization import peak_memory_bytes, utilization
 from redco_flow.engine.watching import SkippedSteps, StepWatch
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from redco_flow import search_path
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import JobResources, read_call
 from redco_flow.launch.config import ExecutorConfig
-from redco_flow.launch.finding import CleanedHost, Finding
+from redco_flow.launch.host_facts import CleanedHost, Finding
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
 from redco_flow.launch.processes import ATTEMPT_VARIABLE
 from redco_flow.spec.executor import find_executor

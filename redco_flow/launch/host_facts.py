@@ -1,10 +1,49 @@
-"""What a host says of itself when it is asked: its GPUs, its name, its packages' versions."""
+"""What is said of machines: by a host itself, by a check of `doctor`, by `clean`.
+
+A host tells its GPUs, its name and its packages' versions.
+"""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome.
+
+    Args:
+        check: what was looked at.
+        is_good: whether it can be used as it is.
+        detail: what was found.
+        remedy: what to do where it is not good.
+    """
+
+    check: str
+    is_good: bool
+    detail: str
+    remedy: str = ""
+
+
+class CleanedHost(TypedDict):
+    """What a host has, or had until now.
+
+    Args:
+        label: the host's name.
+        problem: why it could not be asked; "" where it could.
+        items: path, kind, bytes, and the reason why it stays; without one it went, or would go.
+        stuck: paths that could not be deleted whole.
+    """
+
+    label: str
+    problem: str
+    items: list[dict[str, Any]]
+    stuck: list[str]
+
 
 _SECONDS_TO_ASK = 20.0
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
-from redco_flow.launch.finding import Finding
+from redco_flow.launch.host_facts import Finding
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.serving import Serving
 from redco_flow.search_path import library_environment

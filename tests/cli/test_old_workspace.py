@@ -37,7 +37,7 @@ def command(tmp_path):
 
 
 def contents(folder):
-    """The files below a folder but for what notes that somebody looked: lease and journal."""
+    """The files below a folder but for what a look at them writes: lease and journal."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))

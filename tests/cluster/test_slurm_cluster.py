@@ -29,7 +29,7 @@ def processes_with(text):
 
 @pytest.mark.usefixtures("cluster")  # two clusters live side by side
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_cluster_ends_with_whoever_started_it_and_takes_its_jobs_along(tmp_path, number):
+def test_a_cluster_ends_with_the_process_that_started_it_and_takes_its_jobs_along(tmp_path, number):
     directory = tmp_path / "c"
     starter = subprocess.Popen(
         [sys.executable, str(SCRIPT), str(directory)], stdout=subprocess.PIPE, text=True

@@ -128,7 +128,7 @@ def test_a_job_that_a_node_refuses_starts_on_another(slurm, submit):
     assert job.attempt.read_exit().restart == 1
 
 
-def test_scancel_by_somebody_is_reported_as_cancelled_and_leaves_nothing(submit, slurm, tmp_path):
+def test_scancel_by_a_user_is_reported_as_cancelled_and_leaves_nothing(submit, slurm, tmp_path):
     """Fault 9; the children that ignore SIGTERM are gone too."""
     job = submit("ignore_termination", config={"folder": str(tmp_path)})
     wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)

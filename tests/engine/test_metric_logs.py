@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from redco_flow import Deployer, Trainer
-from redco_flow.engine.logs import GuardedLog, MetricLog, TensorBoardLog
+from redco_flow.engine.callbacks import GuardedLog, MetricLog, TensorBoardLog
 
 
 def scalars_of(directory):
@@ -109,7 +109,7 @@ def test_a_log_that_cannot_be_opened_is_warned_of_and_the_training_goes_on(tmp_p
 
 OFFLINE_RUN = """
 import json, pathlib, sys
-from redco_flow.engine.logs import WandbLog
+from redco_flow.engine.callbacks import WandbLog
 log = WandbLog(name="a run", directory=pathlib.Path(sys.argv[1]), settings={"learning_rate": 0.1})
 log.write({"train/loss": 0.5}, 3)
 log.close()

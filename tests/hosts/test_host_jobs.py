@@ -155,7 +155,7 @@ def test_a_dead_supervisor_is_told_and_its_worker_dies_with_it(submit, hosts):
     assert processes_of(attempt) == []
 
 
-def test_code_that_somebody_changed_on_the_host_is_refused_before_anything_runs(submit, hosts):
+def test_code_that_was_changed_on_the_host_is_refused_before_anything_runs(submit, hosts):
     """Fault 34: the job is refused before anything runs."""
     assert submit("write").wait_seconds(60)
     host = hosts.hosts[0]

@@ -259,7 +259,7 @@ def test_a_key_that_no_host_accepts_is_refused_without_asking_for_a_password(
     assert "ssh-add" in job.status().message
 
 
-def test_a_host_that_nobody_answers_at_is_passed_over(submit, hosts):
+def test_a_host_that_does_not_answer_is_passed_over(submit, hosts):
     gone = hosts.profile()["addresses"][0] | {"address": "192.0.2.1"}
     addresses = [gone, hosts.profile()["addresses"][1]]
 

@@ -352,7 +352,7 @@ def test_factors_are_exported_as_an_adapter_that_names_its_base(make, tmp_path):
         published.export(tmp_path / "narrow", dtype="bfloat16")
 
 
-def test_an_adapter_over_a_model_that_nobody_else_has_is_refused(make, tmp_path):
+def test_an_adapter_over_a_model_of_no_hub_is_refused(make, tmp_path):
     published = make("gpt2", is_factored=True)
     published.tell_lineage({"name_or_path": None}, {})
 

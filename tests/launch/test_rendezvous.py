@@ -79,7 +79,7 @@ def seconds_to_give_up(rendezvous, port, said):
     return time.monotonic() - started
 
 
-def test_a_port_that_nobody_listens_at_is_a_clear_error_in_time(tmp_path):
+def test_a_port_without_a_listener_is_a_clear_error_in_time(tmp_path):
     """Engine cases 19 and 24: the error comes at the configured time; another port is taken, or the
     error names it.
     """

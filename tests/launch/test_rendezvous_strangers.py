@@ -152,9 +152,7 @@ def test_a_slow_writer_and_silent_connections_do_not_hold_the_group_up(group, me
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_missing_is_missed_in_time_whoever_keeps_rank_zero_busy(
-    group, meeting, connect
-):
+def test_a_rank_that_is_missing_is_missed_in_time_by_a_rank_zero_kept_busy(group, meeting, connect):
     """Fault 44: a byte now and then held rank 0 for as long as it came."""
     host = group(0, seconds=4)
     record = meeting()

@@ -111,7 +111,7 @@ def test_a_ring_in_balanced_order_attends_as_one_device_does(num_shards, length,
         return attend_grouped(CONFIG, *heads, row_biases(mask, segments), window=window)
 
     def gradients(function: Any, *heads: jax.Array) -> Any:
-        # Padding's own queries see padding only, and nobody reads them.
+        # Padding's own queries see padding only, and no result holds them.
         return jax.grad(
             lambda *x: jnp.sum(jnp.sin(function(*x)) * mask[..., None, None]), (0, 1, 2)
         )(*heads)

@@ -144,7 +144,7 @@ def test_a_released_lease_is_free(tmp_path):
     assert acquire(tmp_path).taken_over_from is None
 
 
-def test_releasing_leaves_the_lease_of_whoever_took_over(tmp_path):
+def test_releasing_leaves_the_lease_of_the_process_that_took_over(tmp_path):
     me = ProcessIdentity.current()
     dead = acquire(tmp_path, replace(me, start_time=1))
     acquire(tmp_path)

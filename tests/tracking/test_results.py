@@ -85,7 +85,7 @@ def test_a_result_whose_artifact_has_a_flipped_bit_is_not_reused(workspace, tmp_
 
 
 @pytest.mark.parametrize("is_verified", [True, False])
-def test_what_nobody_knows_to_be_made_from_whole_inputs_goes_with_a_damaged_one(
+def test_what_no_record_shows_to_be_made_from_whole_inputs_goes_with_a_damaged_one(
     workspace, tmp_path, is_verified
 ):
     """Fault 41: a result of a version that did not verify its inputs."""

@@ -32,5 +32,5 @@ def test_another_runs_attempt_counts_until_the_run_has_a_later_one_of_its_own(ru
     assert current_attempt(run, "train") == own
 
 
-def test_a_stage_that_nobody_makes_has_no_attempt(runs):
+def test_a_stage_that_no_run_makes_has_no_attempt(runs):
     assert current_attempt(runs[0], "train") is None

@@ -15,8 +15,8 @@ from redco_flow.errors import RedcoFlowError, RunCancelled
 from redco_flow.launch.call import read_call
 from redco_flow.launch.endings import write_exit
 from redco_flow.launch.hosts.allocation import HostsRecord
-from redco_flow.launch.hosts.cleaning import delete_jobs
 from redco_flow.launch.hosts.connection import HostConnection
+from redco_flow.launch.hosts.earlier_attempts import delete_jobs
 from redco_flow.launch.hosts.file_sets import FileSet
 from redco_flow.launch.hosts.following import GroupFollowing, ending_of
 from redco_flow.launch.hosts.ssh import HostUnreachable

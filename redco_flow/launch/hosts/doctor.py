@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.launch.finding import Finding
-from redco_flow.launch.host_facts import package_versions
+from redco_flow.launch.host_facts import Finding, package_versions
 from redco_flow.launch.hosts.code_snapshot import take_snapshot
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.connection import HostConnection, is_shared

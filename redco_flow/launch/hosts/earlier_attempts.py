@@ -1,26 +1,99 @@
-"""Bring here what ended attempts left on a host while it was out of reach.
+"""What ended attempts left on hosts: bring it here, or have it deleted with copies of the code.
 
-Checkpoints, from which the stage's next attempt goes on; logs, metrics and records, which belong
-to the attempt that wrote them. What came before is here already: of each log the rest alone comes.
+What is brought is what a host wrote while it was out of reach: checkpoints, from which the stage's
+next attempt goes on; logs, metrics and records, which belong to the attempt that wrote them. What
+came before is here already: of each log the rest alone comes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from redco_flow.errors import ArtifactError, UsageError
+from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, read_call
+from redco_flow.launch.host_facts import CleanedHost
 from redco_flow.launch.hosts.allocation import EXECUTOR, HostsRecord
+from redco_flow.launch.hosts.code_snapshot import take_snapshot
+from redco_flow.launch.hosts.config import Config
 from redco_flow.launch.hosts.connection import HostConnection
 from redco_flow.launch.hosts.file_sets import FileSet, committed_steps
 from redco_flow.launch.hosts.follow import is_mirrored, write_record
 from redco_flow.launch.hosts.inventory import Inventory, file_digest, what_is_missing
 from redco_flow.launch.hosts.ssh import HostRefused
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.locks import find_holder
+from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
+
+_SECONDS_TO_CLEAN = 3600.0
+
+
+def clean_hosts(config: Config, folder: str | Path, *, dry_run: bool) -> list[CleanedHost]:
+    """Have every host of the profile delete what may go, or only say what is there.
+
+    Args:
+        folder: the workspace.
+
+    Raises:
+        UsageError: this process's code cannot be copied.
+        WorkspaceError: the workspace cannot be written.
+    """
+    workspace, snapshot = Workspace.open(folder), take_snapshot()
+    connections = [HostConnection(one, config, snapshot) for one in config.addresses]
+
+    async def clean_all() -> list[CleanedHost]:
+        asked = (_clean(one, workspace, dry_run=dry_run) for one in connections)
+        return await asyncio.gather(*asked)
+
+    return asyncio.run(clean_all())
+
+
+async def delete_jobs(connection: HostConnection, attempts: Iterable[AttemptDirectory]) -> None:
+    """Have a host delete what it has of these attempts, once all of that is here.
+
+    Raises:
+        HostUnreachable, HostRefused: as `HostConnection.ask`.
+        OSError: what they left cannot be written here; names the path.
+    """
+    jobs = await _jobs(connection, attempts, fetch=True)
+    asked = {"directory": connection.directory, "jobs": jobs}
+    await connection.ask("delete_jobs", _SECONDS_TO_CLEAN, **asked)
+
+
+async def _clean(connection: HostConnection, workspace: Workspace, *, dry_run: bool) -> CleanedHost:
+    try:
+        await connection.open(workspace.cache / "code")
+        jobs = await _jobs(connection, _ended(workspace), fetch=not dry_run)
+        asked = {"directory": connection.directory, "jobs": jobs, "dry_run": dry_run}
+        found = await connection.ask("clean", _SECONDS_TO_CLEAN, **asked)
+        items, stuck = found["items"], found["stuck"]
+        return {"label": connection.label, "problem": "", "items": items, "stuck": stuck}
+    except (RedcoFlowError, OSError) as error:
+        return {"label": connection.label, "problem": str(error), "items": [], "stuck": []}
+    finally:
+        connection.close()
+
+
+async def _jobs(
+    connection: HostConnection, attempts: Iterable[AttemptDirectory], *, fetch: bool
+) -> dict[str, str]:
+    """Why each attempt must stay on the host, by its folder's name; "" where it need not."""
+    left = await left_on(connection, attempts)
+    for one in left if fetch else ():
+        await bring_home(connection, one)
+    return {one.run: await asyncio.to_thread(one.why_it_stays) for one in left}
+
+
+def _ended(workspace: Workspace) -> Iterator[AttemptDirectory]:
+    """Each attempt that is known here to have ended, of runs without an orchestrator."""
+    for run in sorted(workspace.runs.glob("[!.]*")):
+        if find_holder(RunDirectory(run)) is None:
+            for path in sorted(run.glob("stages/*/attempts/*/exit.json")):
+                yield AttemptDirectory(path.parent)
 
 
 @dataclass(frozen=True)

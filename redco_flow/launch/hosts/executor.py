@@ -17,12 +17,12 @@ from typing import Any, Unpack
 
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
-from redco_flow.launch.finding import CleanedHost, Finding
+from redco_flow.launch.host_facts import CleanedHost, Finding
 from redco_flow.launch.hosts.allocation import HostsRecord
-from redco_flow.launch.hosts.cleaning import clean_hosts
 from redco_flow.launch.hosts.config import Config, eligible_hosts
 from redco_flow.launch.hosts.controller import JobController
 from redco_flow.launch.hosts.doctor import examine_hosts
+from redco_flow.launch.hosts.earlier_attempts import clean_hosts
 from redco_flow.launch.job import CallJob, JobStatus, status_from_files
 from redco_flow.records import write_json
 from redco_flow.spec.profile import Profile

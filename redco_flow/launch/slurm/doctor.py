@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.launch.finding import Finding
-from redco_flow.launch.host_facts import package_versions
+from redco_flow.launch.host_facts import Finding, package_versions
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.probe import (
     SIGNALS,

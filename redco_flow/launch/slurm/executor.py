@@ -23,7 +23,7 @@ from redco_flow.launch.executor import (
     common_settings,
     job_environment,
 )
-from redco_flow.launch.finding import Finding
+from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from redco_flow.errors import UsageError
-from redco_flow.launch.finding import Finding
+from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.xmanager.config import INSTALL, require_xmanager, xmanager_versions
 from redco_flow.search_path import library_environment
 

@@ -21,7 +21,7 @@ from redco_flow.launch.executor import (
     common_settings,
     job_environment,
 )
-from redco_flow.launch.finding import Finding
+from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.job import read_log_end
 from redco_flow.launch.xmanager.config import Config
 from redco_flow.launch.xmanager.doctor import examine_xmanager

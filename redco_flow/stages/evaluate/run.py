@@ -144,7 +144,7 @@ def _baselines(
         mean = source.mean_target
         scores = _compute(context, of_numbers, [mean] * len(predictions), targets)
         baselines["mean_target"] = {"text": f"{mean:.6g}", "metrics": scores}
-    if of_texts:
+    if of_texts and any(line.source for line in predictions):  # rows have none to repeat
         copied = [line.source for line in predictions]
         scores = _compute(context, of_texts, copied, targets)
         baselines["copy_source"] = {"text": None, "metrics": scores}

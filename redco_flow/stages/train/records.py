@@ -16,9 +16,8 @@ from typing import Any
 
 import psutil
 
-from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.callbacks import Callback, GuardedLog, MetricLog, TensorBoardLog, WandbLog
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
-from redco_flow.engine.logs import GuardedLog, MetricLog, TensorBoardLog, WandbLog
 from redco_flow.records import digest_file
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import StageContext
