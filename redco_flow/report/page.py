@@ -6,21 +6,14 @@ a run's files, there is a report, and it does not fail the run.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from redco_flow import __version__
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
-from redco_flow.report import numbers
 from redco_flow.report.lineage import LineageItem, lineage_items
 from redco_flow.report.metrics import (
     Comparison,
@@ -31,10 +24,12 @@ from redco_flow.report.metrics import (
     metrics_groups,
 )
 from redco_flow.report.numbers import duration, moment, seconds_between
+from redco_flow.report.rendering import render
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
-from redco_flow.report.training import TrainingSection, read_history, view_training
+from redco_flow.report.training import TrainingSection, view_training
+from redco_flow.report.training_history import read_history
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.damage import find_damaged_records
@@ -274,10 +269,6 @@ def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Training
     return found
 
 
-_TEMPLATES = Path(__file__).parent / "templates"
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-
-
 def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_now) -> Path:
     """Write the run's report.html anew and return its path; may be called at any time.
 
@@ -291,36 +282,8 @@ def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_
     Raises:
         OSError: the page cannot be written: the disk is full or read-only; names the path.
     """
-    write_text(run.report_path, render(read_page(run, workspace, clock())))
+    page = read_page(run, workspace, clock())
+    has_charts = any(training.figures for training in page.trainings)
+    html = render("page.html.jinja", page.run, page=page, has_charts=has_charts)
+    write_text(run.report_path, html)
     return run.report_path
-
-
-def render(page: Page) -> str:
-    """Return the page as HTML; every text of the user's is escaped."""
-    try:
-        html = _environment().get_template("page.html.jinja").render(page=page, version=__version__)
-    except Exception as error:  # noqa: BLE001 (a report that says so is better than none)
-        html = _page_without_pieces(page, error)
-    # Half a character (a lone surrogate) cannot be written, control characters are no HTML.
-    return _NO_TEXT.sub("\ufffd", html)
-
-
-@cache
-def _environment() -> Environment:
-    """Templates are compiled once in a process."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=numbers.number, score=numbers.score, moment=numbers.moment)
-    return environment
-
-
-def _page_without_pieces(page: Page, error: Exception) -> str:
-    return Markup(
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>{run}</title>'
-        "<h1>{run}</h1><p>The report could not be drawn: {error}</p>"
-    ).format(run=page.run, error=f"{type(error).__name__}: {error}")
