@@ -25,6 +25,7 @@ from redco_flow.report.metrics import (
 )
 from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.rendering import render
+from redco_flow.report.run_time import TimeShare, time_shares
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
@@ -204,6 +205,7 @@ class Page:
     metrics: list[MetricsGroup]
     confusions: list[Confusion]
     comparisons: list[Comparison]
+    times: list[TimeShare]
     trainings: list[TrainingSection]
     samples: list[SampleSet]
     stages: list[StageRow]
@@ -242,6 +244,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         metrics=attempt("The metrics", lambda: metrics_groups(each, store), []),
         confusions=attempt("The confusions", lambda: confusions(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
+        times=attempt("The run's time", lambda: time_shares(run, each, now), []),
         trainings=attempt("The training", lambda: _trainings(run, each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),

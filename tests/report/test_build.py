@@ -16,7 +16,7 @@ def test_parts_come_in_the_order_in_which_a_researcher_asks(builder, read_report
     page = read_report(builder.whole())
 
     ids = [one["id"] for one in page.all("section") if "id" in one]
-    assert ids == ["metrics", "training", "samples", "stages", "lineage", "reproduce"]
+    assert ids == ["metrics", "time", "training", "samples", "stages", "lineage", "reproduce"]
 
 
 def test_the_page_needs_nothing_but_itself(builder, read_report):
