@@ -29,7 +29,7 @@ from redco_flow.report.run_time import TimeShare, time_shares
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
-from redco_flow.report.training import TrainingSection, view_training
+from redco_flow.report.training import TrainingSection, Units, view_training
 from redco_flow.report.training_history import read_history
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
@@ -186,6 +186,21 @@ _LOSS_UNITS = {
     "text_to_text": "nats per target token",
     "classification": "nats per text",
     "regression": "squared error per text",
+    "language_modeling": "nats per token",
+    "image_to_text": "nats per token",
+    "image_classification": "nats per image",
+    "text_to_image": "squared error per image",
+}
+# What the weights of a recipe's loss count; those of a recipe of the user's are examples mostly.
+_COUNTED = {
+    "": "tokens",
+    "text_to_text": "tokens",
+    "language_modeling": "tokens",
+    "image_to_text": "tokens",
+    "classification": "texts",
+    "regression": "texts",
+    "image_classification": "images",
+    "text_to_image": "images",
 }
 
 
@@ -264,11 +279,9 @@ def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Training
         # An evaluation's own record is no training.
         if not history.logged and not history.remarks:
             continue
-        unit = _LOSS_UNITS.get(stage.recipe, "")
+        units = Units(_LOSS_UNITS.get(stage.recipe, ""), _COUNTED.get(stage.recipe, "examples"))
         goodput = find_goodput(run, stage.name) if stage.attempts else None
-        found.append(
-            view_training(stage.name, history, loss_unit=unit, source=source, goodput=goodput)
-        )
+        found.append(view_training(stage.name, history, units, source=source, goodput=goodput))
     return found
 
 

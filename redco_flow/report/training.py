@@ -49,11 +49,28 @@ class TrainingSection:
     remarks: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Units:
+    """What a training's numbers are of.
+
+    Args:
+        loss: such as "nats per target token"; empty where it is not known.
+        counted: what the weights of its loss count, in the plural: tokens, images.
+    """
+
+    loss: str = ""
+    counted: str = "tokens"
+
+    def name(self, key: str) -> str:
+        """A logged value's name for people."""
+        return key.replace("tokens", self.counted).replace("_", " ")
+
+
 def view_training(
     stage: str,
     history: History,
+    units: Units,
     *,
-    loss_unit: str = "",
     source: str = "",
     goodput: TimeParts | None = None,
 ) -> TrainingSection:
@@ -62,12 +79,12 @@ def view_training(
     Args:
         stage: its name.
         history: what it logged.
-        loss_unit: such as "nats per target token"; empty where it is not known.
+        units: of its loss and its speed.
         source: whose records they are, if not this run's.
         goodput: what its time went into, where that is known.
     """
     figures = [
-        *_loss_figure(history, loss_unit),
+        *_loss_figure(history, units.loss),
         *_metric_figures(history),
         *_measure_figures(history),
         *_small_figure(history, "learning_rate", "Learning rate", "learning rate", from_zero=True),
@@ -78,14 +95,14 @@ def view_training(
     return TrainingSection(
         stage=stage,
         source=source,
-        facts=(*_facts(history), *_goodput_facts(goodput)),
+        facts=(*_facts(history, units), *_goodput_facts(goodput)),
         figures=tuple(figures),
-        tables=(*_tables(history), *_time_table(goodput)),
+        tables=(*_tables(history, units), *_time_table(goodput)),
         remarks=(*history.remarks, *_not_finite(history)),
     )
 
 
-def _facts(history: History) -> Iterator[tuple[str, str]]:
+def _facts(history: History, units: Units) -> Iterator[tuple[str, str]]:
     if history.is_empty:
         return
     losses = points_of(history.logged, "loss")
@@ -102,7 +119,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "steps", f"{number(last['step'])}{of_total}{epochs}"
     rates = [rate for _, rate in points_of(history.logged, "tokens_per_second")]
     if rates:
-        yield "tokens per second", f"{number(float(median(rates)))} (median)"
+        yield units.name("tokens_per_second"), f"{number(float(median(rates)))} (median)"
     if speeds := [speed for _, speed in points_of(history.logged, "tflops_per_device")]:
         shares = [share for _, share in points_of(history.logged, "mfu")]
         mfu = f", MFU {median(shares):.1%}" if shares else ""
@@ -233,17 +250,19 @@ def _steps(history: History) -> tuple[float, float]:
     return min(steps), max(steps)
 
 
-def _tables(history: History) -> Iterator[ValueTable]:
+def _tables(history: History, units: Units) -> Iterator[ValueTable]:
     if history.evaluations:
         names = ["eval_loss", *history.evaluation_metrics]
-        yield _table("Evaluations", names, history.evaluations)
+        yield _table("Evaluations", names, history.evaluations, units)
     if history.logged:
         names = ["loss", *history.measures, *_TABLED]
         known = [name for name in names if points_of(history.logged, name)]
-        yield _table("Training", known, history.logged)
+        yield _table("Training", known, history.logged, units)
 
 
-def _table(title: str, names: Sequence[str], records: Sequence[dict[str, object]]) -> ValueTable:
+def _table(
+    title: str, names: Sequence[str], records: Sequence[dict[str, object]], units: Units
+) -> ValueTable:
     """Every record, or every n-th and the last."""
     every = -(-len(records) // _MAX_TABLE_ROWS)
     shown = [record for index, record in enumerate(records[::-1]) if index % every == 0][::-1]
@@ -251,7 +270,7 @@ def _table(title: str, names: Sequence[str], records: Sequence[dict[str, object]
     rows = tuple(
         (number(record["step"]), *(score(record.get(name)) for name in names)) for record in shown
     )
-    header = ("step", *(name.replace("_", " ") for name in names))
+    header = ("step", *map(units.name, names))
     return ValueTable(title, header, rows, note)
 
 

@@ -1,5 +1,7 @@
 import re
 
+import pytest
+
 
 def test_the_page_begins_with_the_run_and_how_it_ended(builder, read_report):
     page = read_report(builder.whole())
@@ -161,6 +163,26 @@ def test_how_well_devices_are_used_is_told_with_the_training(builder, read_repor
     assert "TFLOP/s per device 402.0, MFU 41.0% (median)" in page.text
     assert "tflops per device mfu" in page.text
     assert "peak memory per device 3.0 GiB" in page.text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "counted"),
+    [
+        ("text_to_text", "tokens"),
+        ("text_to_image", "images"),
+        ("classification", "texts"),
+        ("python:mine", "examples"),
+    ],
+)
+def test_speed_is_told_in_what_the_recipes_loss_counts(builder, read_report, recipe, counted):
+    dataset = builder.preprocess()["dataset"]
+    records = [{"step": step, "loss": 1.0, "tokens_per_second": 12.0} for step in (1, 2)]
+    builder.train(dataset, records=records, settings={"recipe": recipe})
+
+    page = read_report(builder.close())
+
+    assert f"{counted} per second 12.00 (median)" in page.text
+    assert f"loss {counted} per second 1" in page.text
 
 
 def test_five_thousand_logged_points_make_no_large_file(builder, read_report):
