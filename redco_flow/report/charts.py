@@ -126,7 +126,7 @@ class Group:
         texts: what the pointer shows of each point, a line for each of its lines.
         symbol: of Plotly: circle, star, x, ….
         has_line: join the points in order.
-        thickness: of lines and points, in pixels.
+        thickness: of points, in pixels; lines are a fourth of it.
     """
 
     label: str
@@ -145,7 +145,9 @@ class PointChart:
 
     Args:
         title: what the chart shows, for those who do not see it.
+        x_kind: what the xs are.
         ticks: (value, text) of the y axis where it is not to have its own.
+        may_be_log_x: the x axis is logarithmic where the values span a factor of 10.
     """
 
     title: str
@@ -156,6 +158,7 @@ class PointChart:
     height: int = 320
     ticks: Sequence[tuple[float, str]] = field(default_factory=tuple)
     may_be_log_x: bool = False
+    has_legend: bool = True
 
     @property
     def description(self) -> str:
@@ -261,7 +264,7 @@ def _of_points(chart: PointChart) -> dict[str, Any]:
         "layout": {
             "height": chart.height,
             "hovermode": "closest",
-            "showlegend": len(chart.groups) > 1,
+            "showlegend": chart.has_legend and len(chart.groups) > 1,
             "xaxis": x_axis,
             "yaxis": y_axis,
         },
@@ -277,7 +280,7 @@ def _point_trace(group: Group) -> dict[str, Any]:
         "text": [escape(text).replace("\n", "<br>") for text in group.texts],
         "hoverinfo": "text",
         "mode": "lines+markers" if group.has_line else "markers",
-        "line": {"width": min(1.8, group.thickness), "dash": _dash(group.colour)},
+        "line": {"width": group.thickness / 4, "dash": _dash(group.colour)},
         "marker": {"size": group.thickness, "symbol": group.symbol},
         "meta": {"colour": _of_palette(group.colour), "dense": False},
     }

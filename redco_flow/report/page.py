@@ -285,7 +285,9 @@ def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Training
     return found
 
 
-def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_now) -> Path:
+def build_report(
+    run: RunDirectory, workspace: Workspace, *, path: Path | None = None, clock: Clock = utc_now
+) -> Path:
     """Write the run's report.html anew and return its path; may be called at any time.
 
     What is missing or damaged in the run's files is said in the page.
@@ -293,6 +295,7 @@ def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_
     Args:
         run: the run, in whatever state.
         workspace: where its artifacts and results are.
+        path: where to; its links to logs work from the run's directory alone.
         clock: the time of day, for people.
 
     Raises:
@@ -301,5 +304,6 @@ def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_
     page = read_page(run, workspace, clock())
     has_charts = any(training.figures for training in page.trainings)
     html = render("page.html.jinja", page.run, page=page, has_charts=has_charts)
-    write_text(run.report_path, html)
-    return run.report_path
+    written = path or run.report_path
+    write_text(written, html)
+    return written
