@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
+from redco_flow.report.charts import Figure
+from redco_flow.report.environment import Environment, read_environment
 from redco_flow.report.lineage import LineageItem, lineage_items
 from redco_flow.report.metrics import (
     Comparison,
@@ -28,8 +30,9 @@ from redco_flow.report.rendering import render
 from redco_flow.report.run_time import TimeShare, time_shares
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
+from redco_flow.report.stage_graph import StageGraph, stage_graph
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
-from redco_flow.report.training import TrainingSection, Units, view_training
+from redco_flow.report.training import TrainingSection, Units, overlay_trainings, view_training
 from redco_flow.report.training_history import read_history
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
@@ -129,31 +132,23 @@ class Reproduction:
         commands: to be typed in this order.
         typed: the command line of this run.
         document: resolved.yaml, whole.
-        versions: (package, version) that the results were computed with.
-        hosts: where.
     """
 
     commands: tuple[str, ...]
     typed: str
     document: str
-    versions: tuple[tuple[str, str], ...]
-    hosts: tuple[str, ...]
 
 
-def read_reproduction(run: RunDirectory, stages: Iterable[StageFacts]) -> Reproduction:
+def read_reproduction(run: RunDirectory) -> Reproduction:
     """Return how to reproduce a run.
 
     Raises:
         WorkspaceError, ValueError, OSError: the run's records cannot be read.
     """
-    results = [stage.result for stage in stages if stage.result]
-    versions = dict(item for one in results for item in one.versions.items())
     return Reproduction(
         commands=tuple(_commands(run)),
         typed=typed_command(run.record),
         document=_document(run),
-        versions=tuple(sorted(versions.items())),
-        hosts=tuple(dict.fromkeys(one.host for one in results if one.host)),
     )
 
 
@@ -221,10 +216,13 @@ class Page:
     confusions: list[Confusion]
     comparisons: list[Comparison]
     times: list[TimeShare]
+    overlaid: list[Figure]
     trainings: list[TrainingSection]
     samples: list[SampleSet]
     stages: list[StageRow]
+    graph: StageGraph | None
     lineage: list[LineageItem]
+    environment: Environment | None
     reproduction: Reproduction | None
     remarks: list[str] = field(default_factory=list)
     built_at: str = ""
@@ -260,14 +258,22 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         confusions=attempt("The confusions", lambda: confusions(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
+        overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
         trainings=attempt("The training", lambda: _trainings(run, each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),
+        graph=attempt("The graph of stages", lambda: stage_graph(each), None),
+        environment=attempt("What it ran on", lambda: read_environment(each), None),
         lineage=attempt("The lineage", lambda: lineage_items(run, workspace, each), []),
-        reproduction=attempt("How to reproduce it", lambda: read_reproduction(run, each), None),
+        reproduction=attempt("How to reproduce it", lambda: read_reproduction(run), None),
         remarks=remarks,
         built_at=now,
     )
+
+
+def _overlaid(stages: Iterable[StageFacts]) -> list[Figure]:
+    histories = {stage.name: read_history(logging_attempts(stage)[0]) for stage in stages}
+    return list(overlay_trainings({name: one for name, one in histories.items() if one.logged}))
 
 
 def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[TrainingSection]:

@@ -25,6 +25,7 @@ from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 
 _NUM_BEST, _NUM_WORST, _NUM_OTHERS = 3, 3, 4
 _NUM_SHOWN = _NUM_BEST + _NUM_WORST + _NUM_OTHERS
+_NUM_MORE = 90  # to be searched, shown on demand
 _MAX_CHARACTERS = 4000
 _MAX_REFERENCES = 3
 _LONG, _MAX_LINES = 420, 8
@@ -39,6 +40,7 @@ class Sample:
         why: why it is shown: best, worst, random, first.
         scores: (metric, value) of this example.
         pieces: the prediction in pieces, and whether each is a word that no reference has.
+        reference_pieces: each reference likewise, and whether it is a word that is not predicted.
         num_left_out: references that are not shown.
         picture, reference_picture: where they are pictures, as `data:` URLs in place of pieces and
             references.
@@ -49,6 +51,7 @@ class Sample:
     source: str
     pieces: tuple[tuple[str, bool], ...]
     references: tuple[str, ...]
+    reference_pieces: tuple[tuple[tuple[str, bool], ...], ...]
     num_left_out: int
     scores: tuple[tuple[str, str], ...]
     picture: str = ""
@@ -72,6 +75,7 @@ class SampleSet:
         made_how: split and settings of generation; empty where that is not said.
         chosen_how: in words.
         num_rows: of the whole artifact.
+        more: others, at random, to be searched.
     """
 
     stage: str
@@ -80,6 +84,7 @@ class SampleSet:
     chosen_how: str
     num_rows: int
     samples: tuple[Sample, ...]
+    more: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,14 +131,20 @@ def _sample_set(
             break
     directions = metrics.metadata.get("directions") or {} if metrics else {}
     how, chosen = _choose(scores, num_rows, directions, artifact.id)
-    wanted = {choice.index for choice in chosen}
+    shown = {choice.index for choice in chosen}
+    rest = (index for index in range(num_rows) if index not in shown)
+    others = sorted(sorted(rest, key=lambda index: _draw(artifact.id, index))[:_NUM_MORE])
+    wanted = shown.union(others)
     rows = {index: row for index, row in enumerate(_rows(artifact)) if index in wanted}
-    samples = tuple(
-        _sample(choice.why, rows[choice.index], scores[choice.index] if scores else {})
-        for choice in chosen
+    samples, more = (
+        tuple(
+            _sample(choice.why, rows[choice.index], scores[choice.index] if scores else {})
+            for choice in choices
+        )
+        for choices in (chosen, [_Choice(index, "random") for index in others])
     )
     made_how = ", ".join(_made_how(artifact.metadata))
-    return SampleSet(stage, artifact.id, made_how, how, num_rows, samples)
+    return SampleSet(stage, artifact.id, made_how, how, num_rows, samples, more)
 
 
 def _choose(
@@ -192,12 +203,15 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
         for text in ([given] if isinstance(given, str) else given)
         if not reference_picture
     ]
+    prediction = hide_secrets("" if found is None or picture else str(found))
+    shown = references[:_MAX_REFERENCES]
     return Sample(
         why=why,
         row_id=str(row.get("row_id", "")),
         source=_clipped(hide_secrets(str(source))),
-        pieces=_pieces(hide_secrets("" if found is None or picture else str(found)), references),
-        references=tuple(_clipped(text) for text in references[:_MAX_REFERENCES]),
+        pieces=_pieces(prediction, references),
+        references=tuple(_clipped(text) for text in shown),
+        reference_pieces=tuple(_pieces(text, [prediction]) for text in shown),
         num_left_out=max(0, len(references) - _MAX_REFERENCES),
         scores=tuple((name, score(float(value))) for name, value in scores.items()),
         picture=picture,
@@ -205,18 +219,18 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
     )
 
 
-def _pieces(prediction: str, references: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    """Cut a prediction where words of no reference begin and end."""
-    known = {word.casefold() for text in references for word in _WORDS.findall(text)}
+def _pieces(shown: str, others: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """Cut a text where words that no other text has begin and end."""
+    known = {word.casefold() for text in others for word in _WORDS.findall(text)}
     pieces: list[tuple[str, bool]] = []
-    # Every second part is a word; without references there is nothing to compare with.
-    for index, text in enumerate(_WORDS.split(prediction[:_MAX_CHARACTERS])):
-        is_foreign = bool(references) and index % 2 == 1 and text.casefold() not in known
+    # Every second part is a word; without other texts there is nothing to compare with.
+    for index, text in enumerate(_WORDS.split(shown[:_MAX_CHARACTERS])):
+        is_foreign = bool(others) and index % 2 == 1 and text.casefold() not in known
         if pieces and pieces[-1][1] == is_foreign:
             pieces[-1] = (pieces[-1][0] + text, is_foreign)
         elif text:
             pieces.append((text, is_foreign))
-    return (*pieces, *((text, False) for text in _cut_note(prediction)))
+    return (*pieces, *((text, False) for text in _cut_note(shown)))
 
 
 def _clipped(text: str) -> str:

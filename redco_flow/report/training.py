@@ -5,7 +5,7 @@ Decides what is drawn together and what a chart's axes are called; charts are `c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
@@ -91,6 +91,10 @@ def view_training(
         *_small_figure(
             history, "grad_norm", "Gradient norm", "gradient norm before clipping", may_be_log=True
         ),
+        *_small_figure(
+            history, "tokens_per_second", "Speed", units.name("tokens_per_second"), from_zero=True
+        ),
+        *_small_figure(history, "mfu", "MFU", "share of the devices' peak", from_zero=True),
     ]
     return TrainingSection(
         stage=stage,
@@ -100,6 +104,23 @@ def view_training(
         tables=(*_tables(history, units), *_time_table(goodput)),
         remarks=(*history.remarks, *_not_finite(history)),
     )
+
+
+def overlay_trainings(histories: Mapping[str, History]) -> Iterator[Figure]:
+    """Yield the losses of all trainings in one chart, where there are several.
+
+    Args:
+        histories: by stage.
+    """
+    lines = []
+    for colour, (stage, history) in enumerate(histories.items(), 1):
+        if losses := points_of(history.logged, "loss"):
+            lines.append(Line(stage, losses, colour))
+        if scored := points_of(history.evaluations, "eval_loss"):
+            lines.append(Line(f"{stage}, evaluation", scored, colour, is_sparse=True))
+    if len(histories) > 1 and lines:
+        chart = LineChart("Losses of all trainings", "step", "loss", lines, may_be_log=True)
+        yield Figure("Losses of all trainings", chart)
 
 
 def _facts(history: History, units: Units) -> Iterator[tuple[str, str]]:

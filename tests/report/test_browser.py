@@ -134,6 +134,24 @@ def test_smoothing_is_off_until_the_reader_switches_it_on(open_page, page):
     assert unchanged == evaluation
 
 
+def test_samples_are_searched_and_others_shown_on_demand(open_page, page):
+    drawn = open_page(page).drawn()
+    shown, search = drawn.locator(".sample:visible"), drawn.locator("input.search")
+    everything = drawn.locator(".sample").count()
+
+    counts = [shown.count()]
+    search.fill("blue spice 4")
+    counts.append(shown.count())
+    said = drawn.locator(".controls output[aria-live]").text_content()
+    search.fill("")
+    counts.append(shown.count())
+    drawn.locator("input.all").check()
+    counts.append(shown.count())
+
+    # Of 60 rows: 4 and 40 to 49.
+    assert (counts, everything, said) == ([10, 11, 10, 60], 60, "11 found")
+
+
 def test_nothing_runs_that_a_model_or_a_user_wrote(open_page, builder, workspace):
     trap = "</style><img src=x onerror=document.title='trapped'><script>document.title='trapped'"
     rows = [{"row_id": trap, "source": trap, "prediction": trap, "references": [trap]}]

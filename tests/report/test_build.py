@@ -18,7 +18,16 @@ def test_parts_come_in_the_order_in_which_a_researcher_asks(builder, read_report
     page = read_report(builder.whole())
 
     ids = [one["id"] for one in page.all("section") if "id" in one]
-    assert ids == ["metrics", "time", "training", "samples", "stages", "lineage", "reproduce"]
+    assert ids == [
+        "metrics",
+        "time",
+        "training",
+        "samples",
+        "stages",
+        "lineage",
+        "environment",
+        "reproduce",
+    ]
 
 
 def test_the_page_needs_nothing_but_itself(builder, read_report):
@@ -65,6 +74,7 @@ def test_charts_show_training_and_evaluation_by_step(builder, read_report):
         "rouge1, rougeL, rouge2",
         "Learning rate",
         "Gradient norm",
+        "Speed",
     ]
     loss = page.plots[0]
     assert loss["layout"]["yaxis"]["title"]["text"] == "loss (nats per target token)"
@@ -241,7 +251,9 @@ def test_several_trainings_and_evaluations_stand_side_by_side(builder, read_repo
     for size in ("small", "large"):
         for text in (f"Stage train_{size}", f"Stage evaluate_{size}", f"by {size}"):
             assert text in page.text
-    assert len(page.charts) == 8
+    assert len(page.charts) == 1 + 2 * 5
+    overlaid = page.plots[0]["data"]
+    assert [trace["name"] for trace in overlaid][::2] == ["train_small", "train_large"]
 
 
 def test_lineage_goes_back_to_digests_of_data_and_places_of_settings(builder, read_report):

@@ -108,6 +108,25 @@
     states.set(plot, state);
     listen(plot, state);
   }
+  // Samples beyond the first ones are shown on demand, or where what is searched for stands in them.
+  for (const search of document.querySelectorAll("input.search")) {
+    const controls = search.closest(".controls");
+    const list = controls.nextElementSibling;
+    const all = controls.querySelector("input.all");
+    const filter = () => {
+      const wanted = search.value.trim().toLowerCase();
+      let found = 0;
+      list.classList.toggle("whole", all.checked || wanted !== "");
+      for (const sample of list.children) {
+        const fits = sample.textContent.toLowerCase().includes(wanted);
+        sample.classList.toggle("hidden", !fits);
+        found += fits ? 1 : 0;
+      }
+      controls.querySelector("output").textContent = wanted ? `${found} found` : "";
+    };
+    search.addEventListener("input", filter);
+    all.addEventListener("change", filter);
+  }
   for (const scheme of schemes) scheme.addEventListener("change", drawAll);
   document.documentElement.classList.add("has-script");
   drawAll().then(() => document.documentElement.classList.add("has-charts"));
