@@ -242,7 +242,7 @@ def _line_trace(line: Line, chart: LineChart) -> dict[str, Any]:
         "x": [x for x, _ in points],
         "y": [_rounded(y) for _, y in points],
         "mode": "lines+markers" if is_marked else "lines",
-        "line": {"width": 1.8, "dash": _dash(line.colour)},
+        "line": {"width": 1.8, "dash": _dash(line.colour) if len(chart.lines) > 1 else "solid"},
         "meta": {"colour": _of_palette(line.colour), "dense": _is_dense(line)},
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.report.charts import Figure, Line, LineChart
 from redco_flow.report.metrics import direction_of, metrics_artifact
-from redco_flow.report.numbers import duration, moment, score, seconds_between
+from redco_flow.report.numbers import duration, score, seconds_between
 from redco_flow.report.run_diff.settings import read_settings
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
 from redco_flow.report.stage_facts import DAMAGED, logging_attempts, read_stages
@@ -147,13 +147,13 @@ def metrics_table(runs: Sequence[ComparedRun]) -> Table:
         [
             Cell(one.label),
             Cell("", mark=one.state),
-            Cell(moment(one.created_at)),
+            Cell(one.created_at[:16].replace("T", " ")),
             Cell(duration(one.seconds), is_number=True),
             *(_value(one.metrics.get(name), best[name]) for name in names),
         ]
         for one in runs
     ]
-    return Table("Runs and their metrics", ["run", "state", "created", "time", *names], rows)
+    return Table("Runs and their metrics", ["run", "state", "created (UTC)", "time", *names], rows)
 
 
 def _value(value: float | None, best: float | None) -> Cell:

@@ -9,7 +9,7 @@ from redco_flow.report.numbers import plural
 from redco_flow.report.stage_facts import StageFacts
 
 _WIDTH, _HEIGHT = 148, 46
-_COLUMN_GAP, _ROW_GAP, _MARGIN = 46, 16, 4
+_COLUMN_GAP, _ROW_GAP, _MARGIN = 42, 16, 4
 _MAX_LETTERS = 19
 
 
@@ -18,7 +18,7 @@ class GraphNode:
     """A box.
 
     Args:
-        name: of the stage, or of what data it is.
+        name: of the stage; "data" for what one reads.
         note: what the stage made; how many files.
         type: "stage" or "data".
         x, y: its upper left corner.
@@ -66,7 +66,7 @@ def stage_graph(stages: Iterable[StageFacts]) -> StageGraph | None:
     notes = dict(_notes(finished))
     nodes = {
         name: GraphNode(
-            name=name.removeprefix(_DATA),
+            name="data" if name.startswith(_DATA) else name,
             note=notes[name],
             type="data" if name.startswith(_DATA) else "stage",
             x=_MARGIN + column * (_WIDTH + _COLUMN_GAP),
@@ -128,7 +128,7 @@ def _path(old: GraphNode, new: GraphNode) -> str:
     x1, y1 = old.x + _WIDTH, old.y + _HEIGHT // 2
     x2, y2 = new.x, new.y + _HEIGHT // 2
     middle = (x1 + x2) // 2
-    return f"M{x1} {y1}C{middle} {y1} {middle} {y2} {x2 - 5} {y2}"
+    return f"M{x1} {y1}C{middle} {y1} {middle} {y2} {x2} {y2}"
 
 
 def _shortened(text: str) -> str:

@@ -188,7 +188,7 @@ def _loss_figure(history: History, unit: str) -> Iterator[Figure]:
 
 def _what_is_drawn(chart: LineChart, num_logged: int) -> str:
     """Say how the picture came about, since every plot hides something."""
-    note = "Training loss: mean since the record before. Nothing is smoothed."
+    note = "Training loss: mean since the record before. Nothing is smoothed until you do."
     if chart.num_left_out:
         return (
             f"{note} Of {num_logged:,} records the lowest and the highest of each stretch are "

@@ -114,6 +114,16 @@ def test_the_log_scale_is_switched_and_dragging_zooms(open_page, page):
     assert drawn.evaluate(x_range) == zoomed  # what the reader chose stays
 
 
+def test_no_button_of_a_chart_sends_it_anywhere(open_page, page):
+    drawn = open_page(page).drawn()
+
+    titles = drawn.locator(".modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
+
+    assert len(set(titles)) == 6
+    assert not [title for title in titles if "cloud" in title.lower() or "share" in title.lower()]
+    assert drawn.locator(".modebar a[href]").count() == 0
+
+
 def test_smoothing_is_off_until_the_reader_switches_it_on(open_page, page):
     drawn = open_page(page).drawn()
     (name, logged), evaluation = traces(drawn)

@@ -14,7 +14,7 @@ def test_every_stage_comes_after_what_it_was_made_from(builder):
     found = graph(builder, builder.whole())
 
     columns = {node.name: node.x for node in found.nodes}
-    order = ["preprocess", "preprocess", "train", "predict", "evaluate"]
+    order = ["data", "preprocess", "train", "predict", "evaluate"]
     assert [node.name for node in sorted(found.nodes, key=lambda one: one.x)] == order
     assert columns["train"] < columns["predict"] < columns["evaluate"]
     # data to preprocess; preprocess to train and predict; train to predict; predict to evaluate
@@ -44,7 +44,7 @@ def test_the_page_has_the_graph_with_a_text_for_those_who_do_not_see_it(builder,
     page = read_report(builder.whole())
 
     (drawn,) = (one for one in page.all("svg") if one.get("class") == "graph")
-    assert re.match(r"What was made from what: preprocess to preprocess, ", drawn["aria-label"])
+    assert re.match(r"What was made from what: data to preprocess, ", drawn["aria-label"])
 
 
 def test_the_environment_has_hosts_devices_and_versions(builder, read_report):

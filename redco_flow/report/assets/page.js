@@ -60,6 +60,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text") }, namelength: -1 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("muted"), activecolor: colour("link") },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
     };
   }
@@ -67,7 +68,8 @@
   const config = {
     responsive: true,
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    // Named one by one: the library's own choice has a button that sends a chart to its maker's cloud.
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
 
   function draw(plot) {
