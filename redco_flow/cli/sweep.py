@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
-from redco_flow.errors import UsageError
+from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import Lease, find_holder
@@ -309,7 +309,10 @@ def attend_sweep(sweep: SweepDirectory, workspace: Workspace, options: argparse.
         )
         return DETACHED_EXIT_CODE
     print(json.dumps(view) if as_json else sweep_text(view))
-    sys.stderr.write(f"report: {write_sweep_page(sweep, workspace)}\n")
+    try:
+        sys.stderr.write(f"report: {write_sweep_page(sweep, workspace)}\n")
+    except (RedcoFlowError, OSError, ValueError) as error:  # the sweep itself went as it went
+        sys.stderr.write(f"warning: the sweep's page could not be written: {error}\n")
     return _EXIT_CODES.get(view["state"], 1)
 
 

@@ -147,13 +147,13 @@ def metrics_table(runs: Sequence[ComparedRun]) -> Table:
         [
             Cell(one.label),
             Cell("", mark=one.state),
-            Cell(one.created_at[:16].replace("T", " ")),
-            Cell(duration(one.seconds), is_number=True),
             *(_value(one.metrics.get(name), best[name]) for name in names),
+            Cell(duration(one.seconds), is_number=True),
+            Cell(one.created_at[:16].replace("T", " "), is_number=True),
         ]
         for one in runs
     ]
-    return Table("Runs and their metrics", ["run", "state", "created (UTC)", "time", *names], rows)
+    return Table("Runs and their metrics", ["run", "state", *names, "time", "created (UTC)"], rows)
 
 
 def _value(value: float | None, best: float | None) -> Cell:

@@ -148,14 +148,14 @@ def _table(points: Sequence[HistoryPoint], metrics: Sequence[str]) -> Table:
         [
             Cell(one.run, note="; ".join(one.promoted)),
             Cell("", mark=one.state, note=one.failure),
-            Cell(one.created_at[:16].replace("T", " ")),
-            Cell(duration(one.seconds), is_number=True),
             *(_score(one, name) for name in metrics),
+            Cell(duration(one.seconds), is_number=True),
+            Cell(one.created_at[:16].replace("T", " "), is_number=True),
             Cell(one.data[:_DIGITS_OF_DATA], note="new" if one.is_data_new else ""),
         ]
         for one in reversed(points)
     ]
-    header = ["run", "state", "created (UTC)", "time", *metrics, "data"]
+    header = ["run", "state", *metrics, "time", "created (UTC)", "data"]
     return Table("Runs, newest first", header, rows)
 
 

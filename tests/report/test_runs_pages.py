@@ -153,6 +153,20 @@ def test_a_diff_has_its_groups_and_both_runs_curves(make_run, tmp_path):
     assert [trace["name"] for trace in page.plots[0]["data"]] == [first.id, second.id]
 
 
+def test_a_run_whose_records_are_damaged_is_compared_by_what_is_left(make_run, tmp_path):
+    whole, damaged = make_run("1e-4", 0, 20.0), make_run("1e-3", 0, 30.0)
+    damaged.state_path.write_text("nonsense")
+    damaged.resolved_path.unlink()
+    (attempt,) = damaged.attempts("train")
+    attempt.metrics_path.write_text("{}\nnonsense\n")
+
+    page = read(comparison_page([read_compared(one) for one in (whole, damaged)], NOW), tmp_path)
+
+    assert f"{damaged.id} … damaged" in page.text
+    assert f"{whole.id} ✓ completed" in page.text
+    assert "20.00" in page.text
+
+
 @pytest.mark.slow
 def test_each_page_fits_a_phone_is_accessible_and_asks_for_nothing(
     open_page, points, runs, tmp_path
