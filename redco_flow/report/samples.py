@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from redco_flow.records import read_json_lines
@@ -40,7 +41,8 @@ class Sample:
         why: why it is shown: best, worst, random, first.
         scores: (metric, value) of this example.
         pieces: the prediction in pieces, and whether each is a word that no reference has.
-        reference_pieces: each reference likewise, and whether it is a word that is not predicted.
+        reference_pieces: each reference likewise, and whether it is a word that is not predicted,
+            or not in this order.
         num_left_out: references that are not shown.
         picture, reference_picture: where they are pictures, as `data:` URLs in place of pieces and
             references.
@@ -211,7 +213,7 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
         source=_clipped(hide_secrets(str(source))),
         pieces=_pieces(prediction, references),
         references=tuple(_clipped(text) for text in shown),
-        reference_pieces=tuple(_pieces(text, [prediction]) for text in shown),
+        reference_pieces=tuple(_missing(text, prediction) for text in shown),
         num_left_out=max(0, len(references) - _MAX_REFERENCES),
         scores=tuple((name, score(float(value))) for name, value in scores.items()),
         picture=picture,
@@ -219,18 +221,38 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
     )
 
 
-def _pieces(shown: str, others: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    """Cut a text where words that no other text has begin and end."""
-    known = {word.casefold() for text in others for word in _WORDS.findall(text)}
+def _pieces(prediction: str, references: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """Cut a prediction where words of no reference begin and end."""
+    known = {word.casefold() for text in references for word in _WORDS.findall(text)}
+    words = _words(prediction)
+    # Without references there is nothing to compare with.
+    foreign = {at for at, word in enumerate(words) if references and word not in known}
+    return _cut(prediction, foreign)
+
+
+def _missing(reference: str, prediction: str) -> tuple[tuple[str, bool], ...]:
+    """Cut a reference where words begin and end that are not predicted, or not in this order."""
+    words = _words(reference)
+    blocks = SequenceMatcher(None, words, _words(prediction), autojunk=False).get_matching_blocks()
+    found = {at for block in blocks for at in range(block.a, block.a + block.size)}
+    return _cut(reference, set(range(len(words))) - found)
+
+
+def _words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORDS.findall(text[:_MAX_CHARACTERS])]
+
+
+def _cut(text: str, marked: Container[int]) -> tuple[tuple[str, bool], ...]:
+    """Cut a text into pieces, and say of each whether its words are those of these numbers."""
     pieces: list[tuple[str, bool]] = []
-    # Every second part is a word; without other texts there is nothing to compare with.
-    for index, text in enumerate(_WORDS.split(shown[:_MAX_CHARACTERS])):
-        is_foreign = bool(others) and index % 2 == 1 and text.casefold() not in known
-        if pieces and pieces[-1][1] == is_foreign:
-            pieces[-1] = (pieces[-1][0] + text, is_foreign)
-        elif text:
-            pieces.append((text, is_foreign))
-    return (*pieces, *((text, False) for text in _cut_note(shown)))
+    # Every second part is a word.
+    for index, part in enumerate(_WORDS.split(text[:_MAX_CHARACTERS])):
+        is_marked = index % 2 == 1 and index // 2 in marked
+        if pieces and pieces[-1][1] == is_marked:
+            pieces[-1] = (pieces[-1][0] + part, is_marked)
+        elif part:
+            pieces.append((part, is_marked))
+    return (*pieces, *((note, False) for note in _cut_note(text)))
 
 
 def _clipped(text: str) -> str:

@@ -56,6 +56,13 @@ def test_words_of_a_reference_that_are_not_predicted_are_told_apart(sets):
     assert reference == (("A ", False), ("cheap", True), (" pub by the River.", False))
 
 
+def test_words_of_a_reference_that_are_predicted_in_another_order_are_told_apart(sets):
+    (shown,) = sets([row("a[0] == b", ("a[b] != 0",))])
+
+    (reference,) = shown.samples[0].reference_pieces
+    assert [text for text, is_missing in reference if is_missing] in (["b"], ["0"])
+
+
 def test_few_predictions_are_all_shown_and_none_twice(sets):
     rows = [row(row_id=str(index)) for index in range(4)]
 
