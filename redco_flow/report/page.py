@@ -307,9 +307,12 @@ def build_report(
     Raises:
         OSError: the page cannot be written: the disk is full or read-only; names the path.
     """
-    page = read_page(run, workspace, clock())
-    has_charts = any(training.figures for training in page.trainings)
-    html = render("page.html.jinja", page.run, page=page, has_charts=has_charts)
     written = path or run.report_path
-    write_text(written, html)
+    write_text(written, render_page(read_page(run, workspace, clock())))
     return written
+
+
+def render_page(page: Page) -> str:
+    """Return the page as HTML; every text of the user's is escaped."""
+    has_charts = any(training.figures for training in page.trainings)
+    return render("page.html.jinja", page.run, page=page, has_charts=has_charts)
