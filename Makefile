@@ -19,7 +19,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-all test-quick test-pythons lint format docs bench dist clean constraints
+.PHONY: quickstart slurm-demo test test-all test-quick test-pythons lint format docs bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -103,3 +103,12 @@ constraints:
 	    --no-annotate --no-emit-index-url --quiet --constraint .constraints-without-protobuf.txt \
 	    --output-file constraints-xmanager.txt
 	rm .constraints-without-protobuf.txt
+
+# The library that draws the charts of pages, out of its npm package.
+PLOTLY ?= 4.1.1
+plotly:
+	mkdir -p build
+	cd build && npm pack --silent plotly.js-basic-dist-min@$(PLOTLY)
+	tar -xzf build/plotly.js-basic-dist-min-$(PLOTLY).tgz -C build
+	cp build/package/plotly-basic.min.js redco_flow/report/assets/
+	cp build/package/LICENSE redco_flow/report/assets/plotly.LICENSE

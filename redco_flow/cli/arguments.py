@@ -39,6 +39,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
 
 
+def add_html(parser: argparse.ArgumentParser) -> None:
+    """--html: a page beside what is printed."""
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page that opens offline, with charts"
+    )
+
+
 def add_workspace(parser: argparse.ArgumentParser) -> None:
     """--workspace: where the runs and artifacts are."""
     parser.add_argument(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
+from redco_flow.cli.arguments import Verbs, add_html, add_json, add_workspace, workspace_path
 from redco_flow.cli.text import columns, number, short_id
 from redco_flow.errors import UsageError
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
 
@@ -39,6 +41,7 @@ def register(verbs: Verbs) -> None:
         help="draws of the bootstrap behind the intervals (10000); 0 for no intervals",
     )
     diff.add_argument("--all", action="store_true", help="every change and the whole patch")
+    add_html(diff)
     add_json(diff)
     add_workspace(diff)
 
@@ -57,6 +60,11 @@ def _diff(options: argparse.Namespace) -> int:
         print(json.dumps(found.to_json()))
     else:
         print("\n".join(diff_lines(found, is_whole=options.all)))
+    if options.html:
+        from redco_flow.report.diff_page import diff_page
+        from redco_flow.report.runs_page import write_page
+
+        sys.stderr.write(f"page: {write_page(diff_page(found, utc_now()), options.html)}\n")
     return 0
 
 

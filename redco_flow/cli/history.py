@@ -6,17 +6,21 @@ import argparse
 import difflib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
-from redco_flow.cli.text import columns, duration, number
+from redco_flow.cli.arguments import Verbs, add_html, add_json, add_workspace, workspace_path
+from redco_flow.cli.text import columns, duration, moment, number
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.records import digest_json
+from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage import run_results
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
 from redco_flow.tracking.run_metrics import locate_metrics
 from redco_flow.tracking.typed_records import unless_damaged
@@ -42,6 +46,7 @@ class HistoryEntry:
         data_changed: whether raw data of stages that this run and the last before it with
             results both have differ; None where there is nothing to compare.
         code_changed: whether modules that such stages import differ.
+        artifacts: the ids of all that its stages have made or reused.
     """
 
     run: str
@@ -56,6 +61,7 @@ class HistoryEntry:
     data: str
     data_changed: bool | None
     code_changed: bool | None
+    artifacts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as one JSON value."""
@@ -72,6 +78,7 @@ def register(verbs: Verbs) -> None:
     history.add_argument(
         "-n", "--last", type=int, default=20, metavar="N", help="how many runs (20)"
     )
+    add_html(history)
     add_json(history)
     add_workspace(history)
 
@@ -87,7 +94,67 @@ def _history(options: argparse.Namespace) -> int:
         print(json.dumps({"pipeline": name, "num_runs": len(runs), "runs": listed}))
     else:
         print(history_text(entries, shown, num_runs=len(runs)))
+    if options.html:
+        written = write_history_page(workspace, name, entries, shown, options.html)
+        sys.stderr.write(f"page: {written}\n")
     return 0
+
+
+def write_history_page(
+    workspace: Workspace,
+    pipeline: str,
+    entries: Sequence[HistoryEntry],
+    metrics: Sequence[str],
+    path: Path,
+) -> Path:
+    """Write a pipeline's history as a page and return its path.
+
+    Args:
+        entries: its runs, oldest first.
+        metrics: names of those that are drawn.
+
+    Raises:
+        OSError: it cannot be written: the disk is full or read-only; names the path.
+    """
+    # Imported here: most look at the table alone.
+    from redco_flow.report.history_page import HistoryPoint, history_page
+    from redco_flow.report.runs_page import write_page
+
+    promoted = _promotions(workspace, entries)
+    points = [
+        HistoryPoint(
+            run=entry.run,
+            created_at=entry.created_at,
+            state=entry.state,
+            seconds=entry.seconds,
+            failure=" ".join(filter(None, (entry.cause, entry.message))),
+            metrics=entry.metrics,
+            differences=entry.differences,
+            data=entry.data,
+            is_data_new=bool(entry.data_changed),
+            promoted=promoted.get(entry.run, []),
+        )
+        for entry in entries
+    ]
+    return write_page(history_page(pipeline, points, metrics, utc_now()), path)
+
+
+def _promotions(workspace: Workspace, entries: Sequence[HistoryEntry]) -> dict[str, list[str]]:
+    """The names that checkpoints of the runs were given, with the time, by run.
+
+    A checkpoint that several runs have, as one of them reused it, is the first one's.
+    """
+    made: dict[str, str] = {}
+    for entry in entries:
+        for id in entry.artifacts:
+            made.setdefault(id, entry.run)
+    found: dict[str, list[str]] = {}
+    for alias in AliasStore(workspace).list():
+        for event in alias.history:
+            if event.event == "promoted" and event.checkpoint in made:
+                told = f"{alias.name}, {moment(event.time)}"
+                found.setdefault(made[event.checkpoint], []).append(told)
+    return found
 
 
 def _pipeline_name(text: str) -> str:
@@ -173,6 +240,9 @@ class _Reader:
             data=_data_version(ingredients),
             data_changed=self._has_changed("data", ingredients),
             code_changed=self._has_changed("code", ingredients),
+            artifacts=tuple(
+                id for stage in view["stages"].values() for id in stage["artifacts"].values()
+            ),
         )
         self._metrics |= metrics
         self._ingredients |= ingredients

@@ -16,6 +16,7 @@ from typing import NoReturn
 from redco_flow import __version__
 from redco_flow.cli import (
     artifacts,
+    compare,
     diff,
     doctor,
     drill,
@@ -72,7 +73,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"redco-flow {__version__}")
     verbs = Verbs(parser.add_subparsers(title="verbs", metavar="VERB", required=True))
-    groups = (init, run, status, artifacts, diff, history, promote, schedule, export, doctor, drill)
+    groups = (
+        *(init, run, status, artifacts, diff, compare, history),
+        *(promote, schedule, export, doctor, drill),
+    )
     for group in groups:
         group.register(verbs)
     parser.set_defaults(whole_parser=parser)  # for the shells' completion

@@ -7,15 +7,17 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
-from redco_flow.errors import UsageError
+from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import Lease, find_holder
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -173,6 +175,25 @@ def _state(states: list[str], *, goes_on: bool) -> str:
     )
 
 
+def write_sweep_page(sweep: SweepDirectory, workspace: Workspace, path: Path | None = None) -> Path:
+    """Write a sweep's page, in its directory if nowhere else, and return its path.
+
+    Raises:
+        OSError: it cannot be written: the disk is full or read-only; names the path.
+    """
+    # Imported here: the verbs that never look at a sweep need not pay for it.
+    from redco_flow.report.comparison import read_compared
+    from redco_flow.report.runs_page import write_page
+    from redco_flow.report.sweep_page import SweptRun, sweep_page
+
+    points = [
+        SweptRun(read_compared(sweep.run_of(point), _named(point.overrides)), point.overrides)
+        for point in sweep.points
+    ]
+    state = str(read_sweep_view(sweep, workspace)["state"])
+    return write_page(sweep_page(sweep.id, state, points, utc_now()), path or sweep.report_path)
+
+
 DETACHED_EXIT_CODE = 130
 _EXIT_CODES = {State.COMPLETED: 0, State.CANCELLED: 5}
 _POLL_SECONDS = 0.5
@@ -288,6 +309,10 @@ def attend_sweep(sweep: SweepDirectory, workspace: Workspace, options: argparse.
         )
         return DETACHED_EXIT_CODE
     print(json.dumps(view) if as_json else sweep_text(view))
+    try:
+        sys.stderr.write(f"report: {write_sweep_page(sweep, workspace)}\n")
+    except (RedcoFlowError, OSError, ValueError) as error:  # the sweep itself went as it went
+        sys.stderr.write(f"warning: the sweep's page could not be written: {error}\n")
     return _EXIT_CODES.get(view["state"], 1)
 
 

@@ -5,7 +5,7 @@ Reads stages' metrics and what the metrics artifacts say of them; computes only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,16 +173,32 @@ def _shortened(text: object) -> str:
 
 
 @dataclass(frozen=True)
+class ConfusionCell:
+    """How many examples of a true class were taken for a class.
+
+    Args:
+        percent: of the true class' examples.
+        is_right: whether both are the same class.
+        text: the same in words.
+    """
+
+    count: int
+    percent: float
+    is_right: bool
+    text: str
+
+
+@dataclass(frozen=True)
 class ConfusionRow:
     """One true class.
 
     Args:
-        cells: how many of its examples were taken for each class, and whether rightly.
+        cells: of each predicted class.
         recall: share of its examples that were, in percent; empty where there is none.
     """
 
     name: str
-    cells: tuple[tuple[int, bool], ...]
+    cells: tuple[ConfusionCell, ...]
     recall: str
 
 
@@ -223,7 +239,7 @@ def _confusion(stage: str, known: Mapping[str, Any]) -> Confusion:
         stage=stage,
         classes=names,
         rows=tuple(
-            _confusion_row(names[index], counts, index, is_one=name is not None)
+            _confusion_row(names, counts, index, is_one=name is not None)
             for index, (name, counts) in enumerate(
                 zip(known["classes"], known["counts"], strict=True)
             )
@@ -232,11 +248,21 @@ def _confusion(stage: str, known: Mapping[str, Any]) -> Confusion:
     )
 
 
-def _confusion_row(name: str, counts: list[int], index: int, *, is_one: bool) -> ConfusionRow:
+def _confusion_row(
+    names: Sequence[str], counts: list[int], index: int, *, is_one: bool
+) -> ConfusionRow:
     total = sum(counts)
-    cells = tuple((count, is_one and place == index) for place, count in enumerate(counts))
+    cells = tuple(
+        ConfusionCell(
+            count,
+            percent=100 * count / total if total else 0.0,
+            is_right=is_one and place == index,
+            text=f"{count:,} of {total:,} “{names[index]}” were taken for “{names[place]}”",
+        )
+        for place, count in enumerate(counts)
+    )
     return ConfusionRow(
-        name, cells, f"{100 * counts[index] / total:.1f}" if total and is_one else ""
+        names[index], cells, f"{100 * counts[index] / total:.1f}" if total and is_one else ""
     )
 
 

@@ -6,21 +6,16 @@ a run's files, there is a report, and it does not fail the run.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from redco_flow import __version__
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
-from redco_flow.report import numbers
+from redco_flow.report.charts import Figure
+from redco_flow.report.environment import Environment, read_environment
 from redco_flow.report.lineage import LineageItem, lineage_items
 from redco_flow.report.metrics import (
     Comparison,
@@ -31,10 +26,14 @@ from redco_flow.report.metrics import (
     metrics_groups,
 )
 from redco_flow.report.numbers import duration, moment, seconds_between
+from redco_flow.report.rendering import render
+from redco_flow.report.run_time import TimeShare, time_shares
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
+from redco_flow.report.stage_graph import StageGraph, stage_graph
 from redco_flow.report.stages import Failure, StageRow, find_failures, stage_rows
-from redco_flow.report.training import TrainingSection, read_history, view_training
+from redco_flow.report.training import TrainingSection, Units, overlay_trainings, view_training
+from redco_flow.report.training_history import read_history
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.damage import find_damaged_records
@@ -133,31 +132,23 @@ class Reproduction:
         commands: to be typed in this order.
         typed: the command line of this run.
         document: resolved.yaml, whole.
-        versions: (package, version) that the results were computed with.
-        hosts: where.
     """
 
     commands: tuple[str, ...]
     typed: str
     document: str
-    versions: tuple[tuple[str, str], ...]
-    hosts: tuple[str, ...]
 
 
-def read_reproduction(run: RunDirectory, stages: Iterable[StageFacts]) -> Reproduction:
+def read_reproduction(run: RunDirectory) -> Reproduction:
     """Return how to reproduce a run.
 
     Raises:
         WorkspaceError, ValueError, OSError: the run's records cannot be read.
     """
-    results = [stage.result for stage in stages if stage.result]
-    versions = dict(item for one in results for item in one.versions.items())
     return Reproduction(
         commands=tuple(_commands(run)),
         typed=typed_command(run.record),
         document=_document(run),
-        versions=tuple(sorted(versions.items())),
-        hosts=tuple(dict.fromkeys(one.host for one in results if one.host)),
     )
 
 
@@ -190,6 +181,21 @@ _LOSS_UNITS = {
     "text_to_text": "nats per target token",
     "classification": "nats per text",
     "regression": "squared error per text",
+    "language_modeling": "nats per token",
+    "image_to_text": "nats per token",
+    "image_classification": "nats per image",
+    "text_to_image": "squared error per image",
+}
+# What the weights of a recipe's loss count; those of a recipe of the user's are examples mostly.
+_COUNTED = {
+    "": "tokens",
+    "text_to_text": "tokens",
+    "language_modeling": "tokens",
+    "image_to_text": "tokens",
+    "classification": "texts",
+    "regression": "texts",
+    "image_classification": "images",
+    "text_to_image": "images",
 }
 
 
@@ -209,10 +215,14 @@ class Page:
     metrics: list[MetricsGroup]
     confusions: list[Confusion]
     comparisons: list[Comparison]
+    times: list[TimeShare]
+    overlaid: list[Figure]
     trainings: list[TrainingSection]
     samples: list[SampleSet]
     stages: list[StageRow]
+    graph: StageGraph | None
     lineage: list[LineageItem]
+    environment: Environment | None
     reproduction: Reproduction | None
     remarks: list[str] = field(default_factory=list)
     built_at: str = ""
@@ -247,14 +257,23 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         metrics=attempt("The metrics", lambda: metrics_groups(each, store), []),
         confusions=attempt("The confusions", lambda: confusions(each, store), []),
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
+        times=attempt("The run's time", lambda: time_shares(run, each, now), []),
+        overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
         trainings=attempt("The training", lambda: _trainings(run, each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),
+        graph=attempt("The graph of stages", lambda: stage_graph(each), None),
+        environment=attempt("What it ran on", lambda: read_environment(each), None),
         lineage=attempt("The lineage", lambda: lineage_items(run, workspace, each), []),
-        reproduction=attempt("How to reproduce it", lambda: read_reproduction(run, each), None),
+        reproduction=attempt("How to reproduce it", lambda: read_reproduction(run), None),
         remarks=remarks,
         built_at=now,
     )
+
+
+def _overlaid(stages: Iterable[StageFacts]) -> list[Figure]:
+    histories = {stage.name: read_history(logging_attempts(stage)[0]) for stage in stages}
+    return list(overlay_trainings({name: one for name, one in histories.items() if one.logged}))
 
 
 def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[TrainingSection]:
@@ -266,19 +285,15 @@ def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Training
         # An evaluation's own record is no training.
         if not history.logged and not history.remarks:
             continue
-        unit = _LOSS_UNITS.get(stage.recipe, "")
+        units = Units(_LOSS_UNITS.get(stage.recipe, ""), _COUNTED.get(stage.recipe, "examples"))
         goodput = find_goodput(run, stage.name) if stage.attempts else None
-        found.append(
-            view_training(stage.name, history, loss_unit=unit, source=source, goodput=goodput)
-        )
+        found.append(view_training(stage.name, history, units, source=source, goodput=goodput))
     return found
 
 
-_TEMPLATES = Path(__file__).parent / "templates"
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-
-
-def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_now) -> Path:
+def build_report(
+    run: RunDirectory, workspace: Workspace, *, path: Path | None = None, clock: Clock = utc_now
+) -> Path:
     """Write the run's report.html anew and return its path; may be called at any time.
 
     What is missing or damaged in the run's files is said in the page.
@@ -286,41 +301,18 @@ def build_report(run: RunDirectory, workspace: Workspace, *, clock: Clock = utc_
     Args:
         run: the run, in whatever state.
         workspace: where its artifacts and results are.
+        path: where to; its links to logs work from the run's directory alone.
         clock: the time of day, for people.
 
     Raises:
         OSError: the page cannot be written: the disk is full or read-only; names the path.
     """
-    write_text(run.report_path, render(read_page(run, workspace, clock())))
-    return run.report_path
+    written = path or run.report_path
+    write_text(written, render_page(read_page(run, workspace, clock())))
+    return written
 
 
-def render(page: Page) -> str:
+def render_page(page: Page) -> str:
     """Return the page as HTML; every text of the user's is escaped."""
-    try:
-        html = _environment().get_template("page.html.jinja").render(page=page, version=__version__)
-    except Exception as error:  # noqa: BLE001 (a report that says so is better than none)
-        html = _page_without_pieces(page, error)
-    # Half a character (a lone surrogate) cannot be written, control characters are no HTML.
-    return _NO_TEXT.sub("\ufffd", html)
-
-
-@cache
-def _environment() -> Environment:
-    """Templates are compiled once in a process."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=numbers.number, score=numbers.score, moment=numbers.moment)
-    return environment
-
-
-def _page_without_pieces(page: Page, error: Exception) -> str:
-    return Markup(
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>{run}</title>'
-        "<h1>{run}</h1><p>The report could not be drawn: {error}</p>"
-    ).format(run=page.run, error=f"{type(error).__name__}: {error}")
+    has_charts = any(training.figures for training in page.trainings)
+    return render("page.html.jinja", page.run, page=page, has_charts=has_charts)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from redco_flow.records import read_json_lines
@@ -25,6 +26,7 @@ from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 
 _NUM_BEST, _NUM_WORST, _NUM_OTHERS = 3, 3, 4
 _NUM_SHOWN = _NUM_BEST + _NUM_WORST + _NUM_OTHERS
+_NUM_MORE = 90  # to be searched, shown on demand
 _MAX_CHARACTERS = 4000
 _MAX_REFERENCES = 3
 _LONG, _MAX_LINES = 420, 8
@@ -39,6 +41,8 @@ class Sample:
         why: why it is shown: best, worst, random, first.
         scores: (metric, value) of this example.
         pieces: the prediction in pieces, and whether each is a word that no reference has.
+        reference_pieces: each reference likewise, and whether it is a word that is not predicted,
+            or not in this order.
         num_left_out: references that are not shown.
         picture, reference_picture: where they are pictures, as `data:` URLs in place of pieces and
             references.
@@ -49,6 +53,7 @@ class Sample:
     source: str
     pieces: tuple[tuple[str, bool], ...]
     references: tuple[str, ...]
+    reference_pieces: tuple[tuple[tuple[str, bool], ...], ...]
     num_left_out: int
     scores: tuple[tuple[str, str], ...]
     picture: str = ""
@@ -72,6 +77,7 @@ class SampleSet:
         made_how: split and settings of generation; empty where that is not said.
         chosen_how: in words.
         num_rows: of the whole artifact.
+        more: others, at random, to be searched.
     """
 
     stage: str
@@ -80,6 +86,7 @@ class SampleSet:
     chosen_how: str
     num_rows: int
     samples: tuple[Sample, ...]
+    more: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,14 +133,20 @@ def _sample_set(
             break
     directions = metrics.metadata.get("directions") or {} if metrics else {}
     how, chosen = _choose(scores, num_rows, directions, artifact.id)
-    wanted = {choice.index for choice in chosen}
+    shown = {choice.index for choice in chosen}
+    rest = (index for index in range(num_rows) if index not in shown)
+    others = sorted(sorted(rest, key=lambda index: _draw(artifact.id, index))[:_NUM_MORE])
+    wanted = shown.union(others)
     rows = {index: row for index, row in enumerate(_rows(artifact)) if index in wanted}
-    samples = tuple(
-        _sample(choice.why, rows[choice.index], scores[choice.index] if scores else {})
-        for choice in chosen
+    samples, more = (
+        tuple(
+            _sample(choice.why, rows[choice.index], scores[choice.index] if scores else {})
+            for choice in choices
+        )
+        for choices in (chosen, [_Choice(index, "random") for index in others])
     )
     made_how = ", ".join(_made_how(artifact.metadata))
-    return SampleSet(stage, artifact.id, made_how, how, num_rows, samples)
+    return SampleSet(stage, artifact.id, made_how, how, num_rows, samples, more)
 
 
 def _choose(
@@ -192,12 +205,15 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
         for text in ([given] if isinstance(given, str) else given)
         if not reference_picture
     ]
+    prediction = hide_secrets("" if found is None or picture else str(found))
+    shown = references[:_MAX_REFERENCES]
     return Sample(
         why=why,
         row_id=str(row.get("row_id", "")),
         source=_clipped(hide_secrets(str(source))),
-        pieces=_pieces(hide_secrets("" if found is None or picture else str(found)), references),
-        references=tuple(_clipped(text) for text in references[:_MAX_REFERENCES]),
+        pieces=_pieces(prediction, references),
+        references=tuple(_clipped(text) for text in shown),
+        reference_pieces=tuple(_missing(text, prediction) for text in shown),
         num_left_out=max(0, len(references) - _MAX_REFERENCES),
         scores=tuple((name, score(float(value))) for name, value in scores.items()),
         picture=picture,
@@ -208,15 +224,35 @@ def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sa
 def _pieces(prediction: str, references: Sequence[str]) -> tuple[tuple[str, bool], ...]:
     """Cut a prediction where words of no reference begin and end."""
     known = {word.casefold() for text in references for word in _WORDS.findall(text)}
+    words = _words(prediction)
+    # Without references there is nothing to compare with.
+    foreign = {at for at, word in enumerate(words) if references and word not in known}
+    return _cut(prediction, foreign)
+
+
+def _missing(reference: str, prediction: str) -> tuple[tuple[str, bool], ...]:
+    """Cut a reference where words begin and end that are not predicted, or not in this order."""
+    words = _words(reference)
+    blocks = SequenceMatcher(None, words, _words(prediction), autojunk=False).get_matching_blocks()
+    found = {at for block in blocks for at in range(block.a, block.a + block.size)}
+    return _cut(reference, set(range(len(words))) - found)
+
+
+def _words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORDS.findall(text[:_MAX_CHARACTERS])]
+
+
+def _cut(text: str, marked: Container[int]) -> tuple[tuple[str, bool], ...]:
+    """Cut a text into pieces, and say of each whether its words are those of these numbers."""
     pieces: list[tuple[str, bool]] = []
-    # Every second part is a word; without references there is nothing to compare with.
-    for index, text in enumerate(_WORDS.split(prediction[:_MAX_CHARACTERS])):
-        is_foreign = bool(references) and index % 2 == 1 and text.casefold() not in known
-        if pieces and pieces[-1][1] == is_foreign:
-            pieces[-1] = (pieces[-1][0] + text, is_foreign)
-        elif text:
-            pieces.append((text, is_foreign))
-    return (*pieces, *((text, False) for text in _cut_note(prediction)))
+    # Every second part is a word.
+    for index, part in enumerate(_WORDS.split(text[:_MAX_CHARACTERS])):
+        is_marked = index % 2 == 1 and index // 2 in marked
+        if pieces and pieces[-1][1] == is_marked:
+            pieces[-1] = (pieces[-1][0] + part, is_marked)
+        elif part:
+            pieces.append((part, is_marked))
+    return (*pieces, *((note, False) for note in _cut_note(text)))
 
 
 def _clipped(text: str) -> str:

@@ -1,196 +1,24 @@
 """What a training's records become in the page: charts, a few numbers, tables of the values.
 
-Reads them, and decides what is drawn together and what a chart's axes are called; drawing is
-`chart.py`. Nothing is smoothed.
+Decides what is drawn together and what a chart's axes are called; charts are `charts`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
-from markupsafe import Markup
-
-from redco_flow.engine.callbacks import LOGGED
-from redco_flow.report.chart import Line, LineChart, Point, draw
+from redco_flow.report.charts import Figure, Line, LineChart
 from redco_flow.report.numbers import duration, number, plural, score, size
-from redco_flow.report.stage_facts import DAMAGED
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.report.training_history import History, num_not_finite, points_of
 from redco_flow.tracking.goodput import TimeParts
-
-Record = dict[str, Any]
-
-
-@dataclass
-class History:
-    """A training's records, ascending by step.
-
-    Args:
-        logged: of training: loss, learning_rate, grad_norm, tokens_per_second, how well devices
-            are used, and what the loss function measures beside the loss.
-        evaluations: eval_loss and the metrics that were measured during training.
-        remarks: what a reader should know: resumed where, a damaged file.
-    """
-
-    logged: list[Record] = field(default_factory=list)
-    evaluations: list[Record] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was logged."""
-        return not self.logged and not self.evaluations
-
-    @property
-    def evaluation_metrics(self) -> list[str]:
-        """What was measured in evaluations, `eval_loss` apart, in the order of appearance."""
-        names = _names_of_numbers(self.evaluations)
-        return [name for name in names if name not in ("step", "epoch", "eval_loss")]
-
-    @property
-    def measures(self) -> list[str]:
-        """What the loss function measures beside the loss, in the order of appearance."""
-        return [name for name in _names_of_numbers(self.logged) if name not in LOGGED]
-
-    def forget_after(self, step: float) -> None:
-        """Forget what was logged beyond this step."""
-        self.logged = [record for record in self.logged if record["step"] <= step]
-        self.evaluations = [record for record in self.evaluations if record["step"] <= step]
-
-
-def read_history(attempts: Sequence[AttemptDirectory]) -> History:
-    """Return what a stage's attempts logged.
-
-    Args:
-        attempts: first to last; those that computed something else than the last one (the code
-            was changed in between) are left out.
-    """
-    history = History()
-    fingerprints = [_fingerprint(attempt) for attempt in attempts]
-    for attempt, fingerprint in zip(attempts, fingerprints, strict=True):
-        if fingerprint == fingerprints[-1]:
-            _add(history, attempt)
-    return history
-
-
-def points_of(records: Iterable[Record], key: str) -> list[Point]:
-    """Return (step, value) of the records that have a finite value."""
-    return [(record["step"], record[key]) for record in records if _is_number(record.get(key))]
-
-
-def num_not_finite(records: Iterable[Record], key: str) -> int:
-    """Return how many records have the key but no finite number (written as null)."""
-    return sum(key in record and not _is_number(record[key]) for record in records)
-
-
-def _add(history: History, attempt: AttemptDirectory) -> None:
-    """Go on with an attempt's records from the step where it began."""
-    records, remark = _read(attempt)
-    if remark:
-        history.remarks.append(remark)
-    for index, of_one_start in enumerate(_split_at_starts(records)):
-        _add_start(history, of_one_start, attempt.number, is_requeued=index > 0)
-
-
-def _split_at_starts(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """An attempt's records by start: a cluster may queue its job again, and it resumes."""
-    found: list[Record] = []
-    for record in records:
-        if record.get("is_resumed") and found:
-            yield found
-            found = []
-        found.append(record)
-    if found:
-        yield found
-
-
-def _add_start(history: History, records: list[Record], attempt: int, *, is_requeued: bool) -> None:
-    start = _start(records)
-    if start and history.is_empty:
-        history.remarks.append(f"An earlier run did the steps up to {start:,}; it has its records.")
-    elif start:
-        how = "was queued again and went on" if is_requeued else "went on"
-        history.remarks.append(f"Attempt {attempt} {how} from step {start:,}.")
-    history.forget_after(start)
-    history.logged = _ascending([*history.logged, *filter(_is_of_training, records)])
-    scored = [_flat(record) for record in records if not _is_of_training(record)]
-    history.evaluations = _ascending([*history.evaluations, *scored])
-
-
-def _read(attempt: AttemptDirectory) -> tuple[list[Record], str]:
-    """An attempt's records that have a step; and a remark if the file is damaged."""
-    records: list[Record] = []
-    try:
-        for record in attempt.read_metrics():
-            if isinstance(record, dict) and _is_number(record.get("step")):
-                records.append(record)
-    except (ValueError, OSError) as error:
-        return records, f"{attempt.metrics_path} is damaged: read up to the damage ({error})."
-    return records, ""
-
-
-def _start(records: Sequence[Record]) -> int:
-    """The step whose checkpoint an attempt began with; 0 if it began anew."""
-    resumed = [record["step"] for record in records if record.get("is_resumed")]
-    if resumed:
-        return int(resumed[0])
-    # Without scores a checkpoint leaves no record: records stand at equal distances, so a first
-    # one that stands further from 0 than from the second is not the first of all.
-    steps = sorted({record["step"] for record in records if _is_of_training(record)})
-    if len(steps) < 2 or steps[0] <= steps[1] - steps[0]:
-        return 0
-    return int(steps[0]) - 1
-
-
-def _is_of_training(record: Record) -> bool:
-    """Whether a record is of training; an evaluation's has its scores in `metrics`."""
-    return not isinstance(record.get("metrics"), dict)
-
-
-def _flat(record: Record) -> Record:
-    """An evaluation's scores beside its step."""
-    return {**record["metrics"], "step": record["step"], "epoch": record.get("epoch")}
-
-
-def _ascending(records: Iterable[Record]) -> list[Record]:
-    """By step, the last record of a step only."""
-    by_step = {record["step"]: record for record in records}
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def _fingerprint(attempt: AttemptDirectory) -> str:
-    try:
-        return str(dict(attempt.read_call() or {}).get("fingerprint", ""))
-    except DAMAGED:
-        return ""
-
-
-def _names_of_numbers(records: Iterable[Record]) -> list[str]:
-    return list(dict.fromkeys(key for one in records for key in one if _is_number(one[key])))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
 
 _MAX_LINES = 4  # more cannot be told apart
 _SIMILAR_RATIO = 10.0
 _MAX_TABLE_ROWS = 30
 _TABLED = ("learning_rate", "grad_norm", "tokens_per_second", "tflops_per_device", "mfu")
-_HALF_WIDTH, _HALF_HEIGHT = 452.0, 230.0
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A chart and what is said under it."""
-
-    title: str
-    svg: Markup
-    is_wide: bool = True
-    note: str = ""
+_HALF_HEIGHT = 250
 
 
 @dataclass(frozen=True)
@@ -221,11 +49,28 @@ class TrainingSection:
     remarks: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Units:
+    """What a training's numbers are of.
+
+    Args:
+        loss: such as "nats per target token"; empty where it is not known.
+        counted: what the weights of its loss count, in the plural: tokens, images.
+    """
+
+    loss: str = ""
+    counted: str = "tokens"
+
+    def name(self, key: str) -> str:
+        """A logged value's name for people."""
+        return key.replace("tokens", self.counted).replace("_", " ")
+
+
 def view_training(
     stage: str,
     history: History,
+    units: Units,
     *,
-    loss_unit: str = "",
     source: str = "",
     goodput: TimeParts | None = None,
 ) -> TrainingSection:
@@ -234,30 +79,51 @@ def view_training(
     Args:
         stage: its name.
         history: what it logged.
-        loss_unit: such as "nats per target token"; empty where it is not known.
+        units: of its loss and its speed.
         source: whose records they are, if not this run's.
         goodput: what its time went into, where that is known.
     """
     figures = [
-        *_loss_figure(history, loss_unit),
+        *_loss_figure(history, units.loss),
         *_metric_figures(history),
         *_measure_figures(history),
         *_small_figure(history, "learning_rate", "Learning rate", "learning rate", from_zero=True),
         *_small_figure(
             history, "grad_norm", "Gradient norm", "gradient norm before clipping", may_be_log=True
         ),
+        *_small_figure(
+            history, "tokens_per_second", "Speed", units.name("tokens_per_second"), from_zero=True
+        ),
+        *_small_figure(history, "mfu", "MFU", "share of the devices' peak", from_zero=True),
     ]
     return TrainingSection(
         stage=stage,
         source=source,
-        facts=(*_facts(history), *_goodput_facts(goodput)),
+        facts=(*_facts(history, units), *_goodput_facts(goodput)),
         figures=tuple(figures),
-        tables=(*_tables(history), *_time_table(goodput)),
+        tables=(*_tables(history, units), *_time_table(goodput)),
         remarks=(*history.remarks, *_not_finite(history)),
     )
 
 
-def _facts(history: History) -> Iterator[tuple[str, str]]:
+def overlay_trainings(histories: Mapping[str, History]) -> Iterator[Figure]:
+    """Yield the losses of all trainings in one chart, where there are several.
+
+    Args:
+        histories: by stage.
+    """
+    lines = []
+    for colour, (stage, history) in enumerate(histories.items(), 1):
+        if losses := points_of(history.logged, "loss"):
+            lines.append(Line(stage, losses, colour))
+        if scored := points_of(history.evaluations, "eval_loss"):
+            lines.append(Line(f"{stage}, evaluation", scored, colour, is_sparse=True))
+    if len(histories) > 1 and lines:
+        chart = LineChart("Losses of all trainings", "step", "loss", lines, may_be_log=True)
+        yield Figure("Losses of all trainings", chart)
+
+
+def _facts(history: History, units: Units) -> Iterator[tuple[str, str]]:
     if history.is_empty:
         return
     losses = points_of(history.logged, "loss")
@@ -274,7 +140,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "steps", f"{number(last['step'])}{of_total}{epochs}"
     rates = [rate for _, rate in points_of(history.logged, "tokens_per_second")]
     if rates:
-        yield "tokens per second", f"{number(float(median(rates)))} (median)"
+        yield units.name("tokens_per_second"), f"{number(float(median(rates)))} (median)"
     if speeds := [speed for _, speed in points_of(history.logged, "tflops_per_device")]:
         shares = [share for _, share in points_of(history.logged, "mfu")]
         mfu = f", MFU {median(shares):.1%}" if shares else ""
@@ -317,12 +183,12 @@ def _loss_figure(history: History, unit: str) -> Iterator[Figure]:
             may_be_log=True,
             x_range=_steps(history),
         )
-        yield Figure("Loss", draw(chart), note=_what_is_drawn(chart, len(losses)))
+        yield Figure("Loss", chart, note=_what_is_drawn(chart, len(losses)))
 
 
 def _what_is_drawn(chart: LineChart, num_logged: int) -> str:
     """Say how the picture came about, since every plot hides something."""
-    note = "Training loss: mean since the record before. Nothing is smoothed."
+    note = "Training loss: mean since the record before. Nothing is smoothed until you do."
     if chart.num_left_out:
         return (
             f"{note} Of {num_logged:,} records the lowest and the highest of each stretch are "
@@ -343,11 +209,11 @@ def _metric_figures(history: History) -> Iterator[Figure]:
             x_label="step",
             y_label="score" if len(names) > 1 else names[0],
             lines=lines,
-            height=280.0,
+            height=300,
             x_range=_steps(history),
         )
         note = "Measured during training, on the evaluation examples of that stage."
-        yield Figure("Evaluation metrics", draw(chart), note=note)
+        yield Figure("Evaluation metrics", chart, note=note)
 
 
 def _measure_figures(history: History) -> Iterator[Figure]:
@@ -391,13 +257,12 @@ def _small_figure(
             x_label="step",
             y_label=y_label,
             lines=[Line("", points, 1)],
-            width=_HALF_WIDTH,
             height=_HALF_HEIGHT,
             from_zero=from_zero,
             may_be_log=may_be_log,
             x_range=_steps(history),
         )
-        yield Figure(title, draw(chart), is_wide=False, note=note)
+        yield Figure(title, chart, is_wide=False, note=note)
 
 
 def _steps(history: History) -> tuple[float, float]:
@@ -406,17 +271,19 @@ def _steps(history: History) -> tuple[float, float]:
     return min(steps), max(steps)
 
 
-def _tables(history: History) -> Iterator[ValueTable]:
+def _tables(history: History, units: Units) -> Iterator[ValueTable]:
     if history.evaluations:
         names = ["eval_loss", *history.evaluation_metrics]
-        yield _table("Evaluations", names, history.evaluations)
+        yield _table("Evaluations", names, history.evaluations, units)
     if history.logged:
         names = ["loss", *history.measures, *_TABLED]
         known = [name for name in names if points_of(history.logged, name)]
-        yield _table("Training", known, history.logged)
+        yield _table("Training", known, history.logged, units)
 
 
-def _table(title: str, names: Sequence[str], records: Sequence[dict[str, object]]) -> ValueTable:
+def _table(
+    title: str, names: Sequence[str], records: Sequence[dict[str, object]], units: Units
+) -> ValueTable:
     """Every record, or every n-th and the last."""
     every = -(-len(records) // _MAX_TABLE_ROWS)
     shown = [record for index, record in enumerate(records[::-1]) if index % every == 0][::-1]
@@ -424,7 +291,7 @@ def _table(title: str, names: Sequence[str], records: Sequence[dict[str, object]
     rows = tuple(
         (number(record["step"]), *(score(record.get(name)) for name in names)) for record in shown
     )
-    header = ("step", *(name.replace("_", " ") for name in names))
+    header = ("step", *map(units.name, names))
     return ValueTable(title, header, rows, note)
 
 

@@ -86,12 +86,37 @@ class _Start:
         return int(self.records[-1]["step"]) if self.records else self.first_step
 
 
+COMPILING = "compiling"
+
+
+@dataclass(frozen=True)
+class TimeSpan:
+    """One stretch of a training's time.
+
+    Args:
+        part: a field of `TimeParts`, or COMPILING for that part of `starting`.
+        begin, end: in seconds since the epoch.
+    """
+
+    part: str
+    begin: float
+    end: float
+
+
 @dataclass
 class _Account:
     """Takes a time line in, moment after moment; clocks of several hosts never turn it back."""
 
     now: float
-    parts: TimeParts = field(default_factory=TimeParts)
+    spans: list[TimeSpan] = field(default_factory=list)
+
+    @property
+    def parts(self) -> TimeParts:
+        seconds: dict[str, float] = {}
+        for span in self.spans:
+            name = "starting" if span.part == COMPILING else span.part
+            seconds[name] = seconds.get(name, 0.0) + span.end - span.begin
+        return TimeParts(**seconds)
 
     def until(self, moment: float) -> float:
         """Go on to a moment; return the seconds."""
@@ -100,7 +125,12 @@ class _Account:
         return seconds
 
     def add(self, **seconds: float) -> None:
-        self.parts = self.parts.plus(**seconds)
+        """Say what the seconds up to now were, in this order."""
+        begin = self.now - sum(seconds.values())
+        for part, length in seconds.items():
+            if length > 0:
+                self.spans.append(TimeSpan(part, begin, begin + length))
+            begin += length
 
 
 def read_goodput(run: RunDirectory, stage: str) -> TimeParts | None:
@@ -112,11 +142,28 @@ def read_goodput(run: RunDirectory, stage: str) -> TimeParts | None:
     Raises:
         DamagedRecord: a record is damaged.
     """
+    account = _read_account(run, stage)
+    return None if account is None else account.parts
+
+
+def read_spans(run: RunDirectory, stage: str) -> list[TimeSpan]:
+    """Return the stretches of time that `read_goodput` adds up, in order; none of no training.
+
+    Within the time between two log records the order of its parts is not known.
+
+    Raises:
+        DamagedRecord: a record is damaged.
+    """
+    account = _read_account(run, stage)
+    return [] if account is None else account.spans
+
+
+def _read_account(run: RunDirectory, stage: str) -> _Account | None:
     attempts = _same_work(run.attempts(stage))
     starts = [list(_starts(attempt)) for attempt in attempts]
     if not any(starts):
         return None
-    submitted = _submissions(run, stage)
+    submitted = read_submissions(run, stage)
     begun = [submitted.get(attempt.number) for attempt in attempts]
     first = next((moment for moment in begun if moment is not None), None)
     flat = [start for of_attempt in starts for start in of_attempt]
@@ -129,7 +176,7 @@ def read_goodput(run: RunDirectory, stage: str) -> TimeParts | None:
         ended = _ended(attempt)
         if not of_attempt and ended is not None:
             account.add(starting=account.until(ended))
-    return account.parts
+    return account
 
 
 def find_goodput(run: RunDirectory, stage: str) -> TimeParts | None:
@@ -165,8 +212,7 @@ def _add_start(account: _Account, start: _Start, resumed: int | None) -> None:
     num_saved = max(0, (start.last_step if resumed is None else resumed) - start.last_step)
     useful = min(tail, num_saved * seconds_timed / num_timed) if num_timed else 0.0
     rest = "ending" if start.is_saved else "repeated"
-    account.add(steps=useful)
-    account.add(**{rest: tail - useful})
+    account.add(steps=useful, **{rest: tail - useful})
 
 
 def _scaled(record: dict[str, Any], passed: float) -> dict[str, float]:
@@ -175,7 +221,7 @@ def _scaled(record: dict[str, Any], passed: float) -> dict[str, float]:
     told = [float(record.get(f"{name}_seconds") or 0.0) for name in names]
     scale = min(1.0, passed / sum(told)) if sum(told) > 0 else 0.0
     parts = {name: seconds * scale for name, seconds in zip(names, told, strict=True)}
-    return {**parts, "starting": max(0.0, passed - sum(parts.values()))}
+    return {COMPILING: max(0.0, passed - sum(parts.values())), **parts}
 
 
 def _same_work(attempts: Sequence[AttemptDirectory]) -> list[AttemptDirectory]:
@@ -216,7 +262,7 @@ def _ended(attempt: AttemptDirectory) -> float | None:
     return None if record is None or record.ended_at is None else _seconds(record.ended_at)
 
 
-def _submissions(run: RunDirectory, stage: str) -> dict[int, float]:
+def read_submissions(run: RunDirectory, stage: str) -> dict[int, float]:
     """Return when each attempt's job was submitted, as the journal says."""
     events = (one for one in read_journal(run.journal_path) if one["event"] == "job_submitting")
     return {one["attempt"]: _seconds(one["time"]) for one in events if one.get("stage") == stage}

@@ -138,6 +138,11 @@ class SweepDirectory:
         return self.path / "launcher.log"
 
     @property
+    def report_path(self) -> Path:
+        """The sweep's page."""
+        return self.path / "report.html"
+
+    @property
     def cancel_path(self) -> Path:
         """There once the sweep was asked to stop."""
         return self.path / "cancel.json"

@@ -8,7 +8,7 @@ import pytest
 from orchestrate_runs import InProcess, Runs
 
 from redco_flow.cli.main import run_command
-from redco_flow.report.page import read_page, render
+from redco_flow.report.page import read_page, render_page
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
@@ -150,7 +150,7 @@ def read_everything(capfd, workspace, damaged, healthy):
     for words in (("why", "total"), ("artifacts",), ("verify",), ("ls",), ("artifacts", "--json")):
         say(capfd, *words)
     for run in (damaged, healthy):
-        page = render(read_page(RunDirectory(workspace.runs / run), workspace, utc_now()))
+        page = render_page(read_page(RunDirectory(workspace.runs / run), workspace, utc_now()))
         assert "could not be drawn" not in page
     healthy_why, text, _ = say(capfd, "why", f"{healthy}/total/total")
     assert healthy_why == 0

@@ -22,6 +22,40 @@ def test_two_real_runs_differ_in_the_setting_and_in_what_it_changed(finished):
     assert {"data", "code", "packages", "stages"} <= set(found["equal"])
 
 
+def test_runs_are_compared_and_each_verb_writes_its_page(finished):
+    command, first = finished
+    second = command.json("run", "sums.yaml", "learning_rate=4.0")
+    both = first["run"], second["run"]
+
+    text = command("compare", *both, "--html", "compared.html")
+    found = command.json("compare", *both)["runs"]
+    command("diff", *both, "--html", "diff.html")
+    command("history", "sums.yaml", "--html", "history.html")
+    written = command("report", first["run"], "--html", "report.html").strip()
+
+    assert [run["settings"] for run in found] == [
+        {"stages.total.learning_rate": rate} for rate in (2.0, 4.0)
+    ]
+    assert [run["metrics"]["total"] for run in found] == [12.0, 24.0]
+    assert text.splitlines()[0].split()[:4] == [
+        "RUN",
+        "STATE",
+        "TIME",
+        "stages.total.learning_rate",
+    ]
+    assert written == "report.html"
+    for page in ("compared.html", "diff.html", "history.html", "report.html"):
+        assert first["run"] in (command.folder / page).read_text(encoding="utf-8")
+
+
+def test_comparing_one_run_with_itself_says_what_is_needed(finished):
+    command, first = finished
+
+    said = command("compare", first["run"], first["run"], code=2)
+
+    assert "two runs or more" in said
+
+
 def test_the_history_of_real_runs_has_their_scores_in_order(finished):
     command, first = finished
 

@@ -1,9 +1,13 @@
 """The runs of one pipeline over time: real records, written as a run writes them."""
 
+import json
+import re
+
 import pytest
 
 from redco_flow.cli.history import history_text, read_history
 from redco_flow.records import write_json
+from redco_flow.tracking.aliases import AliasEvent, AliasName, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 from redco_flow.tracking.run_directory import RunDirectory
@@ -119,6 +123,25 @@ def test_only_the_pipeline_that_is_named_by_its_name_or_its_file_is_told(pipelin
 
     assert [one["run"] for one in by_name["runs"]] == [run.id]
     assert by_file["runs"] == by_name["runs"]
+
+
+def test_the_page_marks_the_run_whose_checkpoint_was_promoted(pipeline, tmp_path):
+    pipeline.complete(30.0)
+    pipeline.fail("out_of_memory")
+    promoted = pipeline.complete(32.5, data="2")
+    made = promoted.read_state()["stages"]["evaluate"]["artifacts"]["metrics"]
+    event = AliasEvent("promoted", made, "2026-02-01T12:00:00.000+00:00", "ann")
+    AliasStore(pipeline.workspace).move(AliasName("weekly", "production"), event, after=None)
+
+    Command(tmp_path)("history", "weekly", "--html", "history.html")
+
+    page = (tmp_path / "history.html").read_text(encoding="utf-8")
+    (plot,) = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    marks = {trace["name"]: trace for trace in json.loads(plot)["data"]}
+    assert marks["promoted"]["y"] == marks["new data"]["y"] == [32.5]
+    assert promoted.id in marks["promoted"]["text"][0]
+    assert "@weekly/production, 2026-02-01 12:00 UTC" in marks["promoted"]["text"][0]
+    assert (marks["failed"]["y"], len(marks["failed"]["text"])) == ([30.0], 1)
 
 
 def test_a_pipeline_or_a_metric_that_is_not_there_is_answered_with_what_is(pipeline, tmp_path):

@@ -5,11 +5,16 @@ Driven by the test itself, without Prefect, so that it can stop the world betwee
 
 import os
 import signal
+from datetime import datetime
 
 import pytest
 
 from redco_flow.records import read_json
+from redco_flow.report.page import build_report
+from redco_flow.report.run_time import time_shares
+from redco_flow.report.stage_facts import read_stages
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.journal import read_journal
 from redco_flow.tracking.locks import exclusive
 from tests.cli.conftest import wait_for
 from tests.cluster.pipelines import Driven, losses, make_run, same_parameters
@@ -29,6 +34,24 @@ def undisturbed(folder):
     driven = Driven(make_run(folder, workspace="undisturbed", num_epochs=6))
     assert driven.end().state == "completed", "\n".join(driven.said)
     return driven
+
+
+def test_the_parts_of_a_real_runs_time_add_up_to_its_wall_time(undisturbed):
+    run = undisturbed.run
+    workspace = undisturbed.session.context.workspace
+    stages = read_stages(run, workspace, pytest.fail).values()
+    told = [datetime.fromisoformat(one["time"]) for one in read_journal(run.journal_path)]
+    wall = (told[-1] - told[0]).total_seconds()
+    logged = [one for one in run.attempt("train", 1).read_metrics() if one["kind"] == "training"]
+
+    found = {one.part: one.seconds for one in time_shares(run, stages, "")}
+
+    assert sum(found.values()) == pytest.approx(wall, rel=0.01)
+    # Records' times are whole milliseconds, of steps that take about ten.
+    assert found["steps"] == pytest.approx(sum(one["steps_seconds"] for one in logged), rel=0.1)
+    assert min(found[part] for part in ("compile", "start-up", "data")) > 0
+    page = build_report(run, workspace).read_text(encoding="utf-8")
+    assert 'class="part steps"' in page
 
 
 def test_a_trainer_killed_before_its_checkpoint_is_registered_registers_it_once(

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import sync_playwright
 
 from redco_flow.records import append_json_line, write_json, write_text
 from redco_flow.report.page import build_report
@@ -347,7 +349,7 @@ def sample_rows(count=60):
 class Page(HTMLParser):
     """A page taken apart: its texts, tags and attributes."""
 
-    _VOID = frozenset({"meta", "link", "br", "img"})
+    _VOID = frozenset({"meta", "link", "br", "img", "input"})
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -355,7 +357,7 @@ class Page(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self.open: list[str] = []
-        self.titles_of_charts: list[str] = []
+        self.plots: list[dict] = []
         self.feed(html)
         self.close()
         assert self.open == [], f"not closed: {self.open}"
@@ -373,14 +375,19 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if self.open[-2:] == ["div", "script"]:
+            self.plots.append(json.loads(data))
+        elif not {"style", "script"} & set(self.open):
             self.texts.append(data)
-        if self.open[-2:] == ["g", "title"]:
-            self.titles_of_charts.append(data)
 
     @property
     def text(self) -> str:
         return " ".join(" ".join(self.texts).split())
+
+    @property
+    def charts(self) -> list[str]:
+        """What the charts are called, for those who do not see them."""
+        return [str(one["aria-label"]) for one in self.all("div") if one.get("class") == "plot"]
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
@@ -418,8 +425,54 @@ def read_report(workspace):
 
 
 @pytest.fixture(scope="session")
-def chromium() -> str:
-    for name in ("/usr/bin/chromium", "chromium"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no chromium here: install Debian's package chromium")
+def chromium():
+    """A real browser; pages are opened in contexts of their own."""
+    program = shutil.which("/usr/bin/chromium") or shutil.which("chromium")
+    if not program:
+        pytest.skip("no chromium here: install Debian's package chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()
+
+
+class OpenedPage:
+    """A page in a browser, with all that it asked for and complained of."""
+
+    def __init__(self, browser, path: Path, *, width=1100, scheme="light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        self.page = self.context.new_page()
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda one: self.asked.append(one.url))
+        self.page.on("console", lambda one: self.complaints.append(one.text))
+        self.page.on("pageerror", lambda one: self.complaints.append(str(one)))
+        self.page.goto(path.as_uri())
+
+    def drawn(self):
+        """The page, once its charts are drawn."""
+        self.page.wait_for_selector("html.has-charts", state="attached", timeout=120_000)
+        return self.page
+
+    def violations(self) -> list[str]:
+        """What axe finds fault with: rule and element."""
+        found = Axe().run(self.page).response["violations"]
+        return [f"{one['id']}: {node['html']}" for one in found for node in one["nodes"]]
+
+
+@pytest.fixture
+def open_page(chromium):
+    """Open a page of ours: path, width and scheme of colours."""
+    opened: list[OpenedPage] = []
+
+    def open_(path: Path, **given) -> OpenedPage:
+        opened.append(OpenedPage(chromium, path, **given))
+        return opened[-1]
+
+    yield open_
+    for one in opened:
+        one.context.close()

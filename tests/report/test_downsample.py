@@ -1,6 +1,6 @@
 import random
 
-from redco_flow.report.chart import keep_extremes
+from redco_flow.report.charts import keep_extremes
 
 
 def test_a_short_series_stays_whole():

@@ -97,8 +97,11 @@ def test_a_confusion_shows_what_was_taken_for_what_and_says_that_rare_classes_sh
 
     assert found.classes == ("<a>", "b", "others")
     assert [row.recall for row in found.rows] == ["70.0", "100.0", ""]
-    assert found.rows[0].cells == ((7, True), (3, False), (0, False))
-    assert found.rows[2].cells[2] == (2, False)
+    cells = [(one.count, one.is_right, one.percent) for one in found.rows[0].cells]
+    assert cells == [(7, True, 70.0), (3, False, 30.0), (0, False, 0.0)]
+    assert found.rows[0].cells[1].text == "3 of 10 “<a>” were taken for “b”"
+    assert "3 (30.0 %)" in text
+    assert (found.rows[2].cells[2].count, found.rows[2].cells[2].is_right) == (2, False)
     assert "Stage evaluate: true and predicted classes" in text
     assert "The 2 commonest classes; the rest are “others”" in text
 

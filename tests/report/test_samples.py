@@ -39,6 +39,30 @@ def test_the_best_the_worst_and_others_are_shown_once_each(sets):
     assert shown.made_how == "split test, num_beams 4, length_penalty 1.0"
 
 
+def test_others_are_there_to_be_searched_and_none_twice(sets):
+    rows = [row(row_id=str(index)) for index in range(150)]
+
+    (shown,) = sets(rows, [{"rouge1": float(index)} for index in range(150)])
+
+    ids = [one.row_id for one in (*shown.samples, *shown.more)]
+    assert (len(shown.samples), len(shown.more)) == (10, 90)
+    assert len(set(ids)) == len(ids)
+
+
+def test_words_of_a_reference_that_are_not_predicted_are_told_apart(sets):
+    (shown,) = sets([row("A pub by the river.", ("A cheap pub by the River.",))])
+
+    (reference,) = shown.samples[0].reference_pieces
+    assert reference == (("A ", False), ("cheap", True), (" pub by the River.", False))
+
+
+def test_words_of_a_reference_that_are_predicted_in_another_order_are_told_apart(sets):
+    (shown,) = sets([row("a[0] == b", ("a[b] != 0",))])
+
+    (reference,) = shown.samples[0].reference_pieces
+    assert [text for text, is_missing in reference if is_missing] in (["b"], ["0"])
+
+
 def test_few_predictions_are_all_shown_and_none_twice(sets):
     rows = [row(row_id=str(index)) for index in range(4)]
 

@@ -11,7 +11,7 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.run_diff.changes import Change, changes_by_stage, collect
 from redco_flow.report.stage_facts import DAMAGED, StageFacts, logging_attempts
-from redco_flow.report.training import Record, read_history
+from redco_flow.report.training_history import Record, read_history
 from redco_flow.stages.artifacts.metrics import read_metrics
 from redco_flow.stages.paired_bootstrap import (
     CannotCompare,

@@ -50,15 +50,20 @@ def setting_changes(
     places = _Places.read(first), _Places.read(second)
     changes = [
         Change(key, old, new, places[0].find(key), places[1].find(key))
-        for key, old, new in changed_keys(_read(first), _read(second))
+        for key, old, new in changed_keys(read_settings(first), read_settings(second))
     ]
     known = {stage: _Ingredients.of(found) for stage, found in results.items()}
     determining = tuple(one for one in changes if _determines(one.key, known))
     return SettingChanges(determining, tuple(one for one in changes if one not in determining))
 
 
-def _read(run: RunDirectory) -> dict[str, Any]:
-    """Every setting of a run by its dotted key."""
+def read_settings(run: RunDirectory) -> dict[str, Any]:
+    """Return every setting of a run by its dotted key.
+
+    Raises:
+        OSError: the run has no resolved.yaml.
+        ConfigError: resolved.yaml was changed by hand and cannot be read.
+    """
     # Imported here: most pairs of runs have equal settings, and it brings pydantic.
     from redco_flow.spec.yaml import read_yaml
 

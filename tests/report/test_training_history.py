@@ -1,5 +1,5 @@
 from redco_flow.records import write_json
-from redco_flow.report.training import num_not_finite, points_of, read_history
+from redco_flow.report.training_history import num_not_finite, points_of, read_history
 
 
 def log(step, **values):

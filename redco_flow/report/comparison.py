@@ -1,0 +1,207 @@
+"""Several runs side by side: the settings in which they differ, their metrics, curves overlaid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.report.charts import Figure, Line, LineChart
+from redco_flow.report.metrics import direction_of, metrics_artifact
+from redco_flow.report.numbers import duration, score, seconds_between
+from redco_flow.report.run_diff.settings import read_settings
+from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
+from redco_flow.report.stage_facts import DAMAGED, logging_attempts, read_stages
+from redco_flow.report.training_history import History, points_of, read_history
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.run_metrics import read_metrics
+from redco_flow.tracking.typed_records import unless_damaged
+from redco_flow.tracking.workspace import Workspace
+
+_MAX_VALUE = 60
+_NOT_COMPARED = ("name", "description", "tags")
+_LOGGED = {"loss": "training loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """What one run brings to a comparison.
+
+    Args:
+        label: how tables and legends call it.
+        settings: all of resolved.yaml, by dotted key.
+        metrics: by the names that `status` gives them.
+        directions: "max" or "min" of scores, as far as evaluations say.
+        trainings: what each training stage logged.
+    """
+
+    label: str
+    run: RunDirectory
+    state: str
+    created_at: str
+    seconds: float | None
+    settings: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    directions: Mapping[str, str]
+    trainings: Mapping[str, History]
+
+
+def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
+    """Return what a run brings to a comparison; what cannot be read is left out.
+
+    Args:
+        label: the run's id where it is empty.
+    """
+    workspace = Workspace(run.path.parents[1])
+    stages = read_stages(run, workspace, lambda _: None)
+    store = ArtifactStore(workspace)
+    state = unless_damaged(run.read_state) or {}
+    record = unless_damaged(lambda: run.record) or {}
+    directions: dict[str, str] = {}
+    for stage in stages.values():
+        artifact = metrics_artifact(stage, store)
+        directions |= (artifact.metadata.get("directions") or {}) if artifact else {}
+    trainings = {name: read_history(logging_attempts(stage)[0]) for name, stage in stages.items()}
+    return ComparedRun(
+        label=label or run.id,
+        run=run,
+        state=str(state.get("state") or "damaged"),
+        created_at=str(record.get("created_at") or ""),
+        seconds=seconds_between(state.get("started_at"), state.get("ended_at")),
+        settings=_settings(run),
+        metrics=read_metrics(state.get("stages") or {}),
+        directions=directions,
+        trainings={name: found for name, found in trainings.items() if found.logged},
+    )
+
+
+def _settings(run: RunDirectory) -> dict[str, Any]:
+    try:
+        return read_settings(run)
+    except (RedcoFlowError, *DAMAGED):
+        return {}
+
+
+def differing_settings(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the dotted keys of the settings that not all of the runs have alike."""
+    keys = dict.fromkeys(key for one in runs for key in one.settings)
+    return [
+        key
+        for key in keys
+        if key.partition(".")[0] not in _NOT_COMPARED
+        and len({json.dumps(one.settings.get(key), sort_keys=True) for one in runs}) > 1
+    ]
+
+
+def metric_names(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the metrics of any of the runs, in the order of appearance."""
+    return list(dict.fromkeys(name for one in runs for name in one.metrics))
+
+
+def best_of(values: Sequence[float | None], direction: str) -> float | None:
+    """Return the best of a metric's values; None where it is not known which way is better."""
+    known = [value for value in values if value is not None]
+    if not direction or len(known) < 2 or min(known) == max(known):
+        return None
+    return min(known) if direction == "min" else max(known)
+
+
+def direction(name: str, runs: Sequence[ComparedRun]) -> str:
+    """Return "max" or "min", which is better of a metric; empty where no evaluation says."""
+    known = {key: way for one in runs for key, way in one.directions.items()}
+    return direction_of(name.rpartition("/")[2], known)
+
+
+def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
+    """Return a page that compares runs.
+
+    Args:
+        now: the time as `utc_now` gives it.
+    """
+    return RunsPage(
+        of="comparison",
+        title=f"{len(runs)} runs",
+        facts=[("runs", ", ".join(one.label for one in runs))],
+        sections=[
+            Section("Metrics", [metrics_table(runs)], note=_BEST if len(runs) > 1 else ""),
+            Section("Settings", list(_settings_table(runs))),
+            Section("Training", figures=overlaid(runs)),
+        ],
+        built_at=now,
+    )
+
+
+_BEST = "Of each metric for which it is known whether more is better, the best is bold."
+
+
+def metrics_table(runs: Sequence[ComparedRun]) -> Table:
+    """Return a table of runs and their metrics, the best of each marked."""
+    names = metric_names(runs)
+    best = {
+        name: best_of([r.metrics.get(name) for r in runs], direction(name, runs)) for name in names
+    }
+    rows = [
+        [
+            Cell(one.label),
+            Cell("", mark=one.state),
+            *(_value(one.metrics.get(name), best[name]) for name in names),
+            Cell(duration(one.seconds), is_number=True),
+            Cell(one.created_at[:16].replace("T", " "), is_number=True),
+        ]
+        for one in runs
+    ]
+    return Table("Runs and their metrics", ["run", "state", *names, "time", "created (UTC)"], rows)
+
+
+def _value(value: float | None, best: float | None) -> Cell:
+    is_best = value is not None and value == best
+    return Cell(score(value), is_number=True, mark="best" if is_best else "")
+
+
+def _settings_table(runs: Sequence[ComparedRun]) -> Iterator[Table]:
+    keys = differing_settings(runs)
+    rows = [[Cell(key), *(Cell(setting_text(one, key)) for one in runs)] for key in keys]
+    caption = "Settings in which the runs differ" if keys else "All settings are equal"
+    yield Table(caption, ["setting", *(one.label for one in runs)], rows)
+
+
+def setting_text(run: ComparedRun, key: str) -> str:
+    """Return a setting's value as text; a dash where the run has none."""
+    if key not in run.settings:
+        return "–"
+    value = run.settings[key]
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+
+
+def overlaid(runs: Sequence[ComparedRun]) -> list[Figure]:
+    """Return a chart of each thing that trainings logged, with a line for each run."""
+    stages = dict.fromkeys(stage for one in runs for stage in one.trainings)
+    # Where there are several trainings, each chart says whose it is.
+    prefixes = {stage: f"{stage}: " if len(stages) > 1 else "" for stage in stages}
+    return [figure for stage in stages for figure in _of_stage(stage, prefixes[stage], runs)]
+
+
+def _of_stage(stage: str, prefix: str, runs: Sequence[ComparedRun]) -> Iterator[Figure]:
+    histories = {one.label: one.trainings[stage] for one in runs if stage in one.trainings}
+    logged = {name: {k: h.logged for k, h in histories.items()} for name in _LOGGED}
+    names = dict.fromkeys(
+        name for history in histories.values() for name in history.evaluation_metrics
+    )
+    scored = {
+        name: {k: h.evaluations for k, h in histories.items()} for name in ("eval_loss", *names)
+    }
+    for name, records in (*list(logged.items())[:1], *scored.items(), *list(logged.items())[1:]):
+        lines = [
+            Line(label, points, number, is_sparse=name in scored)
+            for number, (label, found) in enumerate(records.items(), 1)
+            if (points := points_of(found, name))
+        ]
+        if lines:
+            title = _LOGGED.get(name, name)
+            shown = f"{title} over optimizer steps of stage {stage}"
+            chart = LineChart(shown, "step", title, lines, may_be_log="loss" in name)
+            yield Figure(f"{prefix}{title}", chart, is_wide=name in ("loss", "eval_loss"))

@@ -1,0 +1,81 @@
+"""Turn what a page shows into one HTML file that needs nothing else: styles, scripts, charts.
+
+Every text of the user's is escaped, and a content security policy lets no script run but the two
+of `assets/`, which it names by their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from redco_flow import __version__
+from redco_flow.report import numbers
+
+_FOLDER = Path(__file__).parent
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+def render(template: str, name: str, **values: Any) -> str:
+    """Return a page as HTML.
+
+    Args:
+        template: a file of `templates/`.
+        name: what the page is of, for a page that cannot be drawn.
+        values: what the template reads.
+    """
+    try:
+        html = _environment().get_template(template).render(version=__version__, **values)
+    except Exception as error:  # noqa: BLE001 (a report that says so is better than none)
+        html = _page_without_pieces(name, error)
+    # Half a character (a lone surrogate) cannot be written, control characters are no HTML.
+    return _NO_TEXT.sub("\ufffd", html)
+
+
+@cache
+def _environment() -> Environment:
+    """Templates are compiled once in a process."""
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=numbers.number,
+        score=numbers.score,
+        moment=numbers.moment,
+        duration=numbers.duration,
+    )
+    environment.globals.update(script=_script, digest=_digest)
+    compact = {"separators": (",", ":"), "allow_nan": False}
+    environment.policies["json.dumps_kwargs"] = compact
+    return environment
+
+
+@cache
+def _script(name: str) -> Markup:
+    """A file of `assets/`, as it stands in a `<script>`."""
+    return Markup((_FOLDER / "assets" / name).read_text(encoding="utf-8"))  # noqa: S704 (our own)
+
+
+@cache
+def _digest(name: str) -> str:
+    """By which a content security policy knows a script."""
+    digest = hashlib.sha256(_script(name).encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _page_without_pieces(name: str, error: Exception) -> str:
+    return Markup(
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>'
+        "<h1>{name}</h1><p>The report could not be drawn: {error}</p>"
+    ).format(name=name, error=f"{type(error).__name__}: {error}")
