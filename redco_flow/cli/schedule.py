@@ -321,7 +321,7 @@ def _remove(options: argparse.Namespace) -> int:
             f"'{directory.name}' fires now ({', '.join(filter(None, running)) or 'beginning'}): "
             "cancel it first, or wait."
         )
-    _with_deployment(directory.name, lambda client, found: client.delete_deployment(found.id))
+    _delete_deployment(directory.name)
     directory.remove()
     print(f"{directory.name}: deleted; its runs stay")
     return 0
@@ -335,6 +335,16 @@ def _history(options: argparse.Namespace) -> int:
         rows = [[moment(one.due), one.state, one.run, one.reason] for one in firings]
         print(columns(rows, ["DUE", "STATE", "RUN", "WHY"]))
     return 0
+
+
+def _delete_deployment(name: str) -> None:
+    """Delete a schedule's deployment, unless it was deleted on its page."""
+    from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
+
+    with client_of(connect()) as client:
+        found = find_deployment(name, client)
+        if found is not None:
+            client.delete_deployment(found.id)
 
 
 def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:

@@ -57,7 +57,7 @@ class Weeks:
         path = str(self.folder / "weekly.yaml")
         terms = Terms("weekly", self.workspace.root, path, "local", (), **given)
         stop = stop or threading.Event()
-        firer = Firer(terms, lambda moment: later_is_due, self.said.append, stop)
+        firer = Firer(terms, lambda: later_is_due, self.said.append, stop)
         return firer.fire(str(uuid4()), due or datetime.now(UTC))
 
     def wait_until_fitting(self) -> None:
@@ -168,7 +168,7 @@ def test_a_cancelled_firing_cancels_its_run_and_is_tried_again_when_asked(weeks)
     terms = Terms(
         "weekly", weeks.workspace.root, "weekly.yaml", "local", (), "skip", "latest", retries=0
     )
-    firer = Firer(terms, lambda moment: False, weeks.said.append, threading.Event())
+    firer = Firer(terms, lambda: False, weeks.said.append, threading.Event())
     again = firer.fire(firing.id, datetime.now(UTC))
 
     assert (again.state, again.run) == ("completed", firing.run)
@@ -182,7 +182,7 @@ def test_a_firing_whose_process_was_killed_goes_on_with_the_run_that_it_began(we
         "from pathlib import Path\n"
         "from redco_flow.orchestrate.recurring.firing import Firer, Terms\n"
         "terms = Terms('weekly', Path(sys.argv[1]), 'weekly.yaml', 'local', (), 'skip', 'all', 0)\n"
-        "firer = Firer(terms, lambda moment: False, print, threading.Event())\n"
+        "firer = Firer(terms, lambda: False, print, threading.Event())\n"
         "firer.fire('only-one', datetime.now(UTC))\n"
     )
     root = str(weeks.workspace.root)

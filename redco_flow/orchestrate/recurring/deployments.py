@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -30,13 +31,13 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas import FlowRun
     from prefect.client.schemas.responses import DeploymentResponse
 
 POOL = "redco-flow"
 TAG = "redco-flow-schedule"
 _FLOW = "recurring"
 _SLUG = "redco-flow"
-_MOST_LATER = 50
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,8 @@ def fire_flow_run(
     stop = threading.Event()
     watching = watch_for_cancelling(flow_run.id, lambda reason: stop.set())
     log = get_run_logger()
-    later = _LaterFirings(flow_run.deployment_id)
     try:
-        firer = Firer(terms, later.is_due_after, log.info, stop)
+        firer = Firer(terms, partial(_later_is_due, flow_run), log.info, stop)
         return firer.fire(str(flow_run.id), due)
     except BaseException:
         # The worker ends the process of a firing that is cancelled on its page; one that is
@@ -186,34 +186,26 @@ def fire_flow_run(
         watching.set()
 
 
-class _LaterFirings:
-    """Asks the server for flow runs of a deployment that are due."""
+def _later_is_due(flow_run: FlowRun) -> bool:
+    """Whether another flow run of the same deployment was due after this one, and is by now."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterExpectedStartTime,
+    )
 
-    def __init__(self, deployment_id: UUID | None) -> None:
-        self._deployment_id = deployment_id
-
-    def is_due_after(self, moment: datetime) -> bool:
-        """Whether another flow run was due after `moment` and by now."""
-        from prefect.client.orchestration import get_client
-        from prefect.client.schemas.filters import (
-            DeploymentFilter,
-            DeploymentFilterId,
-            FlowRunFilter,
-            FlowRunFilterExpectedStartTime,
+    due = flow_run.expected_start_time
+    if flow_run.deployment_id is None or due is None:
+        return False
+    period = FlowRunFilterExpectedStartTime(after_=due, before_=datetime.now(UTC))
+    of = DeploymentFilter(id=DeploymentFilterId(any_=[flow_run.deployment_id]))
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(expected_start_time=period), deployment_filter=of
         )
-
-        if self._deployment_id is None:
-            return False
-        period = FlowRunFilterExpectedStartTime(after_=moment, before_=datetime.now(UTC))
-        with get_client(sync_client=True) as client:
-            found = client.read_flow_runs(
-                flow_run_filter=FlowRunFilter(expected_start_time=period),
-                deployment_filter=DeploymentFilter(
-                    id=DeploymentFilterId(any_=[self._deployment_id])
-                ),
-                limit=_MOST_LATER,
-            )
-        return any(one.expected_start_time and one.expected_start_time > moment for one in found)
+    return any(one.expected_start_time and one.expected_start_time > due for one in found)
 
 
 def _is_cancelled(flow_run_id: UUID) -> bool:

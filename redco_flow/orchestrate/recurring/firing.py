@@ -80,7 +80,7 @@ class Firer:
 
     Args:
         terms: what it was given.
-        later_is_due: whether another firing of the schedule, due after a time, is due by now.
+        later_is_due: whether a firing of the schedule that was due after this one is due by now.
         log: takes lines for the firing's page.
         stop: set when a user has cancelled it.
     """
@@ -88,7 +88,7 @@ class Firer:
     def __init__(
         self,
         terms: Terms,
-        later_is_due: Callable[[datetime], bool],
+        later_is_due: Callable[[], bool],
         log: Log,
         stop: threading.Event,
     ) -> None:
@@ -138,7 +138,7 @@ class Firer:
     def _why_not_made_up(self, firing: Firing) -> str:
         if self._terms.missed == "skip":
             return f"it was due at {firing.due}, when nothing served"
-        if self._terms.missed == "latest" and self._later_is_due(_time(firing.due)):
+        if self._terms.missed == "latest" and self._later_is_due():
             return f"it was due at {firing.due}, when nothing served; a later one is made up for"
         return ""
 
