@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -72,6 +73,25 @@ def prefect_server(prefect_home):
     from redco_flow.orchestrate.prefect.server import ensure_server
 
     return ensure_server()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A real browser; pages are opened in contexts of their own.
+
+    Of one module: while it is there, this thread can run no event loop of its own.
+    """
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("/usr/bin/chromium") or shutil.which("chromium")
+    if not program:
+        pytest.skip("no chromium here: install Debian's package chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()
 
 
 @pytest.hookimpl(hookwrapper=True)

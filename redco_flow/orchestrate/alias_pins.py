@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
-from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline
+from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import dotted
+from redco_flow.spec.references import LAST
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.results import latest_result
 from redco_flow.tracking.workspace import Workspace
 
 _SHORT = 12
@@ -28,7 +30,8 @@ class AliasPin:
     Args:
         stage, slot: whose input, and which.
         alias: `@MODEL/ALIAS`.
-        checkpoint: the id that it named when the run was planned.
+        checkpoint: the id that it named when the run was planned; empty where it named nothing,
+            and the input, which is optional, was left out.
         since, by: when that was promoted, and by whom.
     """
 
@@ -41,6 +44,8 @@ class AliasPin:
 
     def __str__(self) -> str:
         """One line for people."""
+        if not self.checkpoint:
+            return f"{self.stage}.{self.slot}: {self.alias} names nothing yet; it is left out"
         promoted = f", promoted by {self.by} at {self.since}" if self.since else ""
         return (
             f"alias: {self.stage}.{self.slot}: {self.alias} is checkpoint "
@@ -69,10 +74,15 @@ class AliasPins:
         document = copy.deepcopy(pipeline.document)
         for name, stage in pipeline.stages.items():
             inputs = dict(stage.inputs)
-            for slot, refs in stage.inputs.items():
-                if not any(ref.alias for ref in refs):
+            for slot, given in stage.inputs.items():
+                if not any(ref.alias for ref in given):
                     continue
                 try:
+                    refs = [self._last(ref, pipeline.name, name, workspace) for ref in given]
+                    if self._names_nothing(stage, slot, refs[0], pipeline, workspace):
+                        pins.append(AliasPin(name, slot, refs[0].alias, ""))
+                        del inputs[slot], document["stages"][name][slot]
+                        continue
                     found = [self._pin(ref, pipeline.name, workspace) for ref in refs]
                 except RedcoFlowError as error:
                     problems.append(_problem(pipeline, name, slot, error))
@@ -91,9 +101,9 @@ class AliasPins:
         """The reference with what it names; one that a run pinned before stays as it is."""
         if not ref.alias:
             return ref, None
-        name = AliasName.parse(ref.alias, model)
+        name = LAST if ref.alias == LAST else AliasName.parse(ref.alias, model)
         pin = AliasPin("", "", str(name), ref.artifact)
-        if not ref.artifact:
+        if isinstance(name, AliasName) and not ref.artifact:
             alias = self._find(name, workspace)
             now = alias.current
             pin = replace(pin, checkpoint=now.checkpoint, since=now.time, by=now.by)
@@ -103,6 +113,29 @@ class AliasPins:
                 f"{workspace.root}; promote another one, or `redco-flow rollback`."
             )
         return replace(ref, alias=str(name), artifact=pin.checkpoint), pin
+
+    def _last(self, ref: InputRef, pipeline: str, stage: str, workspace: Workspace) -> InputRef:
+        """Return `@last` with the checkpoint that the stage published last, if it has any."""
+        if ref.alias != LAST or ref.artifact:
+            return ref
+        result = latest_result(workspace, pipeline, stage)
+        made = result.outputs if result is not None else {}
+        return replace(ref, artifact=made.get("checkpoint/last") or made.get("checkpoint", ""))
+
+    def _names_nothing(
+        self,
+        stage: ResolvedStage,
+        slot: str,
+        ref: InputRef,
+        pipeline: ResolvedPipeline,
+        workspace: Workspace,
+    ) -> bool:
+        """Whether an optional input is of an alias that was never given, or of no run yet."""
+        declared = find_stage_kind(stage.kind).inputs.get(slot)  # a script declares its own
+        if declared is None or not declared.is_optional or not ref.alias or ref.artifact:
+            return False
+        name = None if ref.alias == LAST else AliasName.parse(ref.alias, pipeline.name)
+        return name is None or AliasStore(workspace).find(name) is None
 
     def _find(self, name: AliasName, workspace: Workspace) -> Alias:
         if name not in self._known:

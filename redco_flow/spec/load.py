@@ -242,7 +242,9 @@ class _Loading:
         inputs: Inputs = {}
         for slot in body.kind.inputs:
             try:
-                inputs[slot] = References(self.stages, self.configs).resolve(body.name, slot)
+                found = References(self.stages, self.configs).resolve(body.name, slot)
+                if found or not body.kind.inputs[slot].is_optional:
+                    inputs[slot] = found
             except ValueError as error:
                 origin = body.own.origin(body.kind.slot_path(slot))
                 self.problems.append(origin.problem(str(error)))

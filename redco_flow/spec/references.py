@@ -19,6 +19,9 @@ from redco_flow.spec.names import listed, nearest, shown
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.spec.stages import StageBody, Stages
 
+LAST = "@last"
+"""Of an optional input: the checkpoint that this stage itself published last."""
+
 _ALIASED_KIND = "checkpoint"
 _ALIAS = re.compile(
     rf"(?P<alias>@(?:{NAME_PATTERN[1:-1]}/)?{NAME_PATTERN[1:-1]})(?:@(?P<artifact>[0-9a-f]{{64}}))?"
@@ -78,7 +81,7 @@ class References:
         slot = body.kind.inputs[slot_name]
         given = body.references.get(slot_name)
         if given is None:
-            return self._unwritten(body, slot_name, slot)
+            return () if slot.is_optional else self._unwritten(body, slot_name, slot)
         if not slot.kind and isinstance(given, str) and not self._is_broken(given):
             slot, given = self._of_any_kind(body, slot_name, given)
         texts = given if slot.many and isinstance(given, list) else [given]
@@ -225,6 +228,8 @@ def _aliased(where: str, slot: InputSlot, text: str) -> InputRef:
             f"{where}: {shown(text)} is no alias; write @ALIAS or @PIPELINE/ALIAS, such as "
             "@production."
         )
+    if found["alias"] == LAST and not slot.is_optional:
+        raise ValueError(f"{where}: {LAST} is for `start_from`; name a stage or an alias.")
     return InputRef("", _ALIASED_KIND, found["alias"], found["artifact"] or "")
 
 

@@ -70,11 +70,13 @@ class InputSlot:
         default_selector: which of the producer's artifacts where the pipeline says none:
             "last" takes `checkpoint/last`, "" takes the output named like the kind.
         many: the slot takes a list of references; absent means every producer.
+        is_optional: absent means nothing; so does an alias that names nothing yet.
     """
 
     kind: str
     default_selector: str = ""
     many: bool = False
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.aliases import AliasEvent, AliasName, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.results import StageResult, publish_result
 
 PIPELINE = """\
 name: demo
@@ -160,3 +161,60 @@ def test_an_alias_names_a_checkpoint_alone(planning, line, problem):
 
     with pytest.raises(ConfigError, match=problem):
         planning.load(text)
+
+
+WEEKLY = """\
+name: weekly
+stages:
+  numbers: {kind: orchestrate_kinds.numbers, count: 3}
+  train: {kind: orchestrate_kinds.begun, start_from: "@production"}
+"""
+
+
+def test_an_alias_of_an_optional_input_that_names_nothing_yet_is_left_out_and_told(planning):
+    pipeline, [pin] = pinned(planning, WEEKLY)
+    without = planning.load(WEEKLY.replace(', start_from: "@production"', ""))
+
+    assert str(pin) == "train.start_from: @production names nothing yet; it is left out"
+    assert pipeline.stages["train"].inputs == without.stages["train"].inputs
+    assert "start_from" not in pipeline.document["stages"]["train"]
+    again = load_pipeline(write_document(planning, pipeline))
+    assert again.stages["train"].inputs == pipeline.stages["train"].inputs
+
+
+def test_last_is_the_checkpoint_that_the_stage_published_last(planning, checkpoint):
+    weekly = WEEKLY.replace("@production", "@last")
+    _, [nothing] = pinned(planning, weekly)
+    one = checkpoint(1)
+    result = StageResult(
+        fingerprint="f" * 64,
+        pipeline="weekly",
+        stage="train",
+        kind="orchestrate_kinds.begun",
+        ingredients={},
+        outputs={"checkpoint/last": one.id},
+        run="weekly-abc123",
+        attempt=1,
+    )
+    publish_result(planning.workspace, result)
+
+    pipeline, [pin] = pinned(planning, weekly)
+
+    assert nothing.checkpoint == ""
+    assert (pin.alias, pin.checkpoint) == ("@last", one.id)
+    [ref] = pipeline.stages["train"].inputs["start_from"]
+    assert ref.artifact == one.id
+    assert f"@last@{one.id}" in write_yaml(pipeline.document)
+    again = load_pipeline(write_document(planning, pipeline))
+    assert AliasPins().pinned(again, planning.workspace)[0].stages == pipeline.stages
+
+
+def test_last_is_refused_where_an_input_is_needed(planning):
+    with pytest.raises(ConfigError, match="@last is for `start_from`"):
+        planning.load(PIPELINE.replace("@production", "@last"))
+
+
+def write_document(planning, pipeline):
+    path = planning.workspace.root / "resolved.yaml"
+    path.write_text(write_yaml(pipeline.document))
+    return path

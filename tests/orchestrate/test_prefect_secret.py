@@ -14,7 +14,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from redco_flow.orchestrate.prefect.server import prefect_directory
-from tests.report.test_browser import Browser
 
 pytestmark = pytest.mark.slow
 
@@ -147,13 +146,11 @@ def ui(*words, cwd, **options):
 
 
 @pytest.fixture
-def browser(tmp_path):
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("no chromium here: install Debian's package chromium")
-    opened = Browser(program, tmp_path / "profile")
-    yield opened
-    opened.close()
+def browser(chromium):
+    """A page of a browser that was never at this server."""
+    context = chromium.new_context()
+    yield context.new_page()
+    context.close()
 
 
 def test_the_link_that_ui_prints_shows_the_runs_page_in_a_browser(held_run, browser, tmp_path):
@@ -161,21 +158,18 @@ def test_the_link_that_ui_prints_shows_the_runs_page_in_a_browser(held_run, brow
     page = held_run.read_state()["prefect_url"]
     workspace = held_run.path.parents[1]
 
-    browser.ask("Page.navigate", url=page)
-    until(lambda: "redco-flow ui RUN" in shown(browser), seconds=60)
+    browser.goto(page)
+    browser.wait_for_function("document.body.innerText.includes('redco-flow ui RUN')")
     told = ui(held_run.id, "-w", str(workspace), cwd=tmp_path)
     assert told.returncode == 0, told.stderr
-    browser.ask("Page.navigate", url=told.stdout.strip())
+    browser.goto(told.stdout.strip())
 
-    until(lambda: held_run.id in shown(browser), seconds=60)
-    assert browser.evaluate("location.href") == page
-    browser.ask("Page.navigate", url="about:blank")
-    browser.ask("Page.navigate", url=page)  # let in once, let in
-    until(lambda: held_run.id in shown(browser), seconds=60)
-
-
-def shown(browser):
-    return str(browser.evaluate("document.body ? document.body.innerText : ''"))
+    is_shown = "id => document.body.innerText.includes(id)"
+    browser.wait_for_function(is_shown, arg=held_run.id, timeout=60_000)
+    assert browser.url == page
+    browser.goto("about:blank")
+    browser.goto(page)  # let in once, let in
+    browser.wait_for_function(is_shown, arg=held_run.id, timeout=60_000)
 
 
 def test_ui_stop_names_who_uses_the_server_and_leaves_it_running(

@@ -3,13 +3,11 @@
 import itertools
 import json
 import math
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import sync_playwright
 
 from redco_flow.records import append_json_line, write_json, write_text
 from redco_flow.report.page import build_report
@@ -422,20 +420,6 @@ def read_report(workspace):
         return Page(path.read_text(encoding="utf-8"))
 
     return read
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    """A real browser; pages are opened in contexts of their own."""
-    program = shutil.which("/usr/bin/chromium") or shutil.which("chromium")
-    if not program:
-        pytest.skip("no chromium here: install Debian's package chromium")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
-        yield browser
-        browser.close()
 
 
 class OpenedPage:

@@ -137,10 +137,17 @@ class CheckpointArtifact:
         """
         shapes = recipe.abstract_params()
         rules = rules or deployer.get_sharding_rules(shapes)
-        shardings = deployer.params_sharding(shapes, rules)
+        return self.read_params(recipe, deployer.params_sharding(shapes, rules))
+
+    def read_params(self, recipe: Recipe, shardings: Any) -> Any:
+        """Read the parameters, laid out by a tree of shardings, after checking their digests.
+
+        Raises:
+            CheckpointError: a file is damaged, or the parameters are another model's.
+        """
         like = jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            shapes,
+            recipe.abstract_params(),
             shardings,
         )
         return restore_params(self.path / CHECKPOINT_FOLDER, like)

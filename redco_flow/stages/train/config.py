@@ -186,7 +186,10 @@ class Profile(StrictModel):
 
 
 SECTIONS = ("recipe", "settings", "model")
-INPUTS = {"dataset": InputSlot(kind="dataset")}
+INPUTS = {
+    "dataset": InputSlot(kind="dataset"),
+    "start_from": InputSlot(kind="checkpoint", default_selector="last", is_optional=True),
+}
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from redco_flow.recipes.recipe import CLASSES, Class, Recipe
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.checkpoint import (
     AdapterRecord,
+    CheckpointArtifact,
     RecipeRecord,
     checkpoint_identity,
     write_checkpoint_artifact,
 )
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
-from redco_flow.stages.artifacts.tokenizer import check_model_tokenizer
+from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import Provenance, provenance_of
@@ -119,6 +121,9 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     source_length, target_length = _lengths(dataset)
     texts = dataset.texts(source_length, target_length)
     recipe = build_recipe(config.recipe, _model(config, summary.classes), texts)
+    if context.inputs.get("start_from"):
+        checkpoint = CheckpointArtifact(context.input("start_from").path)
+        recipe = _started_from(checkpoint, recipe, dataset, config)
     batch = recipe.collate_fn(dataset.split("train", columns_of(summary)).__getitems__([0]))
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
@@ -128,6 +133,30 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
     eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)
     return _PreparedTraining(dataset, recipe, data, trainer, eval_fn)
+
+
+def _started_from(
+    checkpoint: CheckpointArtifact, recipe: Recipe, dataset: DatasetArtifact, config: Config
+) -> Recipe:
+    """Return the recipe with parameters that begin as the checkpoint's.
+
+    Raises:
+        CannotTrain: it was trained with another recipe.
+        WrongTokenizer: it was trained with another tokenizer.
+    """
+    record = checkpoint.record
+    if record.recipe != config.recipe:
+        raise CannotTrain(
+            f"start_from is a checkpoint of recipe '{record.recipe}', and this stage trains with "
+            f"'{config.recipe}': begin with one of the same recipe."
+        )
+    if record.tokenizer_digest != dataset.tokenizer_digest:
+        raise WrongTokenizer(
+            f"start_from was trained with tokenizer {record.tokenizer_digest[:12]}, the dataset "
+            f"was encoded with {dataset.tokenizer_digest[:12]}: name the checkpoint's tokenizer in "
+            "data.tokenizer; one that is trained on the data is another one with other data."
+        )
+    return replace(recipe, load_params=partial(checkpoint.read_params, recipe))
 
 
 def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:

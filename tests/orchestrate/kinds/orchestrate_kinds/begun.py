@@ -1,0 +1,19 @@
+"""A stage kind that may begin with a checkpoint."""
+
+from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.context import StageContext, StageOutputs
+
+INPUTS = {
+    "dataset": InputSlot(kind="dataset"),
+    "start_from": InputSlot(kind="checkpoint", default_selector="last", is_optional=True),
+}
+OUTPUTS = {"checkpoint": "checkpoint"}
+
+
+class Config(StageConfig):
+    """Nothing to set."""
+
+
+def run(context: StageContext, config: Config) -> StageOutputs:
+    """Make nothing: it is only planned."""
+    return StageOutputs({})
