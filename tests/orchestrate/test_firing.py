@@ -83,7 +83,7 @@ def weeks(tmp_path, prefect_server, monkeypatch):
 
 
 def test_a_week_in_a_minute(weeks):
-    """Two better ones, one worse, one that fails, one without new data, one too many, one late."""
+    """Fault 51: two better ones, one worse, one fails, one without new data, one too many, one late."""
     weeks.bring(100)
     first = weeks.fire()
     weeks.command("promote", f"{first.run}/fit", "--as", "production")
@@ -175,6 +175,7 @@ def test_a_cancelled_firing_cancels_its_run_and_is_tried_again_when_asked(weeks)
 
 
 def test_a_firing_whose_process_was_killed_goes_on_with_the_run_that_it_began(weeks):
+    """Fault 50: by whatever process is given the firing again."""
     weeks.bring(100, is_slow=True)
     program = (
         "import sys, threading\n"

@@ -52,7 +52,7 @@ def test_a_mistake_is_told(block, message):
     ],
 )
 def test_a_firing_at_half_past_two_comes_once_a_day_whatever_the_clock_does(day, hours_utc):
-    """By Prefect's own computation, which is what decides when a schedule fires."""
+    """Fault 51: by Prefect's own computation, which is what decides when a schedule fires."""
     from prefect.server.schemas.schedules import CronSchedule
 
     schedule = CronSchedule(cron="30 2 * * *", timezone="Europe/Berlin")

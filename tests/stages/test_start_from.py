@@ -63,7 +63,9 @@ def test_low_rank_factors_are_trained_beside_it(bench, week):
     dataset, checkpoint = week
     inputs = {"dataset": [dataset], "start_from": [checkpoint]}
 
-    made = bench.run(train, STILL | {"lora": {"rank": 2, "targets": "attention"}}, inputs)["checkpoint/last"]
+    made = bench.run(train, STILL | {"lora": {"rank": 2, "targets": "attention"}}, inputs)[
+        "checkpoint/last"
+    ]
 
     # Factors begin as a product of zeros, so what is published is the base.
     for found, begun in zip(

@@ -103,19 +103,29 @@ class Firer:
 
         One that has ended as failed or cancelled is given new attempts: a user asked for that.
         """
-        found = self._directory.find_firing(firing_id)
-        if found is not None and found.state in (FiringState.FAILED, FiringState.CANCELLED):
-            return self._retry(found)
         new = Firing(firing_id, _text(due), FiringState.WAITING, began=utc_now())
+        is_retry = self._reopen(firing_id)
         firing = self._directory.claim(new)
         if firing is None:
             return self._directory.find_firing(firing_id) or new
         try:
             if not firing.run:
                 firing = self._begin(firing)
+            elif is_retry:
+                firing = self._begin_again(firing)
             return firing if firing.has_ended else self._follow(firing)
         except RedcoFlowError as error:
             return self._end(firing, FiringState.FAILED, str(error))
+
+    def _reopen(self, firing_id: str) -> bool:
+        """Forget the end of a firing that failed or was cancelled; return whether it had one."""
+        with self._directory.locked():
+            found = self._directory.find_firing(firing_id)
+            if found is None or found.state not in (FiringState.FAILED, FiringState.CANCELLED):
+                return False
+            opened = replace(found, state=FiringState.WAITING, reason="", ended="", process={})
+            self._directory.write_firing(opened)
+        return True
 
     def _begin(self, firing: Firing) -> Firing:
         """Start the run, or end the firing where there is to be none."""
@@ -134,6 +144,13 @@ class Firer:
         self._log(f"run {started['run']} started; its files: {started['path']}")
         run, path = str(started["run"]), str(started["path"])
         return self._directory.write_firing(replace(firing, run=run, run_path=path))
+
+    def _begin_again(self, firing: Firing) -> Firing:
+        """Give the run of a firing that had ended new attempts, when it is its turn."""
+        firing = self._wait_for_turn(firing, queues=True)
+        if not firing.has_ended:
+            retry_run(RunDirectory(Path(firing.run_path)))
+        return firing
 
     def _why_not_made_up(self, firing: Firing) -> str:
         if self._terms.missed == "skip":
@@ -198,7 +215,6 @@ class Firer:
 
     def _wait_for_end(self, run: RunDirectory) -> str:
         num_resumes, seen = 0, time.monotonic()
-        is_cancelled = False
         while (state := run.read_state()["state"]) not in ENDED_RUN_STATES:
             if find_holder(run) is not None:
                 seen = time.monotonic()
@@ -208,31 +224,10 @@ class Firer:
                 num_resumes += 1
                 self._log(f"run {run.id} has lost its launcher: it is taken up again")
                 resume_run(run)
-            if self._stop.wait(_POLL_SECONDS) and not is_cancelled:
-                is_cancelled = True
+            time.sleep(_POLL_SECONDS)
+            if self._stop.is_set() and not run.cancel_requested():
                 run.request_cancel("cancelled on its Prefect page")
-            if is_cancelled:
-                time.sleep(_POLL_SECONDS)
         return str(state)
-
-    def _retry(self, firing: Firing) -> Firing:
-        """Give an ended firing's run new attempts, or begin where it has none."""
-        with self._directory.locked():
-            opened = replace(firing, state=FiringState.WAITING, reason="", ended="")
-            self._directory.write_firing(replace(opened, process={}))
-        claimed = self._directory.claim(opened)
-        if claimed is None:
-            return opened
-        try:
-            if not claimed.run:
-                claimed = self._begin(claimed)
-                return claimed if claimed.has_ended else self._follow(claimed)
-            claimed = self._wait_for_turn(claimed, queues=True)
-            if not claimed.has_ended:
-                retry_run(RunDirectory(Path(claimed.run_path)))
-            return claimed if claimed.has_ended else self._follow(claimed)
-        except RedcoFlowError as error:
-            return self._end(claimed, FiringState.FAILED, str(error))
 
     def _end(self, firing: Firing, state: FiringState, reason: str) -> Firing:
         self._log(f"{state}{f': {reason}' if reason else ''}")
