@@ -82,7 +82,7 @@ def test_mistakes_are_told_before_anything_is_made(served):
 
 
 def test_killed_twenty_times_nothing_fires_twice_and_nothing_is_lost(served):
-    """Fault 50: server, what serves, the firing's process, at random times while its run goes on."""
+    """Fault 50: server, what serves, and the firing's process, at random times of its run."""
     (served.folder / "week.json").write_text(json.dumps({"skill": 100, "is_slow": True}))
     served("schedule", "add", "weekly.yaml", "--cron", "0 0 1 1 *")
     served("serve", "--detach")

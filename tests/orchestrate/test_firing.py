@@ -83,7 +83,7 @@ def weeks(tmp_path, prefect_server, monkeypatch):
 
 
 def test_a_week_in_a_minute(weeks):
-    """Fault 51: two better ones, one worse, one fails, one without new data, one too many, one late."""
+    """Fault 51: two better, one worse, one fails, one without new data, one too many, one late."""
     weeks.bring(100)
     first = weeks.fire()
     weeks.command("promote", f"{first.run}/fit", "--as", "production")
