@@ -114,6 +114,7 @@ def test_gradients_travel_between_data_shards_once_a_step_however_many_micro_bat
     assert rules.bytes_per_device <= sent <= rules.bytes_per_device + 64
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_take_no_more_memory_for_being_kept_apart(steps):
     """What is accumulated and what is added to it; each shard's of all shards would be four."""
     of_one, of_four = (step.memory_analysis().temp_size_in_bytes for step, _ in steps)

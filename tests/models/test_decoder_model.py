@@ -100,6 +100,7 @@ def test_decoding_token_by_token_gives_the_logits_of_the_whole(
         assert_near(np.stack(found)[:, row], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["gptj", "llama3", "mixtral"], indirect=True)
 def test_decoding_reads_kernels_in_the_products_dtype_and_gives_the_same(decoder, padded_batch):
     module, _, params = decoder

@@ -218,6 +218,7 @@ def test_log_records_have_the_rate_that_was_used_and_the_loss_falls(trained):
     assert logged[-1]["loss"] < logged[0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_training_tells_its_devices_tflops_and_leaves_the_profile_that_is_asked_for(
     bench, dataset
 ):
@@ -239,6 +240,7 @@ def test_a_training_tells_its_devices_tflops_and_leaves_the_profile_that_is_aske
     assert list(context.attempt_dir.profile_path.rglob("*.xplane.pb"))
 
 
+@pytest.mark.slow
 def test_the_time_of_a_stopped_and_resumed_training_adds_up(bench, dataset, stop_at_look):
     run = RunDirectory.create(Workspace(bench.root / "workspace"), "demo")
     config = train.Config.from_json({**SETTINGS, "keep": {}, "log_every_steps": 1})
