@@ -13,7 +13,12 @@ from prefect.states import Cancelled, Completed, Failed
 
 from redco_flow.orchestrate.recurring.deployments import fire_flow_run
 
-FINAL_STATES = {"completed": Completed, "failed": Failed, "cancelled": Cancelled}
+FINAL_STATES = {
+    "completed": Completed,
+    "skipped": Completed,
+    "failed": Failed,
+    "cancelled": Cancelled,
+}
 
 
 @flow(name="recurring", persist_result=False, result_serializer="json")
@@ -41,8 +46,5 @@ def recurring(
     """
     words = (pipeline, profile, overrides or [])
     firing = fire_flow_run(schedule, workspace, *words, overlap, missed, retries)
-    if firing.state == "skipped":
-        return Completed(name="Skipped", message=firing.reason)
-    message = f"run {firing.run}" if firing.run else ""
-    said = ": ".join(part for part in (message, firing.reason) if part)
-    return FINAL_STATES[firing.state](message=said)
+    # A state of another name would be missing from the list of runs as it is filtered at first.
+    return FINAL_STATES[firing.state](message=firing.told)

@@ -107,6 +107,13 @@ class Firing:
     num_retries: int = 0
 
     @property
+    def told(self) -> str:
+        """What came of it, in a line: `skipped: data unchanged since RUN`."""
+        what = self.run or str(self.state)
+        reason = self.reason.partition("\n")[0]
+        return f"{what}: {reason}" if reason else what
+
+    @property
     def has_ended(self) -> bool:
         """Whether nothing follows."""
         return FiringState(self.state).is_end

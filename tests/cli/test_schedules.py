@@ -6,7 +6,9 @@ import random
 import signal
 import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -16,6 +18,8 @@ from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
+
+BERLIN = ZoneInfo("Europe/Berlin")
 
 PIPELINE = """\
 name: weekly
@@ -49,6 +53,9 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     made = served.json("schedule", "add", "weekly.yaml")
     assert (made["cron"], made["timezone"], made["missed"]) == ("0 3 * * 1", "Europe/Berlin", "all")
     assert len(made["next"]) == 3
+    in_berlin = [datetime.fromisoformat(one).astimezone(BERLIN) for one in made["next"]]
+    assert {(one.weekday(), one.hour) for one in in_berlin} == {(0, 3)}
+    assert all(one.endswith("+00:00") for one in made["next"])
     told = served("doctor", code=1)
     assert told == ""  # what is wrong stands on stdout
 

@@ -47,7 +47,7 @@ class Deployed:
     Args:
         page: of the deployment.
         is_paused: it does not fire.
-        next_firings: when it will, at most three.
+        next_firings: when it will, in UTC, at most three.
         when: the schedule as it stands there, for people.
         parameters: of the flow, as they stand there.
     """
@@ -175,7 +175,9 @@ def fire_flow_run(
     log = get_run_logger()
     try:
         firer = Firer(terms, partial(_later_is_due, flow_run), log.info, stop)
-        return firer.fire(str(flow_run.id), due)
+        firing = firer.fire(str(flow_run.id), due)
+        _rename(flow_run.id, firing.told)
+        return firing
     except BaseException:
         # The worker ends the process of a firing that is cancelled on its page; one that is
         # killed for any other reason leaves its run alone, and is taken up again.
@@ -206,6 +208,14 @@ def _later_is_due(flow_run: FlowRun) -> bool:
             flow_run_filter=FlowRunFilter(expected_start_time=period), deployment_filter=of
         )
     return any(one.expected_start_time and one.expected_start_time > due for one in found)
+
+
+def _rename(flow_run_id: UUID, name: str) -> None:
+    """Have lists of flow runs tell what came of one."""
+    from prefect.client.orchestration import get_client
+
+    with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # it is a view
+        client.update_flow_run(flow_run_id, name=name)
 
 
 def _is_cancelled(flow_run_id: UUID) -> bool:
@@ -266,7 +276,7 @@ def _prefect_schedule(schedule: Schedule) -> Any:
 
 async def _next_dates(schedules: list[Any]) -> list[datetime]:
     found = [date for one in schedules for date in await _dates_of(one)]
-    return sorted(found)[:3]
+    return sorted(date.astimezone(UTC) for date in found)[:3]
 
 
 async def _dates_of(schedule: Any) -> list[datetime]:

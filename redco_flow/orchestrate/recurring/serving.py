@@ -221,7 +221,7 @@ def _tell_end(flow_run: FlowRun, firing: Firing | None, client: SyncPrefectClien
         kinds: dict[str, Any] = {}
     else:
         kinds = {"completed": Completed, "failed": Failed, "skipped": Completed}
-    message = (firing.reason or firing.run) if firing is not None else ""
+    message = firing.told if firing is not None else ""
     end = kinds.get(firing.state if firing is not None else "", Cancelled)(message=message)
     client.set_flow_run_state(flow_run.id, end, force=True)
 
