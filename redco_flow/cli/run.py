@@ -38,6 +38,12 @@ def register(verbs: Verbs) -> None:
     run = verbs.add("run", _run, "run a pipeline")
     run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
     run.add_argument("--detach", action="store_true", help="start it and return at once")
+    run.add_argument(
+        "--run-id",
+        default="",
+        metavar="ID",
+        help="the id that the run gets: a command that is repeated starts it once",
+    )
     add_sweep(run)
     plan = verbs.add("plan", _plan, "print what a run would do, and why")
     plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
@@ -96,6 +102,8 @@ def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.start import start_run
 
     loader = Loader(options, only_reads=options.dry_run)
+    if options.sweep and options.run_id:
+        raise UsageError("--run-id is for one run, and --sweep starts several; leave one out.")
     if options.sweep:
         return run_sweep(
             options,
@@ -117,6 +125,7 @@ def _run(options: argparse.Namespace) -> int:
         overrides=options.overrides,
         argv=sys.argv,
         ahead=options.ahead,
+        run_id=options.run_id,
     )
     sys.stderr.writelines(f"{pin}\n" for pin in loaded.plan.pins)
     sys.stderr.write(f"{run.id} started; its files: {run.path}\n")

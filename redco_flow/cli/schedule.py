@@ -18,6 +18,7 @@ from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspac
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
+from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,
     Schedule,
@@ -403,7 +404,7 @@ def _serve(options: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    serve(lambda line: print(line, flush=True), stop)
+    serve(lambda line: print(utc_now(), line, flush=True), stop)
     return 0
 
 

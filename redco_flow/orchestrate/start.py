@@ -47,6 +47,7 @@ def start_run(
     overrides: Sequence[str] = (),
     argv: Sequence[str] = (),
     ahead: bool = False,
+    run_id: str = "",
 ) -> RunDirectory:
     """Write the run's directory and start the process that drives it.
 
@@ -54,13 +55,14 @@ def start_run(
         plan: of `make_plan`, for this pipeline and workspace.
         profile_name, overrides, argv: as the user gave them, for the records.
         ahead: submit all stages at once, each dependent on its upstream.
+        run_id: which id it gets; empty: one is drawn.
 
     Returns:
         The run, driven by a process that holds its lease.
 
     Raises:
-        UsageError: a stage asks for more hosts than its kind can use, or the run cannot be one
-            ahead; there is no run.
+        UsageError: a stage asks for more hosts than its kind can use, the run cannot be one
+            ahead, or there is one of this id; none is made.
         RedcoFlowError: the process did not come up; the message has its last words.
         OSError: the disk is full or read-only; names the path.
     """
@@ -73,6 +75,7 @@ def start_run(
         overrides=overrides,
         argv=argv,
         ahead=ahead,
+        run_id=run_id,
     )
     spawn(run)
     return run
@@ -89,17 +92,20 @@ def write_run(
     argv: Sequence[str] = (),
     ahead: bool = False,
     sweep: str = "",
+    run_id: str = "",
     code: CodeState | None = None,
 ) -> RunDirectory:
     """Write all that a run needs into a new directory; `start_run` without the start.
 
     Args:
         sweep: the id of the sweep that the run is a point of.
+        run_id: which id it gets; empty: one is drawn.
         code: the code as it is now; None means that it is read here.
 
     Raises:
         UsageError: a stage asks for more hosts than its kind can use, a library that the executor
-            needs is missing, or the run cannot be one ahead; nothing is written.
+            needs is missing, the run cannot be one ahead, or there is one of this id; nothing is
+            written.
     """
     check_run(resolved, profile, plan)
     if ahead:
@@ -118,6 +124,7 @@ def write_run(
         code=code.record,
         sweep=sweep,
         version=__version__,
+        run_id=run_id,
     )
     write_text(run.resolved_path, write_yaml(resolved.document))
     write_json(run.origins_path, {key: asdict(one) for key, one in resolved.origins.items()})

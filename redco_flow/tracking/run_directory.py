@@ -134,6 +134,7 @@ class RunDirectory:
         code: Mapping[str, Any] | None = None,
         sweep: str = "",
         version: str = "",
+        run_id: str = "",
         clock: Clock = utc_now,
     ) -> RunDirectory:
         """Make a run's directory with run.json and a pending state; whole or not at all.
@@ -148,10 +149,11 @@ class RunDirectory:
             code: commit, dirty, patch_digest (`code_digest.code_record`).
             sweep: the id of the sweep that the run is a point of.
             version: of redco-flow.
+            run_id: of `new_run_id`; empty: one is drawn.
             clock: the time of day, for people.
 
         Raises:
-            UsageError: `name` is not a name.
+            UsageError: `name` or `run_id` is not a name, or a run has this id.
             OSError: the disk is full or read-only; names the path.
         """
         check_name(name, "pipeline name")
@@ -170,10 +172,12 @@ class RunDirectory:
             "version": version,
         }
         while True:
-            run_id = f"{name}-{''.join(secrets.choice(_LETTERS) for _ in range(6))}"
-            path = _appear(workspace.runs / run_id, {"id": run_id, **record})
+            drawn = check_name(run_id, "run's id") if run_id else new_run_id(name)
+            path = _appear(workspace.runs / drawn, {"id": drawn, **record})
             if path is not None:
                 return cls(path)
+            if run_id:
+                raise UsageError(f"there is a run {run_id} already: `redco-flow status {run_id}`.")
 
     @property
     def id(self) -> str:
@@ -428,6 +432,11 @@ def _appear(path: Path, record: dict[str, Any]) -> Path | None:
             return None
         raise
     return path
+
+
+def new_run_id(name: str) -> str:
+    """Return an id that a run of a pipeline can have: `<name>-<shortid>`."""
+    return f"{name}-{''.join(secrets.choice(_LETTERS) for _ in range(6))}"
 
 
 def _pending_state() -> dict[str, Any]:

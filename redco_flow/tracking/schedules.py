@@ -85,8 +85,8 @@ class Firing:
         due: when it was to fire, ISO 8601 in UTC.
         state: a FiringState.
         reason: why it was skipped or failed, for people.
-        run: the run that it started; empty where it started none.
-        run_path: that run's directory.
+        run: the run that it starts; empty where it starts none.
+        run_path: that run's directory, which appears when the run is started.
         identity: digest of settings, data and code, by which a later firing knows that nothing is
             new.
         process: who has it.
@@ -117,6 +117,11 @@ class Firing:
     def has_ended(self) -> bool:
         """Whether nothing follows."""
         return FiringState(self.state).is_end
+
+    @property
+    def has_started_run(self) -> bool:
+        """Whether its run's directory is there."""
+        return bool(self.run_path) and (Path(self.run_path) / "run.json").exists()
 
     @property
     def is_held(self) -> bool:

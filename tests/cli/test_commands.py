@@ -37,6 +37,13 @@ def test_a_second_run_reuses_every_stage(finished):
     assert second["run"] != first["run"]
 
 
+def test_a_run_of_a_given_id_is_started_once(finished):
+    command, summary = finished
+    said = command("run", "sums.yaml", "--run-id", summary["run"], code=2)
+    assert f"there is a run {summary['run']} already" in said
+    assert len(list((command.folder / "redco-workspace/runs").glob(f"{summary['run']}*"))) == 1
+
+
 def test_plan_names_the_first_setting_that_differs(finished):
     command, _ = finished
 

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
-from redco_flow.orchestrate.prefect.server import home_directory, prefect_directory
+from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
 from redco_flow.orchestrate.session import RunSession
 from redco_flow.orchestrate.state import ENDED_RUN_STATES, LaunchRecord
 from redco_flow.records import write_json
@@ -323,7 +323,9 @@ def prepare_environment(api: PrefectApi) -> None:
         for name in ("NO_PROXY", "no_proxy"):
             hosts = [os.environ.get(name), "127.0.0.1", "localhost"]
             os.environ[name] = ",".join(filter(None, hosts))
-    os.environ["PREFECT_API_URL"] = api.url
+        name_own(api.url)
+    else:
+        os.environ["PREFECT_API_URL"] = api.url
 
 
 def create_flow_run(

@@ -1,6 +1,6 @@
 """Serve Prefect's API at a socket that listens already.
 
-`python -P prefect_serving.py DESCRIPTOR [--until-input-ends]`. The launcher binds the port
+`python -P serve.py DESCRIPTOR [--until-input-ends | --when-recorded]`. The launcher binds the port
 and passes the open socket to this process, so that the address cannot be taken meanwhile.
 Standard input ends when the process that holds its other side ends, for whatever reason.
 """
@@ -50,10 +50,13 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until told to end."""
-    parser = argparse.ArgumentParser(prog="prefect_serving")
+    parser = argparse.ArgumentParser(prog="serve.py")
     parser.add_argument("descriptor", type=int)
     parser.add_argument("--until-input-ends", action="store_true")
+    parser.add_argument("--when-recorded", action="store_true")
     options = parser.parse_args(arguments)
+    if options.when_recorded and not sys.stdin.buffer.read(1):
+        sys.exit("the launcher ended before it recorded this server, which nothing would find.")
     if options.until_input_ends:
         # Before anything that takes time.
         threading.Thread(target=_end_with_input, daemon=True).start()

@@ -17,8 +17,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +32,7 @@ from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _ADDRESS = "127.0.0.1"
+_OWN_URL = "REDCO_FLOW_OWN_PREFECT_API_URL"
 _POLL_SECONDS = 0.1
 
 
@@ -83,20 +85,39 @@ class PrefectProcess:
                 time.sleep(_POLL_SECONDS)
 
 
-def start_lasting(folder: Path, log: BinaryIO, preferred_port: int, auth: str) -> PrefectProcess:
-    """Start a server that outlives the calling process.
+def start_lasting(
+    folder: Path,
+    log: BinaryIO,
+    preferred_port: int,
+    auth: str,
+    record: Callable[[PrefectProcess], None],
+) -> PrefectProcess:
+    """Start a server that outlives the calling process, once it is recorded.
 
     Args:
         folder: Prefect's home, with its database.
         log: takes its output.
         preferred_port: the system chooses another one where this one is taken.
         auth: what it asks of everybody who comes.
+        record: writes where it is found again. A caller that is killed before leaves no server:
+            one that nothing finds would keep its port, beside the next one on the same database.
 
     Raises:
         PrefectServerError: there is no free port, or the process died at once.
     """
-    with _listen(preferred_port, 0) as listener:
-        return _spawn(folder, listener, auth, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    gate, opener = os.pipe()
+    try:
+        with _listen(preferred_port, 0) as listener:
+            started = _spawn(
+                *(folder, listener, auth, "--when-recorded"), stdin=gate, stdout=log, stderr=log
+            )
+        record(started)
+        with contextlib.suppress(BrokenPipeError):  # it has died: who waits for it will see
+            os.write(opener, b"1")
+        return started
+    finally:
+        os.close(gate)
+        os.close(opener)
 
 
 def start_short_lived(folder: Path, auth: str) -> PrefectProcess:
@@ -229,8 +250,19 @@ def _folder() -> Path:
 
 
 def external_url(profile_url: str | None = None) -> str | None:
-    """Return the API that the user named: `PREFECT_API_URL`, else the profile's, else None."""
-    return os.environ.get("PREFECT_API_URL") or profile_url
+    """Return the API that the user named: `PREFECT_API_URL`, else the profile's, else None.
+
+    What `name_own` has set names no other API, in this process and those that it starts.
+    """
+    named = os.environ.get("PREFECT_API_URL")
+    if named and named != os.environ.get(_OWN_URL):
+        return named
+    return profile_url
+
+
+def name_own(url: str) -> None:
+    """Have Prefect, imported later, and this process's children talk to our own server."""
+    os.environ["PREFECT_API_URL"] = os.environ[_OWN_URL] = url
 
 
 def ensure_server(profile_url: str | None = None, *, timeout_seconds: float = 120.0) -> str:
@@ -319,8 +351,7 @@ def _find_or_start(deadline: float) -> str:
         port = record.port if record else _PREFERRED_PORT
         # The same as before: browsers that were let in stay so.
         auth = (record.auth if record else None) or _new_auth()
-        started = start_lasting(folder, output, port, auth)
-    write_json(folder / "server.json", started.to_json(), private=True)
+        started = start_lasting(folder, output, port, auth, partial(_write_record, folder))
     if started.wait_until_healthy(deadline):
         return started.url
     started.end(grace_seconds=2.0)
@@ -331,6 +362,10 @@ def _find_or_start(deadline: float) -> str:
 
 def _new_auth() -> str:
     return f"redco-flow:{secrets.token_urlsafe(32)}"
+
+
+def _write_record(folder: Path, started: PrefectProcess) -> None:
+    write_json(folder / "server.json", started.to_json(), private=True)
 
 
 def _read_record() -> PrefectProcess | None:

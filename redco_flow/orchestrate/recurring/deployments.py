@@ -74,8 +74,11 @@ def connect() -> PrefectApi:
 def client_of(api: PrefectApi) -> Iterator[SyncPrefectClient]:
     """Yield a client of an API that `connect` returned."""
     from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    with get_client(sync_client=True) as client:
+    # Prefect has read its settings when it was imported, and our server may have moved since.
+    own = {PREFECT_API_URL: api.url, PREFECT_API_AUTH_STRING: api.auth} if api.is_ours else {}
+    with temporary_settings(own), get_client(sync_client=True) as client:
         yield client
 
 

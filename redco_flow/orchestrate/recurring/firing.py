@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.orchestrate.prefect.server import own_api
+from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.start import resume_run, retry_run
 from redco_flow.orchestrate.state import ENDED_RUN_STATES
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.run_directory import RunDirectory, new_run_id
 from redco_flow.tracking.schedules import Firing, FiringState, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
 
@@ -109,7 +109,7 @@ class Firer:
         if firing is None:
             return self._directory.find_firing(firing_id) or new
         try:
-            if not firing.run:
+            if not firing.has_started_run:
                 firing = self._begin(firing)
             elif is_retry:
                 firing = self._begin_again(firing)
@@ -138,12 +138,31 @@ class Firer:
             return firing
         planned = self._ask("plan", "--json")
         firing = replace(firing, identity=str(planned["identity"]))
+        if firing.has_started_run:  # by a command of this firing's earlier process, killed since
+            return self._directory.write_firing(firing)
         if reason := self._why_nothing_is_new(firing, planned):
-            return self._end(firing, FiringState.SKIPPED, reason)
-        started = self._ask("run", "--detach", "--json")
-        self._log(f"run {started['run']} started; its files: {started['path']}")
-        run, path = str(started["run"]), str(started["path"])
-        return self._directory.write_firing(replace(firing, run=run, run_path=path))
+            return self._end(replace(firing, run="", run_path=""), FiringState.SKIPPED, reason)
+        return self._start(firing, str(planned["pipeline"]))
+
+    def _start(self, firing: Firing, pipeline: str) -> Firing:
+        """Start the run of a firing, once, whatever is killed on the way.
+
+        Its id is on record before it is started, so that a process that takes the firing up finds
+        the run, and a command that outlives its process cannot start a second one.
+        """
+        run = firing.run or new_run_id(pipeline)
+        path = Workspace(self._terms.workspace).runs / run
+        firing = self._directory.write_firing(replace(firing, run=run, run_path=str(path)))
+        try:
+            started = self._ask("run", "--detach", "--json", "--run-id", run)
+        except CannotFire:
+            if not firing.has_started_run:
+                raise
+        else:  # the profile may name another workspace by now
+            path = Path(started["path"])
+            firing = self._directory.write_firing(replace(firing, run_path=str(path)))
+        self._log(f"run {run} started; its files: {path}")
+        return firing
 
     def _begin_again(self, firing: Firing) -> Firing:
         """Give the run of a firing that had ended new attempts, when it is its turn."""
@@ -242,7 +261,11 @@ class Firer:
         """
         command = [sys.executable, "-P", "-m", "redco_flow.cli.main", verb, *self._terms.words]
         done = subprocess.run(
-            [*command, *options], env=_environment(), capture_output=True, text=True, check=False
+            [*command, *options],
+            env=_environment() | {"REDCO_FLOW_WORKSPACE": str(self._terms.workspace)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             said = "\n".join(done.stderr.strip().splitlines()[-20:])
@@ -265,7 +288,7 @@ def note_end_of(directory: ScheduleDirectory, firing: Firing) -> Firing | None:
     Returns:
         The firing with its end; None where it has none yet.
     """
-    if not firing.run_path:
+    if not firing.has_started_run:
         return None
     state = RunDirectory(Path(firing.run_path)).read_state()["state"]
     if state not in ENDED_RUN_STATES:
@@ -279,7 +302,7 @@ def _cancel(firing: Firing, reason: str) -> None:
 
 
 def _has_open_run(firing: Firing) -> bool:
-    if not firing.run_path:
+    if not firing.has_started_run:
         return False
     try:
         return RunDirectory(Path(firing.run_path)).read_state()["state"] not in ENDED_RUN_STATES
@@ -289,9 +312,8 @@ def _has_open_run(firing: Firing) -> bool:
 
 def _environment() -> dict[str, str]:
     """Return this process's environment without what Prefect's worker put there."""
-    own = own_api()
-    is_ours = own is not None and os.environ.get("PREFECT_API_URL") == own.url
-    kept = () if is_ours else ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+    named = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+    kept = named if external_url() else ()
     return {
         name: value
         for name, value in os.environ.items()

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from prefect.client.schemas import FlowRun, State
 
 _SECONDS_BETWEEN_LOOKS = 5.0
-_SECONDS_TO_BEGIN = 60.0  # from a worker's taking a flow run to its record
+_SECONDS_TO_SPAWN = 5.0  # from a worker's taking a flow run to its process
+_SECONDS_TO_BEGIN = 60.0  # from a worker's taking a flow run to its record, on another machine
 _SECONDS_TO_END = 20.0
 _MOST_BEGINNINGS = 20
 _SECONDS_TO_START = 120.0
@@ -77,7 +78,7 @@ def serve(log: Log, stop: threading.Event) -> None:
         UsageError: another process serves.
     """
     with _only_one():
-        worker: subprocess.Popen[bytes] | None = None
+        worker: _Worker | None = None
         try:
             while not stop.is_set():
                 try:
@@ -87,7 +88,7 @@ def serve(log: Log, stop: threading.Event) -> None:
                 stop.wait(_SECONDS_BETWEEN_LOOKS)
         finally:
             if worker is not None:
-                _end(worker)
+                worker.end()
 
 
 def start_detached() -> ProcessIdentity:
@@ -127,7 +128,7 @@ def stop_serving() -> bool:
     return True
 
 
-def _attend(worker: subprocess.Popen[bytes] | None, log: Log) -> subprocess.Popen[bytes]:
+def _attend(worker: _Worker | None, log: Log) -> _Worker:
     """See that the server, the deployments and the worker are there, and settle firings."""
     api = connect()
     with client_of(api) as client:
@@ -135,17 +136,20 @@ def _attend(worker: subprocess.Popen[bytes] | None, log: Log) -> subprocess.Pope
         for root in known_workspaces():
             for name in restore(Workspace(Path(root)), client):
                 log(f"the server had no deployment of schedule '{name}': it is made anew")
-        if worker is None or worker.poll() is not None:
-            if worker is not None:
-                log(f"the worker ended with exit code {worker.returncode}; another one is started")
-            worker = _start_worker()
-            log(f"serving schedules of {api.url}, by worker process {worker.pid}")
+        if worker is not None and (why := worker.why_not(api.url)):
+            log(f"{why}; another worker is started")
+            worker.end()
+            worker = None
+        if worker is None:
+            worker = _Worker.start(api.url)
+            log(f"serving schedules of {api.url}, by worker process {worker.process.pid}")
         settle(client, log)
     return worker
 
 
 def settle(client: SyncPrefectClient, log: Log) -> None:
     """Bring every firing that no process has to its end, or have it taken up again."""
+    is_shared = _has_other_workers(client)
     for deployment in deployments(client):
         workspace = Workspace(Path(str(deployment.parameters.get("workspace"))))
         directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
@@ -153,7 +157,7 @@ def settle(client: SyncPrefectClient, log: Log) -> None:
             continue  # of another machine, or its workspace was deleted
         flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
         for flow_run in flow_runs.values():
-            _settle_flow_run(directory, flow_run, client, log)
+            _settle_flow_run(directory, flow_run, client, log, is_shared=is_shared)
         for firing in directory.firings():
             if firing.id not in flow_runs and not firing.has_ended and not firing.is_held:
                 note_end_of(directory, firing)
@@ -185,7 +189,12 @@ def restore(workspace: Workspace, client: SyncPrefectClient) -> list[str]:
 
 
 def _settle_flow_run(
-    directory: ScheduleDirectory, flow_run: FlowRun, client: SyncPrefectClient, log: Log
+    directory: ScheduleDirectory,
+    flow_run: FlowRun,
+    client: SyncPrefectClient,
+    log: Log,
+    *,
+    is_shared: bool,
 ) -> None:
     state = flow_run.state
     assert state is not None
@@ -199,8 +208,38 @@ def _settle_flow_run(
         _tell_end(flow_run, firing, client)
     elif firing is not None and (ended := note_end_of(directory, firing)) is not None:
         _tell_end(flow_run, ended, client)
-    elif _age_of(state) > (_SECONDS_TO_BEGIN if firing is None else 0.0):
+    elif firing is not None or _has_no_process(flow_run, is_shared=is_shared):
         _schedule_again(flow_run, client, log)
+
+
+def _has_no_process(flow_run: FlowRun, *, is_shared: bool) -> bool:
+    """Whether the process that was to begin a firing is gone, or was never started.
+
+    Args:
+        is_shared: workers of other machines may have taken it, whose processes are not seen here.
+    """
+    assert flow_run.state is not None
+    if is_shared:
+        return _age_of(flow_run.state) > _SECONDS_TO_BEGIN
+    return _age_of(flow_run.state) > _SECONDS_TO_SPAWN and not _is_begun_here(flow_run)
+
+
+def _is_begun_here(flow_run: FlowRun) -> bool:
+    """Whether a process that Prefect's worker started for a flow run lives on this machine."""
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        if "prefect.engine" in (process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.Error):  # it ended, or is another user's
+                if process.environ().get("PREFECT__FLOW_RUN_ID") == str(flow_run.id):
+                    return True
+    return False
+
+
+def _has_other_workers(client: SyncPrefectClient) -> bool:
+    """Whether another machine's worker takes flow runs of the pool, too."""
+    workers = client.read_workers_for_work_pool(POOL)
+    return any(one.status == "ONLINE" and one.name != _worker_name() for one in workers)
 
 
 def _schedule_again(flow_run: FlowRun, client: SyncPrefectClient, log: Log) -> None:
@@ -258,24 +297,43 @@ def _age_of(state: Any) -> float:
     return float((datetime.now(UTC) - state.timestamp).total_seconds())
 
 
-def _start_worker() -> subprocess.Popen[bytes]:
-    parent = os.getpid()
-    command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL]
-    options = ["--type", "process", "--name", f"redco-flow on {os.uname().nodename}"]
-    return subprocess.Popen(
-        [*command, *options, "--install-policy", "never"],
-        env=os.environ | {"PREFECT_WORKER_QUERY_SECONDS": str(_SECONDS_BETWEEN_LOOKS)},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for this process, which ends the worker in its way
-        preexec_fn=lambda: die_with_parent(parent),
-    )
+@dataclass(frozen=True)
+class _Worker:
+    """Prefect's worker, and the server that it asks for flow runs."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+
+    @classmethod
+    def start(cls, url: str) -> _Worker:
+        """Start one that ends with this process."""
+        parent = os.getpid()
+        command = [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", POOL]
+        options = ["--type", "process", "--name", _worker_name(), "--install-policy", "never"]
+        process = subprocess.Popen(
+            [*command, *options],
+            env=os.environ | {"PREFECT_WORKER_QUERY_SECONDS": str(_SECONDS_BETWEEN_LOOKS)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the worker in its way
+            preexec_fn=lambda: die_with_parent(parent),
+        )
+        return cls(process, url)
+
+    def why_not(self, url: str) -> str:
+        """Say why it cannot fire what the server at `url` schedules, or nothing."""
+        if self.process.poll() is not None:
+            return f"the worker ended with exit code {self.process.returncode}"
+        return "" if self.url == url else f"the server is at {url} now"
+
+    def end(self) -> None:
+        """End the worker alone: the firings' processes go on, and so do their runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(_SECONDS_TO_END)
 
 
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    """End the worker alone: the firings' processes go on, and so do their runs."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(_SECONDS_TO_END)
+def _worker_name() -> str:
+    return f"redco-flow on {os.uname().nodename}"
 
 
 @contextlib.contextmanager
