@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import Problem
+from redco_flow.spec.data_files import expand_patterns, names_of
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
 from redco_flow.spec.model import ContentOf, OnlyWhereSet, Placement, marked
@@ -49,6 +50,8 @@ def settings_of(config: StageConfig) -> dict[str, Any]:
         if isinstance(file, dict):
             names = {key: one.rpartition("/")[2] for key, one in file.items()}
             _holder(settings, path)[path[-1]] = names
+        elif isinstance(file, list):
+            _holder(settings, path)[path[-1]] = names_of(file)
         elif file is not None:
             _holder(settings, path)[path[-1]] = file.rpartition("/")[2]
     return settings
@@ -99,7 +102,7 @@ class ResolvedPipeline:
         origins: of every leaf: `stages.train.learning_rate`, `data.source_key`; a stage's copy of
             a section (`stages.train.data.source_key`) has the origin of the section.
         document: the whole pipeline, defaults included; loading it again gives the same.
-        notes: what the person who gave the overrides should know of them.
+        notes: what the user should know of the overrides and of the data's patterns.
     """
 
     name: str
@@ -165,7 +168,9 @@ def load_pipeline(
     document = overridden.document
     problems += overridden.problems
     document, bad_references = interpolate(document, environ)
-    refused = bad_references + list(secret_problems(document))
+    expanded = expand_patterns(document)
+    document = expanded.document
+    refused = [*bad_references, *expanded.problems, *secret_problems(document)]
     positions = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
     if looks_into_data:
@@ -173,7 +178,7 @@ def load_pipeline(
     # What is refused for itself is not also of a wrong type.
     problems += [p for p in loading.problems if (p.source, p.line, p.column) not in positions]
     raise_if_any(problems + refused)
-    return replace(loading.resolved(), notes=overridden.notes)
+    return replace(loading.resolved(), notes=(*overridden.notes, *expanded.notes))
 
 
 def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list[Problem]]:
