@@ -23,6 +23,7 @@ from redco_flow.spec.model import (
     StrictModel,
     Text,
 )
+from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.schedule import ScheduleSection
 
 SECTION_NAMES = ("recipe", "settings", "model", "data")
@@ -201,6 +202,7 @@ class PipelineSection(StrictModel):
         data: which rows, which of their fields, which splits.
         tags: words for people; `ls` and the Prefect UI show them.
         schedule: when it runs again by itself; `redco-flow schedule add` makes it so.
+        notify: whom to tell of failures, promotions and standstill.
         stages: by name; a stage that is named like a kind need not say its kind.
     """
 
@@ -212,4 +214,5 @@ class PipelineSection(StrictModel):
     data: DataSection = DataSection()
     tags: list[Name] = Field(default_factory=list)
     schedule: ScheduleSection | None = None
+    notify: NotifySection | None = None
     stages: dict[Name, dict[str, Any] | None] = Field(min_length=1)

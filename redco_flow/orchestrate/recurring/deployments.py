@@ -26,6 +26,7 @@ from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
 from redco_flow.orchestrate.prefect.report import prepare_environment, watch_for_cancelling
 from redco_flow.orchestrate.prefect.server import api_at, ensure_server
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
+from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
 from redco_flow.spec.schedule import interval_of, interval_text
@@ -98,9 +99,12 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
             "choose another name: --name."
         )
     make_pool(client)
+    forget_silence(
+        schedule.name, client
+    )  # that it was silent for long says nothing of what it becomes
     flow_file = find_file("flows", "flows/recurring.py").absolute()
     when = DeploymentScheduleCreate(schedule=_prefect_schedule(schedule), slug=_SLUG)
-    return client.create_deployment(
+    deployment = client.create_deployment(
         client.create_flow_from_name(_FLOW),
         schedule.name,
         schedules=[when],
@@ -122,6 +126,9 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
             "command": f"{shlex.quote(sys.executable)} -P -m prefect.engine",
         },
     )
+    if schedule.no_run_for:
+        watch_silence(schedule, deployment, client)
+    return deployment
 
 
 def find_deployment(name: str, client: SyncPrefectClient) -> DeploymentResponse | None:
