@@ -30,6 +30,7 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.recurring.deployments import Deployed
+    from redco_flow.spec.load import ResolvedPipeline
     from redco_flow.spec.schedule import ScheduleSection
 
 _UNIT = """\
@@ -160,8 +161,25 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
         overlap=section.overlap,
         missed=section.missed,
         retries=section.retries,
+        **_silence(loaded.pipeline),
     )
     return schedule, loaded.workspace
+
+
+def _silence(pipeline: ResolvedPipeline) -> dict[str, Any]:
+    """What the pipeline's `notify` asks to be told of a schedule that stands still.
+
+    Raises:
+        ConfigError: the environment lacks an address, which the Prefect server is to be given now.
+    """
+    notify = pipeline.notify
+    if notify is None or notify.no_run_for is None:
+        return {}
+    unset = [name for name in notify.address_variables.values() if not os.environ.get(name)]
+    if unset:
+        message = f"'notify.no_run_for': environment variable {', '.join(unset)} is not set"
+        raise ConfigError([Problem(str(pipeline.path), 0, 0, message)])
+    return {"no_run_for": notify.no_run_for, "told_by": notify.address_variables}
 
 
 def _section(options: argparse.Namespace, block: dict[str, Any]) -> ScheduleSection:
@@ -341,8 +359,10 @@ def _history(options: argparse.Namespace) -> int:
 def _delete_deployment(name: str) -> None:
     """Delete a schedule's deployment, unless it was deleted on its page."""
     from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
+    from redco_flow.orchestrate.recurring.silence import forget_silence
 
     with client_of(connect()) as client:
+        forget_silence(name, client)
         found = find_deployment(name, client)
         if found is not None:
             client.delete_deployment(found.id)

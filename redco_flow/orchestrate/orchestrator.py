@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.redaction import RedactedStream
+from redco_flow.orchestrate.notices import tell_end
 from redco_flow.orchestrate.plan import Plan
 from redco_flow.orchestrate.prefect.flow import FlowThread
 from redco_flow.orchestrate.session import Outcome, RunSession
@@ -59,8 +60,9 @@ def main(arguments: Sequence[str]) -> int:
             f"space, then `redco-flow resume {run.id}`."
         )
         return 1
+    # The run has ended and has let go of its lease: no one waits for what follows.
+    tell_end(run, log)
     if flow is not None:
-        # The run has ended; Prefect may take its time without keeping others from the run.
         flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
     return exit_code
 

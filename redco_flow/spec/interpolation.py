@@ -1,8 +1,9 @@
 """Replace `${…}` in a document's texts by what it stands for.
 
-`${env:NAME}`, `${env:NAME,default}`, and `${key}`: one value of the same document, by its dotted
-path; `$${` is a literal `${`. A text that is one reference and nothing else takes the value's
-type. What a variable of the environment holds is never interpolated again.
+`${env:NAME}`, `${env:NAME,default}`, `${date:%Y-%m-%d}` (or a day before, `${date:%Y-%m-%d,-1d}`),
+and `${key}`: one value of the same document, by its dotted path; `$${` is a literal `${`. A text
+that is one reference and nothing else takes the value's type; a date is text. What a variable of
+the environment holds is never interpolated again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -17,12 +19,19 @@ from redco_flow.errors import Problem
 from redco_flow.spec.document import Document, KeyPath, leaves
 from redco_flow.spec.model import Scalar
 from redco_flow.spec.names import dotted, nearest
+from redco_flow.spec.schedule import interval_of
 from redco_flow.spec.secrets import looks_secret_name
 from redco_flow.spec.yaml import control_problem, read_scalar
 
 MAX_CHARACTERS = 1 << 20
 
+DATE_VARIABLE = "REDCO_FLOW_DATE"
+"""The environment variable of the moment that `${date:…}` means, ISO 8601; without it: now, in
+this machine's time zone. A schedule's firing sets it to when it was due, in the schedule's."""
+
+_WITHOUT_PATH = ("env:", "date:")
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_DATE = re.compile(r"date:([^,]+?)(?:,\s*-\s*([^,]+))?")
 _ENVIRONMENT = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)(?:,(.*))?", re.DOTALL)
 
 
@@ -75,8 +84,8 @@ class _Interpolation:
             return value
 
     def _value(self, reference: str) -> Scalar:
-        if reference.startswith("env:"):
-            return self._environment_value(reference)
+        if reference.startswith(_WITHOUT_PATH):
+            return self._outside_value(reference)
         path = find_path(self.document.values, reference)
         if path is None:
             raise _Bad(self._unknown(reference))
@@ -92,12 +101,46 @@ class _Interpolation:
         return value
 
     def _value_behind(self, key: str, reference: str) -> Scalar:
-        if reference.startswith("env:"):
-            return self._environment_value(reference)
+        if reference.startswith(_WITHOUT_PATH):
+            return self._outside_value(reference)
         raise _Bad(
             f"'{key}' is itself written as ${{{reference}}}, and references do not follow each "
             f"other; refer here to the key that holds the value"
         )
+
+    def _outside_value(self, reference: str) -> Scalar:
+        """The value of a reference to what stands in no document."""
+        if reference.startswith("env:"):
+            return self._environment_value(reference)
+        return self._date_text(reference)
+
+    def _date_text(self, reference: str) -> str:
+        found = _DATE.fullmatch(reference)
+        if found is None or "%" not in found[1]:
+            raise _Bad("write ${date:%Y-%m-%d}, or ${date:%Y-%m-%d,-1d} for the day before")
+        try:
+            before = interval_of(found[2]) if found[2] else timedelta()
+            moment = self._moment() - before
+        except (ValueError, OverflowError) as error:
+            raise _Bad(str(error)) from error
+        text = moment.strftime(found[1])
+        if problem := control_problem(text):
+            raise _Bad(f"${{{reference}}}: {problem}")
+        self._count(text)
+        return text
+
+    def _moment(self) -> datetime:
+        """When it is, as far as dates in a document go."""
+        given = self.environ.get(DATE_VARIABLE)
+        if not given:
+            return datetime.now().astimezone()
+        try:
+            return datetime.fromisoformat(given)
+        except ValueError as error:
+            raise ValueError(
+                f"environment variable {DATE_VARIABLE} is no date: write 2026-11-23 or "
+                "2026-11-23T03:00:00+01:00"
+            ) from error
 
     def _environment_value(self, reference: str) -> Scalar:
         found = _ENVIRONMENT.fullmatch(reference)

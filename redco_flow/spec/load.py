@@ -7,16 +7,18 @@ nothing; what it returns is all that planning, fingerprints and workers need to 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import Problem
+from redco_flow.spec.data_files import expand_patterns, names_of
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
 from redco_flow.spec.model import ContentOf, OnlyWhereSet, Placement, marked
 from redco_flow.spec.names import dotted
+from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.problems import raise_if_any, validated
 from redco_flow.spec.profile import Profile, load_profile
@@ -49,6 +51,8 @@ def settings_of(config: StageConfig) -> dict[str, Any]:
         if isinstance(file, dict):
             names = {key: one.rpartition("/")[2] for key, one in file.items()}
             _holder(settings, path)[path[-1]] = names
+        elif isinstance(file, list):
+            _holder(settings, path)[path[-1]] = names_of(file)
         elif file is not None:
             _holder(settings, path)[path[-1]] = file.rpartition("/")[2]
     return settings
@@ -99,7 +103,8 @@ class ResolvedPipeline:
         origins: of every leaf: `stages.train.learning_rate`, `data.source_key`; a stage's copy of
             a section (`stages.train.data.source_key`) has the origin of the section.
         document: the whole pipeline, defaults included; loading it again gives the same.
-        notes: what the person who gave the overrides should know of them.
+        notify: whom to tell of what.
+        notes: what the user should know of the overrides, the data's patterns and `notify`.
     """
 
     name: str
@@ -108,6 +113,7 @@ class ResolvedPipeline:
     stages: dict[str, ResolvedStage]
     origins: dict[str, Origin]
     document: dict[str, Any]
+    notify: NotifySection | None = None
     notes: tuple[str, ...] = ()
 
     def stage_origins(self, stage: str) -> dict[str, Origin]:
@@ -165,7 +171,9 @@ def load_pipeline(
     document = overridden.document
     problems += overridden.problems
     document, bad_references = interpolate(document, environ)
-    refused = bad_references + list(secret_problems(document))
+    expanded = expand_patterns(document)
+    document = expanded.document
+    refused = [*bad_references, *expanded.problems, *secret_problems(document)]
     positions = {(p.source, p.line, p.column) for p in refused if p.line}
     loading = _Loading(file.path, document, Path(profile.workspace) if profile else None)
     if looks_into_data:
@@ -173,7 +181,10 @@ def load_pipeline(
     # What is refused for itself is not also of a wrong type.
     problems += [p for p in loading.problems if (p.source, p.line, p.column) not in positions]
     raise_if_any(problems + refused)
-    return replace(loading.resolved(), notes=overridden.notes)
+    return replace(
+        loading.resolved(),
+        notes=(*overridden.notes, *expanded.notes, *loading.unset_variables(environ)),
+    )
 
 
 def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list[Problem]]:
@@ -216,6 +227,13 @@ class _Loading:
         for name, config in self.configs.items():
             self.problems += data_problems(self.bodies[name], config)
 
+    def unset_variables(self, environ: Mapping[str, str]) -> Iterator[str]:
+        """Say which addresses of `notify` the environment lacks: there nothing would be told."""
+        notify = self.pipeline.notify if self.pipeline else None
+        for name in notify.variables if notify else ():
+            if not environ.get(name):
+                yield f"'notify': environment variable {name} is not set: nothing is told there"
+
     def resolved(self) -> ResolvedPipeline:
         """Return the pipeline; there were no problems."""
         assert self.pipeline is not None
@@ -227,6 +245,7 @@ class _Loading:
             stages=stages,
             origins=self._origins(),
             document=escape(self._document()),
+            notify=self.pipeline.notify,
         )
 
     def _validated_pipeline(self) -> PipelineSection | None:

@@ -156,6 +156,9 @@ EnvironmentValue = Annotated[str, BeforeValidator(_number_as_text)]
 DataFile = Annotated[Text, AfterValidator(_absolute), ContentOf()]
 """A file that is read, made absolute against the current directory."""
 
+DataFiles = DataFile | Annotated[list[DataFile], Field(min_length=1)]
+"""A file that is read, or several, one after the other."""
+
 DataFolder = Annotated[Text, AfterValidator(_absolute), ContentOfFolder()]
 """A folder whose files are read, made absolute against the current directory."""
 

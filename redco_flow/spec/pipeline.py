@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from redco_flow.spec.model import (
-    DataFile,
+    DataFiles,
     Fraction,
     Name,
     NonNegativeInt,
@@ -23,6 +23,7 @@ from redco_flow.spec.model import (
     StrictModel,
     Text,
 )
+from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.schedule import ScheduleSection
 
 SECTION_NAMES = ("recipe", "settings", "model", "data")
@@ -117,7 +118,9 @@ class DataSection(StrictModel):
         dataset: hub id, file, directory (of data files or of images, in a folder for each class),
             or `python:module` with files() and rows(files).
         subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
-        train, validation, test: csv, jsonl, parquet or arrow files.
+        train, validation, test: csv, jsonl, parquet or arrow files: a path, a list of paths, or a
+            pattern such as `logs/*.jsonl`, which is replaced by the files that match when the
+            pipeline is planned or run, in the order of their paths.
         columns: of a recipe of rows: the data's column by the name that the recipe has for it.
         text_key: the field of plain texts, which have no source; instead of the next two.
         source_key, target_key: the fields of the input text and of the text to be produced, or of
@@ -136,9 +139,9 @@ class DataSection(StrictModel):
     dataset: Text | None = None
     subset: Text | None = None
     revision: Revision | None = None
-    train: DataFile | None = None
-    validation: DataFile | None = None
-    test: DataFile | None = None
+    train: DataFiles | None = None
+    validation: DataFiles | None = None
+    test: DataFiles | None = None
     columns: Annotated[dict[Text, Text], OnlyWhereSet()] = Field(default_factory=dict)
     text_key: Text | None = None
     source_key: Text = "source"
@@ -199,6 +202,7 @@ class PipelineSection(StrictModel):
         data: which rows, which of their fields, which splits.
         tags: words for people; `ls` and the Prefect UI show them.
         schedule: when it runs again by itself; `redco-flow schedule add` makes it so.
+        notify: whom to tell of failures, promotions and standstill.
         stages: by name; a stage that is named like a kind need not say its kind.
     """
 
@@ -210,4 +214,5 @@ class PipelineSection(StrictModel):
     data: DataSection = DataSection()
     tags: list[Name] = Field(default_factory=list)
     schedule: ScheduleSection | None = None
+    notify: NotifySection | None = None
     stages: dict[Name, dict[str, Any] | None] = Field(min_length=1)

@@ -37,7 +37,12 @@ def interval_text(interval: timedelta) -> str:
     return f"{seconds}s"
 
 
-def _checked_interval(text: str) -> str:
+def checked_interval(text: str) -> str:
+    """Return the text, if it is an interval.
+
+    Raises:
+        ValueError: as `interval_of`.
+    """
     interval_of(text)
     return text
 
@@ -94,7 +99,7 @@ class ScheduleSection(StrictModel):
 
     name: Name | None = None
     cron: Annotated[Text, AfterValidator(_checked_cron)] | None = None
-    every: Annotated[Text, AfterValidator(_checked_interval)] | None = None
+    every: Annotated[Text, AfterValidator(checked_interval)] | None = None
     rrule: Annotated[Text, AfterValidator(_checked_rrule)] | None = None
     timezone: Annotated[Text, AfterValidator(_checked_timezone)] | None = None
     profile: Text | None = None

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from redco_flow.errors import Problem
+from redco_flow.spec.data_files import as_list, missing
 from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
 from redco_flow.spec.interpolation import find_path
 from redco_flow.spec.model import (
@@ -178,11 +179,12 @@ def _surroundings(
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
         yield ("recipe",), problem
     folders = {path for path, _ in marked(config, ContentOfFolder)}
-    for path, file in marked(config, ContentOf):
-        if isinstance(file, str) and path not in folders and not Path(file).is_file():
-            yield path, f"there is no file {shown(file)}"
-        if isinstance(file, str) and path in folders and not Path(file).is_dir():
-            yield path, f"there is no folder {shown(file)}"
+    for path, value in marked(config, ContentOf):
+        for file in [] if isinstance(value, dict) else as_list(value):
+            if path not in folders and not Path(file).is_file():
+                yield path, missing(file)
+            if path in folders and not Path(file).is_dir():
+                yield path, f"there is no folder {shown(file)}"
     for path, relative in marked(config, InWorkspace):
         if relative is not None and workspace is not None:
             try:

@@ -52,6 +52,8 @@ class Schedule:
         cron, every, rrule: one of them says when; the others are empty.
         timezone, overlap, missed, retries: see `spec.schedule.ScheduleSection`.
         is_paused: it does not fire.
+        no_run_for: after how long without a good firing that is told; empty: it is not.
+        told_by: the environment variable that holds the address, by channel.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Schedule:
     missed: str = "latest"
     retries: int = 0
     is_paused: bool = False
+    no_run_for: str = ""
+    told_by: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from redco_flow.orchestrate.prefect.server import server_status
+from redco_flow.spec.yaml import read_yaml
 from redco_flow.tracking.process_identity import ProcessIdentity
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import ScheduleDirectory
@@ -62,7 +63,8 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     told = served("doctor", code=1)
     assert told == ""  # what is wrong stands on stdout
 
-    changed = served.json("schedule", "add", "weekly.yaml", "--every", "15s", "--overlap", "queue")
+    every = ("--every", "15s", "--overlap", "queue", "description=of ${date:%Y-%m-%d %H:%M:%S %z}")
+    changed = served.json("schedule", "add", "weekly.yaml", *every)
     assert (changed["every"], changed["cron"], changed["overlap"]) == ("15s", "", "queue")
     assert [one["name"] for one in served.json("schedule", "ls")] == ["weekly"]
 
@@ -71,6 +73,9 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     assert (first.state, second.state) == ("completed", "skipped")
     assert second.reason == f"data unchanged since {first.run}"
     assert served.json("status", first.run)["state"] == "completed"
+    when_due = datetime.fromisoformat(first.due).astimezone(BERLIN)
+    resolved = read_yaml((Path(first.run_path) / "resolved.yaml").read_text(), "resolved.yaml")
+    assert resolved.values["description"] == f"of {when_due:%Y-%m-%d %H:%M:%S %z}"
     assert "weekly" in served("schedule", "ls")
 
     served("schedule", "pause", "weekly")

@@ -4,11 +4,17 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
+from redco_flow.orchestrate.ingredients import Sources, identity_of, stage_ingredients
 from redco_flow.orchestrate.plan import Plan, input_ids, upstream_of
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 
+LOGS = """\
+name: logs
+recipe: text_to_text
+data: {tokenizer: {train: {vocab_size: 300}}}
+stages: {preprocess: {}}
+"""
 OUTPUTS = {
     "orchestrate_kinds.numbers": {"dataset": "dataset"},
     "orchestrate_kinds.total": {"metrics": "metrics", "checkpoint": "checkpoint"},
@@ -238,3 +244,24 @@ def test_planning_imports_neither_prefect_nor_jax():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert said.stdout.strip() == "[]"
+
+
+def test_an_identity_follows_the_files_that_match_a_pattern_and_what_stands_in_them(
+    planning, tmp_path
+):
+    """What a schedule's firing asks: is there anything new?"""
+
+    def identity(train="logs/*.jsonl"):
+        resolved = planning.load(LOGS, [f"data.train={tmp_path}/{train}"])
+        return identity_of(resolved, planning.workspace, Sources())
+
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.jsonl").write_text('{"source": "a", "target": "b"}\n')
+    first = identity()
+    (tmp_path / "logs" / "b.jsonl").write_text('{"source": "c", "target": "d"}\n')
+    with_a_file_more = identity()
+    (tmp_path / "logs" / "b.jsonl").write_text('{"source": "c", "target": "e"}\n')
+    with_other_content = identity()
+
+    assert len({first, with_a_file_more, with_other_content}) == 3
+    assert with_other_content == identity() == identity("lo*/*.jsonl")

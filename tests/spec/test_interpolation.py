@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 import pytest
 
@@ -42,6 +43,47 @@ def test_an_environment_variable_is_read_like_a_scalar(written, value):
 
     assert (values, problems) == ({"a": value}, [])
     assert type(values["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("${date:%Y-%m-%d}", "2026-03-01"),
+        ("logs/${date:%Y/%m}/${date:%d}.jsonl", "logs/2026/03/01.jsonl"),
+        ("${date:%Y-%m-%d,-1d}", "2026-02-28"),
+        ("${date:%H:%M %z, -2h}", "01:30 +0100"),
+        ("${date:%Y}", "2026"),
+        ("$${date:%Y}", "${date:%Y}"),
+    ],
+)
+def test_a_date_is_that_of_the_moment_that_the_environment_gives(written, value):
+    values, problems = filled(f"a: '{written}'", REDCO_FLOW_DATE="2026-03-01T03:30:00+01:00")
+
+    assert (values, problems) == ({"a": value}, [])
+
+
+def test_a_date_is_this_machines_where_the_environment_gives_none():
+    before, (values, problems), after = datetime.now(), filled("a: '${date:%s}'"), datetime.now()
+
+    assert problems == []
+    assert int(before.timestamp()) <= int(values["a"]) <= int(after.timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "message"),
+    [
+        ("${date:}", {}, "write ${date:%Y-%m-%d}, or ${date:%Y-%m-%d,-1d} for the day before"),
+        ("${date:today}", {}, "write ${date:%Y-%m-%d}, or"),
+        ("${date:%d,-1 day}", {}, "'1 day' is no interval; write 90s, 30m, 6h, 1d or 2w"),
+        ("${date:%d,-9999999d}", {}, "date value out of range"),
+        ("${date:%d}", {"REDCO_FLOW_DATE": "Monday"}, "REDCO_FLOW_DATE is no date: write 2026-"),
+    ],
+)
+def test_a_date_that_cannot_be_told_is_a_mistake_with_its_place(text, environ, message):
+    _, [problem] = filled(f"a: 1\nb: '{text}'", **environ)
+
+    assert problem.startswith("2:1: 'b': ")
+    assert message in problem
 
 
 def test_a_dotted_path_takes_value_and_type_of_the_same_document():

@@ -141,7 +141,7 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
         ("source_key:", "sauce_key:", "6:3: 'data' has no key 'sauce_key'; did you mean "
          "'source_key'? Known keys: columns, dataset,"),
         ("model:", "modell:", "3:1: the pipeline has no key 'modell'; did you mean 'model'? Known "
-         "keys: data, description, model, name, recipe, schedule, settings, stages, tags."),
+         "keys: data, description, model, name, notify, recipe, schedule, settings, stages, tags."),
         ("gpus_per_host", "gpus", "16:17: 'stages.train.resources' has no key 'gpus'; did you "
          "mean 'gpus_per_host'? Known keys: cpus_per_host,"),
         ("max_source_length: 128", "data: {sauce_key: x}", "10:12: 'stages.preprocess.data' has no "

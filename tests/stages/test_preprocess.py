@@ -101,6 +101,23 @@ def test_a_directory_gives_the_splits_that_its_files_are_named_for(bench, tmp_pa
     assert dataset.split("train")[0]["row_id"] == "train-0.csv:2"
 
 
+def test_a_list_of_files_is_read_in_its_order_with_names_that_differ(bench, tmp_path):
+    for number, day in enumerate(("monday", "tuesday")):
+        (tmp_path / day).mkdir()
+        as_jsonl(tmp_path / day / "log.jsonl", ROWS[10 * number : 10 * number + 10])
+    files = [str(tmp_path / day / "log.jsonl") for day in ("tuesday", "monday")]
+
+    dataset = preprocessed(bench, {"train": files, "validation_fraction": 0.0})
+
+    rows = [(row["row_id"], row["source"]) for row in dataset.split("train")]
+    expected = [
+        (f"{day}/log.jsonl:{line + 1}", ROWS[start + line][0])
+        for day, start in (("tuesday", 10), ("monday", 0))
+        for line in range(10)
+    ]
+    assert rows == expected
+
+
 def test_a_python_module_gives_rows_and_its_files_are_the_data(bench, tmp_path, monkeypatch):
     (tmp_path / "my_corpus.py").write_text(
         "from pathlib import Path\n"

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
-from redco_flow.errors import UsageError
+from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
 from redco_flow.orchestrate.prefect.report import prepare_environment, watch_for_cancelling
 from redco_flow.orchestrate.prefect.server import api_at, ensure_server
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
+from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
+from redco_flow.spec.interpolation import DATE_VARIABLE
 from redco_flow.spec.schedule import interval_of, interval_text
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -98,9 +102,12 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
             "choose another name: --name."
         )
     make_pool(client)
+    forget_silence(
+        schedule.name, client
+    )  # that it was silent for long says nothing of what it becomes
     flow_file = find_file("flows", "flows/recurring.py").absolute()
     when = DeploymentScheduleCreate(schedule=_prefect_schedule(schedule), slug=_SLUG)
-    return client.create_deployment(
+    deployment = client.create_deployment(
         client.create_flow_from_name(_FLOW),
         schedule.name,
         schedules=[when],
@@ -122,6 +129,9 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
             "command": f"{shlex.quote(sys.executable)} -P -m prefect.engine",
         },
     )
+    if schedule.no_run_for:
+        watch_silence(schedule, deployment, client)
+    return deployment
 
 
 def find_deployment(name: str, client: SyncPrefectClient) -> DeploymentResponse | None:
@@ -173,6 +183,9 @@ def fire_flow_run(
     terms = Terms(
         *(schedule, Path(workspace), pipeline, profile, tuple(overrides), overlap, missed, retries)
     )
+    directory = ScheduleDirectory.of(Workspace(Path(workspace)), schedule)
+    # This process is this firing's alone; the commands that it starts take the date from here.
+    os.environ[DATE_VARIABLE] = due.astimezone(_timezone(directory)).isoformat()
     stop = threading.Event()
     watching = watch_for_cancelling(flow_run.id, lambda reason: stop.set())
     log = get_run_logger()
@@ -185,10 +198,18 @@ def fire_flow_run(
         # The worker ends the process of a firing that is cancelled on its page; one that is
         # killed for any other reason leaves its run alone, and is taken up again.
         if stop.is_set() or _is_cancelled(flow_run.id):
-            leave(ScheduleDirectory.of(Workspace(Path(workspace)), schedule), str(flow_run.id))
+            leave(directory, str(flow_run.id))
         raise
     finally:
         watching.set()
+
+
+def _timezone(directory: ScheduleDirectory) -> tzinfo:
+    """The zone in which a schedule's dates are meant; UTC where its record is gone."""
+    try:
+        return ZoneInfo(directory.read().timezone)
+    except (FileNotFoundError, DamagedRecord):
+        return UTC
 
 
 def _later_is_due(flow_run: FlowRun) -> bool:

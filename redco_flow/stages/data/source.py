@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from redco_flow import hub
 from redco_flow.errors import UsageError
 from redco_flow.hub import Kind, is_commit, is_hub_name
 from redco_flow.recipes.recipe import has_no_texts
+from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
@@ -74,7 +76,8 @@ def problem_of(data: DataSection) -> str | None:
     if data.revision is not None and (not data.dataset or hub_dataset(data) is None):
         return "'data.revision' is of a dataset on the hub, and this data is not from there."
     if data.dataset and _is_missing_path(data.dataset):
-        return f"'data.dataset': there is no file or directory '{data.dataset}'."
+        hint = " Patterns are for data.train, data.validation, data.test." * has_magic(data.dataset)
+        return f"'data.dataset': there is no file or directory '{data.dataset}'.{hint}"
     if data.dataset and data.dataset.startswith(_PYTHON):
         try:
             _python_module(data.dataset)
@@ -93,7 +96,7 @@ def _is_missing_path(dataset: str) -> bool:
 def data_files(data: DataSection) -> list[Path]:
     """Return every raw data file that will be read, in reading order; none for a hub dataset."""
     if data.dataset is None:
-        return [Path(path) for split in SPLITS if (path := getattr(data, split))]
+        return [file for files in files_by_split(data).values() for file in files]
     if data.dataset.startswith(_PYTHON):
         return list(_python_module(data.dataset).files())
     path = Path(data.dataset).expanduser()
@@ -107,7 +110,8 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
         ValueError: a directory without data files, or whose files do not all name their split.
     """
     if data.dataset is None:
-        return {split: [Path(path)] for split in SPLITS if (path := getattr(data, split))}
+        named = {split: as_list(getattr(data, split)) for split in SPLITS}
+        return {split: list(map(Path, files)) for split, files in named.items() if files}
     path = Path(data.dataset).expanduser()
     files: dict[str, list[Path]] = {}
     for split, file in _files_by_split(path) if path.exists() else []:
@@ -145,8 +149,11 @@ def open_sources(data: DataSection) -> list[Source]:
             dataset that neither the hub nor its cache gives.
     """
     if data.dataset is None:
-        named = [(split, Path(path)) for split in SPLITS if (path := getattr(data, split))]
-        return [_file_source(split, path, path.name) for split, path in named]
+        return [
+            _file_source(split, path, name)
+            for split, files in files_by_split(data).items()
+            for path, name in zip(files, names_of(list(map(str, files))), strict=True)
+        ]
     if data.dataset.startswith(_PYTHON):
         name = data.dataset.removeprefix(_PYTHON)
         return [Source("train", name.rpartition(".")[2], name, partial(_module_rows, data.dataset))]

@@ -1,0 +1,127 @@
+"""Send a notice: as JSON to a webhook, as a line to Slack, as an e-mail; say why where it fails.
+
+Addresses and passwords come from the environment and are in no message, log or record.
+"""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import ssl
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from functools import partial
+from typing import Any
+
+from redco_flow.spec.notify import EmailSection, NotifySection
+from redco_flow.spec.secrets import hide_secrets
+
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What is told.
+
+    Args:
+        event: failure, promotion or no_run.
+        key: names it among all of its run.
+        title: one line.
+        text: what else there is to say.
+        facts: for programs.
+    """
+
+    event: str
+    key: str
+    title: str
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def for_programs(self) -> dict[str, Any]:
+        """What a webhook gets."""
+        return {"event": self.event, "title": self.title, "text": self.text, **self.facts}
+
+    @property
+    def for_slack(self) -> dict[str, Any]:
+        """What a Slack incoming webhook gets."""
+        return {"text": f"*{self.title}*\n{self.text}"}
+
+
+Send = Callable[[Notice], str]
+"""Sends a notice; returns why it could not, or nothing."""
+
+
+def channels_of(section: NotifySection, environ: Mapping[str, str]) -> dict[str, Send]:
+    """Return how the section wants things told, by the way's name."""
+    found: dict[str, Send] = {
+        channel: partial(_post, channel, environ.get(name, ""), name)
+        for channel, name in section.address_variables.items()
+    }
+    if section.email is not None:
+        found["email"] = partial(_mail, section.email, environ)
+    return found
+
+
+def body_for(channel: str, notice: Notice) -> dict[str, Any]:
+    """Return what is posted to a webhook or to Slack."""
+    return notice.for_slack if channel == "slack" else notice.for_programs
+
+
+def _post(channel: str, address: str, variable: str, notice: Notice) -> str:
+    if not address:
+        return f"environment variable {variable} is not set"
+    if not address.startswith(("https://", "http://")):
+        return f"environment variable {variable} holds no http address"
+    try:
+        request = urllib.request.Request(  # noqa: S310 (http alone, see above)
+            address,
+            json.dumps(body_for(channel, notice)).encode(),
+            {"Content-Type": "application/json", "User-Agent": "redco-flow"},
+        )
+        with urllib.request.urlopen(request, timeout=_SECONDS):  # noqa: S310
+            return ""
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is told and nothing ends by it)
+        return _said(error, address)
+
+
+def _mail(email: EmailSection, environ: Mapping[str, str], notice: Notice) -> str:
+    password = environ.get(email.password_env or "", "")
+    if email.password_env and not password:
+        return f"environment variable {email.password_env} is not set"
+    message = EmailMessage()
+    message["Subject"] = f"[redco-flow] {notice.title}"
+    message["From"] = email.sender or email.to[0]
+    message["To"] = ", ".join(email.to)
+    message.set_content(f"{notice.text}\n")
+    try:
+        with _connected(email) as server:
+            if email.user:
+                server.login(email.user, password)
+            server.send_message(message)
+        return ""
+    except Exception as error:  # noqa: BLE001 (as above)
+        return _said(error, password)
+
+
+def _connected(email: EmailSection) -> smtplib.SMTP:
+    if email.security == "tls":
+        context = ssl.create_default_context()
+        return smtplib.SMTP_SSL(email.server, email.port_number, timeout=_SECONDS, context=context)
+    server = smtplib.SMTP(email.server, email.port_number, timeout=_SECONDS)
+    if email.security == "starttls":
+        try:
+            server.starttls(context=ssl.create_default_context())
+        except BaseException:
+            server.close()
+            raise
+    return server
+
+
+def _said(error: Exception, secret: str) -> str:
+    """What went wrong, on one line and without the address or password."""
+    text = f"{type(error).__name__}: {error}"
+    text = text.replace(secret, "<hidden>") if secret else text
+    return " ".join(hide_secrets(text).split())

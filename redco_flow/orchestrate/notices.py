@@ -1,0 +1,192 @@
+"""Tell people what a run came to, as its pipeline's `notify:` section asks: once, after its end.
+
+The run's files say what there is to tell, so it is told whatever ended the run. `notified.json`
+says what was told, by which way, or why that failed; no run waits for it, and none fails by it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redco_flow.launch.redaction import redact_text
+from redco_flow.orchestrate.channels import Notice, channels_of
+from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.records import write_json
+from redco_flow.spec.notify import NotifySection
+from redco_flow.spec.secrets import secret_values
+from redco_flow.spec.yaml import parse_file
+from redco_flow.tracking.aliases import Alias, AliasEvent, AliasStore
+from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import exclusive
+from redco_flow.tracking.process_identity import utc_now
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import find_record
+from redco_flow.tracking.workspace import Workspace
+
+SECONDS_BEFORE_AGAIN = (5.0,)
+"""How long to wait before each further try of what could not be sent."""
+
+_MOST_CHARACTERS = 2000
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Told:
+    """One line of notified.json.
+
+    Args:
+        notice: what it was about; of one run no two notices have the same.
+        channel: webhook, slack or email.
+        time: when it was sent, or given up.
+        error: why it could not be sent; empty where it was.
+    """
+
+    notice: str
+    channel: str
+    time: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ToldRecord:
+    """notified.json."""
+
+    told: list[Told] = field(default_factory=list)
+
+
+def tell_end(
+    run: RunDirectory,
+    log: Log,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    pauses: Sequence[float] = SECONDS_BEFORE_AGAIN,
+) -> None:
+    """Tell of an ended run what its pipeline asks for and was not told before; never raises.
+
+    Args:
+        log: takes a line on what could not be sent.
+        environ: holds the addresses and passwords that the section names.
+        pauses: seconds before each further try.
+    """
+    try:
+        section = read_section(run)
+        if section is not None:
+            _tell(run, section, environ, pauses, log)
+    except Exception as error:  # noqa: BLE001 (a run is no failure because it cannot be told)
+        log(f"warning: the run's end could not be told: {type(error).__name__}: {error}")
+
+
+def read_section(run: RunDirectory) -> NotifySection | None:
+    """Return what a run's pipeline says under `notify`.
+
+    Raises:
+        pydantic.ValidationError: the record is another version's.
+    """
+    values = parse_file(run.resolved_path)[0].get(("notify",))
+    return NotifySection.from_json(values) if values is not None else None
+
+
+def notices_of(run: RunDirectory, events: Sequence[str]) -> Iterator[Notice]:
+    """Yield what there is to tell of a run, promotions first.
+
+    Args:
+        events: which kinds are asked for.
+    """
+    if "promotion" in events:
+        yield from _promotions(run)
+    state = run.read_state()
+    if "failure" in events and state["state"] == State.FAILED:
+        yield _failure(run, state)
+
+
+def _tell(
+    run: RunDirectory,
+    section: NotifySection,
+    environ: Mapping[str, str],
+    pauses: Sequence[float],
+    log: Log,
+) -> None:
+    path = run.path / "notified.json"
+    with exclusive(run.path / ".notified.lock"):
+        told = (find_record(path, ToldRecord) or ToldRecord()).told
+        known = {(one.notice, one.channel) for one in told}
+        for notice in notices_of(run, section.events):
+            for channel, send in channels_of(section, environ).items():
+                if (notice.key, channel) in known:
+                    continue
+                error = _tried(send, notice, pauses)
+                if error:
+                    log(f"warning: {notice.event} could not be told by {channel}: {error}")
+                told = [*told, Told(notice.key, channel, utc_now(), error)]
+                write_json(path, asdict(ToldRecord(told)))
+
+
+def _tried(send: Callable[[Notice], str], notice: Notice, pauses: Sequence[float]) -> str:
+    """Send, again after each pause where it fails; return why it failed in the end, or nothing."""
+    for pause in (*pauses, None):
+        error = send(notice)
+        if not error or pause is None:
+            break
+        time.sleep(pause)
+    return error
+
+
+def _failure(run: RunDirectory, state: Mapping[str, Any]) -> Notice:
+    message = _without_secrets(str(state.get("message") or "it does not say why"))
+    lines = [
+        f"files: {run.path}",
+        f"logs: {shlex.join(['redco-flow', 'logs', run.id])}",
+        *([f"page: {state['prefect_url']}"] if state.get("prefect_url") else []),
+    ]
+    return Notice(
+        event="failure",
+        key=f"failure {state.get('ended_at')}",
+        title=f"{run.id} failed",
+        text="\n".join([message, *lines]),
+        facts=_facts(run) | {"message": message, "page": state.get("prefect_url") or ""},
+    )
+
+
+def _promotions(run: RunDirectory) -> Iterator[Notice]:
+    """The promotions that the run's own stages have decided."""
+    stages = run.read_state()["stages"].values()
+    decisions = {stage.get("fingerprint") for stage in stages} - {None, ""}
+    workspace = Workspace(Path(LaunchRecord.read(run).workspace))
+    for alias in AliasStore(workspace).list():
+        for event in alias.history:
+            # What an earlier run had decided was told by that.
+            is_new = event.time >= str(run.record["created_at"])
+            if event.event == "promoted" and event.decision in decisions and is_new:
+                yield _promotion(run, alias, event)
+
+
+def _promotion(run: RunDirectory, alias: Alias, event: AliasEvent) -> Notice:
+    scores = {key: round(value, 4) for key, value in event.metrics.items()}
+    text = [
+        f"checkpoint: {event.checkpoint}",
+        *([f"scores: {', '.join(f'{k} {v}' for k, v in scores.items())}"] if scores else []),
+        f"why: {_without_secrets(event.reason)}",
+        f"undo: {shlex.join(['redco-flow', 'rollback', str(alias.name)])}",
+    ]
+    return Notice(
+        event="promotion",
+        key=f"promotion {alias.name} {event.time}",
+        title=f"{alias.name} names a checkpoint of {run.id}",
+        text="\n".join(text),
+        facts=_facts(run)
+        | {"alias": str(alias.name), "checkpoint": event.checkpoint, "metrics": event.metrics},
+    )
+
+
+def _facts(run: RunDirectory) -> dict[str, Any]:
+    return {"pipeline": run.record["name"], "run": run.id, "path": str(run.path)}
+
+
+def _without_secrets(text: str) -> str:
+    return redact_text(text, secret_values(os.environ))[:_MOST_CHARACTERS]
