@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shlex
 import sys
 import threading
@@ -21,7 +22,11 @@ from uuid import UUID
 
 from redco_flow.errors import UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
-from redco_flow.orchestrate.prefect.report import prepare_environment, watch_for_cancelling
+from redco_flow.orchestrate.prefect.report import (
+    SCHEDULE_VARIABLE,
+    prepare_environment,
+    watch_for_cancelling,
+)
 from redco_flow.orchestrate.prefect.server import api_at, ensure_server
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
 from redco_flow.spec.find import find_file
@@ -170,6 +175,7 @@ def fire_flow_run(
     terms = Terms(
         *(schedule, Path(workspace), pipeline, profile, tuple(overrides), overlap, missed, retries)
     )
+    os.environ[SCHEDULE_VARIABLE] = schedule  # the run that it starts says so on its page
     stop = threading.Event()
     watching = watch_for_cancelling(flow_run.id, lambda reason: stop.set())
     log = get_run_logger()
