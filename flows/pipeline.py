@@ -17,6 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from redco_flow.errors import RunCancelled
+from redco_flow.orchestrate.prefect.live import told_live
 from redco_flow.orchestrate.prefect.report import publish_summary
 from redco_flow.orchestrate.session import RunSession, current_session
 
@@ -34,12 +35,14 @@ def run_stage(session: RunSession, stage: str, upstream: list[Any]) -> State[Any
     """Bring one stage to its end; its job's log lines become the task's."""
     log = get_run_logger()
     try:
-        finished = session.run_stage(stage, log.info)
+        with told_live(session, stage):
+            finished = session.run_stage(stage, log.info)
     except RunCancelled as error:
         return Cancelled(message=str(error))
     outputs = dict(finished.result.outputs)
     if finished.reused:
-        return Completed(name="Reused", message=f"made by {finished.result.run}", data=outputs)
+        # Prefect's own name for it: the UI's lists, as they are filtered at first, have no others.
+        return Completed(name="Cached", message=f"reused from {finished.result.run}", data=outputs)
     return Completed(data=outputs)
 
 

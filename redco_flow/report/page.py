@@ -259,7 +259,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         comparisons=attempt("The comparisons", lambda: comparisons(each, store), []),
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
         overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
-        trainings=attempt("The training", lambda: _trainings(run, each), []),
+        trainings=attempt("The training", lambda: read_trainings(run, each), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),
         graph=attempt("The graph of stages", lambda: stage_graph(each), None),
@@ -276,8 +276,8 @@ def _overlaid(stages: Iterable[StageFacts]) -> list[Figure]:
     return list(overlay_trainings({name: one for name, one in histories.items() if one.logged}))
 
 
-def _trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[TrainingSection]:
-    """The stages that logged something as they went."""
+def read_trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[TrainingSection]:
+    """Return what the page shows of each stage that logged something as it went."""
     found = []
     for stage in stages:
         attempts, source = logging_attempts(stage)

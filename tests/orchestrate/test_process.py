@@ -57,10 +57,10 @@ def test_the_page_of_a_run_tells_its_story(runs, api):
 
     flow_run = api.ended_flow_run_of(run)
     tasks = api.tasks_of(flow_run, 4)
-    artifact = api.artifact(f"redco-flow-{run.id}")
+    artifact = api.artifact(flow_run, "diamond-summary")
     assert flow_run["name"] == run.id
     assert flow_run["state"]["message"] == "4 stages completed"
-    assert set(flow_run["tags"]) == {"redco-flow", "profile: local"}
+    assert set(flow_run["tags"]) == {"redco-flow", "pipeline: diamond", "profile: local"}
     assert flow_run["parameters"] == {
         "pipeline": str(runs.folder / "pipeline.yaml"),
         "profile": "local",
@@ -79,13 +79,17 @@ def test_the_page_of_a_run_tells_its_story(runs, api):
 
 
 def test_a_second_run_shows_every_stage_as_reused(runs, api):
-    runs.complete(TWO_STAGES)
+    first, _ = runs.complete(TWO_STAGES)
 
     run, state = runs.complete(TWO_STAGES)
 
     tasks = api.tasks_of(api.ended_flow_run_of(run), 2)
     assert [stage["reused"] for stage in state["stages"].values()] == [True, True]
-    assert {task["state"]["name"] for task in tasks.values()} == {"Reused"}
+    assert {task["state"]["name"] for task in tasks.values()} == {"Cached"}
+    assert {name: task["state"]["message"] for name, task in tasks.items()} == {
+        f"{stage}: reused from {first.id}": f"reused from {first.id}"
+        for stage in ("preprocess", "train")
+    }
 
 
 def test_a_failed_stage_fails_the_flow_with_its_job_and_log(runs, api, tmp_path):
@@ -263,7 +267,7 @@ def test_a_server_that_is_away_for_a_while_does_not_stop_the_run(runs, api, held
 
     flow_run = until(lambda: is_completed(api.flow_run_of(run)), seconds=180)
     assert flow_run["state"]["message"] == "2 stages completed"
-    assert "| total | 0.0006 |" in api.artifact(f"redco-flow-{run.id}")["data"]
+    assert "| total | 0.0006 |" in api.artifact(flow_run, "two-stages-summary")["data"]
 
 
 def is_completed(flow_run):
@@ -290,7 +294,8 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
     assert api.flow_run(flow_run_id)["state"]["type"] == "RUNNING"
     runs.complete(TWO_STAGES)
     assert is_completed(api.flow_run(flow_run_id))
-    assert "| total | 0.0006 |" in api.artifact(f"redco-flow-{run.id}")["data"]
+    told = api.flow_run(flow_run_id)
+    assert "| total | 0.0006 |" in api.artifact(told, "two-stages-summary")["data"]
 
 
 @pytest.fixture

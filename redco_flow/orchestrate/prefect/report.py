@@ -8,13 +8,10 @@ dead server would then stop the run. Every call here may fail without harm: Pref
 from __future__ import annotations
 
 import contextlib
-import html
 import http.client
 import os
-import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -22,12 +19,12 @@ from uuid import UUID
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
+from redco_flow.orchestrate.prefect.artifacts import FlowRunArtifacts, read_page_artifacts
 from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
 from redco_flow.orchestrate.session import RunSession
 from redco_flow.orchestrate.state import ENDED_RUN_STATES, LaunchRecord
 from redco_flow.records import write_json
-from redco_flow.terminal_text import visible
-from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.spec.secrets import hide_secrets
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
@@ -39,121 +36,8 @@ if TYPE_CHECKING:
     from prefect.client.schemas import FlowRun, State
 
 
-def summary_key(run: RunDirectory) -> str:
-    """Return the key of the run's summary among Prefect's artifacts: lowercase, digits, dashes."""
-    return re.sub(r"[^a-z0-9]+", "-", f"redco-flow-{run.id}".lower())
-
-
-def run_summary(run: RunDirectory, workspace: Workspace) -> str:
-    """Return the run's summary, by its state.json."""
-    states = run.read_state()["stages"]
-    store = ArtifactStore(workspace)
-    parts = [f"# {run.id}"]
-    for name, stage in states.items():
-        if stage.get("metrics"):
-            parts += _metrics(name, stage, store)
-    parts += _stages(states)
-    parts.append(f"Report: {_code(run.report_path)}")
-    parts.append(f"Everything else: {_code(run.path)}")
-    return "\n\n".join(parts) + "\n"
-
-
-def headline(run: RunDirectory) -> str:
-    """Return the run's metrics in one line, for places that show no more."""
-    found = [
-        (name, key, value)
-        for name, stage in run.read_state()["stages"].items()
-        for key, value in (stage.get("metrics") or {}).items()
-    ]
-    counts = Counter(key for _, key, _ in found)
-    named = (
-        f"{_text(key if counts[key] == 1 else f'{stage}.{key}')} {_number(value)}"
-        for stage, key, value in found
-    )
-    return ", ".join(named) or "no metrics"
-
-
-def _metrics(name: str, stage: Mapping[str, Any], store: ArtifactStore) -> Iterator[str]:
-    """A stage's metrics beside what trivial baselines get, and the checkpoint they belong to."""
-    evaluation = _evaluation(stage, store)
-    baselines: Mapping[str, Any] = evaluation.get("baselines") or {}
-    columns = ["metric", "value", *(_text(title.replace("_", " ")) for title in baselines)]
-    rows = [
-        [_text(key), _number(value)]
-        + [_number((one.get("metrics") or {}).get(key)) for one in baselines.values()]
-        for key, value in stage["metrics"].items()
-    ]
-    yield f"## {_text(name)}\n\n{_table(columns, rows)}"
-    checkpoint = _checkpoint(stage, evaluation, store)
-    if checkpoint is not None:
-        step = evaluation.get("step", checkpoint.metadata.get("step"))
-        at = f" (step {_text(step)})" if step is not None else ""
-        yield f"Checkpoint `{checkpoint.short_id}`{at}: {_code(checkpoint.path)}"
-
-
-def _evaluation(stage: Mapping[str, Any], store: ArtifactStore) -> Mapping[str, Any]:
-    """What the stage's metrics artifact says of itself; empty where it made none."""
-    for output, artifact_id in stage["artifacts"].items():
-        if output.partition("/")[0] == "metrics":
-            artifact = store.find(artifact_id)
-            return artifact.metadata if artifact else {}
-    return {}
-
-
-def _checkpoint(
-    stage: Mapping[str, Any], evaluation: Mapping[str, Any], store: ArtifactStore
-) -> Artifact | None:
-    if evaluation.get("checkpoint"):
-        return store.find(str(evaluation["checkpoint"]))
-    found = (_find_checkpoint(store, one, depth=4) for one in stage["artifacts"].values())
-    return next((one for one in found if one is not None), None)
-
-
-def _stages(states: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    rows = []
-    for name, stage in states.items():
-        state = "reused" if stage["reused"] else stage["state"]
-        made = ", ".join(
-            f"{_text(key)} {_code(one[:12])}" for key, one in stage["artifacts"].items()
-        )
-        seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
-        told = made or _text(str(stage["message"]).partition("\n")[0])
-        rows.append([_text(name), state, seconds, told])
-    yield f"## Stages\n\n{_table(['stage', 'state', 'seconds', 'made'], rows)}"
-
-
-def _find_checkpoint(store: ArtifactStore, artifact_id: str, depth: int) -> Artifact | None:
-    """The artifact itself or the nearest of its parents that is a checkpoint."""
-    artifact = store.find(artifact_id)
-    if artifact is None or artifact.kind == "checkpoint":
-        return artifact
-    found = (_find_checkpoint(store, one, depth - 1) for one in artifact.parents.values())
-    return next((one for one in found if one is not None), None) if depth else None
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _text(text: object) -> str:
-    """Text in one line that Markdown shows as it is: no HTML, no link, no image, no code."""
-    line = html.escape(" ".join(visible(str(text)).split()), quote=False)
-    return re.sub(r"[\[\]`\\]", r"\\\g<0>", line)
-
-
-def _code(text: object) -> str:
-    """A path or an id as code; what would end the code is written out."""
-    return "`" + " ".join(visible(str(text)).replace("`", "\\x60").split()) + "`"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
+SCHEDULE_VARIABLE = "REDCO_FLOW_SCHEDULE"
+"""Of the environment: the name of the schedule whose firing started this process."""
 
 _SECONDS_TO_ANSWER = 10.0
 
@@ -215,19 +99,12 @@ class OpenFlowRun:
         return True
 
     def _tell(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
-        from prefect.client.schemas.actions import ArtifactCreate
-
         state = state_left_by(self.run)
         if not state.is_crashed():
-            workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
-            summary = ArtifactCreate(
-                key=summary_key(self.run),
-                type="markdown",
-                description=headline(self.run),
-                data=run_summary(self.run, workspace),
-                flow_run_id=flow_run_id,
-            )
-            client.create_artifact(summary)
+            with contextlib.suppress(DamagedRecord):  # the end can be told all the same
+                workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
+                found = read_page_artifacts(self.run, workspace)
+                FlowRunArtifacts(flow_run_id).put(found, client)
         client.set_flow_run_state(flow_run_id, state, force=True)
 
 
@@ -334,7 +211,7 @@ def create_flow_run(
     """Make the run's flow run at the API and note that it is open.
 
     Args:
-        tags: the pipeline's own; the profile's is added.
+        tags: the pipeline's own; its name, the profile and the schedule are added.
 
     Raises:
         Exception: whatever Prefect's client raises when the API does not take it within half a
@@ -352,9 +229,11 @@ def create_flow_run(
     parameters = {
         "pipeline": given["pipeline_path"],
         "profile": given["profile"],
-        "overrides": given["overrides"],
+        "overrides": [hide_secrets(one) for one in given["overrides"]],
     }
-    all_tags = ["redco-flow", f"profile: {given['profile']}", *tags]
+    all_tags = ["redco-flow", f"pipeline: {given['name']}", f"profile: {given['profile']}", *tags]
+    if schedule := os.environ.get(SCHEDULE_VARIABLE):
+        all_tags.append(f"schedule: {schedule}")
     # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
     patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 1}
     with temporary_settings(patience), get_client(sync_client=True) as client:
@@ -370,20 +249,26 @@ def page_of(flow_run: FlowRun, api: PrefectApi) -> str | None:
 
 
 def publish_summary(session: RunSession) -> None:
-    """Put the run's summary on its page; what fails now is tried again after the flow."""
-    from prefect.artifacts import create_markdown_artifact
+    """Put what the run has come to on its page; what fails now is tried again after the flow."""
+    from prefect.client.orchestration import get_client
+    from prefect.context import get_run_context
     from prefect.logging import get_run_logger
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
 
-    run, workspace = session.context.run, session.context.workspace
+    flow_run = get_run_context().flow_run  # type: ignore[union-attr]
+    assert flow_run is not None
+    patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 1}
     try:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}):
-            create_markdown_artifact(
-                run_summary(run, workspace), key=summary_key(run), description=headline(run)
-            )
+        found = read_page_artifacts(session.context.run, session.context.workspace)
+        with temporary_settings(patience), get_client(sync_client=True) as client:
+            FlowRunArtifacts(flow_run.id).put(found, client)
         session.summary_is_published = True
-    except Exception as error:  # noqa: BLE001 (the server may be gone, a manifest damaged)
-        get_run_logger().warning("the summary could not be published: %r", error)
+    except Exception as error:  # noqa: BLE001 (the server may be gone, a record damaged)
+        get_run_logger().warning("the run's page could not be filled: %r", error)
 
 
 def watch_for_cancelling(flow_run_id: UUID, on_cancel: Callable[[str], None]) -> threading.Event:

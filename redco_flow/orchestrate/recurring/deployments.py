@@ -23,7 +23,11 @@ from zoneinfo import ZoneInfo
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
-from redco_flow.orchestrate.prefect.report import prepare_environment, watch_for_cancelling
+from redco_flow.orchestrate.prefect.report import (
+    SCHEDULE_VARIABLE,
+    prepare_environment,
+    watch_for_cancelling,
+)
 from redco_flow.orchestrate.prefect.server import api_at, ensure_server
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
 from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
@@ -184,8 +188,9 @@ def fire_flow_run(
         *(schedule, Path(workspace), pipeline, profile, tuple(overrides), overlap, missed, retries)
     )
     directory = ScheduleDirectory.of(Workspace(Path(workspace)), schedule)
-    # This process is this firing's alone; the commands that it starts take the date from here.
+    # This process is this firing's alone; the commands that it starts take both from here.
     os.environ[DATE_VARIABLE] = due.astimezone(_timezone(directory)).isoformat()
+    os.environ[SCHEDULE_VARIABLE] = schedule
     stop = threading.Event()
     watching = watch_for_cancelling(flow_run.id, lambda reason: stop.set())
     log = get_run_logger()

@@ -79,6 +79,9 @@ class Api:
         wanted = {"flow_run_id": {"any_": [flow_run["id"]]}}
         return [log["message"] for log in self.ask("/logs/filter", logs=wanted, limit=200)]
 
-    def artifact(self, key):
-        wanted = {"key": {"any_": [key]}}
-        return until(lambda: self.ask("/artifacts/filter", artifacts=wanted))[0]
+    def artifact(self, flow_run, key):
+        """The flow run's only artifact of that key, once it is there."""
+        wanted = {"artifacts": {"key": {"any_": [key]}}}
+        wanted["flow_runs"] = {"id": {"any_": [flow_run["id"]]}}
+        (found,) = until(lambda: self.ask("/artifacts/filter", **wanted))
+        return found
