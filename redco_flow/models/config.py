@@ -70,7 +70,8 @@ class AttentionConfig:
         scale: what scores are multiplied by.
         cap: scores are squeezed into (-cap, cap) by tanh.
         is_cross: keys and values are those of another sequence, so their kernel is apart.
-        norm_epsilon: of root-mean-square norms on each head's queries and keys; None: no norms.
+        norm: of queries and keys; None: there is none.
+        is_norm_joint: whether all heads of a token are normalised together, not each by itself.
         dropout: of the attention weights.
         query_init: factor of the initial stddev of queries.
     """
@@ -83,7 +84,8 @@ class AttentionConfig:
     is_cross: bool = False
     has_input_bias: bool = False
     has_output_bias: bool = False
-    norm_epsilon: float | None = None
+    norm: NormConfig | None = None
+    is_norm_joint: bool = False
     cap: float | None = None
     dropout: float = 0.0
     query_init: float = 1.0
@@ -114,12 +116,17 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """Gated feed-forward experts, of which a router picks some for each token."""
+    """Gated feed-forward experts, of which a router picks some for each token.
+
+    Attributes:
+        is_normalised: whether the probabilities of those picked are scaled to a sum of 1.
+    """
 
     num_experts: int
     experts_per_token: int
     mlp_dim: int
     activation: str
+    is_normalised: bool = True
 
 
 @dataclass(frozen=True)
@@ -285,8 +292,8 @@ class StackConfig:
 
     Attributes:
         cross_attention: of each layer over another, encoded sequence; None: there is none.
-        norm_placement: `pre` before each sublayer, `post` on the sum after it, `both` before it
-            and on its result.
+        norm_placement: `pre` before each sublayer, `result` on its result, `both` before it and
+            on its result, `post` on the sum after it.
         is_parallel: attention and feed-forward read the same normed input; their results are
             added together.
         num_positions: rows of a learned table of positions; 0: there is none.
@@ -320,7 +327,7 @@ class StackConfig:
     mlp: MlpConfig | MixtureConfig
     norm: NormConfig
     cross_attention: AttentionConfig | None = None
-    norm_placement: Literal["pre", "post", "both"] = "pre"
+    norm_placement: Literal["pre", "result", "both", "post"] = "pre"
     is_parallel: bool = False
     num_positions: int = 0
     position_offset: int = 0

@@ -29,6 +29,8 @@ FAMILIES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "olmo2",
     "gemma2",
     "mixtral",
     "vit",

@@ -299,7 +299,7 @@ class Layer(nn.Module):
 
     def _normed(self, sublayer: str, hidden: jax.Array) -> jax.Array:
         """Return what a sublayer reads."""
-        if self.config.norm_placement == "post":
+        if self.config.norm_placement in ("result", "post"):
             return hidden
         normed: jax.Array = getattr(self, f"{sublayer}_norm")(hidden)
         return normed
@@ -307,8 +307,9 @@ class Layer(nn.Module):
     def _add(self, sublayer: str, hidden: jax.Array, added: jax.Array) -> jax.Array:
         """Add what a sublayer gave to its input, with the norm on the result or on the sum."""
         placement = self.config.norm_placement
-        if placement == "both":
-            added = getattr(self, f"{sublayer}_post_norm")(added)
+        if placement in ("result", "both"):
+            norm = f"{sublayer}_norm" if placement == "result" else f"{sublayer}_post_norm"
+            added = getattr(self, norm)(added)
         total = hidden + added
         return getattr(self, f"{sublayer}_norm")(total) if placement == "post" else total
 

@@ -131,6 +131,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {**_LLAMA, "head_dim": 12}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**_LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 20},
+    ),
+    "olmo2": ("olmo2", {**_LLAMA, "num_key_value_heads": 4}),
+    "olmo2-grouped": ("olmo2", _LLAMA),
     "gemma2": (
         "gemma2",
         {**_LLAMA, "head_dim": 12, "sliding_window": 4, "query_pre_attn_scalar": 20,

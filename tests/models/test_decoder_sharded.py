@@ -63,6 +63,8 @@ def eight_heads(case: Any) -> Any:
         ("llama3", 4),
         ("qwen2", 8),
         ("qwen3", 4),
+        ("qwen3_moe", 4),
+        ("olmo2-grouped", 4),
         ("gemma2", 4),
         ("mixtral", 4),
     ],

@@ -14,14 +14,17 @@ from redco_flow.models.families import (
     llama,
     mistral,
     mixtral,
+    olmo2,
     opt,
     qwen2,
     qwen3,
+    qwen3_moe,
     roberta,
 )
 
 MODULES = (
-    gpt2, gptj, opt, llama, mistral, qwen2, qwen3, gemma2, mixtral, bart, bert, roberta,
+    gpt2, gptj, opt, llama, mistral, qwen2, qwen3, qwen3_moe, olmo2, gemma2, mixtral, bart, bert,
+    roberta,
 )  # fmt: skip
 # The shape-giving part of published config.json files.
 LLAMA_3_1_8B = {

@@ -255,6 +255,9 @@ FAMILY_CONFIGS = {
     "mistral": {**_LLAMA, "sliding_window": 3},
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 4},
+    "qwen3_moe": {**_LLAMA, "num_experts": 2, "num_experts_per_tok": 1,
+                  "moe_intermediate_size": 8},
+    "olmo2": _LLAMA,
     "gemma2": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "query_pre_attn_scalar": 4},
     "mixtral": {**_LLAMA, "num_local_experts": 2},
 }  # fmt: skip

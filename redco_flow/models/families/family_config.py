@@ -43,6 +43,8 @@ class ModelConfig(ABC):
     # Keys of config.json that change what is computed in a way that is not offered here, and
     # the one value that each may have.
     fixed: ClassVar[Mapping[str, Any]] = {}
+    # Other names under which config.json may have a field.
+    other_names: ClassVar[Mapping[str, str]] = {}
     # Fields that are configs of other families.
     parts: ClassVar[Mapping[str, type[ModelConfig]]] = {}
 
@@ -112,7 +114,8 @@ class ModelConfig(ABC):
                     f"config.json has {key} {values[key]!r}; {cls.model_type} models are "
                     f"computed here with {only!r} only."
                 )
-        values = _with_rope_fields(values)
+        named = {cls.other_names.get(key, key): value for key, value in values.items()}
+        values = _with_rope_fields(named)
         kept: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = values.get(field.name)

@@ -134,10 +134,38 @@ class LlamaFamilyConfig(FamilyConfig):
 def _attention_layouts(config: AttentionConfig) -> dict[str, Any]:
     name = f"{_LAYER}.self_attn"
     layouts = attention_layouts(config, f"{name}.{{part}}_proj", f"{name}.o_proj", ("q", "k", "v"))
-    if config.norm_epsilon is not None:
-        layouts["q_norm"] = norm_layouts(f"{name}.q_norm", has_bias=False)
-        layouts["k_norm"] = norm_layouts(f"{name}.k_norm", has_bias=False)
+    if config.norm is None:
+        return layouts
+    for norm in ("q_norm", "k_norm"):
+        layouts[norm] = norm_layouts(f"{name}.{norm}", has_bias=False)
+        if config.is_norm_joint:
+            scale = TensorLayout(
+                "layer heads head_dim", "(heads head_dim)", f"{name}.{norm}.weight"
+            )
+            layouts[norm] = {"scale": scale}
     return layouts
+
+
+def expert_layouts(name: str, gates: tuple[str, str], output: str) -> dict[str, Any]:
+    """Return the layouts of a `MixtureOfExperts` whose experts are linear layers of their own.
+
+    Args:
+        name: of the mixture in a layer, such as `mlp`.
+        gates: what an expert calls the activated product and the other.
+        output: what it calls the product after them.
+    """
+    mixture = f"{_LAYER}.{name}"
+    expert = f"{mixture}.experts.{{expert}}"
+    return {
+        "router": TensorLayout("layer model expert", "expert model", f"{mixture}.gate.weight"),
+        "wi": TensorLayout(
+            "layer expert model gate units",
+            "units model",
+            f"{expert}.{{gate}}.weight",
+            {"gate": gates},
+        ),
+        "wo": TensorLayout("layer expert units model", "model units", f"{expert}.{output}.weight"),
+    }
 
 
 def layer_norm_name(name: str) -> str:

@@ -50,7 +50,19 @@ def encode_texts(
     return EncodedPairs([[] for _ in windows], windows, nothing, nothing, Windows(text_of, said))
 
 
-FAMILIES = ("gpt2", "gptj", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral")
+FAMILIES = (
+    "gpt2",
+    "gptj",
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "olmo2",
+    "gemma2",
+    "mixtral",
+)
 DEFAULT_FAMILY = "gpt2"
 CAN_PACK = True
 MEASURES_PERPLEXITY = True
