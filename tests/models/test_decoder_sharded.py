@@ -65,6 +65,8 @@ def eight_heads(case: Any) -> Any:
         ("qwen3", 4),
         ("qwen3_moe", 4),
         ("olmo2-grouped", 4),
+        ("smollm3", 4),
+        ("gemma3_text", 4),
         ("gemma2", 4),
         ("mixtral", 4),
     ],

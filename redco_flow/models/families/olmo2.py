@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import DecoderConfig, NormConfig
-from redco_flow.models.families.llama_family import LlamaFamilyConfig, layer_norm_name
+from redco_flow.models.families.llama_family import LlamaFamilyConfig, name_in_layer
 from redco_flow.models.hub.layouts import norm_layouts
 
 
@@ -55,7 +55,7 @@ class Olmo2Config(LlamaFamilyConfig):
         }
         return self.llama_layouts(
             **{
-                part: norm_layouts(layer_norm_name(name), has_bias=False)
+                part: norm_layouts(name_in_layer(name), has_bias=False)
                 for part, name in names.items()
             }
         )

@@ -25,6 +25,8 @@ FAMILIES = (
     "qwen3",
     "qwen3_moe",
     "olmo2",
+    "phi3",
+    "smollm3",
     "gemma2",
     "mixtral",
 )

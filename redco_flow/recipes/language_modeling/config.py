@@ -60,7 +60,10 @@ FAMILIES = (
     "qwen3",
     "qwen3_moe",
     "olmo2",
+    "phi3",
+    "smollm3",
     "gemma2",
+    "gemma3_text",
     "mixtral",
 )
 DEFAULT_FAMILY = "gpt2"
