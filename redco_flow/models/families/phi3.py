@@ -73,6 +73,7 @@ class Phi3Config(LlamaFamilyConfig):
             num * attention.head_dim for num in (attention.num_heads, attention.num_kv_heads)
         )
         whole = of_queries + 2 * of_keys
+        parts: dict[str, tuple[str, tuple[int, int] | None]]
         if attention.is_fused:
             parts = {"qkv": ("part ", None)}
         else:
