@@ -38,10 +38,12 @@ class Snapshot:
 
     Args:
         files: paths in it; of a cached one those that are in the cache.
+        model_type: the family that a model's config.json says; empty where that is not known.
     """
 
     commit: str
     files: frozenset[str]
+    model_type: str = ""
 
 
 class HubFailing(HubUnreachable):
@@ -74,7 +76,21 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
         info = ask(name, revision=revision, timeout=_SECONDS_TO_ANSWER)
         if info.gated:  # what a repository holds is public; its files may not be
             _check_access(kind, name)
-    return Snapshot(info.sha, frozenset(file.rfilename for file in info.siblings or ()))
+    files = frozenset(file.rfilename for file in info.siblings or ())
+    return Snapshot(info.sha, files, _model_type(getattr(info, "config", None)))
+
+
+def model_type_in(folder: Path) -> str:
+    """Return the family that a model's config.json says; empty where it does not."""
+    try:
+        return _model_type(read_json(folder / "config.json"))
+    except (OSError, ValueError):
+        return ""
+
+
+def _model_type(config: Any) -> str:
+    found = config.get("model_type") if isinstance(config, dict) else None
+    return found.replace("-", "_") if isinstance(found, str) else ""
 
 
 def endpoint() -> str:
@@ -110,7 +126,7 @@ def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
         is_there = bool(files)
         if not has_weights(folder):
             files.discard(INDEX_FILE)
-    return Snapshot(commit, frozenset(files)) if is_there else None
+    return Snapshot(commit, frozenset(files), model_type_in(folder)) if is_there else None
 
 
 def prepared_datasets(commit: str) -> Iterator[Path]:

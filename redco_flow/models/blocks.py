@@ -79,25 +79,31 @@ zeros: Initializer = nn.initializers.zeros
 
 
 class Norm(nn.Module):
-    """A norm over the last dim: scale (D), and bias (D) for a layer norm."""
+    """A norm over the last dim: scale (D), and bias (D) for a layer norm; or over all heads (H, K).
+
+    Heads may be repeated: more than the scale has, neighbours equal.
+    """
 
     config: NormConfig
-    width: int
+    width: int | tuple[int, int]
 
     def setup(self) -> None:
         """Declare the parameters."""
         is_offset = self.config.kind == "rms_offset"
         initial = 0.0 if is_offset else self.config.initial_scale
-        self.scale = self.param("scale", nn.initializers.constant(initial), (self.width,))
+        shape = self.width if isinstance(self.width, tuple) else (self.width,)
+        self.scale = self.param("scale", nn.initializers.constant(initial), shape)
         if self.config.kind == "layer":
-            self.bias = self.param("bias", zeros, (self.width,))
+            self.bias = self.param("bias", zeros, shape)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise (…, D); float32 inside."""
+        """Normalise (…, D), or (…, H, K); float32 inside."""
         if self.config.kind == "layer":
             centred: jax.Array = layer_norm(x, self.scale, self.bias, self.config.epsilon)
             return centred
         scale = self.scale + 1 if self.config.kind == "rms_offset" else self.scale
+        if isinstance(self.width, tuple) and x.shape[-2] != self.width[0]:
+            scale = jnp.repeat(scale, x.shape[-2] // self.width[0], axis=0)
         normed: jax.Array = rms_norm(x, scale, self.config.epsilon)
         return normed
 
@@ -129,9 +135,10 @@ class Attention(nn.Module):
         self.out = self.param("out", normal(self.out_stddev), shape)
         if c.has_output_bias:
             self.out_bias = self.param("out_bias", zeros, (self.width,))
-        if c.norm_epsilon is not None:
-            self.q_norm = Norm(NormConfig("rms", c.norm_epsilon), c.head_dim)
-            self.k_norm = Norm(NormConfig("rms", c.norm_epsilon), c.head_dim)
+        if c.norm is not None:
+            joint = c.is_norm_joint
+            self.q_norm = Norm(c.norm, (c.num_heads, c.head_dim) if joint else c.head_dim)
+            self.k_norm = Norm(c.norm, (c.num_kv_heads, c.head_dim) if joint else c.head_dim)
 
     def kernels(self) -> list[SplitKernel]:
         """Return what reads the activation, for `project_together`.
@@ -177,7 +184,7 @@ class Attention(nn.Module):
         return projected + bias.astype(projected.dtype)
 
     def _normed(self, heads: jax.Array, norm: str) -> jax.Array:
-        if self.config.norm_epsilon is None:
+        if self.config.norm is None:
             return heads
         normed: jax.Array = getattr(self, norm)(heads)
         return normed

@@ -23,7 +23,7 @@ REPLICATED_ACTIVATIONS = ("layer_input", "attention_out", "mlp_input", "mlp_out"
 ATTENTION_KERNELS = ("auto", "xla", "splash", "cudnn", "triton")
 # The window of a layer that looks all the way back, where others do not.
 ENDLESS_WINDOW = 2**30
-ROPE_TYPES = ("linear", "llama3")
+ROPE_TYPES = ("linear", "llama3", "yarn", "longrope")
 # Other names of transformers for the same functions.
 _SAME_ACTIVATION = {
     "swish": "silu",
@@ -70,7 +70,8 @@ class AttentionConfig:
         scale: what scores are multiplied by.
         cap: scores are squeezed into (-cap, cap) by tanh.
         is_cross: keys and values are those of another sequence, so their kernel is apart.
-        norm_epsilon: of root-mean-square norms on each head's queries and keys; None: no norms.
+        norm: of queries and keys; None: there is none.
+        is_norm_joint: whether all heads of a token are normalised together, not each by itself.
         dropout: of the attention weights.
         query_init: factor of the initial stddev of queries.
     """
@@ -83,7 +84,8 @@ class AttentionConfig:
     is_cross: bool = False
     has_input_bias: bool = False
     has_output_bias: bool = False
-    norm_epsilon: float | None = None
+    norm: NormConfig | None = None
+    is_norm_joint: bool = False
     cap: float | None = None
     dropout: float = 0.0
     query_init: float = 1.0
@@ -114,12 +116,22 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class MixtureConfig:
-    """Gated feed-forward experts, of which a router picks some for each token."""
+    """Gated feed-forward experts, of which a router picks some for each token.
+
+    Attributes:
+        is_normalised: whether the probabilities of those picked are scaled to a sum of 1.
+    """
 
     num_experts: int
     experts_per_token: int
     mlp_dim: int
     activation: str
+    is_normalised: bool = True
+
+
+def yarn_factor(factor: float, mscale: float = 1.0) -> float:
+    """Return by how much YaRN sharpens attention that reaches `factor` times as far."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,13 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the length of pretraining.
 
     The names are those of Hugging Face's `rope_scaling`. `linear`: all by `factor`. `llama3`:
-    long wavelengths by `factor`, short ones not, those between gradually.
+    long wavelengths by `factor`, short ones not, those between gradually. `yarn`: the same, with
+    bounds in turns, and cosines and sines times `attention_factor`. `longrope`: each by its own
+    number, and times `attention_factor`; texts beyond the length of pretraining would take
+    `long_factor` and are not computed here.
+
+    Attributes:
+        attention_factor: None: as `factor`, `mscale` and `mscale_all_dim` give it.
     """
 
     rope_type: str
@@ -135,6 +153,14 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
 
     @classmethod
     def from_json(cls, value: Any) -> RopeScaling:
@@ -151,21 +177,36 @@ class RopeScaling:
                 f"rope_scaling is {value!r}; it must be none or a mapping with rope_type and "
                 f"factor. Known keys: {', '.join(known)}."
             )
-        return cls(**value)
+        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in value.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads, without what says nothing."""
+        return {key: value for key, value in vars(self).items() if value is not None}
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self)[1:]:
-            number = getattr(self, field.name)
-            if type(number) not in (int, float) or not 0 < number < math.inf:
-                raise ValueError(
-                    f"rope_scaling has {field.name} {number!r}; it must be a number above 0."
-                )
+            value = getattr(self, field.name)
+            if field.name == "truncate" or (value is None and "None" in str(field.type)):
+                continue
+            for number in value if isinstance(value, tuple) else (value,):
+                if type(number) not in (int, float) or not 0 < number < math.inf:
+                    raise ValueError(
+                        f"rope_scaling has {field.name} {number!r}; it must be a number above 0."
+                    )
         if self.rope_type not in ROPE_TYPES:
             allowed = ", ".join(ROPE_TYPES)
             raise ValueError(
                 f"rope_scaling has rope_type {self.rope_type!r}; it must be one of {allowed}, "
                 "or rope_scaling none for unscaled positions."
             )
+        if self.rope_type == "longrope" and self.short_factor is None:
+            raise ValueError("rope_scaling has rope_type 'longrope', which needs short_factor.")
+
+    @property
+    def max_length(self) -> float:
+        """The longest text whose positions are computed here."""
+        is_short_only = self.rope_type == "longrope"
+        return self.original_max_position_embeddings if is_short_only else math.inf
 
 
 @dataclass(frozen=True)
@@ -278,6 +319,14 @@ class RotaryConfig:
     is_interleaved: bool = False
     scaling: RopeScaling | None = None
 
+    def __post_init__(self) -> None:
+        factors = self.scaling and self.scaling.short_factor
+        if factors and len(factors) != self.num_dims // 2:
+            raise ValueError(
+                f"rope_scaling has {len(factors)} numbers as short_factor; it must be one for each "
+                f"of {self.num_dims // 2} pairs of dims that are turned."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
@@ -285,8 +334,8 @@ class StackConfig:
 
     Attributes:
         cross_attention: of each layer over another, encoded sequence; None: there is none.
-        norm_placement: `pre` before each sublayer, `post` on the sum after it, `both` before it
-            and on its result.
+        norm_placement: `pre` before each sublayer, `result` on its result, `both` before it and
+            on its result, `post` on the sum after it.
         is_parallel: attention and feed-forward read the same normed input; their results are
             added together.
         num_positions: rows of a learned table of positions; 0: there is none.
@@ -294,6 +343,9 @@ class StackConfig:
         relative: biases of the scores by distance; None: there are none.
         has_embedding_norm: whether what the first layer reads is normalised.
         has_final_norm: whether what the last layer gives is.
+        rotary: of all layers, or of the first of those that differ.
+        rotaries: each layer's rotary positions, where they differ, of as many dims; None: the
+            layer has none. One entry per layer, or none at all.
         windows: how many tokens back, itself included, each layer looks; None: all. One entry
             per layer, or none at all.
         embedding_dropout: of what the first layer reads.
@@ -320,7 +372,7 @@ class StackConfig:
     mlp: MlpConfig | MixtureConfig
     norm: NormConfig
     cross_attention: AttentionConfig | None = None
-    norm_placement: Literal["pre", "post", "both"] = "pre"
+    norm_placement: Literal["pre", "result", "both", "post"] = "pre"
     is_parallel: bool = False
     num_positions: int = 0
     position_offset: int = 0
@@ -328,6 +380,7 @@ class StackConfig:
     has_embedding_norm: bool = False
     has_final_norm: bool = False
     rotary: RotaryConfig | None = None
+    rotaries: tuple[RotaryConfig | None, ...] = ()
     windows: tuple[int | None, ...] = ()
     embedding_dropout: float = 0.0
     residual_dropout: float = 0.0
@@ -381,8 +434,16 @@ class StackConfig:
 
     @property
     def max_length(self) -> float:
-        """The longest sequence that the positions reach; infinity where they are not learned."""
-        return self.num_positions - self.position_offset if self.num_positions else math.inf
+        """The longest sequence that the positions reach; infinity where they have no end."""
+        if self.num_positions:
+            return self.num_positions - self.position_offset
+        scalings = [rotary.scaling for rotary in self.rotary_choices if rotary is not None]
+        return min((scaling.max_length for scaling in scalings if scaling), default=math.inf)
+
+    @property
+    def rotary_choices(self) -> tuple[RotaryConfig | None, ...]:
+        """The different rotary positions that layers have, the first layer's first."""
+        return tuple(dict.fromkeys(self.rotaries or (self.rotary,)))
 
     def stddev(self, fan_in: int) -> float:
         """Return the initial stddev of a kernel that adds up `fan_in` numbers."""

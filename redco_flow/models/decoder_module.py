@@ -36,7 +36,7 @@ from redco_flow.models.attention.cache import (
     with_writers,
     written,
 )
-from redco_flow.models.attention.rotary import Rotation, rotation
+from redco_flow.models.attention.rotary import Rotation, rotations
 from redco_flow.models.blocks import Norm, normal, zeros
 from redco_flow.models.config import ENDLESS_WINDOW, DecoderConfig
 from redco_flow.models.decoding_layers import (
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
         hidden = self.embed(input_ids, positions)
         hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
         shared = WholeShared(
-            biases, self._rotation(positions), fold_keys(keys, _LAYERS), order=order
+            biases, self._rotations(positions), fold_keys(keys, _LAYERS), order=order
         )
         hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
         if router_logits is not None:
@@ -188,7 +188,7 @@ class Decoder(nn.Module):
     ) -> Any:
         """Return the layers' keys and values with empty slots behind: the cache's `heads`."""
         layer = Layer(self.config, parent=None)
-        shared = WholeShared(biases, self._rotation(positions), None)
+        shared = WholeShared(biases, self._rotations(positions), None)
 
         def run_layer(params: Params, hidden: jax.Array, own: tuple[Any, ...]) -> Any:
             hidden, heads = call_layer(layer, params, hidden, own, shared, method="prefill")
@@ -210,10 +210,10 @@ class Decoder(nn.Module):
             slot=num_read + step * num_beams,
             is_visible=_joined(source.is_visible[:, None], written(writers, step)),
             back=_joined(position - source.positions, places_back(writers, step)),
-            rotation=self._rotation(at_beams),
+            rotations=self._rotations(at_beams),
         )
-        _, windows = self._per_layer()
-        own = unstack_like(layers, StepLayer(windows))
+        _, windows, rotaries = self._per_layer()
+        own = unstack_like(layers, StepLayer(windows, rotaries))
         layer, hidden = Layer(self.config, parent=None), self.embed(tokens, at_beams)
         hidden, heads = step_layers(layer, layers, hidden, cache.heads, own, shared)
         return self.logits(hidden), cache._replace(beams=writers, heads=heads)
@@ -227,17 +227,20 @@ class Decoder(nn.Module):
             return SequenceOrder()
         return balanced_where_possible(length)
 
-    def _rotation(self, positions: jax.Array) -> Rotation | None:
-        rotary = self.config.rotary
-        return None if rotary is None else rotation(rotary, positions)
+    def _rotations(self, positions: jax.Array) -> tuple[Rotation, ...]:
+        return rotations(self.config.rotary_choices, positions)
 
-    def _per_layer(self) -> tuple[jax.Array, jax.Array | None]:
-        """Return each layer's index, and its window where they differ."""
+    def _per_layer(self) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+        """Return each layer's index, its window and which rotation it has, where they differ."""
         c = self.config
+        rotaries = None
+        if len(c.rotary_choices) > 1:
+            numbers = [c.rotary_choices.index(rotary) for rotary in c.rotaries]
+            rotaries = jnp.asarray(numbers, jnp.int32)
         windows = None
         if not c.has_common_window:
             windows = jnp.asarray([w or ENDLESS_WINDOW for w in c.windows], jnp.int32)
-        return jnp.arange(c.num_layers), windows
+        return jnp.arange(c.num_layers), windows, rotaries
 
 
 def _joined(of_prompt: jax.Array, of_tokens: jax.Array) -> jax.Array:

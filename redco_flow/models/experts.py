@@ -115,27 +115,29 @@ class Choice(NamedTuple):
 
     Attributes:
         experts: (…, K) int32, the likeliest first.
-        weights: (…, K) float32, their probabilities scaled to a sum of 1.
+        weights: (…, K) float32, their probabilities, scaled to a sum of 1 where the config says so.
     """
 
     experts: jax.Array
     weights: jax.Array
 
 
-def choose_experts(router_logits: jax.Array, experts_per_token: int) -> Choice:
+def choose_experts(config: MixtureConfig, router_logits: jax.Array) -> Choice:
     """Choose by router logits (…, E)."""
     probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
-    _, experts = jax.lax.top_k(probabilities, experts_per_token)
-    is_chosen = jax.nn.one_hot(experts, probabilities.shape[-1])
+    _, experts = jax.lax.top_k(probabilities, config.experts_per_token)
+    is_chosen = jax.nn.one_hot(experts, config.num_experts)
     kept = jnp.sum(is_chosen * probabilities[..., None, :], axis=-1)
-    return Choice(experts, kept / jnp.sum(kept, axis=-1, keepdims=True))
+    if config.is_normalised:
+        kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return Choice(experts, kept)
 
 
 def mix_experts(
     config: MixtureConfig, x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array
 ) -> jax.Array:
     """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D)."""
-    choice = choose_experts(router_logits, config.experts_per_token)
+    choice = choose_experts(config, router_logits)
     mix = _mix_every if len(x) <= _FEW_TOKENS else _mix_chosen
     return mix(config, x, choice, wi, wo)
 

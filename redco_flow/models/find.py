@@ -11,6 +11,7 @@ two take `room`.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 from types import ModuleType
@@ -29,11 +30,22 @@ FAMILIES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
     "gemma2",
+    "gemma3_text",
     "mixtral",
     "vit",
     "vision_encoder_decoder",
 )
+
+
+# What is not nearest by its letters.
+_NEAREST = {"gemma3": "gemma3_text"}
+_ALIKE = 0.55
+_PLAIN = "'llama' (decoder-only), 't5' (encoder-decoder) and 'bert' (encoder)"
 
 
 def find_model(name: str) -> ModuleType:
@@ -68,6 +80,20 @@ def find_module_name(name: str) -> str:
             f"no model family {name!r}; known: {known}, or the dotted name of your own module."
         )
     return name
+
+
+def unread_family(model_type: str) -> str:
+    """Say of a model, in words that follow its name, that no family reads it, and what to do."""
+    near = _NEAREST.get(model_type) or next(
+        iter(difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=_ALIKE)), None
+    )
+    nearest = f"the nearest by name is '{near}'" if near else f"plain ones are {_PLAIN}"
+    return (
+        f"is of family '{model_type}', which is none of those that are read: "
+        f"{', '.join(FAMILIES)}; {nearest}. To add it, write a module as "
+        f"redco_flow/models/families/{near or 'llama'}.py is one, and name that by model.family "
+        "(docs/guides/engine.md, 'A family of your own')."
+    )
 
 
 def find_config(name: str) -> Any:

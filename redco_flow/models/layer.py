@@ -26,7 +26,7 @@ from redco_flow.models.attention.cache import (
 )
 from redco_flow.models.attention.context import split_sequence
 from redco_flow.models.attention.ring import attend_sequence
-from redco_flow.models.attention.rotary import Rotation
+from redco_flow.models.attention.rotary import Rotation, choose_rotation
 from redco_flow.models.blocks import Attention, Mlp, Norm
 from redco_flow.models.config import MlpConfig, StackConfig
 from redco_flow.models.experts import MixtureOfExperts
@@ -126,7 +126,8 @@ class Layer(nn.Module):
             )
 
         source = None if own.source is None else attend_source
-        hidden, _ = self._sublayers(hidden, shared.rotation, attend, source, None)
+        rotation = choose_rotation(shared.rotations, own.rotary)
+        hidden, _ = self._sublayers(hidden, rotation, attend, source, None)
         return hidden, cache
 
     def _visible_bias(self, window: jax.Array | None, shared: StepShared) -> jax.Array:
@@ -142,7 +143,8 @@ class Layer(nn.Module):
         self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
     ) -> tuple[jax.Array, jax.Array | None, KeysValues]:
         c = self.config
-        layer, window = per_layer
+        layer, window, rotary = per_layer
+        rotation = choose_rotation(shared.rotations, rotary)
         window = c.common_window if window is None else window
         keys = fold_keys(shared.keys, layer)
         seen: list[KeysValues] = []
@@ -169,9 +171,7 @@ class Layer(nn.Module):
             source = self._attention_to(shared.encoded, shared.encoded_bias, keys)
         hidden = self._saved("layer_input", split_sequence(hidden))
         num_chunks = c.num_mlp_chunks if in_mesh() else 1
-        hidden, router_logits = self._sublayers(
-            hidden, shared.rotation, attend, source, keys, num_chunks
-        )
+        hidden, router_logits = self._sublayers(hidden, rotation, attend, source, keys, num_chunks)
         return split_sequence(hidden), router_logits, seen[0]
 
     def _sublayers(
@@ -299,7 +299,7 @@ class Layer(nn.Module):
 
     def _normed(self, sublayer: str, hidden: jax.Array) -> jax.Array:
         """Return what a sublayer reads."""
-        if self.config.norm_placement == "post":
+        if self.config.norm_placement in ("result", "post"):
             return hidden
         normed: jax.Array = getattr(self, f"{sublayer}_norm")(hidden)
         return normed
@@ -307,8 +307,9 @@ class Layer(nn.Module):
     def _add(self, sublayer: str, hidden: jax.Array, added: jax.Array) -> jax.Array:
         """Add what a sublayer gave to its input, with the norm on the result or on the sum."""
         placement = self.config.norm_placement
-        if placement == "both":
-            added = getattr(self, f"{sublayer}_post_norm")(added)
+        if placement in ("result", "both"):
+            norm = f"{sublayer}_norm" if placement == "result" else f"{sublayer}_post_norm"
+            added = getattr(self, norm)(added)
         total = hidden + added
         return getattr(self, f"{sublayer}_norm")(total) if placement == "post" else total
 

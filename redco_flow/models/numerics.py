@@ -17,12 +17,13 @@ MASKED = -1e9
 
 @partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """Divide by the root mean square over the last dim and scale; float32 inside.
+    """Divide by the root mean square over the last dims, those of `scale`, and scale; float32.
 
     The backward pass computes it again from `x`: kept intermediates would be four times `x`.
     """
     wide = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    dims = tuple(range(-scale.ndim, 0))
+    variance = jnp.mean(jnp.square(wide), axis=dims, keepdims=True)
     return (wide * jax.lax.rsqrt(variance + epsilon) * scale).astype(x.dtype)
 
 

@@ -94,9 +94,9 @@ class Stack(nn.Module):
         hidden = self._placed(embedded, positions)
         hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
         biases = (*self._relative_biases(embedded.shape[1]), *biases)
-        shared = WholeShared(biases, None, fold_keys(keys, _LAYERS), encoded, encoded_bias)
+        shared = WholeShared(biases, (), fold_keys(keys, _LAYERS), encoded, encoded_bias)
         last: jax.Array
-        last, _ = self.layers(hidden, (self._layer_numbers, None), shared)
+        last, _ = self.layers(hidden, (self._layer_numbers, None, None), shared)
         return dropout(self._finished(last), self.config.final_dropout, keys, _LAST)
 
     def source_heads(self, layers: Any, encoded: jax.Array) -> Any:

@@ -16,6 +16,8 @@ from typing import Any
 
 from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
+from redco_flow.models.find import FAMILIES, unread_family
+from redco_flow.recipes.recipe import family_problem, find_own_recipe
 from redco_flow.records import read_json
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
 from redco_flow.spec.names import dotted
@@ -117,10 +119,11 @@ class HubPins:
         if isinstance(answer, hub.HubError):
             raise answer
         pin, snapshot = answer
-        if problem := _what_is_missing(one, snapshot.files):
-            if pin.cached:
-                reason = hub.HubUnreachable(pin.cached)
-                raise hub.HubError(hub.not_cached(one.kind, one.name, one.revision, reason))
+        missing = _what_is_missing(one, snapshot.files)
+        if missing and pin.cached:
+            reason = hub.HubUnreachable(pin.cached)
+            raise hub.HubError(hub.not_cached(one.kind, one.name, one.revision, reason))
+        if problem := missing or _family_problem(one, snapshot.model_type):
             at = f"at {pin.asked} ({pin.commit[:_SHORT]})"
             raise hub.HubError(f"{one.kind} '{one.name}' {at} {problem}")
         return pin
@@ -204,7 +207,7 @@ def _check_directory(one: HubReference) -> None:
     if one.revision is not None:
         raise hub.HubError(f"'{one.name}' is a directory here; only the hub's have a 'revision'.")
     files = frozenset(path.name for path in folder.iterdir())
-    if problem := _what_is_missing(one, files):
+    if problem := _what_is_missing(one, files) or _family_problem(one, hub.model_type_in(folder)):
         raise hub.HubError(f"model directory '{one.name}' {problem}")
 
 
@@ -225,6 +228,17 @@ def _what_is_missing(one: HubReference, files: frozenset[str]) -> str:
     if one.reads_tokenizer and not any(map(hub.is_of_tokenizer, files)):
         return "has no tokenizer: name another by data.tokenizer, or train one."
     return ""
+
+
+def _family_problem(one: HubReference, model_type: str) -> str:
+    """Say why a recipe of ours cannot train a model of that family; empty where it can."""
+    recipe = find_own_recipe(one.recipe) if model_type else None
+    if recipe is None:
+        return ""
+    if model_type not in FAMILIES:
+        return unread_family(model_type)
+    problem = family_problem(recipe, model_type)
+    return f"is of family '{model_type}': {problem}" if problem else ""
 
 
 def _cached(

@@ -35,6 +35,12 @@ MODELS = {
         "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS, "intermediate_size": HIDDEN,
         "max_position_embeddings": SOURCE, "tie_word_embeddings": False,
     }),
+    # Queries and keys are normalised over all shards' heads together.
+    "olmo2": ("olmo2", ONE_STACK, {
+        "vocab_size": 1024, "hidden_size": WIDTH, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS, "intermediate_size": HIDDEN,
+        "eos_token_id": 1,
+    }),
     # A vocabulary that four shards do not divide.
     "bert": ("bert", ONE_STACK, {
         "vocab_size": 1022, "max_position_embeddings": SOURCE, "hidden_size": WIDTH,

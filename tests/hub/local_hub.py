@@ -224,7 +224,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 gated = "manual" if repository.is_gated else False
                 self._json(
                     {"id": name, "sha": sha, "siblings": siblings, "gated": gated, "tags": []}
-                    | {"private": False, "downloads": 0, "likes": 0}
+                    | {"private": False, "downloads": 0, "likes": 0, "config": _config(files)}
                 )
             elif verb == "tree":
                 self._json(_listing(files, unquote(folder or ""), self._is_recursive()))
@@ -302,6 +302,15 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
     return Handler
+
+
+def _config(files: dict[str, bytes]) -> dict[str, Any]:
+    """What the hub tells of a model's config.json beside the names of its files."""
+    try:
+        values = json.loads(files.get("config.json", b""))
+    except ValueError:
+        return {}
+    return {key: values[key] for key in ("architectures", "model_type") if key in values}
 
 
 def _listing(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:

@@ -81,6 +81,32 @@ def test_without_a_network_a_hub_id_is_refused_at_once(hub, command):
     assert "did not answer (ConnectError" in command("plan", "hub.yaml", code=2)
 
 
+@pytest.mark.slow
+def test_a_model_of_a_family_that_is_not_read_is_refused_with_the_nearest(
+    hub, command, repositories, model_files
+):
+    """On the hub and in a directory; also a family that is read, and that the recipe lacks."""
+    other = hub.repository("models", "tester/other")
+    other.commit({**model_files, "config.json": b'{"model_type": "qwen2_moe"}'})
+    decoder = hub.repository("models", "tester/decoder")
+    decoder.commit({**model_files, "config.json": b'{"model_type": "llama"}'})
+    folder = command.folder / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "config.json").write_text('{"model_type": "falcon"}')
+
+    on_hub = command("plan", "hub.yaml", "model.name_or_path=tester/other", code=2)
+    local = command("plan", "hub.yaml", "model.name_or_path=./model", code=2)
+    of_another = command("plan", "hub.yaml", "model.name_or_path=tester/decoder", code=2)
+
+    assert "'model.name_or_path': model 'tester/other' at main (" in on_hub
+    assert "is of family 'qwen2_moe', which is none of those that are read: t5, bart" in on_hub
+    assert "the nearest by name is 'qwen3_moe'. To add it, write a module as redco_flow" in on_hub
+    assert "model directory './model' is of family 'falcon', which" in local
+    assert "plain ones are 'llama' (decoder-only), 't5'" in local
+    assert "recipe 'text_to_text' trains t5, bart, and not 'llama'; for 'llama' use" in of_another
+
+
 def test_a_sweep_asks_the_hub_once(hub, command, repositories):
     """Fault 49. All points of a sweep are at the same commits."""
     sweep = ("--sweep", "learning_rate=1e-3,1e-4", "--sweep", "train.seed=1,2")

@@ -131,6 +131,32 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     ),
     "qwen3": ("qwen3", {**_LLAMA, "head_dim": 12}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**_LLAMA, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 20},
+    ),
+    "olmo2": ("olmo2", {**_LLAMA, "num_key_value_heads": 4}),
+    "olmo2-grouped": ("olmo2", _LLAMA),
+    "phi3": ("phi3", {**_LLAMA, "num_key_value_heads": 4, "pad_token_id": 0, "sliding_window": 4}),
+    "phi3-long": (
+        "phi3",
+        {**_LLAMA, "pad_token_id": 0, "head_dim": 8, "partial_rotary_factor": 0.75,
+         "original_max_position_embeddings": 24,
+         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5, 2.0],
+                          "long_factor": [1.0, 3.0, 9.0]}},
+    ),
+    "smollm3": (
+        "smollm3",
+        {**_LLAMA, "pad_token_id": 0, "no_rope_layer_interval": 2, "use_sliding_window": True,
+         "sliding_window": 4},
+    ),
+    "gemma3_text": (
+        "gemma3_text",
+        {**_LLAMA, "head_dim": 12, "sliding_window": 4, "sliding_window_pattern": 2,
+         "rope_theta": 500.0, "rope_local_base_freq": 50.0, "query_pre_attn_scalar": 20,
+         "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ),
     "gemma2": (
         "gemma2",
         {**_LLAMA, "head_dim": 12, "sliding_window": 4, "query_pre_attn_scalar": 20,

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
+from redco_flow.models.hub.tensors import named_tensors
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -67,13 +68,7 @@ def test_gradients_of_every_parameter_equal_the_torch_reference(
         return jax.grad(mean_loss)(params)
 
     layouts = decoder.module.tensor_layouts(decoder.config)
-    found = {
-        name: tensor
-        for layout, leaf in zip(
-            jax.tree.leaves(layouts), jax.tree.leaves(gradient(decoder.params)), strict=True
-        )
-        for name, tensor in layout.split(np.asarray(leaf))
-    }
+    found = dict(named_tensors(layouts, gradient(decoder.params)))
 
     assert found.keys() == expected.keys()
     # The largest of all: a bias of keys shifts every score alike, and has no gradient at all.

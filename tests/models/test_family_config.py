@@ -9,19 +9,25 @@ from redco_flow.models.families import (
     bart,
     bert,
     gemma2,
+    gemma3_text,
     gpt2,
     gptj,
     llama,
     mistral,
     mixtral,
+    olmo2,
     opt,
+    phi3,
     qwen2,
     qwen3,
+    qwen3_moe,
     roberta,
+    smollm3,
 )
 
 MODULES = (
-    gpt2, gptj, opt, llama, mistral, qwen2, qwen3, gemma2, mixtral, bart, bert, roberta,
+    gpt2, gptj, opt, llama, mistral, qwen2, qwen3, qwen3_moe, olmo2, phi3, smollm3, gemma2,
+    gemma3_text, mixtral, bart, bert, roberta,
 )  # fmt: skip
 # The shape-giving part of published config.json files.
 LLAMA_3_1_8B = {
@@ -176,8 +182,8 @@ def test_layer_types_must_be_one_per_layer():
 def test_what_is_not_offered_is_refused_with_what_is():
     with pytest.raises(ValueError, match="scale_attn_by_inverse_layer_idx True; gpt2 models"):
         gpt2.Config.from_hugging_face({"scale_attn_by_inverse_layer_idx": True})
-    with pytest.raises(ValueError, match="rope_type 'yarn'; it must be one of linear, llama3"):
-        llama.Config.from_hugging_face({"rope_scaling": {"type": "yarn", "factor": 2.0}})
+    with pytest.raises(ValueError, match="rope_type 'dynamic'; it must be one of linear, llama3"):
+        llama.Config.from_hugging_face({"rope_scaling": {"type": "dynamic", "factor": 2.0}})
 
 
 def test_another_model_type_is_refused():

@@ -51,7 +51,7 @@ def assert_near(found: Any, expected: Any) -> None:
 def test_the_chosen_experts_share_all_weight_by_their_probability():
     logits = np.log(np.array([[0.1, 0.4, 0.2, 0.3], [0.7, 0.1, 0.15, 0.05]], np.float32))
 
-    experts, weights = choose_experts(logits, experts_per_token=2)
+    experts, weights = choose_experts(MixtureConfig(4, 2, UNITS, "silu"), logits)
 
     np.testing.assert_array_equal(experts, [[1, 3], [0, 2]])
     np.testing.assert_allclose(weights, [[4 / 7, 3 / 7], [0.7 / 0.85, 0.15 / 0.85]], rtol=1e-6)

@@ -3,7 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from redco_flow.models.attention.rotary import frequencies, rotate, rotation
+from redco_flow.models.attention.rotary import (
+    attention_factor,
+    choose_rotation,
+    frequencies,
+    rotate,
+    rotation,
+    rotations,
+)
 from redco_flow.models.config import RopeScaling, RotaryConfig
 
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
@@ -55,23 +62,62 @@ def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones():
     assert (np.diff(between) < 0).all()
 
 
-def test_llama3_scaling_equals_the_torch_reference():
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 8192},
+        YARN,
+        {**YARN, "beta_fast": 16.0, "truncate": False, "attention_factor": 1.3},
+        {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5},
+        {"rope_type": "longrope", "factor": 32.0, "original_max_position_embeddings": 4096,
+         "short_factor": [1 + pair / 50 for pair in range(64)], "long_factor": [9.0] * 64},
+    ],
+    ids=["llama3", "yarn", "yarn by hand", "yarn by mscale", "longrope"],
+)  # fmt: skip
+def test_scaled_frequencies_equal_the_torch_reference(scaling):
     pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
     config = transformers.LlamaConfig(
-        hidden_size=256, num_attention_heads=2, rope_theta=500_000.0, rope_scaling=scaling
+        hidden_size=256, num_attention_heads=2, rope_theta=500_000.0, rope_scaling=dict(scaling)
     )
-    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
+    expected, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, device="cpu")
 
-    found = frequencies(RotaryConfig(128, theta=500_000.0, scaling=LLAMA3))
+    found = RotaryConfig(128, theta=500_000.0, scaling=RopeScaling.from_json(scaling))
 
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(frequencies(found), expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(attention_factor(found), factor, rtol=1e-7)
+
+
+def test_layers_without_positions_are_not_turned_beside_those_that_are():
+    turned = RotaryConfig(6)
+    heads = np.random.default_rng(0).standard_normal((2, 5, 3, 8)).astype(np.float32)
+    ways = rotations((turned, None), np.arange(10).reshape(2, 5))
+
+    found = [rotate(turned, heads, choose_rotation(ways, np.int32(number))) for number in range(2)]
+
+    np.testing.assert_array_equal(found[0], rotate(turned, heads, ways[0]))
+    np.testing.assert_array_equal(found[1], heads)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, "rope_type 'longrope', which needs short"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0}, "beta_fast 0; it must be a number"),
+        ({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0]}, "1 numbers as short"),
+    ],
+)
+def test_a_scaling_without_what_it_needs_is_refused(scaling, message):
+    with pytest.raises(ValueError, match=message):
+        RotaryConfig(64, scaling=RopeScaling.from_json(scaling))
 
 
 def test_a_scaling_that_is_not_offered_is_refused_with_those_that_are():
-    with pytest.raises(ValueError, match="rope_type 'yarn'; it must be one of linear, llama3"):
-        RopeScaling("yarn", 2.0)
+    with pytest.raises(ValueError, match="rope_type 'dynamic'; it must be one of linear, llama3"):
+        RopeScaling("dynamic", 2.0)

@@ -214,7 +214,7 @@ def test_what_is_drawn_for_an_example_does_not_depend_on_those_beside_it(tokeniz
         ((8, 8), {"family": "bert"}, r"and not 'bert'; for 'bert' use recipe classification\.$"),
         ((8, 8), {"config": TINY | {"vocab_size": 100}}, "vocab_size is 100, and the tokenizer"),
         ((8, 8), {"config": TINY | {"eos_token_id": 5}}, "with token 5, the tokenizer with 1"),
-        ((20, 16), {"config": TINY}, "up to 36 tokens, and the model's learned positions reach 32"),
+        ((20, 16), {"config": TINY}, "up to 36 tokens, and the model's positions reach 32"),
     ],
 )
 def test_a_model_that_does_not_fit_is_an_error(tokenizer, lengths, model, message):
@@ -255,6 +255,13 @@ FAMILY_CONFIGS = {
     "mistral": {**_LLAMA, "sliding_window": 3},
     "qwen2": _LLAMA,
     "qwen3": {**_LLAMA, "head_dim": 4},
+    "qwen3_moe": {**_LLAMA, "num_experts": 2, "num_experts_per_tok": 1,
+                  "moe_intermediate_size": 8},
+    "olmo2": _LLAMA,
+    "phi3": _LLAMA,
+    "smollm3": {**_LLAMA, "no_rope_layer_interval": 2},
+    "gemma3_text": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "sliding_window_pattern": 2,
+                    "query_pre_attn_scalar": 4},
     "gemma2": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "query_pre_attn_scalar": 4},
     "mixtral": {**_LLAMA, "num_local_experts": 2},
 }  # fmt: skip

@@ -43,7 +43,7 @@ class WholeShared(NamedTuple):
 
     Attributes:
         biases: what rows hide and positions add, each broadcasting to (B, H, T, T).
-        rotation: rotary angles of the tokens.
+        rotations: rotary angles of the tokens, in each way that layers have.
         keys: raw dropout keys (B, 2).
         encoded: another sequence (B, S, D), for cross-attention.
         encoded_bias: what hides its padding, (B, 1, 1, S).
@@ -51,7 +51,7 @@ class WholeShared(NamedTuple):
     """
 
     biases: Biases
-    rotation: Rotation | None
+    rotations: tuple[Rotation, ...]
     keys: jax.Array | None
     encoded: jax.Array | None = None
     encoded_bias: Bias | None = None
@@ -65,7 +65,7 @@ class StepShared(NamedTuple):
         slot: of the first beam's token in the cache.
         is_visible: (B, N, M) whether a slot may be attended to.
         back: (B, M) how many positions back it stands; needed for windows only.
-        rotation: the token's rotary angles.
+        rotations: the token's rotary angles, in each way that layers have.
         encoded_bias: what hides another sequence's padding, (B, 1, 1, S).
         biases: what positions add, each broadcasting to (B, H, N, M).
     """
@@ -73,7 +73,7 @@ class StepShared(NamedTuple):
     slot: jax.Array
     is_visible: jax.Array
     back: jax.Array | None = None
-    rotation: Rotation | None = None
+    rotations: tuple[Rotation, ...] = ()
     encoded_bias: jax.Array | None = None
     biases: tuple[jax.Array, ...] = ()
 
@@ -83,10 +83,12 @@ class StepLayer(NamedTuple):
 
     Attributes:
         window: how many tokens back it looks, where layers differ.
+        rotary: which of the rotations it has, where they differ.
         source: keys and values (B, G, S, K) of another sequence.
     """
 
     window: jax.Array | None = None
+    rotary: jax.Array | None = None
     source: BlockedHeads | None = None
 
 

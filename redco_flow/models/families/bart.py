@@ -103,7 +103,7 @@ class BartConfig(FamilyConfig):
         head_dim = split_evenly("d_model", self.d_model, heads_name, num_heads)
         is_decoder = side == "decoder"
 
-        def attention(**kind: bool) -> AttentionConfig:
+        def attention(**kind: Any) -> AttentionConfig:
             return AttentionConfig(
                 num_heads=num_heads,
                 num_kv_heads=num_heads,

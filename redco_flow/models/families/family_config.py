@@ -43,6 +43,8 @@ class ModelConfig(ABC):
     # Keys of config.json that change what is computed in a way that is not offered here, and
     # the one value that each may have.
     fixed: ClassVar[Mapping[str, Any]] = {}
+    # Other names under which config.json may have a field.
+    other_names: ClassVar[Mapping[str, str]] = {}
     # Fields that are configs of other families.
     parts: ClassVar[Mapping[str, type[ModelConfig]]] = {}
 
@@ -112,7 +114,8 @@ class ModelConfig(ABC):
                     f"config.json has {key} {values[key]!r}; {cls.model_type} models are "
                     f"computed here with {only!r} only."
                 )
-        values = _with_rope_fields(values)
+        named = {cls.other_names.get(key, key): value for key, value in values.items()}
+        values = _with_rope_fields(named)
         kept: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             value = values.get(field.name)
@@ -166,6 +169,8 @@ class ModelConfig(ABC):
         values = dataclasses.asdict(self)
         for key in _COMPUTED:
             del values[key]
+        if values.get("rope_scaling"):
+            values["rope_scaling"] = getattr(self, "rope_scaling").to_json()  # noqa: B009
         values |= {name: getattr(self, name).to_hugging_face() for name in self.parts}
         return {
             "architectures": list(self.architectures()),
@@ -285,13 +290,37 @@ def _with_rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(values)
     stated = values.pop("rope_parameters", None) or values.get("rope_scaling") or {}
     stated = dict(stated)
+    if "sliding_attention" in stated:
+        values["rope_local_base_freq"] = _plain_theta(stated["sliding_attention"])
+        stated = dict(stated["full_attention"])
     values["rope_scaling"] = None
-    if "rope_theta" in stated:
-        values["rope_theta"] = stated.pop("rope_theta")
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if name in stated:
+            values[name] = stated.pop(name)
     older_name = stated.pop("type", "default")
     rope_type = stated.pop("rope_type", older_name)
     if rope_type != "default":
-        known = {field.name for field in dataclasses.fields(RopeScaling)}
-        kept = {key: value for key, value in stated.items() if key in known}
-        values["rope_scaling"] = RopeScaling(rope_type=rope_type, **{"factor": 1.0, **kept})
+        values["rope_scaling"] = _scaling(rope_type, stated, values)
     return values
+
+
+def _scaling(rope_type: str, stated: Mapping[str, Any], values: Mapping[str, Any]) -> RopeScaling:
+    """Return the scaling that is stated; longrope's lengths may stand beside it."""
+    known = {field.name for field in dataclasses.fields(RopeScaling)}
+    kept = {key: v for key, v in stated.items() if key in known and v is not None}
+    length = "original_max_position_embeddings"
+    if rope_type == "longrope" and values.get(length):
+        kept = {length: values[length], **kept}
+        reached = values.get("max_position_embeddings", kept[length])
+        kept = {"factor": reached / kept[length], **kept}
+    return RopeScaling.from_json({"factor": 1.0, **kept, "rope_type": rope_type})
+
+
+def _plain_theta(stated: Mapping[str, Any]) -> Any:
+    """Return the base of layers that look a window back, which are not scaled."""
+    if stated.get("rope_type", "default") != "default":
+        raise ValueError(
+            f"config.json has rope_type {stated['rope_type']!r} for layers of "
+            "sliding_attention; they are computed here without scaling."
+        )
+    return stated.get("rope_theta")

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 from redco_flow.models.config import DecoderConfig, NormConfig
 from redco_flow.models.families.llama_family import (
     LlamaFamilyConfig,
-    layer_norm_name,
     layer_types,
+    norms_around_sublayers,
     windows,
 )
-from redco_flow.models.hub.layouts import norm_layouts
 
 
 @dataclass(frozen=True)
@@ -77,17 +76,7 @@ class Gemma2Config(LlamaFamilyConfig):
 
     def tensor_layouts(self) -> dict[str, Any]:
         """Return a tree like the parameters that says which tensors each is made of."""
-        names = {
-            "attention_post_norm": "post_attention_layernorm",
-            "mlp_norm": "pre_feedforward_layernorm",
-            "mlp_post_norm": "post_feedforward_layernorm",
-        }
-        return self.llama_layouts(
-            **{
-                part: norm_layouts(layer_norm_name(name), has_bias=False)
-                for part, name in names.items()
-            }
-        )
+        return self.llama_layouts(**norms_around_sublayers())
 
 
 Config = Gemma2Config

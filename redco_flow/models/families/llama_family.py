@@ -86,7 +86,6 @@ class LlamaFamilyConfig(FamilyConfig):
             "attention": self.grouped_attention(),
             "mlp": MlpConfig(self.intermediate_size, activation_name(activation), is_gated=True),
             "norm": NormConfig("rms", self.rms_norm_eps),
-            "rotary": RotaryConfig(self.head_dim, self.rope_theta, scaling=self.rope_scaling),
             "tie_word_embeddings": self.tie_word_embeddings,
             "init_stddev": self.initializer_range,
             "dtype": self.dtype,
@@ -95,7 +94,14 @@ class LlamaFamilyConfig(FamilyConfig):
             "activations": self.activations,
             "num_mlp_chunks": self.num_mlp_chunks,
         }
+        if "rotary" not in differing:
+            same["rotary"] = self.rotary(self.head_dim)
         return DecoderConfig(**{**same, **differing})
+
+    @final
+    def rotary(self, num_dims: int) -> RotaryConfig:
+        """Return rotary positions on so many dims of each head."""
+        return RotaryConfig(num_dims, self.rope_theta, scaling=self.rope_scaling)
 
     @final
     def llama_layouts(self, **differing_layers: Any) -> dict[str, Any]:
@@ -134,15 +140,53 @@ class LlamaFamilyConfig(FamilyConfig):
 def _attention_layouts(config: AttentionConfig) -> dict[str, Any]:
     name = f"{_LAYER}.self_attn"
     layouts = attention_layouts(config, f"{name}.{{part}}_proj", f"{name}.o_proj", ("q", "k", "v"))
-    if config.norm_epsilon is not None:
-        layouts["q_norm"] = norm_layouts(f"{name}.q_norm", has_bias=False)
-        layouts["k_norm"] = norm_layouts(f"{name}.k_norm", has_bias=False)
+    if config.norm is None:
+        return layouts
+    for norm in ("q_norm", "k_norm"):
+        layouts[norm] = norm_layouts(f"{name}.{norm}", has_bias=False)
+        if config.is_norm_joint:
+            scale = TensorLayout(
+                "layer heads head_dim", "(heads head_dim)", f"{name}.{norm}.weight"
+            )
+            layouts[norm] = {"scale": scale}
     return layouts
 
 
-def layer_norm_name(name: str) -> str:
-    """Return the full name of one of a layer's norms."""
+def expert_layouts(name: str, gates: tuple[str, str], output: str) -> dict[str, Any]:
+    """Return the layouts of a `MixtureOfExperts` whose experts are linear layers of their own.
+
+    Args:
+        name: of the mixture in a layer, such as `mlp`.
+        gates: what an expert calls the activated product and the other.
+        output: what it calls the product after them.
+    """
+    mixture = f"{_LAYER}.{name}"
+    expert = f"{mixture}.experts.{{expert}}"
+    return {
+        "router": TensorLayout("layer model expert", "expert model", f"{mixture}.gate.weight"),
+        "wi": TensorLayout(
+            "layer expert model gate units",
+            "units model",
+            f"{expert}.{{gate}}.weight",
+            {"gate": gates},
+        ),
+        "wo": TensorLayout("layer expert units model", "model units", f"{expert}.{output}.weight"),
+    }
+
+
+def name_in_layer(name: str) -> str:
+    """Return the full name of one of a layer's parts."""
     return f"{_LAYER}.{name}"
+
+
+def norms_around_sublayers() -> dict[str, Any]:
+    """Return the layouts of norms before and after each sublayer, but for the very first."""
+    names = {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    }
+    return {part: norm_layouts(name_in_layer(name), has_bias=False) for part, name in names.items()}
 
 
 def layer_types(is_sliding: Sequence[bool]) -> tuple[str, ...]:

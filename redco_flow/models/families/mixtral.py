@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import DecoderConfig, MixtureConfig, activation_name
-from redco_flow.models.families.llama_family import LlamaFamilyConfig
-from redco_flow.models.hub.layouts import TensorLayout
-
-_MIXTURE = "model.layers.{layer}.block_sparse_moe"
+from redco_flow.models.families.llama_family import LlamaFamilyConfig, expert_layouts
 
 
 @dataclass(frozen=True)
@@ -64,18 +61,7 @@ class MixtralConfig(LlamaFamilyConfig):
 
     def tensor_layouts(self) -> dict[str, Any]:
         """Return a tree like the parameters that says which tensors each is made of."""
-        expert = f"{_MIXTURE}.experts.{{expert}}"
-        experts = {
-            "router": TensorLayout("layer model expert", "expert model", f"{_MIXTURE}.gate.weight"),
-            "wi": TensorLayout(
-                "layer expert model gate units",
-                "units model",
-                f"{expert}.{{gate}}.weight",
-                {"gate": ("w1", "w3")},
-            ),
-            "wo": TensorLayout("layer expert units model", "model units", f"{expert}.w2.weight"),
-        }
-        return self.llama_layouts(experts=experts)
+        return self.llama_layouts(experts=expert_layouts("block_sparse_moe", ("w1", "w3"), "w2"))
 
 
 Config = MixtralConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.config import AttentionConfig, NormConfig
 from redco_flow.models.families.qwen2 import Qwen2Config
 
 
@@ -28,7 +28,7 @@ class Qwen3Config(Qwen2Config):
         return self.grouped_attention(
             has_input_bias=self.attention_bias,
             has_output_bias=self.attention_bias,
-            norm_epsilon=self.rms_norm_eps,
+            norm=NormConfig("rms", self.rms_norm_eps),
         )
 
 

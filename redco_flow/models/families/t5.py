@@ -118,7 +118,7 @@ class T5Config(FamilyConfig):
                 f"{self.relative_attention_num_buckets}; it must be a multiple of 4."
             )
 
-        def attention(**kind: bool) -> AttentionConfig:
+        def attention(**kind: Any) -> AttentionConfig:
             return AttentionConfig(
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_heads,

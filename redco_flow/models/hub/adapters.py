@@ -50,6 +50,8 @@ class FactoredKernel:
         """Why PEFT has no adapter for it, or None where it has."""
         if "expert" in self.layout.dims:
             return f"{self.path}: experts and their router are no linear modules of transformers"
+        if self.layout.part is not None:
+            return f"{self.path}: a part of a linear module of transformers has no adapter"
         groups = [set(group) for group in self._groups]
         inputs, outputs = set(self._names(self.inputs)), set(self._names(self.outputs))
         sides = ((inputs, outputs), (outputs, inputs))

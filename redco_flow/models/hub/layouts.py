@@ -43,6 +43,8 @@ class TensorLayout:
         aliases: other such patterns under which the same tensor is published; tied weights
             have many.
         is_optional: files may lack it, which means zeros.
+        part: where the parameter begins along a tensor's first dim, and how long that is, where
+            other parameters are parts of the same tensor; None: it is all of it.
     """
 
     parameter: str
@@ -51,6 +53,7 @@ class TensorLayout:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     is_optional: bool = False
+    part: tuple[int, int] | None = None
 
     @property
     def dims(self) -> list[str]:
@@ -71,7 +74,8 @@ class TensorLayout:
     def tensor_shape(self, shape: Shape) -> Shape:
         """Return the shape of each tensor of a parameter of this shape."""
         sizes = self._sizes(shape)
-        return tuple(math.prod(sizes[dim] for dim in group) for group in self.tensor_dims)
+        first, *rest = (math.prod(sizes[dim] for dim in group) for group in self.tensor_dims)
+        return (first if self.part is None else self.part[1], *rest)
 
     def tensor_names(self, shape: Shape) -> Iterator[tuple[tuple[int, ...], str]]:
         """Yield (index along the stacked dims, name) of every tensor."""
@@ -114,10 +118,13 @@ class TensorLayout:
         return whole.transpose([order.index(dim) for dim in self.dims])
 
     def split(self, parameter: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (name, tensor) of every tensor of a parameter; contiguous copies, one at a time."""
+        """Yield (name, tensor) of every tensor of a parameter; contiguous copies, one at a time.
+
+        Of a tensor that has other parts, the parameter's.
+        """
         import numpy as np
 
-        shape = self.tensor_shape(parameter.shape)
+        shape = dataclasses.replace(self, part=None).tensor_shape(parameter.shape)
         order = self.stacked + self._flat_dims
         ordered = parameter.transpose([self.dims.index(dim) for dim in order])
         for index, name in self.tensor_names(parameter.shape):
@@ -135,6 +142,9 @@ class TensorLayout:
     ) -> np.ndarray:
         """Read one tensor's part, with its dims unflattened."""
         runs = [_runs(group, sizes, bounds) for group in self.tensor_dims]
+        if self.part is not None:
+            start = self.part[0]
+            runs[0] = [slice(run.start + start, run.stop + start) for run in runs[0]]
         return _read_runs(name, runs, read).reshape([len(bounds[dim]) for dim in self._flat_dims])
 
 

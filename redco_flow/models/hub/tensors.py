@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,6 +31,10 @@ _DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+
+
+# What a parameter is made of, and the parameter.
+Parameter = tuple[TensorLayout, Any]
 
 
 class CheckpointMismatch(ValueError):
@@ -196,11 +200,7 @@ def save_params(
     """
     leaves, layout_leaves = _paired(params, layouts)
     plan = _plan_files(layout_leaves, leaves, max_file_bytes)
-    tensors = (
-        tensor
-        for layout, leaf in zip(layout_leaves, leaves, strict=True)
-        for tensor in layout.split(np.asarray(leaf))
-    )
+    tensors = named_tensors(layouts, params)
     written = []
     for file_name, names in plan.items():
         content = dict(itertools.islice(tensors, len(names)))
@@ -217,6 +217,31 @@ def save_params(
     for stale in {*directory.glob("model*.safetensors"), directory / INDEX_FILE} - set(written):
         stale.unlink(missing_ok=True)
     return written
+
+
+def named_tensors(layouts: Any, params: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (name, tensor) of every tensor that parameters make, one at a time.
+
+    Args:
+        layouts: tree of TensorLayout, like `params`.
+    """
+    leaves, layout_leaves = _paired(params, layouts)
+    for parts in _by_tensor(layout_leaves, leaves):
+        if len(parts) == 1:
+            ((layout, leaf),) = parts
+            yield from layout.split(np.asarray(leaf))
+            continue
+        splits = [layout.split(np.asarray(leaf)) for layout, leaf in parts]
+        for tensors in zip(*splits, strict=True):
+            yield tensors[0][0], np.concatenate([tensor for _, tensor in tensors])
+
+
+def _by_tensor(layouts: list[TensorLayout], leaves: list[Any]) -> list[list[Parameter]]:
+    """Bring parameters together that are parts of the same tensors, in the parts' order."""
+    found: dict[str, list[Parameter]] = {}
+    for layout, leaf in zip(layouts, leaves, strict=True):
+        found.setdefault(layout.name, []).append((layout, leaf))
+    return [sorted(parts, key=lambda part: part[0].part or (0, 0)) for parts in found.values()]
 
 
 def _paired(tree: Any, other: Any) -> tuple[list[Any], list[Any]]:
@@ -301,7 +326,7 @@ def _plan_files(
     """Spread the tensors over files in their order: file name to tensor names."""
     files: list[list[str]] = [[]]
     file_bytes = 0
-    for layout, leaf in zip(layouts, leaves, strict=True):
+    for (layout, leaf), *_ in _by_tensor(layouts, leaves):
         num_bytes = math.prod(layout.tensor_shape(leaf.shape)) * leaf.dtype.itemsize
         for _, name in layout.tensor_names(leaf.shape):
             if files[-1] and file_bytes + num_bytes > max_file_bytes:

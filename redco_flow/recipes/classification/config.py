@@ -23,6 +23,10 @@ FAMILIES = (
     "mistral",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
     "gemma2",
     "mixtral",
 )

@@ -50,7 +50,22 @@ def encode_texts(
     return EncodedPairs([[] for _ in windows], windows, nothing, nothing, Windows(text_of, said))
 
 
-FAMILIES = ("gpt2", "gptj", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral")
+FAMILIES = (
+    "gpt2",
+    "gptj",
+    "opt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+)
 DEFAULT_FAMILY = "gpt2"
 CAN_PACK = True
 MEASURES_PERPLEXITY = True

@@ -323,10 +323,10 @@ def _check_end_token(chosen: ChosenModel, tokenizer: TextTokenizer) -> None:
 
 
 def _check_positions(chosen: ChosenModel, length: int, what: str) -> None:
-    """Refuse rows beyond a learned table of positions, whose last would be read for all."""
+    """Refuse rows beyond the positions: a learned table's last would be read for all."""
     core = getattr(chosen.config, "core", None)
-    if core is not None and core.num_positions and length > core.max_length:
+    if core is not None and length > core.max_length:
         raise ValueError(
-            f"{what} have up to {length} tokens, and the model's learned positions reach "
+            f"{what} have up to {length} tokens, and the model's positions reach "
             f"{core.max_length}: lower max_source_length or max_target_length."
         )

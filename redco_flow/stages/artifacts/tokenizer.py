@@ -10,8 +10,14 @@ import tempfile
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.hub import download_model, has_tokenizer, is_hub_name, whole_download
-from redco_flow.records import read_json, reading
+from redco_flow.hub import (
+    download_model,
+    has_tokenizer,
+    is_hub_name,
+    model_type_in,
+    whole_download,
+)
+from redco_flow.records import reading
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -47,12 +53,7 @@ def family_in_files(model: ModelSection) -> str | None:
     """Return what a local directory's config.json calls its family; None where nothing does."""
     if model.name_or_path is None:
         return None
-    try:
-        values = read_json(Path(model.name_or_path).expanduser() / "config.json")
-    except (OSError, ValueError):
-        return None
-    family = values.get("model_type") if isinstance(values, dict) else None
-    return family.replace("-", "_") if isinstance(family, str) else None
+    return model_type_in(Path(model.name_or_path).expanduser()) or None
 
 
 def _existing(name_or_path: str | None, patterns: tuple[str, ...]) -> list[Path]:

@@ -393,6 +393,7 @@ class HubReference:
         is_local: the name is a path on this machine; nothing is asked of the hub.
         reads_weights: the stage loads a model's parameters.
         reads_tokenizer: the stage loads its tokenizer.
+        recipe: whose model it is, where config.json is to say its family; else empty.
         subset: of a dataset.
     """
 
@@ -404,6 +405,7 @@ class HubReference:
     is_local: bool = False
     reads_weights: bool = False
     reads_tokenizer: bool = False
+    recipe: str = ""
     subset: str | None = None
 
 
@@ -411,6 +413,7 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
     """Yield what a stage's `model` and `data` sections name, local directories of models too."""
     model, data = getattr(config, "model", None), getattr(config, "data", None)
     own_tokenizer = data.tokenizer if isinstance(data, DataSection) else None
+    recipe = getattr(config, "recipe", "")
     if isinstance(model, ModelSection) and model.name_or_path is not None:
         yield HubReference(
             ("model",),
@@ -422,7 +425,8 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
             reads_weights=model.reads_weights and not model.from_scratch,
             reads_tokenizer=not model.reads_weights
             and own_tokenizer is None
-            and not has_no_texts(getattr(config, "recipe", "")),
+            and not has_no_texts(recipe),
+            recipe=recipe if model.reads_weights and model.family is None else "",
         )
     if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
         yield HubReference(
