@@ -44,6 +44,7 @@ from redco_flow.stages.train.records import TrainingRecords, open_logs
 from redco_flow.stages.train.scores import (
     CannotTrain,
     EvalFn,
+    early_stopping,
     keys_of_best,
     make_eval_fn,
     make_text_scores,
@@ -127,7 +128,9 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     batch = recipe.collate_fn(dataset.split("train", columns_of(summary)).__getitems__([0]))
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
-    num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
+    num_steps = config.max_steps
+    if num_steps is None:
+        num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
     plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
@@ -200,10 +203,10 @@ def _steps_per_epoch(config: Config, num_rows: int) -> int:
 def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
     """The examples to evaluate on, texts included; None where there is no such split."""
     if not dataset.has("validation"):
-        if config.keep.best or config.eval.metrics:
+        if config.keep.best or config.eval.metrics or config.early_stopping:
             raise CannotTrain(
-                "keep.best and eval.metrics need validation rows and the dataset has none: give "
-                "data.validation, or a larger data.validation_fraction."
+                "keep.best, eval.metrics and early_stopping need validation rows and the dataset "
+                "has none: give data.validation, or a larger data.validation_fraction."
             )
         return None
     rows = dataset.split("validation")
@@ -228,7 +231,8 @@ def _fit(
         with open_logs(context, config) as logs:
             return training.trainer.fit(
                 examples,
-                num_epochs=config.num_epochs,
+                num_epochs=config.num_epochs if config.max_steps is None else None,
+                max_steps=config.max_steps,
                 bucketing=training.data.bucketing,
                 eval_fn=training.eval_fn,
                 checkpointer=checkpointer,
@@ -239,6 +243,7 @@ def _fit(
                 save_every_steps=config.save_every_steps,
                 should_stop=records.should_stop,
                 traced_steps=_traced_steps(context, config),
+                early_stopping=early_stopping(config),
             )
     except engine_errors.TrainingStopped as stopped:
         raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
