@@ -27,7 +27,7 @@ from redco_flow.engine.data.batches import (
 )
 from redco_flow.engine.data.layout import BatchLayout, check_positive, fetch_late, put_early
 from redco_flow.engine.data.length_buckets import Bucketing
-from redco_flow.engine.data.order import BatchSampler
+from redco_flow.engine.data.order import BatchSampler, RowOrder
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.progress import RowLines
 from redco_flow.engine.rounds import RoundBatches, Rounds
@@ -180,6 +180,7 @@ class Trainer:
         num_epochs: int | None = None,
         max_steps: int | None = None,
         bucketing: Bucketing | None = None,
+        order: RowOrder | None = None,
         eval_examples: Examples | None = None,
         eval_fn: EvalFn | None = None,
         checkpointer: Checkpointer | None = None,
@@ -207,6 +208,8 @@ class Trainer:
             max_steps: instead of num_epochs; epochs follow each other until they are done.
             bucketing: batch training examples of like length together; there is one compilation
                 per bucket. Not with `Rounds`, whose examples are not known beforehand.
+            order: in which examples are drawn, instead of each once per epoch: a `Mixture`. Not
+                with bucketing or `Rounds`.
             eval_examples: their loss becomes the metric `eval_loss`.
             eval_fn: (params, step) -> further metrics; must not keep `params`.
             checkpointer: where to save and resume; None: nowhere.
@@ -230,17 +233,20 @@ class Trainer:
                 or rows cannot be read.
             CheckpointError: no checkpoint can be restored, or one cannot be written.
             ValueError: a number is not positive, or not a multiple of a round's; or there are
-                rounds and buckets; or epochs and steps, or neither.
+                rounds and buckets or an order; or epochs and steps, or neither.
         """
         rounds = train_examples if isinstance(train_examples, Rounds) else None
-        if rounds is not None and bucketing is not None:
-            raise ValueError("bucketing is of examples known beforehand; rounds collect them.")
+        if rounds is not None and (bucketing is not None or order is not None):
+            raise ValueError(
+                "bucketing and order are of examples known beforehand; rounds collect them."
+            )
         schedule = FitSchedule(
             BatchSampler(
                 len(train_examples),
                 self.layout.global_batch_size,
                 self.seed,
                 bucketing.buckets if bucketing else None,
+                order,
             ),
             num_epochs=num_epochs,
             max_steps=max_steps,
@@ -271,7 +277,8 @@ class Trainer:
             early_stopping,
         )
         if not isinstance(train_examples, Rounds):
-            return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
+            read = partial(self.read_batches, train_examples, bucketing=bucketing, order=order)
+            return loop.run(read)
         batches = RoundBatches(train_examples, self, schedule.steps_per_round)
         loop.beside = batches.beside
         return loop.run(batches.open)
@@ -359,6 +366,7 @@ class Trainer:
         stop_step: int,
         *,
         bucketing: Bucketing | None = None,
+        order: RowOrder | None = None,
     ) -> BatchIterator:
         """Open this process' training batches [start_step, stop_step); to be closed."""
         return iter(
@@ -368,6 +376,7 @@ class Trainer:
                 global_batch_size=self.layout.global_batch_size,
                 seed=self.seed,
                 bucketing=bucketing,
+                order=order,
                 start_step=start_step,
                 stop_step=stop_step,
                 process_index=self.layout.process.index,

@@ -81,11 +81,12 @@ class TokenizerTraining(StrictModel):
 
     Args:
         vocab_size: an upper limit; at least the 256 bytes and three special tokens.
-        type: the algorithm of the `tokenizers` library.
+        type: the algorithm of the `tokenizers` library; of `character` each token is a character,
+            and one that the training split lacks, or that is too rare, is unknown.
     """
 
     vocab_size: Annotated[int, Field(ge=259)] = 4096
-    type: Literal["unigram", "bpe"] = "unigram"
+    type: Literal["unigram", "bpe", "character"] = "unigram"
 
 
 class TokenizerSection(StrictModel):

@@ -150,8 +150,8 @@ def build_decoder_only(
         vocab_size=config.vocab_size,
         pad_id=tokenizer.pad_id,
     )
-    longest = source_length + target_length - 1 + len(rows.start)
-    _check_positions(chosen, longest, "prompt and target")
+    longest = max(source_length + len(rows.prefix), len(rows.start)) + target_length - 1
+    _check_positions(chosen, longest, "prompt and target" if source_length else "texts")
 
     def collate_to(widths: Sequence[int]) -> Collate:
         (width,) = widths
@@ -333,5 +333,6 @@ def _check_positions(chosen: ChosenModel, length: int, what: str) -> None:
     if core is not None and core.num_positions and length > core.max_length:
         raise ValueError(
             f"{what} have up to {length} tokens, and the model's learned positions reach "
-            f"{core.max_length}: lower max_source_length or max_target_length."
+            f"{core.max_length}: lower {'max_source_length or ' * ('prompt' in what)}"
+            "max_target_length."
         )

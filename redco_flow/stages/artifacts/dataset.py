@@ -137,6 +137,11 @@ class ArrowSplit(Sequence[dict[str, Any]]):
         parts = [pc.list_value_length(batch.column(column)) for batch in self._batches]
         return np.concatenate([np.asarray(part, np.int64) for part in [[], *parts]])
 
+    def flat(self, column: str) -> list[NDArray[np.int32]]:
+        """Return the lists of ids of all rows one after the other, in pieces that stay mapped."""
+        parts = (batch.column(column).flatten() for batch in self._batches)
+        return [part.to_numpy(zero_copy_only=True) for part in parts]
+
     def batches(self) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows column by column, BATCH_ROWS at a time, in order."""
         for path in self._paths:

@@ -296,6 +296,11 @@ class Config(StageConfig):
                 f"recipe '{self.recipe}' takes rows as they are, and {', '.join(given)} would "
                 "change nothing"
             )
+        if "max_source_length" in given and self.data.text_key is not None:
+            raise ValueError(
+                "plain texts (data.text_key) have no source, and max_source_length would change "
+                "nothing; their pieces have max_target_length tokens"
+            )
         if "max_target_length" in given and not makes_texts(self.recipe):
             raise ValueError(
                 f"the targets of recipe '{self.recipe}' are no texts, and max_target_length would "

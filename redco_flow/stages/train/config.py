@@ -143,22 +143,40 @@ class Batching(StrictModel):
 
     `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
     like length, in a few widths, each of which is compiled for. `packed`: several examples share a
-    row, and none sees another.
+    row, and none sees another. `windows`: plain texts, each with its end token, are one stream, of
+    which every row is a window that sees all texts in it.
 
     Args:
-        type: one of the three.
+        type: one of the four.
         num_buckets: widths at most, where bucketed.
         packed_length: tokens of a packed row; None: of the longest example.
+        window_length: tokens that a window predicts, each from those before it in the window.
+        random_offsets: whether windows of the training split begin anywhere; else one begins where
+            another ends. Evaluation has those, so that it predicts each token once.
     """
 
-    type: Literal["padded", "bucketed", "packed"] = "padded"
+    type: Literal["padded", "bucketed", "packed", "windows"] = "padded"
     num_buckets: PositiveInt = 4
     packed_length: PositiveInt | None = None
+    window_length: Annotated[PositiveInt | None, OnlyWhereSet()] = None
+    random_offsets: Annotated[bool, OnlyWhereSet()] = False
 
     @model_validator(mode="after")
     def _only_packed_has_a_length(self) -> Batching:
         if self.packed_length is not None and self.type != "packed":
             raise ValueError(f"'packed_length' is for type packed, and the type is {self.type}")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_have_a_length(self) -> Batching:
+        if self.type == "windows":
+            if self.window_length is None:
+                raise ValueError("type windows needs 'window_length', in tokens")
+        elif self.window_length is not None or self.random_offsets:
+            raise ValueError(
+                "'window_length' and 'random_offsets' are for type windows, and the type is "
+                f"{self.type}"
+            )
         return self
 
 
@@ -434,6 +452,11 @@ class Config(StageConfig):
             raise ValueError(
                 f"recipe '{info.data['recipe']}' cannot put several examples into one row: use "
                 "type bucketed, or recipe language_modeling"
+            )
+        if batching.type == "windows" and recipe and not hasattr(recipe, "encode_texts"):
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' takes no plain texts, which windows are cut from: "
+                "use recipe language_modeling"
             )
         return batching
 

@@ -1,4 +1,4 @@
-"""What a training reads: the examples as rows of batches, padded, in buckets or packed.
+"""What a training reads: the examples as rows of batches, padded, in buckets, packed or windows.
 
 Everything here follows from the dataset and the settings, by the lengths of the examples alone,
 so every process and every attempt arranges them alike.
@@ -16,6 +16,7 @@ import numpy as np
 
 from redco_flow.engine.data.batches import CollateFn, Examples, read_rows
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
+from redco_flow.engine.data.order import BatchSampler, Mixture, RowOrder
 from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.stages.artifacts.dataset import (
@@ -26,6 +27,7 @@ from redco_flow.stages.artifacts.dataset import (
 )
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.windows import Span, TokenStream, Windows, stream_of
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
@@ -55,6 +57,7 @@ class TrainingData:
         collate_fn: of both.
         bucketing: of the training's batches.
         padding: share of the positions of an epoch's batches that hold no token.
+        order: in which examples are drawn; None: each once per epoch.
     """
 
     examples: Examples
@@ -62,6 +65,18 @@ class TrainingData:
     collate_fn: CollateFn
     bucketing: Bucketing | None
     padding: float
+    order: RowOrder | None = None
+
+    def steps_per_epoch(self, config: Config) -> int:
+        """Return how many steps count as an epoch."""
+        size = config.global_batch_size
+        sampler = BatchSampler(len(self.examples), size, config.seed, order=self.order)
+        return sampler.steps_per_epoch
+
+    def first_batch(self, recipe: Recipe) -> Mapping[str, Any]:
+        """Return one example as the recipe collates it by itself."""
+        (found,) = read_rows(self.examples, np.zeros(1, np.int64))
+        return recipe.collate_fn(found[:1] if isinstance(found, list) else [found])
 
     def widest_batch(self) -> Mapping[str, Any]:
         """Return one example collated as wide as a training batch can be."""
@@ -93,13 +108,15 @@ def read_training_data(
     """Arrange a dataset's examples as `config.batching` says.
 
     Raises:
-        DataError: an example is longer than a packed row.
-        ValueError: the recipe does not pack.
+        DataError: an example is longer than a packed row, or a split shorter than a window.
+        ValueError: the recipe does not pack, or windows are to be cut from pairs.
     """
     split = dataset.split("train", columns_of(dataset.summary))
     if isinstance(split, RowSplit):
         return TrainingData(split, validation, recipe.collate_fn, None, 0.0)
     assert recipe.row_widths is not None, "a recipe of texts says how wide their rows are"
+    if config.batching.type == "windows":
+        return _windows(split, dataset.summary, validation, recipe, config)
     lengths = _Lengths(
         recipe.row_widths(split.lengths("source_ids"), split.lengths("target_ids")),
         recipe.row_widths(*(lengths_of(validation or (), side) for side in ("source", "target"))),
@@ -113,6 +130,42 @@ def read_training_data(
         arranged = _padded(split, validation, lengths, recipe, config)
     logger.info("batches are %s: %.1f%% of them is padding", batching.type, 100 * arranged.padding)
     return arranged
+
+
+def _windows(
+    split: ArrowSplit,
+    summary: DatasetSummary,
+    validation: Validation | None,
+    recipe: Recipe,
+    config: Config,
+) -> TrainingData:
+    if not summary.is_plain_text:
+        raise ValueError(
+            "batching.type is windows, which are cut from plain texts, and the dataset is of "
+            "sources with targets: preprocess with data.text_key, or use type packed."
+        )
+    length, is_random = config.batching.window_length, config.batching.random_offsets
+    assert length is not None  # the Config sees to it
+
+    def cut(stream: TokenStream, name: str, *, at_every_token: bool) -> Windows:
+        spans = [Span(name, 0, len(stream))]
+        return Windows(stream, spans, length, at_every_token=at_every_token)
+
+    stream = TokenStream(split.flat("target_ids"))
+    examples = cut(stream, "the training split", at_every_token=is_random)
+    order = Mixture(examples.parts()) if is_random else None
+    of_validation = None
+    if validation is not None:
+        name = "the validation split"
+        of_validation = cut(stream_of(validation), name, at_every_token=False)
+    width = -(-length // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+    collate_fn = recipe.collate_wide([width])
+    padding = 1 - length / width
+    if not is_random:
+        num_rows = _num_rows(len(examples), config.global_batch_size)
+        padding = 1 - examples.num_predicted / (num_rows * width)
+    logger.info("%d tokens in windows of %d", len(stream), length)
+    return TrainingData(examples, of_validation, collate_fn, None, padding, order)
 
 
 def _num_rows(num_examples: int, batch_size: int) -> int:

@@ -51,7 +51,7 @@ def make_eval_fn(
     if validation is None or data.validation is None:
         return None
     rows, bucketing = data.validation, None
-    if config.batching.type != "packed":
+    if config.batching.type in ("padded", "bucketed"):
         bucketing = bucket_rows(recipe, validation, trainer.layout.micro_batch_size)
     measures_perplexity = getattr(find_recipe(config.recipe), "MEASURES_PERPLEXITY", False)
 
