@@ -97,7 +97,10 @@ def head_problems(
         columns: that rows must have, of whatever type; None: those of texts.
         are_labelled: whether texts have a label as target, and not a text.
     """
-    texts = text_keys(data, are_labelled=are_labelled) if columns is None else ()
+    texts: tuple[str, ...] = ()
+    if columns is None:
+        part = (data.part_key,) if data.part_key else ()
+        texts = (*text_keys(data, are_labelled=are_labelled), *part)
     label = (data.target_key,) if are_labelled and columns is None else ()
     asked = _Asked(
         keys=(*texts, *label, *(columns or ())),
@@ -108,10 +111,10 @@ def head_problems(
     try:
         files = files_by_split(data)
     except ValueError as error:
-        yield "dataset", str(error)
+        yield "mixture" if data.mixture else "dataset", str(error)
         return
     for split, paths in files.items():
-        key = "dataset" if data.dataset else split
+        key = "mixture" if data.mixture else "dataset" if data.dataset else split
         read = [path for path in paths if path.is_file() and not asked.skips_file(path)]
         heads = [_head_of_state(path, asked) for path in read]
         for problem in (problem for head in heads for problem in head.problems):
@@ -314,6 +317,8 @@ _OF_TEXTS = (
     "source_key",
     "pair_key",
     "target_key",
+    "mixture",
+    "part_key",
     "source_prefix",
     "source_suffix",
     "group_by_source",

@@ -252,6 +252,7 @@ class Config(StageConfig):
         global_batch_size: examples per optimizer step, whatever the number of devices; where
             examples are packed, rows of them.
         batching: how examples of different lengths become batches.
+        mixture_weights: of the datasets of `data.mixture`, instead of those that stand there.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         optimizer: of optax, by this name.
         betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and
@@ -313,6 +314,9 @@ class Config(StageConfig):
     max_steps: Annotated[PositiveInt | None, OnlyWhereSet()] = None
     global_batch_size: PositiveInt = 32
     batching: Batching = Batching()
+    mixture_weights: Annotated[dict[Text, PositiveFloat], OnlyWhereSet()] = Field(
+        default_factory=dict
+    )
     per_device_batch_size: Annotated[PositiveInt | None, Placement()] = None
     optimizer: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
     betas: Annotated[list[Fraction] | None, OnlyWhereSet()] = None
