@@ -328,7 +328,8 @@ _OF_TEXTS = (
 
 def problem_of_rows(data: DataSection, name: str) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
-    defaults = {key: field.default for key, field in type(data).model_fields.items()}
+    fields = type(data).model_fields.items()
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields}
     useless = [f"data.{key}" for key in _OF_TEXTS if getattr(data, key) != defaults[key]]
     if text_columns(find_recipe(name)) and "data.tokenizer" in useless:
         useless.remove("data.tokenizer")
