@@ -27,7 +27,7 @@ from redco_flow.engine.data.batches import (
 )
 from redco_flow.engine.data.layout import BatchLayout, check_positive, fetch_late, put_early
 from redco_flow.engine.data.length_buckets import Bucketing
-from redco_flow.engine.data.order import BatchSampler
+from redco_flow.engine.data.order import BatchSampler, RowOrder
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.progress import RowLines
 from redco_flow.engine.rounds import RoundBatches, Rounds
@@ -38,6 +38,7 @@ from redco_flow.engine.step.trainable import Trainable
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.training_loop import FitResult, FitSchedule, TrainingLoop
 from redco_flow.engine.training_plan import TrainingPlan
+from redco_flow.engine.watching import EarlyStopping
 
 if TYPE_CHECKING:
     from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit
@@ -176,8 +177,10 @@ class Trainer:
         self,
         train_examples: Examples | Rounds,
         *,
-        num_epochs: int,
+        num_epochs: int | None = None,
+        max_steps: int | None = None,
         bucketing: Bucketing | None = None,
+        order: RowOrder | None = None,
         eval_examples: Examples | None = None,
         eval_fn: EvalFn | None = None,
         checkpointer: Checkpointer | None = None,
@@ -188,8 +191,9 @@ class Trainer:
         save_every_epochs: int = 1,
         should_stop: Callable[[], bool] | None = None,
         traced_steps: TracedSteps | None = None,
+        early_stopping: EarlyStopping | None = None,
     ) -> FitResult:
-        """Train until `num_epochs` epochs are done, counted from the state's first step.
+        """Train until so many epochs or steps are done, counted from the state's first step.
 
         With a checkpointer it resumes from the newest checkpoint, in mid-epoch too, and saves at
         every evaluation (with its metrics, in one commit) and at epochs' ends.
@@ -201,8 +205,11 @@ class Trainer:
             train_examples: any sequence, or `Rounds`.
             num_epochs: passes over the examples; each is ceil(examples / global_batch_size)
                 steps, and one of them may be a partial batch.
+            max_steps: instead of num_epochs; epochs follow each other until they are done.
             bucketing: batch training examples of like length together; there is one compilation
                 per bucket. Not with `Rounds`, whose examples are not known beforehand.
+            order: in which examples are drawn, instead of each once per epoch: a `Mixture`. Not
+                with bucketing or `Rounds`.
             eval_examples: their loss becomes the metric `eval_loss`.
             eval_fn: (params, step) -> further metrics; must not keep `params`.
             checkpointer: where to save and resume; None: nowhere.
@@ -216,6 +223,7 @@ class Trainer:
             should_stop: asked after each step; True saves and ends. An evaluation that is due
                 then comes first, so that a stop never changes what is computed.
             traced_steps: steps to trace with `jax.profiler`.
+            early_stopping: ends the training after an evaluation without progress.
 
         Raises:
             TrainingStopped: should_stop said so; the state is saved.
@@ -225,19 +233,23 @@ class Trainer:
                 or rows cannot be read.
             CheckpointError: no checkpoint can be restored, or one cannot be written.
             ValueError: a number is not positive, or not a multiple of a round's; or there are
-                rounds and buckets.
+                rounds and buckets or an order; or epochs and steps, or neither.
         """
         rounds = train_examples if isinstance(train_examples, Rounds) else None
-        if rounds is not None and bucketing is not None:
-            raise ValueError("bucketing is of examples known beforehand; rounds collect them.")
+        if rounds is not None and (bucketing is not None or order is not None):
+            raise ValueError(
+                "bucketing and order are of examples known beforehand; rounds collect them."
+            )
         schedule = FitSchedule(
             BatchSampler(
                 len(train_examples),
                 self.layout.global_batch_size,
                 self.seed,
                 bucketing.buckets if bucketing else None,
+                order,
             ),
             num_epochs=num_epochs,
+            max_steps=max_steps,
             log_every_steps=log_every_steps,
             eval_every_steps=eval_every_steps,
             save_every_steps=save_every_steps,
@@ -262,9 +274,11 @@ class Trainer:
             callbacks,
             should_stop,
             traced_steps,
+            early_stopping,
         )
         if not isinstance(train_examples, Rounds):
-            return loop.run(partial(self.read_batches, train_examples, bucketing=bucketing))
+            read = partial(self.read_batches, train_examples, bucketing=bucketing, order=order)
+            return loop.run(read)
         batches = RoundBatches(train_examples, self, schedule.steps_per_round)
         loop.beside = batches.beside
         return loop.run(batches.open)
@@ -352,6 +366,7 @@ class Trainer:
         stop_step: int,
         *,
         bucketing: Bucketing | None = None,
+        order: RowOrder | None = None,
     ) -> BatchIterator:
         """Open this process' training batches [start_step, stop_step); to be closed."""
         return iter(
@@ -361,6 +376,7 @@ class Trainer:
                 global_batch_size=self.layout.global_batch_size,
                 seed=self.seed,
                 bucketing=bucketing,
+                order=order,
                 start_step=start_step,
                 stop_step=stop_step,
                 process_index=self.layout.process.index,

@@ -24,7 +24,7 @@ from redco_flow.engine.errors import NonFiniteLoss, TrainingStopped
 from redco_flow.engine.progress import TrainingLines, peak_memory_bytes, utilization
 from redco_flow.engine.step.step import MicroBatches
 from redco_flow.engine.step_trace import StepTrace, TracedSteps
-from redco_flow.engine.watching import SkippedSteps, StepWatch
+from redco_flow.engine.watching import EarlyStopping, SkippedSteps, StepWatch
 
 if TYPE_CHECKING:
     from redco_flow.engine.checkpoint.checkpointer import Checkpointer
@@ -36,6 +36,8 @@ OpenBatches = Callable[[int, int], BatchIterator]
 
 # A step that takes this many medians is logged.
 SLOW_FACTOR = 10.0
+# What a checkpoint's cursor has beside the data's position.
+_EARLY_STOPPING = "early_stopping"
 
 
 @dataclass(frozen=True)
@@ -43,37 +45,46 @@ class FitSchedule:
     """How long to train, and what is due after which step.
 
     Args:
+        num_epochs, max_steps: one of the two; the other is None.
         epochs_per_round: epochs on the same examples, where others are collected then: nothing is
             saved within them. None: the examples never change.
 
     Raises:
-        ValueError: a number is not positive, or would end or save within a round.
+        ValueError: a number is not positive, or would end or save within a round; or not exactly
+            one of num_epochs and max_steps is given.
     """
 
     data: BatchSampler
-    num_epochs: int
+    num_epochs: int | None
     log_every_steps: int
     eval_every_steps: int | None
     save_every_steps: int | None
     save_every_epochs: int = 1
     epochs_per_round: int | None = None
+    max_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name, number in vars(self).items():
             if name != "data" and number is not None:
                 check_positive(name, number)
+        if (self.num_epochs is None) == (self.max_steps is None):
+            raise ValueError("give either num_epochs or max_steps, not both and not neither.")
         if self.epochs_per_round is None:
             return
-        rounds = f"rounds of {self.epochs_per_round} epochs"
-        check_multiple("num_epochs", self.num_epochs, self.epochs_per_round, rounds)
+        if self.num_epochs is not None:
+            rounds = f"rounds of {self.epochs_per_round} epochs"
+            check_multiple("num_epochs", self.num_epochs, self.epochs_per_round, rounds)
         rounds = "the steps of a round, within which nothing can be saved"
-        for name in ("eval_every_steps", "save_every_steps"):
+        for name in ("max_steps", "eval_every_steps", "save_every_steps"):
             if getattr(self, name) is not None:
                 check_multiple(name, getattr(self, name), self.steps_per_round, rounds)
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of all epochs."""
+        """Optimizer steps of the whole training."""
+        if self.num_epochs is None:
+            assert self.max_steps is not None  # one of the two is given
+            return self.max_steps
         return self.num_epochs * self.data.steps_per_epoch
 
     @property
@@ -107,7 +118,9 @@ class FitSchedule:
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation is due after `step` steps."""
-        if step == self.total_steps or self.eval_every_steps is None:
+        if step == self.total_steps:
+            return True
+        if self.eval_every_steps is None:
             return self.is_round_end(step)
         return step % self.eval_every_steps == 0
 
@@ -126,7 +139,8 @@ class FitResult:
     """What a training came to.
 
     Args:
-        step: optimizer steps done, over all attempts.
+        step: optimizer steps done, over all attempts; fewer than planned where early stopping
+            ended it.
         start_step: where this call began; above 0 after a resume.
         loss: mean training loss of the last log record; None if no step was left to do.
         metrics: of the last evaluation.
@@ -229,6 +243,7 @@ class TrainingLoop:
     callbacks: Sequence[Callback]
     should_stop: Callable[[], bool] | None
     traced_steps: TracedSteps | None = None
+    early_stopping: EarlyStopping | None = None
     beside: dict[str, Any] = field(default_factory=dict)
     _late: LateFetch[_Dispatched] = field(default_factory=LateFetch)
     _window: _Window = field(default_factory=_Window)
@@ -237,6 +252,7 @@ class TrainingLoop:
     _last_fetch: float | None = None
     _shapes: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     _loss: float | None = None
+    _found: Mapping[str, Any] = field(default_factory=dict)  # a step's metrics, of the last one
     _is_asked_to_stop: bool = False
     _metrics: dict[str, float] = field(default_factory=dict)
     _unannounced: deque[dict[str, Any]] = field(default_factory=deque)
@@ -248,18 +264,25 @@ class TrainingLoop:
 
     def run(self, open_batches: OpenBatches) -> FitResult:
         """Train to the end of the schedule."""
-        start = self._resume()
-        if start >= self.schedule.total_steps:
+        start = step = self._resume()
+        if start >= self.schedule.total_steps or self._ends_early():
             return FitResult(start, start, None, dict(self._metrics))
         with StepTrace(self.traced_steps, start) as trace:
             for first, stop in self.schedule.spans(start):
                 with open_batches(first, stop) as batches:
-                    self._train(batches, first, trace)
+                    step = self._train(batches, first, trace)
+                if self._ends_early():
+                    self._log_rest(step)
+                    break
         self._wait_for_saves()
-        return FitResult(self.schedule.total_steps, start, self._loss, dict(self._metrics))
+        return FitResult(step, start, self._loss, dict(self._metrics))
 
-    def _train(self, batches: BatchIterator, first: int, trace: StepTrace) -> None:
-        """Take a step on each batch, after `first` steps."""
+    def _ends_early(self) -> bool:
+        return self.early_stopping is not None and self.early_stopping.is_due
+
+    def _train(self, batches: BatchIterator, first: int, trace: StepTrace) -> int:
+        """Take a step on each batch, after `first` steps; return how many are done then."""
+        step = first
         for step, batch in enumerate(self.trainer.device_batches(batches), first + 1):
             if step == first + 1 and self._last_fetch is not None:
                 # Collecting a round's examples and reading the first of them is no step's time.
@@ -278,7 +301,10 @@ class TrainingLoop:
                 trace.stop()
                 self._last_fetch = time.perf_counter()
             self._after(step)
+            if self._ends_early():
+                break
         self._await_steps()
+        return step
 
     def _expect(self, batch: MicroBatches) -> float | None:
         """Let the steps before a new shape end: what it takes to compile is no step's time.
@@ -301,7 +327,11 @@ class TrainingLoop:
         if self.checkpointer is None or self.checkpointer.latest() is None:
             return self.trainer.step
         commit = self.trainer.restore(self.checkpointer, beside=self.beside)
-        step = self.schedule.data.step_at(commit.cursor)
+        cursor = dict(commit.cursor)
+        stopping = cursor.pop(_EARLY_STOPPING, None)
+        if self.early_stopping is not None:
+            self.early_stopping.restore(stopping)
+        step = self.schedule.data.step_at(cursor)
         self._metrics = {k: v for k, v in commit.metrics.items() if v is not None}
         self._lines.hear_restored(step)
         return step
@@ -314,12 +344,14 @@ class TrainingLoop:
             return
         self._await_steps()
         metrics = self._evaluate(step) if evaluates else None
+        if metrics is not None and self.early_stopping is not None:
+            self.early_stopping.hear(step, metrics)
         started = time.perf_counter()
         self._save(step, metrics)
         self._window.checkpoints_seconds += time.perf_counter() - started
         # Nothing is in flight now: the next step's time starts here.
         self._last_fetch = time.perf_counter()
-        if is_stopping and step < self.schedule.total_steps:
+        if is_stopping and step < self.schedule.total_steps and not self._ends_early():
             self._wait_for_saves()
             raise TrainingStopped(step)
 
@@ -333,6 +365,7 @@ class TrainingLoop:
         """Account for steps whose metrics have arrived."""
         for (step, flops), found in results:
             window, now, seconds = self._window, time.perf_counter(), None
+            self._found = found
             if counts := self._skips.count(step, found):
                 window.add(found)
             if self._last_fetch is not None:
@@ -343,6 +376,11 @@ class TrainingLoop:
             self._lines.hear_step(step, found, counts=counts, seconds=seconds, model_flops=flops)
             if self.schedule.logs_after(step):
                 self._log(step, found)
+
+    def _log_rest(self, step: int) -> None:
+        """Log the steps since the last record, after the last one of all."""
+        if self._window.num_steps:
+            self._log(step, self._found)
 
     def _log(self, step: int, found: Mapping[str, Any]) -> None:
         if not self._window.num_steps:
@@ -404,6 +442,8 @@ class TrainingLoop:
         for callback in self.callbacks:
             callback.on_save(step)
         cursor = self.schedule.data.position(step)
+        if self.early_stopping is not None:
+            cursor[_EARLY_STOPPING] = self.early_stopping.to_json()
         state = {**self.trainer.state, **self.beside}
         self.checkpointer.save(step, state, metrics=metrics, cursor=cursor)
         self._lines.hear_saved(step)

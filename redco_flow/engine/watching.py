@@ -1,6 +1,7 @@
-"""What steps without a finite loss or gradient come to: they end a training, or are counted.
+"""What is watched while a model trains: steps that are not finite or slow, and scores.
 
-Whether such a step changed anything was decided where it ran; this hears of it some steps later.
+Whether a step without a finite loss or gradient changed anything was decided where it ran; this
+hears of it some steps later.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from redco_flow.engine.data.layout import check_positive
 from redco_flow.engine.errors import NonFiniteLoss
 
 logger = logging.getLogger(__name__)
@@ -99,3 +101,59 @@ class StepWatch:
                 )  # fmt: skip
         self._seconds.append(seconds)
         return is_slow
+
+
+class EarlyStopping:
+    """Ends a training whose score no longer improves.
+
+    What it has seen is kept in each checkpoint, so that a resumed training ends at the same step.
+
+    Args:
+        metric: a name among an evaluation's metrics.
+        mode: whether a larger or a smaller score is better; one that equals the best is not.
+        patience: this many evaluations in a row without a better score end the training.
+    """
+
+    def __init__(self, metric: str, mode: Literal["max", "min"], patience: int) -> None:
+        check_positive("patience", patience)
+        self._metric, self._mode, self._patience = metric, mode, patience
+        self._best: float | None = None
+        self._num_worse = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the training is to end."""
+        return self._num_worse >= self._patience
+
+    def hear(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in an evaluation's metrics.
+
+        Raises:
+            ValueError: the metric is not among them.
+        """
+        if self._metric not in metrics:
+            raise ValueError(
+                f"early stopping watches '{self._metric}', and the evaluation after step {step} "
+                f"gave {', '.join(metrics) or 'nothing'}."
+            )
+        score = metrics[self._metric]
+        if self._best is None or (
+            score > self._best if self._mode == "max" else score < self._best
+        ):
+            self._best, self._num_worse = score, 0
+            return
+        self._num_worse += 1
+        if self.is_due:
+            logger.info(
+                "step %d: training ends early: %s was no better than %.6g in %d evaluations in a "
+                "row", step, self._metric, self._best, self._num_worse,
+            )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `restore` takes."""
+        return {"metric": self._metric, "best": self._best, "num_worse": self._num_worse}
+
+    def restore(self, kept: Mapping[str, Any] | None) -> None:
+        """Go on from what a checkpoint kept; where it watched something else, begin anew."""
+        if kept is not None and kept["metric"] == self._metric:
+            self._best, self._num_worse = kept["best"], kept["num_worse"]

@@ -82,11 +82,12 @@ class TokenizerTraining(StrictModel):
 
     Args:
         vocab_size: an upper limit; at least the 256 bytes and three special tokens.
-        type: the algorithm of the `tokenizers` library.
+        type: the algorithm of the `tokenizers` library; of `character` each token is a character,
+            and one that the training split lacks, or that is too rare, is unknown.
     """
 
     vocab_size: Annotated[int, Field(ge=259)] = 4096
-    type: Literal["unigram", "bpe"] = "unigram"
+    type: Literal["unigram", "bpe", "character"] = "unigram"
 
 
 class TokenizerSection(StrictModel):
@@ -111,12 +112,25 @@ class TokenizerSection(StrictModel):
         return self
 
 
+class MixturePart(StrictModel):
+    """One dataset of a mixture.
+
+    Args:
+        dataset: a file, a directory, or `python:module` with files() and rows(files).
+        weight: share of the training examples that are drawn from it, relative to the others'.
+    """
+
+    dataset: Text
+    weight: PositiveFloat = 1.0
+
+
 class DataSection(StrictModel):
     """Which rows, which of their fields, and which split each row belongs to.
 
     Args:
         dataset: hub id, file, directory (of data files or of images, in a folder for each class),
             or `python:module` with files() and rows(files).
+        mixture: several datasets by name, instead of one, of which training draws by weight.
         subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
         train, validation, test: csv, jsonl, parquet or arrow files: a path, a list of paths, or a
             pattern such as `logs/*.jsonl`, which is replaced by the files that match when the
@@ -126,17 +140,20 @@ class DataSection(StrictModel):
         source_key, target_key: the fields of the input text and of the text to be produced, or of
             the label.
         pair_key: the field of a second input text, where a recipe takes pairs of texts.
+        part_key: the field of texts that says which part of the data a row is of, such as its
+            language: `evaluate` scores each part by itself, too. A mixture's are its datasets.
         source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
             with.
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
             source; of other rows, of the row) where no such split is given.
         on_bad_row: stop at a bad row with its file and line, or skip and count it.
-        max_examples: the first ones of each split; None: all.
+        max_examples: the first ones of each split, of a mixture's datasets each; None: all.
         tokenizer: None means the model's own.
     """
 
     dataset: Text | None = None
+    mixture: Annotated[dict[Name, MixturePart], OnlyWhereSet()] = Field(default_factory=dict)
     subset: Text | None = None
     revision: Revision | None = None
     train: DataFiles | None = None
@@ -147,6 +164,7 @@ class DataSection(StrictModel):
     source_key: Text = "source"
     pair_key: Annotated[Text | None, OnlyWhereSet()] = None
     target_key: Text = "target"
+    part_key: Annotated[Text | None, OnlyWhereSet()] = None
     source_prefix: str = ""
     source_suffix: str = ""
     group_by_source: bool = False
@@ -155,6 +173,12 @@ class DataSection(StrictModel):
     on_bad_row: Literal["error", "skip"] = "error"
     max_examples: PositiveInt | None = None
     tokenizer: TokenizerSection | None = None
+
+    @model_validator(mode="after")
+    def _one_kind_of_parts(self) -> DataSection:
+        if self.mixture and self.part_key is not None:
+            raise ValueError("a mixture's parts are its datasets: leave 'part_key' out")
+        return self
 
     @model_validator(mode="after")
     def _texts_or_pairs(self) -> DataSection:

@@ -45,6 +45,44 @@ def test_a_schedule_starts_at_its_peak_without_warmup_and_is_never_negative(type
     assert all(schedule(step) >= 0 for step in range(30))
 
 
+@pytest.mark.parametrize("type", SCHEDULE_TYPES)
+def test_a_schedule_with_a_least_rate_ends_at_it(type):
+    schedule = jax.jit(make_schedule(type, PEAK, TOTAL, WARMUP, min_ratio=0.4))
+
+    found = [float(schedule(step)) for step in range(TOTAL + 1)]
+
+    def ratio(step):
+        share = AFTER_WARMUP[type](step)
+        # A decay ends at the least rate; the inverse square root stops falling there.
+        return max(share, 0.4) if type == "inverse_sqrt" else 0.4 + 0.6 * share
+
+    expected = [PEAK * (s / WARMUP if s < WARMUP else ratio(s)) for s in range(TOTAL + 1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("type", ["adamw", "lion"])
+def test_the_betas_are_those_of_the_published_update(type):
+    rng = np.random.default_rng(0)
+    param, gradients = rng.normal(size=4), rng.normal(size=(5, 4))
+    optimizer = make_optimizer(type, 0.01, b1=0.7, b2=0.9, eps=0.1)
+
+    state, found = optimizer.init(np.float32(param)), []
+    for gradient in gradients:
+        update, state = optimizer.update(np.float32(gradient), state, np.float32(param))
+        found.append(update)
+
+    first, second = np.zeros(4), np.zeros(4)
+    for count, (update, gradient) in enumerate(zip(found, gradients, strict=True), start=1):
+        if type == "lion":
+            step = np.sign(0.7 * first + 0.3 * gradient)
+            first = 0.9 * first + 0.1 * gradient
+        else:
+            first = 0.7 * first + 0.3 * gradient
+            second = 0.9 * second + 0.1 * gradient**2
+            step = first / (1 - 0.7**count) / (np.sqrt(second / (1 - 0.9**count)) + 0.1)
+        np.testing.assert_allclose(update, -0.01 * step, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -34,6 +34,14 @@ def test_epochs_whose_end_is_not_saved_can_stand_between_checkpoints():
     ]  # fmt: skip
 
 
+def test_steps_in_place_of_epochs_end_a_training_with_an_evaluation_and_a_checkpoint():
+    within = schedule(num_epochs=None, max_steps=6)
+
+    assert within.total_steps == 6
+    assert due(within.evaluates_after)[:2] == [4, 6]
+    assert due(within.saves_after)[:2] == [4, 6]
+
+
 def test_the_last_step_is_logged():
     assert due(schedule().logs_after) == [3, 6, 8]
     assert schedule().total_steps == 8

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import AddedToken, processors
 
 from redco_flow.engine.data.packing import SEGMENT_IDS
+from redco_flow.models.find import find_model
 from redco_flow.recipes.language_modeling import FAMILIES, build, encode, encode_texts
 from redco_flow.recipes.recipe import Generation, RandomChoice
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
@@ -359,3 +360,26 @@ def test_a_mixture_is_evaluated_on_its_texts_alone(tokenizer):
         np.testing.assert_array_equal(one, two)
     added = 0.3 * measures["load_balancing_loss"]
     np.testing.assert_allclose(totals, without[0] + added, rtol=1e-6)
+
+
+def test_labels_are_smoothed_in_training_alone(tokenizer):
+    torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+    recipe = built(tokenizer)
+    batch = recipe.collate_fn([example([5, 6, 7], [8, 9, 1]), example([5], [1])])
+    params, keys = recipe.init_params(jax.random.key(0)), jax.random.split(jax.random.key(1), 2)
+    module = find_model("gpt2")
+    config = module.Config().updated(recipe.model["config"])
+    logits = module.apply(config, params, batch["input_ids"])
+
+    def mean(is_training):
+        loss_fn = recipe.loss_in_chunks("auto", label_smoothing=0.2)
+        totals, weights = loss_fn(params, batch, keys, is_training)
+        return float(totals.sum() / weights.sum())
+
+    for is_training, smoothing in ((True, 0.2), (False, 0.0)):
+        expected = torch.nn.functional.cross_entropy(
+            torch.tensor(np.asarray(logits)).flatten(0, 1),
+            torch.tensor(batch["labels"]).flatten().long(),
+            label_smoothing=smoothing,
+        )
+        assert mean(is_training) == pytest.approx(float(expected), rel=1e-6)

@@ -614,16 +614,31 @@ def test_where_and_how_fast_is_no_part_of_the_trainings_fingerprint():
     assert "num_model_shards" not in settings_of(plain)
 
 
-def test_a_z_loss_is_part_of_the_fingerprint_only_where_it_is_set():
+@pytest.mark.parametrize(
+    ("none", "some"),
+    [
+        ({"z_loss": 0.0}, {"z_loss": 1e-4}),
+        ({"label_smoothing": 0.0}, {"label_smoothing": 0.1}),
+        ({"betas": None, "epsilon": None}, {"betas": [0.9, 0.99], "epsilon": 1e-6}),
+        ({"early_stopping": None}, {"early_stopping": {"metric": "rouge1", "patience": 2}}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_a_setting_that_came_later_is_part_of_the_fingerprint_only_where_it_is_set(none, some):
     """Trainings of before there was one are reused."""
-    plain, none, some = (
-        settings_of(train.Config.from_json({**SETTINGS, **more}))
-        for more in ({}, {"z_loss": 0.0}, {"z_loss": 1e-4})
+    plain, unset, is_set = (
+        settings_of(train.Config.from_json({**SETTINGS, **more})) for more in ({}, none, some)
     )
 
-    assert plain == none
-    assert some == plain | {"z_loss": 1e-4}
-    assert "z_loss" not in plain
+    assert plain == unset
+    assert is_set == plain | some
+    assert not set(some) & set(plain)
+
+
+def test_a_score_that_ends_a_training_early_is_computed():
+    config = train.Config.from_json({"early_stopping": {"metric": "rouge2", "patience": 2}})
+
+    assert train.metrics_needed(config) == ["rouge"]
 
 
 @pytest.mark.parametrize(
@@ -651,6 +666,13 @@ def test_a_z_loss_is_part_of_the_fingerprint_only_where_it_is_set():
         ({"lora": {"targets": "wi"}, "freeze": "wi"}, "lora freezes all of the model"),
         ({"learning_rate": -1.0}, "greater than 0"),
         ({"z_loss": -1e-4}, "greater than or equal to 0"),
+        ({"num_epochs": 2, "max_steps": 10}, "'num_epochs' or 'max_steps', not both"),
+        ({"schedule": {"type": "constant", "min_lr_ratio": 0.1}}, "of no use to type constant"),
+        ({"betas": [0.9]}, "'betas' are two numbers, and there are 1"),
+        ({"betas": [0.9, 0.99], "optimizer": "sgd"}, "adamw and lion, and not of sgd"),
+        ({"epsilon": 1e-6, "optimizer": "lion"}, "of adamw, and not of lion"),
+        ({"early_stopping": {"metric": "perplexity"}}, "measures no perplexity"),
+        ({"early_stopping": {"metric": "ruge2"}}, "did you mean 'rouge2'"),
         ({"model": {"config": {"d_modle": 4}}}, "did you mean 'd_model'"),
     ],
     ids=lambda value: str(value)[:40],

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.engine.data.length_buckets import Bucketing
-from redco_flow.engine.data.order import BatchSampler, epoch_order
+from redco_flow.engine.data.order import BatchSampler, RowOrder, epoch_order
 from redco_flow.engine.errors import DataError
 
 __all__ = [
@@ -138,6 +138,7 @@ class TrainBatches:
         global_batch_size: rows per optimizer step over all processes.
         seed: of the order.
         bucketing: batch examples of like length together, by its functions instead of collate_fn.
+        order: in which examples are drawn, instead of each once per epoch; not with bucketing.
         start_step: the first batch's number; a seek costs nothing.
         stop_step: the number after the last batch; None goes on for ever.
         process_index: which of `num_processes` equal slices of each batch to read.
@@ -156,6 +157,7 @@ class TrainBatches:
         global_batch_size: int,
         seed: int,
         bucketing: Bucketing | None = None,
+        order: RowOrder | None = None,
         start_step: int = 0,
         stop_step: int | None = None,
         process_index: int = 0,
@@ -163,7 +165,7 @@ class TrainBatches:
         num_ahead: int = 2,
     ) -> None:
         buckets = bucketing.buckets if bucketing else None
-        self.sampler = BatchSampler(len(examples), global_batch_size, seed, buckets)
+        self.sampler = BatchSampler(len(examples), global_batch_size, seed, buckets, order)
         if start_step < 0:
             raise DataError(f"start_step is {start_step}; it counts from 0.")
         # grain wants a length; this one's end is never reached.

@@ -7,9 +7,10 @@ processes beyond a slice of the global batch, and no collating.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,118 @@ from redco_flow.engine.data.length_buckets import LengthBuckets, permuted
 from redco_flow.engine.errors import DataError
 
 _POSITION_VERSION = 1
+_MIXTURE_BLOCK = 4096
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return the order in which an epoch visits the rows: a permutation of their indices."""
     return permuted(np.arange(num_examples, dtype=np.int64), num_examples, seed, epoch)
+
+
+class RowOrder(Protocol):
+    """An endless order of rows, of which a position's number says all."""
+
+    @property
+    def epoch_length(self) -> int:
+        """Positions that count as an epoch."""
+
+    def rows(self, positions: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        """Return the rows that stand at some positions."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what tells this order from others."""
+
+
+def _endlessly(
+    positions: NDArray[np.int64], count: int, seed: int, stream: str
+) -> NDArray[np.int64]:
+    """Return what stands at some positions of permutations of 0 … count - 1 without an end."""
+    found = np.empty_like(positions)
+    for number in np.unique(positions // count):
+        is_in = positions // count == number
+        found[is_in] = permuted(positions[is_in] % count, count, seed, int(number), stream=stream)
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that stand side by side, and how many of the drawn ones are from there.
+
+    Args:
+        start, num_rows: which rows.
+        epoch_length: how many of them count as an epoch: all, or fewer where rows overlap.
+        weight: share of the draws, relative to the other parts'.
+    """
+
+    name: str
+    start: int
+    num_rows: int
+    epoch_length: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Draws rows of several parts by weight, each part's in an order of its own.
+
+    Every 4096 positions hold as many rows of a part as its weight says, in a random order. A part
+    whose rows are used up begins again, in another order. With one part this is the order of
+    draws without an end: each row once, then each once again.
+
+    Raises:
+        DataError: no parts, one without rows, or a weight so small that nothing would be drawn.
+    """
+
+    parts: Sequence[Part]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise DataError("a mixture has no parts.")
+        for part in self.parts:
+            if part.num_rows < 1:
+                raise DataError(f"the mixture's part '{part.name}' has no rows.")
+        for part, count in zip(self.parts, self._counts.tolist(), strict=True):
+            if count < 1:
+                share = part.weight / sum(one.weight for one in self.parts)
+                raise DataError(
+                    f"the mixture's part '{part.name}' has {share:.2g} of the weight, and at least "
+                    f"1/{_MIXTURE_BLOCK} is drawn from a part: leave it out, or give it more."
+                )
+
+    @property
+    def epoch_length(self) -> int:
+        """As many rows as count as an epoch of all parts."""
+        return sum(part.epoch_length for part in self.parts)
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        """How many positions of a block each part has: by its weight, largest remainders first."""
+        weights = np.array([part.weight for part in self.parts], np.float64)
+        exact = weights / weights.sum() * _MIXTURE_BLOCK
+        counts: NDArray[np.int64] = exact.astype(np.int64)
+        by_remainder = np.argsort(counts - exact, kind="stable")
+        counts[by_remainder[: _MIXTURE_BLOCK - counts.sum()]] += 1
+        return counts
+
+    def rows(self, positions: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+        """Return the rows that stand at some positions."""
+        blocks = positions // _MIXTURE_BLOCK
+        ranks = _endlessly(positions, _MIXTURE_BLOCK, seed, "mixture")
+        ends = np.cumsum(self._counts)
+        which = np.searchsorted(ends, ranks, side="right")
+        counts, starts = self._counts[which], (ends - self._counts)[which]
+        # How many rows of the same part stand before it, in all blocks before and in its own.
+        draws = blocks * counts + ranks - starts
+        found = np.empty_like(positions)
+        for number, part in enumerate(self.parts):
+            is_in = which == number
+            drawn = _endlessly(draws[is_in], part.num_rows, seed, f"part {part.name}")
+            found[is_in] = part.start + drawn
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what tells this mixture from others."""
+        return {"parts": [asdict(part) for part in self.parts]}
 
 
 @dataclass(frozen=True)
@@ -34,15 +142,18 @@ class BatchSampler:
         global_batch_size: rows of one optimizer step over all devices and processes.
         seed: decides the order of each epoch; None keeps the rows in their own order.
         buckets: batch rows of like length together.
+        order: in which rows are drawn, instead of each once per epoch; with a seed.
 
     Raises:
-        DataError: no examples, a batch size below 1, or buckets of other data.
+        DataError: no examples, a batch size below 1, buckets of other data, or buckets as well as
+            an order.
     """
 
     num_examples: int
     global_batch_size: int
     seed: int | None
     buckets: LengthBuckets | None = None
+    order: RowOrder | None = None
 
     def __post_init__(self) -> None:
         if self.num_examples < 1:
@@ -54,11 +165,14 @@ class BatchSampler:
                 f"the buckets hold {self.buckets.num_examples} examples, the data "
                 f"{self.num_examples}."
             )
+        if self.order is not None and (self.buckets is not None or self.seed is None):
+            raise DataError("rows are drawn in an order with a seed, and not in buckets.")
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches per epoch, the last one perhaps partial."""
-        return -(-self.num_examples // self.global_batch_size)
+        """Batches per epoch, the last one perhaps partial, or going on into the next epoch."""
+        length = self.num_examples if self.order is None else self.order.epoch_length
+        return -(-length // self.global_batch_size)
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 0, that a step (from 0) belongs to."""
@@ -85,6 +199,11 @@ class BatchSampler:
 
     def _real_rows(self, step: int) -> NDArray[np.int64]:
         """Return a step's rows without those that only fill up."""
+        if self.order is not None:
+            assert self.seed is not None  # an order has one
+            first = step * self.global_batch_size
+            positions = np.arange(first, first + self.global_batch_size, dtype=np.int64)
+            return self.order.rows(positions, self.seed)
         epoch, index = divmod(step, self.steps_per_epoch)
         if self.buckets is not None:
             return self.buckets.rows(index, self.global_batch_size, self.seed, epoch)
@@ -106,6 +225,8 @@ class BatchSampler:
         }
         if self.buckets is not None:
             position["buckets"] = self.buckets.to_json()
+        if self.order is not None:
+            position["order"] = self.order.to_json()
         return position
 
     def step_at(self, position: Mapping[str, object]) -> int:

@@ -59,6 +59,10 @@ class PackedExamples:
         examples: the rows; see `Examples`.
         lengths: tokens of each.
         row_length: T.
+        parts: how many examples one after the other share no row with others; empty: all may.
+
+    Attributes:
+        rows_per_part: how many rows each part takes; they stand side by side.
 
     Raises:
         DataError: another number of lengths than examples, or one that does not fit a row.
@@ -69,10 +73,22 @@ class PackedExamples:
         examples: Examples,
         lengths: Sequence[int] | NDArray[np.integer[Any]],
         row_length: int,
+        *,
+        parts: Sequence[int] = (),
     ) -> None:
-        if len(lengths) != len(examples):
-            raise DataError(f"{len(lengths)} lengths for {len(examples)} examples.")
-        self.rows = first_fit(lengths, row_length)
+        counts = parts or [len(lengths)]
+        if len(lengths) != len(examples) or sum(counts) != len(examples):
+            raise DataError(
+                f"{len(lengths)} lengths, and parts of {sum(counts)}, for {len(examples)} examples."
+            )
+        self.rows: list[list[int]] = []
+        self.rows_per_part: list[int] = []
+        start = 0
+        for count in counts:
+            packed = first_fit(lengths[start : start + count], row_length)
+            self.rows += [[start + index for index in row] for row in packed]
+            self.rows_per_part.append(len(packed))
+            start += count
         self._examples = examples
 
     def __len__(self) -> int:

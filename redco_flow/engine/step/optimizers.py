@@ -90,18 +90,20 @@ def make_schedule(
     warmup_steps: int = 0,
     *,
     decay_fraction: float = 0.2,
+    min_ratio: float = 0.0,
 ) -> Schedule:
     """Return the function from optimizer step to learning rate.
 
     Args:
-        type: `linear` falls to 0 at total_steps; `cosine` too, along half a cosine; `constant`
-            stays at the peak after the warm-up; `inverse_sqrt` falls with the square root of the
-            step; `wsd` (warm-up, stable, decay) stays at the peak and falls linearly to 0 in the
-            last steps.
+        type: `linear` falls to the least rate at total_steps; `cosine` too, along half a cosine;
+            `constant` stays at the peak after the warm-up; `inverse_sqrt` falls with the square
+            root of the step; `wsd` (warm-up, stable, decay) stays at the peak and falls linearly
+            to the least rate in the last steps.
         peak: the highest rate.
         total_steps: optimizer steps of the whole training.
         warmup_steps: steps of linear rise from 0.
         decay_fraction: for `wsd`, the share of total_steps in which the rate falls.
+        min_ratio: the least rate after the warm-up, as a share of the peak.
 
     Raises:
         ValueError: an unknown type, or numbers out of range.
@@ -119,7 +121,11 @@ def make_schedule(
         )
     if not 0 < decay_fraction <= 1:
         raise ValueError(f"decay_fraction={decay_fraction} must be above 0 and at most 1.")
-    after = _after_warmup(type, peak, total_steps, warmup_steps, decay_fraction)
+    if not 0 <= min_ratio <= 1:
+        raise ValueError(f"min_ratio={min_ratio} must be from 0 to 1.")
+    after = _after_warmup(
+        type, peak, total_steps, warmup_steps, decay_fraction=decay_fraction, min_ratio=min_ratio
+    )
     if not warmup_steps:
         return after
     rise = optax.linear_schedule(0.0, peak, warmup_steps)
@@ -128,21 +134,32 @@ def make_schedule(
 
 
 def _after_warmup(
-    type: str, peak: float, total_steps: int, warmup_steps: int, decay_fraction: float
+    type: str,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int,
+    *,
+    decay_fraction: float,
+    min_ratio: float,
 ) -> Schedule:
     """Return the rate as a function of the steps since the warm-up."""
     falling_steps = max(total_steps - warmup_steps, 1)
+    least = min_ratio * peak
     after: Schedule
     if type == "constant":
         after = optax.constant_schedule(peak)
     elif type == "linear":
-        after = optax.linear_schedule(peak, 0.0, falling_steps)
+        after = optax.linear_schedule(peak, least, falling_steps)
     elif type == "cosine":
-        after = optax.cosine_decay_schedule(peak, falling_steps)
+        after = optax.cosine_decay_schedule(peak, falling_steps, alpha=min_ratio)
     elif type == "wsd":
         decay_steps = max(min(round(total_steps * decay_fraction), falling_steps), 1)
-        after = optax.linear_schedule(peak, 0.0, decay_steps, falling_steps - decay_steps)
+        after = optax.linear_schedule(peak, least, decay_steps, falling_steps - decay_steps)
     else:  # optax has no inverse square root
         first = max(warmup_steps, 1)
-        after = lambda count: peak * jnp.sqrt(first / jnp.maximum(count + warmup_steps, first))  # noqa: E731
+
+        def after(count: Any) -> Any:
+            falling = peak * jnp.sqrt(first / jnp.maximum(count + warmup_steps, first))
+            return jnp.maximum(falling, least) if least else falling
+
     return after

@@ -63,8 +63,8 @@ def build_captioner(
         collate_fn=partial(collate, tokenizer=tokenizer, config=config, settings=settings),
         collate_prompts=partial(collate_fn, settings=settings),
         loss_fn=partial(_loss, module, config, settings, "auto", 0.0),
-        loss_in_chunks=lambda num_chunks, z_loss=0.0: partial(
-            _loss, module, config, settings, num_chunks, z_loss
+        loss_in_chunks=lambda num_chunks, z_loss=0.0, **smoothing: partial(
+            _loss, module, config, settings, num_chunks, z_loss, **smoothing
         ),
         make_pred_fn=make_captions,
         output_fn=tokenizer.decode_until_end,
@@ -132,8 +132,10 @@ def _loss(
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
+    *,
+    label_smoothing: float = 0.0,
 ) -> PerExample:
-    """Summed cross-entropy, in training with the z-loss, and number of a caption's tokens."""
+    """Summed cross-entropy (z-loss and smoothing in training) and number of a caption's tokens."""
     images = batch["images"]
     if is_training:
         images = augment(images, rngs, flip=settings.flip, shift=settings.shift)
@@ -150,5 +152,6 @@ def _loss(
         hidden,
         batch["labels"],
         num_chunks=num_chunks,
+        label_smoothing=label_smoothing if is_training else 0.0,
         z_loss=z_loss if is_training else 0.0,
     )

@@ -150,8 +150,8 @@ def build_decoder_only(
         vocab_size=config.vocab_size,
         pad_id=tokenizer.pad_id,
     )
-    longest = source_length + target_length - 1 + len(rows.start)
-    _check_positions(chosen, longest, "prompt and target")
+    longest = max(source_length + len(rows.prefix), len(rows.start)) + target_length - 1
+    _check_positions(chosen, longest, "prompt and target" if source_length else "texts")
 
     def collate_to(widths: Sequence[int]) -> Collate:
         (width,) = widths
@@ -185,7 +185,9 @@ def build_decoder_only(
         collate_to=collate_to,
         collate_packed=packed_to,
         loss_fn=partial(_loss, chosen, "auto", 0.0),
-        loss_in_chunks=lambda num_chunks, z_loss=0.0: partial(_loss, chosen, num_chunks, z_loss),
+        loss_in_chunks=lambda num_chunks, z_loss=0.0, **smoothing: partial(
+            _loss, chosen, num_chunks, z_loss, **smoothing
+        ),
         make_pred_fn=pred_fn,
         output_fn=tokenizer.decode_until_end,
         save_pretrained=chosen.save,
@@ -204,11 +206,13 @@ def _loss(
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
+    *,
+    label_smoothing: float = 0.0,
 ) -> PerExample | Measured:
     """Summed cross-entropy and number of target tokens of each row.
 
-    Training adds the z-loss, and what its router costs to a mixture whose config says so; an
-    evaluation does not, so that its loss stays that of the texts.
+    Training adds the z-loss, and what its router costs to a mixture whose config says so, and
+    smooths labels; an evaluation does not, so that its loss stays that of the texts.
     """
     # Padding on the right needs no mask: no token looks ahead, and its own labels are ignored.
     hidden, head, router_logits = chosen.module.apply_before_head(
@@ -226,6 +230,7 @@ def _loss(
         hidden,
         batch["labels"],
         num_chunks=num_chunks,
+        label_smoothing=label_smoothing if is_training else 0.0,
         z_loss=z_loss if is_training else 0.0,
     )
     if not (is_training and getattr(chosen.config, "output_router_logits", False)):
@@ -328,5 +333,6 @@ def _check_positions(chosen: ChosenModel, length: int, what: str) -> None:
     if core is not None and length > core.max_length:
         raise ValueError(
             f"{what} have up to {length} tokens, and the model's positions reach "
-            f"{core.max_length}: lower max_source_length or max_target_length."
+            f"{core.max_length}: lower {'max_source_length or ' * ('prompt' in what)}"
+            "max_target_length."
         )

@@ -78,8 +78,8 @@ def build_encoder_decoder(
         collate_to=collate_to,
         collate_packed=None,
         loss_fn=partial(_loss, module, config, "auto", 0.0),
-        loss_in_chunks=lambda num_chunks, z_loss=0.0: partial(
-            _loss, module, config, num_chunks, z_loss
+        loss_in_chunks=lambda num_chunks, z_loss=0.0, **smoothing: partial(
+            _loss, module, config, num_chunks, z_loss, **smoothing
         ),
         make_pred_fn=partial(make_pred_fn, module, config),
         output_fn=tokenizer.decode_until_end,
@@ -148,8 +148,10 @@ def _loss(
     batch: Mapping[str, jax.Array],
     rngs: jax.Array,
     is_training: bool,  # noqa: FBT001 (the engine's order of arguments)
+    *,
+    label_smoothing: float = 0.0,
 ) -> PerExample:
-    """Summed cross-entropy, in training with the z-loss, and number of target tokens."""
+    """Summed cross-entropy, in training with z-loss and smoothing, and number of target tokens."""
     hidden, head, _ = module.apply_before_head(
         config,
         params,
@@ -165,6 +167,7 @@ def _loss(
         hidden,
         batch["labels"],
         num_chunks=num_chunks,
+        label_smoothing=label_smoothing if is_training else 0.0,
         z_loss=z_loss if is_training else 0.0,
     )
 

@@ -137,6 +137,27 @@ class ArrowSplit(Sequence[dict[str, Any]]):
         parts = [pc.list_value_length(batch.column(column)) for batch in self._batches]
         return np.concatenate([np.asarray(part, np.int64) for part in [[], *parts]])
 
+    def flat(self, column: str) -> list[NDArray[np.int32]]:
+        """Return the lists of ids of all rows one after the other, in pieces that stay mapped."""
+        parts = (batch.column(column).flatten() for batch in self._batches)
+        return [part.to_numpy(zero_copy_only=True) for part in parts]
+
+    def runs(self, column: str) -> list[tuple[str, int]]:
+        """Return the texts of a column in order, equal neighbours once with their number."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: list[tuple[str, int]] = []
+        for batch in self._batches:
+            encoded = pc.run_end_encode(batch.column(column), run_end_type=pa.int64())
+            start = 0
+            for text, end in zip(encoded.values.to_pylist(), encoded.run_ends, strict=True):
+                count, start = end.as_py() - start, end.as_py()
+                if found and found[-1][0] == text:
+                    count += found.pop()[1]
+                found.append((text, count))
+        return found
+
     def batches(self) -> Iterator[dict[str, list[Any]]]:
         """Yield the rows column by column, BATCH_ROWS at a time, in order."""
         for path in self._paths:
@@ -261,6 +282,12 @@ COLUMNS: Mapping[str, str] = {
     "target_ids": IDS,
 }
 ROW_COLUMNS: Mapping[str, str] = {"row_id": TEXT, "row": BYTES}
+PART = "part"
+
+
+def columns_with(*, parts: bool) -> Mapping[str, str]:
+    """Return the columns of encoded texts, whose rows may say their part of the data."""
+    return {**COLUMNS, PART: TEXT} if parts else COLUMNS
 
 
 @dataclass(frozen=True)
@@ -280,6 +307,8 @@ class DatasetSummary:
             None of texts.
         classes: of a recipe whose targets are classes: their names, of which the first is number 0.
         mean_target: of the training rows, where targets are numbers.
+        parts: whose rows say which part of the data they are of: the weights of a mixture, by name,
+            or empty where a field of the data says it; None where the rows say nothing.
     """
 
     recipe: str
@@ -296,6 +325,7 @@ class DatasetSummary:
     target: str | None = None
     classes: Sequence[Class] | None = None
     mean_target: float | None = None
+    parts: Mapping[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record; that of texts says nothing of a target column, nor of classes."""

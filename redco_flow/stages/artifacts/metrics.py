@@ -33,6 +33,8 @@ class MetricsSummary:
         examples_digest: of the rows and references: equal where two evaluations can be compared.
         confusion: where classes were scored: `classes`, and `counts` by true and predicted class;
             the class None stands for all that are too rare to have a row.
+        parts: where rows say which part of the data they are of: `num_examples` and `metrics` of
+            each part; a metric that a part has too few examples for is left out.
     """
 
     metrics: Mapping[str, float]
@@ -49,9 +51,10 @@ class MetricsSummary:
     examples_digest: str
     format: int = FORMAT
     confusion: Mapping[str, Any] | None = None
+    parts: Mapping[str, Mapping[str, Any]] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record; a confusion only where classes were scored."""
+        """Return the record; a confusion only where classes were scored, and parts likewise."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 

@@ -36,6 +36,7 @@ class Prediction:
         num_tokens: how many tokens that is the sum of.
         predictions: all texts, `prediction` first, where `num_return_sequences` asked for several.
         row: what JSON has of a row, without arrays and images.
+        part: of the data, where rows say it.
     """
 
     row_id: str
@@ -46,6 +47,7 @@ class Prediction:
     num_tokens: int | None = None
     predictions: list[str] | None = None
     row: dict[str, Any] | None = None
+    part: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the line without what was not measured."""

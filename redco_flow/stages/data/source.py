@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import has_magic
 from pathlib import Path
@@ -51,6 +51,7 @@ class Source:
         location: names its rows in errors.
         rows: opens it; each call reads from the start.
         class_names: by field, what the data call the classes whose numbers stand there.
+        part: the name of its dataset in a mixture; empty where there is one dataset.
     """
 
     split: str
@@ -58,11 +59,22 @@ class Source:
     location: str
     rows: Callable[[], Rows]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    part: str = ""
+
+
+def parts_of(data: DataSection) -> dict[str, DataSection]:
+    """Return each dataset of a mixture as if it were the only one, by name."""
+    return {
+        name: data.model_copy(update={"mixture": {}, "dataset": part.dataset})
+        for name, part in data.mixture.items()
+    }
 
 
 def problem_of(data: DataSection) -> str | None:
     """Say what is wrong with the section as a source of training data, or None."""
     files = [split for split in SPLITS if getattr(data, split)]
+    if data.mixture:
+        return _problem_of_mixture(data, files)
     if data.dataset and files:
         return (
             f"'data' names both a dataset ({data.dataset}) and files for {', '.join(files)}; "
@@ -86,6 +98,21 @@ def problem_of(data: DataSection) -> str | None:
     return None
 
 
+def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
+    others = [*(["dataset"] if data.dataset else []), *files]
+    if others:
+        return f"'data' names both a mixture and {', '.join(others)}; give one or the other."
+    for name, part in parts_of(data).items():
+        if hub_dataset(part) is not None:
+            return (
+                f"'data.mixture.{name}': there is no file or directory '{part.dataset}', and a "
+                "mixture takes no datasets of the hub: download it first."
+            )
+        if problem := problem_of(part):
+            return f"'data.mixture.{name}': {problem}"
+    return None
+
+
 def _is_missing_path(dataset: str) -> bool:
     """Whether a name that is no hub id names nothing on this machine."""
     path = Path(dataset).expanduser()
@@ -95,6 +122,9 @@ def _is_missing_path(dataset: str) -> bool:
 
 def data_files(data: DataSection) -> list[Path]:
     """Return every raw data file that will be read, in reading order; none for a hub dataset."""
+    if data.mixture:
+        found = (file for part in parts_of(data).values() for file in data_files(part))
+        return list(dict.fromkeys(found))
     if data.dataset is None:
         return [file for files in files_by_split(data).values() for file in files]
     if data.dataset.startswith(_PYTHON):
@@ -109,6 +139,12 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
     Raises:
         ValueError: a directory without data files, or whose files do not all name their split.
     """
+    if data.mixture:
+        of_all: dict[str, list[Path]] = {}
+        for part in parts_of(data).values():
+            for split, paths in files_by_split(part).items():
+                of_all.setdefault(split, []).extend(paths)
+        return of_all
     if data.dataset is None:
         named = {split: as_list(getattr(data, split)) for split in SPLITS}
         return {split: list(map(Path, files)) for split, files in named.items() if files}
@@ -121,6 +157,9 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
 
 def data_identity(data: DataSection) -> dict[str, Any]:
     """Return what identifies data that is no file: what a module says of itself."""
+    if data.mixture:
+        of_parts = map(data_identity, parts_of(data).values())
+        return {name: value for one in of_parts for name, value in one.items()}
     if data.dataset is None or not data.dataset.startswith(_PYTHON):
         return {}
     identity = getattr(_python_module(data.dataset), "identity", None)
@@ -137,17 +176,27 @@ def hub_dataset(data: DataSection) -> str | None:
 
 def data_modules(data: DataSection) -> list[str]:
     """Return the modules whose code makes rows."""
+    if data.mixture:
+        of_parts = map(data_modules, parts_of(data).values())
+        return list(dict.fromkeys(module for one in of_parts for module in one))
     is_python = data.dataset is not None and data.dataset.startswith(_PYTHON)
     return [str(data.dataset).removeprefix(_PYTHON)] if is_python else []
 
 
 def open_sources(data: DataSection) -> list[Source]:
-    """Return where the rows come from, train first.
+    """Return where the rows come from, train first, and a part's of a split one after the other.
 
     Raises:
         ValueError: a directory without data files, a module without files() and rows(), or a
             dataset that neither the hub nor its cache gives.
     """
+    if data.mixture:
+        of_parts = [
+            replace(source, name=f"{name}/{source.name}", part=name)
+            for name, part in parts_of(data).items()
+            for source in open_sources(part)
+        ]
+        return sorted(of_parts, key=lambda source: SPLITS.index(source.split))
     if data.dataset is None:
         return [
             _file_source(split, path, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         config=provenance.config,
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
         confusion=_confusion(metrics, found, targets),
+        parts=_by_part(all_metrics, predictions, source) or None,
     )
     folder = context.work_dir / "metrics"
     examples = _per_example(metrics, predictions, targets)
@@ -110,6 +112,27 @@ def _compute(
         except ValueError as error:
             raise CannotEvaluate(f"{name}: {error}") from error
     return scores
+
+
+def _by_part(
+    metrics: Mapping[str, AnyMetric], predictions: Sequence[Prediction], source: PredictionsSummary
+) -> dict[str, dict[str, Any]]:
+    """Score each part of the data by itself; nothing where rows say of none."""
+    lines_of: dict[str, list[Prediction]] = {}
+    for line in predictions:
+        if line.part is not None:
+            lines_of.setdefault(line.part, []).append(line)
+    found = {}
+    for part, lines in sorted(lines_of.items()):
+        targets = Targets.of_lines(lines, source.target or "")
+        scores = dict(_likelihoods(lines, metrics).scores)
+        for name, metric in metrics.items():
+            if isinstance(metric, Metric):
+                # A correlation of one example is none; the part's other scores are.
+                with suppress(ValueError):
+                    scores |= targets.score(name, [line.prediction for line in lines])
+        found[part] = {"num_examples": len(lines), "metrics": scores}
+    return found
 
 
 def _confusion(
@@ -179,7 +202,9 @@ class _Likelihoods:
             example.statistics.update({name: all_[index] for name, all_ in self.statistics.items()})
 
 
-def _likelihoods(predictions: list[Prediction], metrics: dict[str, AnyMetric]) -> _Likelihoods:
+def _likelihoods(
+    predictions: Sequence[Prediction], metrics: Mapping[str, AnyMetric]
+) -> _Likelihoods:
     found = _Likelihoods({}, {}, {})
     for name, metric in metrics.items():
         if not isinstance(metric, LikelihoodMetric):

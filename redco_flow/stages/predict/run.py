@@ -24,7 +24,7 @@ from redco_flow.recipes.recipe import (
     matmul_precision,
 )
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
-from redco_flow.stages.artifacts.dataset import DatasetArtifact
+from redco_flow.stages.artifacts.dataset import PART, DatasetArtifact
 from redco_flow.stages.artifacts.predictions import (
     Prediction,
     PredictionsSummary,
@@ -50,7 +50,7 @@ def begun(example: Mapping[str, Any], length: int, tokenizer: TextTokenizer) -> 
     cut = min(length, len(ids) - 1)
     prompt, rest = tokenizer.decode_batch([ids[:cut], ids[cut:]])
     return {
-        "row_id": example["row_id"],
+        **example,
         "source": prompt,
         "references": [rest],
         "source_ids": ids[:cut],
@@ -194,6 +194,7 @@ class _Prediction:
                 found[0],
                 summary.references_of(example),
                 predictions=found if len(found) > 1 else None,
+                part=example.get(PART),
             )
             for example, found in zip(asked, texts, strict=True)
         ]

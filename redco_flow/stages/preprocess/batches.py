@@ -129,6 +129,6 @@ class KeptPairs:
 
 
 def _no_rows_message(data: DataSection, split: str, bad_rows: BadRowLog) -> str:
-    where = getattr(data, split) or data.dataset
+    where = getattr(data, split) or data.dataset or "data.mixture"
     skipped = f" ({bad_rows.counts.total()} bad rows were skipped)" if bad_rows.counts else ""
     return f"{where}: no usable row for split '{split}'{skipped}; is the file empty?"

@@ -170,11 +170,14 @@ class _OpenBlock:
 class BlockWriters:
     """Writers of the blocks that are at work; a context manager.
 
+    Args:
+        columns: of encoded examples.
+
     A block is committed when a later one's batch comes, and the last one at the end.
     """
 
-    def __init__(self, store: BlockStore) -> None:
-        self._store = store
+    def __init__(self, store: BlockStore, columns: Mapping[str, str] = COLUMNS) -> None:
+        self._store, self._columns = store, columns
         self._open: dict[int, _OpenBlock] = {}
         self.committed: set[int] = set()
 
@@ -190,7 +193,7 @@ class BlockWriters:
     def write(self, block_split: BlockSplit, batch: Batch, encoded: Any) -> None:
         """Append examples with their `EncodedPairs`."""
         self._commit_before(block_split.block)
-        self._writer(DATASET, block_split, COLUMNS).write(
+        self._writer(DATASET, block_split, self._columns).write(
             {**batch, "source_ids": encoded.source_ids, "target_ids": encoded.target_ids}
         )
         self._open[block_split.block].counts.add_batch(block_split.split, batch, encoded)

@@ -97,7 +97,10 @@ def head_problems(
         columns: that rows must have, of whatever type; None: those of texts.
         are_labelled: whether texts have a label as target, and not a text.
     """
-    texts = text_keys(data, are_labelled=are_labelled) if columns is None else ()
+    texts: tuple[str, ...] = ()
+    if columns is None:
+        part = (data.part_key,) if data.part_key else ()
+        texts = (*text_keys(data, are_labelled=are_labelled), *part)
     label = (data.target_key,) if are_labelled and columns is None else ()
     asked = _Asked(
         keys=(*texts, *label, *(columns or ())),
@@ -108,10 +111,10 @@ def head_problems(
     try:
         files = files_by_split(data)
     except ValueError as error:
-        yield "dataset", str(error)
+        yield "mixture" if data.mixture else "dataset", str(error)
         return
     for split, paths in files.items():
-        key = "dataset" if data.dataset else split
+        key = "mixture" if data.mixture else "dataset" if data.dataset else split
         read = [path for path in paths if path.is_file() and not asked.skips_file(path)]
         heads = [_head_of_state(path, asked) for path in read]
         for problem in (problem for head in heads for problem in head.problems):
@@ -296,6 +299,11 @@ class Config(StageConfig):
                 f"recipe '{self.recipe}' takes rows as they are, and {', '.join(given)} would "
                 "change nothing"
             )
+        if "max_source_length" in given and self.data.text_key is not None:
+            raise ValueError(
+                "plain texts (data.text_key) have no source, and max_source_length would change "
+                "nothing; their pieces have max_target_length tokens"
+            )
         if "max_target_length" in given and not makes_texts(self.recipe):
             raise ValueError(
                 f"the targets of recipe '{self.recipe}' are no texts, and max_target_length would "
@@ -309,6 +317,8 @@ _OF_TEXTS = (
     "source_key",
     "pair_key",
     "target_key",
+    "mixture",
+    "part_key",
     "source_prefix",
     "source_suffix",
     "group_by_source",
@@ -318,7 +328,8 @@ _OF_TEXTS = (
 
 def problem_of_rows(data: DataSection, name: str) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
-    defaults = {key: field.default for key, field in type(data).model_fields.items()}
+    fields = type(data).model_fields.items()
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields}
     useless = [f"data.{key}" for key in _OF_TEXTS if getattr(data, key) != defaults[key]]
     if text_columns(find_recipe(name)) and "data.tokenizer" in useless:
         useless.remove("data.tokenizer")

@@ -38,6 +38,7 @@ def in_windows(batch: Batch, windows: Windows) -> Batch:
         "row_id": row_ids,
         "source": [batch["source"][row] for row in windows.text_of],
         "references": [[text] for text in windows.texts],
+        "part": [batch["part"][row] for row in windows.text_of],
     }
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.records import write_json
+from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import (
-    COLUMNS,
     SUMMARY_FILE,
     ArrowSplit,
     DatasetSummary,
     SplitWriter,
+    columns_with,
     read_batches,
 )
 from redco_flow.stages.context import Output, StageContext, StageOutputs
@@ -86,7 +87,8 @@ class DatasetJoin:
         block_split, path = BlockSplit(0, split), self.store.new_file()
         batches = ((block_split, batch) for batch in self._reported(split, rows, counts))
         encoded = encode_batches(self.call, batches, self.config.num_workers)
-        with SplitWriter(path, COLUMNS) as writer, closing(encoded):
+        columns = dataset_columns(self.config.data)
+        with SplitWriter(path, columns) as writer, closing(encoded):
             for _, batch, ids in encoded:
                 writer.write({**batch, "source_ids": ids.source_ids, "target_ids": ids.target_ids})
                 counts.add_batch(split, batch, ids)
@@ -118,6 +120,7 @@ class DatasetJoin:
             skipped_rows=dict(sorted(skipped_rows.items())),
             tokenizer=record_of(tokenizer),
             classes=class_names(labels),
+            parts=_parts(config.data),
             **trivial_targets(self._first_targets(files["train"], labels)),
         )
 
@@ -133,6 +136,18 @@ class DatasetJoin:
             return [float(text) for text in targets]
         by_text = {str(name): name for name in class_names(labels) or ()}
         return [by_text.get(text, text) for text in targets]
+
+
+def _parts(data: DataSection) -> dict[str, float] | None:
+    """Return `DatasetSummary.parts`."""
+    if not data.mixture and data.part_key is None:
+        return None
+    return {name: part.weight for name, part in data.mixture.items()}
+
+
+def dataset_columns(data: DataSection) -> Mapping[str, str]:
+    """Return the columns of a dataset's encoded examples."""
+    return columns_with(parts=_parts(data) is not None)
 
 
 def record_of(tokenizer: TextTokenizer) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from redco_flow.text.pairs import PAIR_SEPARATOR
 BLOCK_ROWS = 20 * BATCH_ROWS
 """Rows as they stand in the data, usable or not, that are encoded and kept together."""
 
-RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT}
+RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT, "part": TEXT}
 
 PairBatch = dict[str, list[Any]]
 """What was made of rows, column by column: RAW_COLUMNS of pairs."""
@@ -61,6 +61,7 @@ class TextPair(NamedTuple):
         row_id: "file name:line", the same wherever the file lies.
         source: empty where the row is a plain text, which is the target; of two texts both, with
             PAIR_SEPARATOR between them.
+        part: of the data; empty where there are no parts.
     """
 
     block: int
@@ -68,6 +69,7 @@ class TextPair(NamedTuple):
     row_id: str
     source: str
     target: str
+    part: str = ""
 
 
 class ReadRow(Protocol):
@@ -103,12 +105,12 @@ def read_pairs(
         is_wanted: takes a block's number.
     """
     split_of_train = _held_out(sources, data)
-    num_read = dict.fromkeys(SPLITS, 0)
+    num_read = Counter[tuple[str, str]]()
     for source in sources:
         split_of = split_of_train if source.split == "train" else None
         for row in source.rows():
             on_row()
-            if num_read[source.split] == data.max_examples:
+            if num_read[source.split, source.part] == data.max_examples:
                 break
             block = counts.rows // BLOCK_ROWS
             counts.rows += 1
@@ -116,7 +118,7 @@ def read_pairs(
             if isinstance(pair, BadRow):
                 bad_rows.add(pair)
                 continue
-            num_read[source.split] += 1
+            num_read[source.split, source.part] += 1
             counts.usable[pair.split] += 1
             if is_wanted(block):
                 yield pair
@@ -162,9 +164,10 @@ def read_pairs_of(data: DataSection, labels: Labels | None = None) -> ReadRow:
         row: FileRow, source: Source, split_of: SplitOf | None, block: int
     ) -> TextPair | BadRow:
         line, fields = row
-        for key in keys:
+        for key in (*keys, *([data.part_key] if data.part_key else [])):
             if problem := problem_of_text(fields, key):
                 return BadRow(f"{source.location}:{line}", *problem)
+        part = fields[data.part_key] if data.part_key else source.part
         texts = [fields[key] for key in keys]
         if labels is not None:
             try:
@@ -174,7 +177,7 @@ def read_pairs_of(data: DataSection, labels: Labels | None = None) -> ReadRow:
         first = PAIR_SEPARATOR.join(texts[:-1] or texts)
         split = split_of(first.encode()) if split_of else source.split
         row_id = f"{source.name}:{line}"
-        return TextPair(block, split, row_id, "" if data.text_key else first, texts[-1])
+        return TextPair(block, split, row_id, "" if data.text_key else first, texts[-1], part)
 
     return read_row
 
@@ -207,6 +210,7 @@ def ungrouped(batch: PairBatch) -> Batch:
         "row_id": batch["row_id"],
         "source": batch["source"],
         "references": [[target] for target in batch["target"]],
+        "part": batch["part"],
     }
 
 
@@ -227,10 +231,11 @@ def grouped(rows: ArrowSplit) -> Iterator[Batch]:
 
 
 def _examples(rows: ArrowSplit, members: list[list[int]]) -> Batch:
-    batch: Batch = {"row_id": [], "source": [], "references": []}
+    batch: Batch = {"row_id": [], "source": [], "references": [], "part": []}
     for indices in members:
         group = rows.__getitems__(indices)
         batch["row_id"].append(group[0]["row_id"])
         batch["source"].append(group[0]["source"])
+        batch["part"].append(group[0]["part"])
         batch["references"].append(list(dict.fromkeys(row["target"] for row in group)))
     return batch

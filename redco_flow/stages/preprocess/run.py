@@ -24,7 +24,7 @@ from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config, problem_of_texts
 from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches
-from redco_flow.stages.preprocess.joined import DatasetJoin, damaged
+from redco_flow.stages.preprocess.joined import DatasetJoin, damaged, dataset_columns
 from redco_flow.stages.preprocess.labels import Labels
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer
@@ -96,7 +96,7 @@ class _Blocks:
         source = self.kept or RawPairs(self.context, self.config)
         # It is asked at every row: each block is looked up once.
         pairs = source.batches("reading and encoding", cache(is_wanted))
-        with BlockWriters(self.store) as writers:
+        with BlockWriters(self.store, dataset_columns(self.config.data)) as writers:
             batches = self._held_back(pairs, writers)
             with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
                 for block_split, batch, ids in encoded:

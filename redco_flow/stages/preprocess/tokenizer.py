@@ -32,7 +32,9 @@ _NUM_ROUNDS_AT_SIZE = 2
 Scores = dict[str, float]
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "bpe"]) -> Any:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, kind: Literal["unigram", "bpe", "character"]
+) -> Any:
     """Return a trained `tokenizers.Tokenizer` with <pad> 0, </s> 1, <unk> 2.
 
     Args:
@@ -47,6 +49,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, kind: Literal["unigra
             f"data.tokenizer.train.vocab_size is {vocab_size}; a byte-level tokenizer needs at "
             f"least {_MIN_VOCAB_SIZE}."
         )
+    if kind == "character":
+        return _character_tokenizer(texts, vocab_size)
     if kind == "bpe":
         return _assembled(_train_bpe(texts, vocab_size).model)
     words: Counter[str] = Counter()
@@ -93,12 +97,30 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Any:
     return tokenizer
 
 
-def _assembled(model: Any) -> Any:
+def _character_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """Take the most frequent characters, in the order of their code points."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    kept = sorted(ranked[: vocab_size - len(SPECIAL_TOKENS)])
+    vocab = {token: number for number, token in enumerate((*SPECIAL_TOKENS, *kept))}
+    return _assembled(
+        models.WordLevel(vocab, unk_token=SPECIAL_TOKENS[2]),
+        pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated"),
+        decoders.Fuse(),
+    )
+
+
+def _assembled(model: Any, pre_tokenizer: Any = None, decoder: Any = None) -> Any:
+    """Make a tokenizer of a model, byte-level by default."""
     from tokenizers import AddedToken, Tokenizer, decoders, processors
 
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = _byte_level()
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.pre_tokenizer = pre_tokenizer or _byte_level()
+    tokenizer.decoder = decoder or decoders.ByteLevel()
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     )

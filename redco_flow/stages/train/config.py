@@ -52,16 +52,25 @@ class Schedule(StrictModel):
         type: what follows the linear warmup: a linear or cosine decay to 0, none, the inverse
             square root of the step, or `wsd`: constant, then a linear decay over the last fifth.
         warmup_ratio, warmup_steps: of the linear warmup, as a share of all steps or as a number.
+        min_lr_ratio: the least rate after the warmup, as a share of `learning_rate`: what a decay
+            ends at instead of 0.
     """
 
     type: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd"] = "linear"
     warmup_ratio: Fraction | None = None
     warmup_steps: NonNegativeInt | None = None
+    min_lr_ratio: Annotated[Fraction, OnlyWhereSet()] = 0.0
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Schedule:
         if self.warmup_ratio is not None and self.warmup_steps is not None:
             raise ValueError("give 'warmup_ratio' or 'warmup_steps', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _falls_to_its_least(self) -> Schedule:
+        if self.min_lr_ratio and self.type == "constant":
+            raise ValueError("'min_lr_ratio' is of no use to type constant, whose rate stays")
         return self
 
 
@@ -115,27 +124,59 @@ class Evaluation(StrictModel):
         return self
 
 
+class EarlyStopping(StrictModel):
+    """End a training whose score no longer improves, with the checkpoints that are there then.
+
+    A training that was interrupted ends at the same step as one that was not.
+
+    Args:
+        metric: a score of the validation split: eval_loss, rouge2, …, named as in `keep.best`.
+        patience: evaluations in a row without a better score than before.
+    """
+
+    metric: Text
+    patience: PositiveInt = 3
+
+
 class Batching(StrictModel):
     """How examples of different lengths become batches of one shape.
 
     `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
     like length, in a few widths, each of which is compiled for. `packed`: several examples share a
-    row, and none sees another.
+    row, and none sees another. `windows`: plain texts, each with its end token, are one stream, of
+    which every row is a window that sees all texts in it.
 
     Args:
-        type: one of the three.
+        type: one of the four.
         num_buckets: widths at most, where bucketed.
         packed_length: tokens of a packed row; None: of the longest example.
+        window_length: tokens that a window predicts, each from those before it in the window.
+        random_offsets: whether windows of the training split begin anywhere; else one begins where
+            another ends. Evaluation has those, so that it predicts each token once.
     """
 
-    type: Literal["padded", "bucketed", "packed"] = "padded"
+    type: Literal["padded", "bucketed", "packed", "windows"] = "padded"
     num_buckets: PositiveInt = 4
     packed_length: PositiveInt | None = None
+    window_length: Annotated[PositiveInt | None, OnlyWhereSet()] = None
+    random_offsets: Annotated[bool, OnlyWhereSet()] = False
 
     @model_validator(mode="after")
     def _only_packed_has_a_length(self) -> Batching:
         if self.packed_length is not None and self.type != "packed":
             raise ValueError(f"'packed_length' is for type packed, and the type is {self.type}")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_have_a_length(self) -> Batching:
+        if self.type == "windows":
+            if self.window_length is None:
+                raise ValueError("type windows needs 'window_length', in tokens")
+        elif self.window_length is not None or self.random_offsets:
+            raise ValueError(
+                "'window_length' and 'random_offsets' are for type windows, and the type is "
+                f"{self.type}"
+            )
         return self
 
 
@@ -206,11 +247,17 @@ class Config(StageConfig):
         settings: the recipe's.
         model: the pipeline's section of this name, with changes for this stage.
         num_epochs: passes over the training split.
+        max_steps: optimizer steps, instead of `num_epochs`; epochs follow each other, and the last
+            one may be cut short.
         global_batch_size: examples per optimizer step, whatever the number of devices; where
             examples are packed, rows of them.
         batching: how examples of different lengths become batches.
+        mixture_weights: of the datasets of `data.mixture`, instead of those that stand there.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         optimizer: of optax, by this name.
+        betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and
+            0.99 for lion.
+        epsilon: what adamw adds to the denominator; null: 1e-8.
         learning_rate: at the end of the warmup.
         schedule: the learning rate over the steps.
         weight_decay: decoupled, times the learning rate (of sgd: added to the gradient); norms,
@@ -218,6 +265,8 @@ class Config(StageConfig):
         max_grad_norm: gradients are scaled down to this global norm; None: never.
         z_loss: coefficient of the squared logarithm of the softmax's denominator, which training
             adds to each token's loss, as PaLM and T5X do (1e-4); evaluations add nothing.
+        label_smoothing: share of each label's probability that training spreads evenly over the
+            vocabulary; evaluations spread nothing.
         lora: train low-rank factors beside kernels.
         dropout_rate: None leaves the model's own.
         num_model_shards: devices that split every product among them.
@@ -250,6 +299,7 @@ class Config(StageConfig):
         seed: of initialisation, data order and dropout.
         eval: when the validation split is scored, and how.
         keep: which checkpoints stay.
+        early_stopping: end the training when a score no longer improves; null: never.
         log_every_steps: steps between two lines of the log and of the metrics.
         save_every_steps: checkpoints besides those at evaluations and ends of epochs.
         profile: steps whose trace is written into the attempt's directory.
@@ -261,15 +311,22 @@ class Config(StageConfig):
     settings: RecipeSettings = Field(default_factory=dict)
     model: ModelSection = ModelSection()
     num_epochs: PositiveInt = 1
+    max_steps: Annotated[PositiveInt | None, OnlyWhereSet()] = None
     global_batch_size: PositiveInt = 32
     batching: Batching = Batching()
+    mixture_weights: Annotated[dict[Text, PositiveFloat], OnlyWhereSet()] = Field(
+        default_factory=dict
+    )
     per_device_batch_size: Annotated[PositiveInt | None, Placement()] = None
     optimizer: Literal["adamw", "adafactor", "lion", "sgd"] = "adamw"
+    betas: Annotated[list[Fraction] | None, OnlyWhereSet()] = None
+    epsilon: Annotated[PositiveFloat | None, OnlyWhereSet()] = None
     learning_rate: PositiveFloat = 1e-4
     schedule: Schedule = Schedule()
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
     z_loss: Annotated[NonNegativeFloat, OnlyWhereSet()] = 0.0
+    label_smoothing: Annotated[Fraction, OnlyWhereSet()] = 0.0
     lora: Lora | None = None
     freeze: Text | None = None
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -290,6 +347,7 @@ class Config(StageConfig):
     seed: NonNegativeInt = 0
     eval: Evaluation = Evaluation()  # before what is kept: its metrics' scores may choose
     keep: Keep = Keep()
+    early_stopping: Annotated[EarlyStopping | None, OnlyWhereSet()] = None
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
     profile: Annotated[Profile | None, Placement()] = None
@@ -311,6 +369,24 @@ class Config(StageConfig):
             if len(set(named)) < len(named):
                 raise ValueError(f"{pattern!r} names one axis twice")
         return overrides
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Config:
+        default = type(self).model_fields["num_epochs"].default
+        if self.max_steps is not None and self.num_epochs != default:
+            raise ValueError("give 'num_epochs' or 'max_steps', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _moments_have_a_use(self) -> Config:
+        if self.betas is not None:
+            if self.optimizer not in ("adamw", "lion"):
+                raise ValueError(f"'betas' are of adamw and lion, and not of {self.optimizer}")
+            if len(self.betas) != 2:
+                raise ValueError(f"'betas' are two numbers, and there are {len(self.betas)}")
+        if self.epsilon is not None and self.optimizer != "adamw":
+            raise ValueError(f"'epsilon' is of adamw, and not of {self.optimizer}")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_freeze(self) -> Config:
@@ -381,21 +457,44 @@ class Config(StageConfig):
                 f"recipe '{info.data['recipe']}' cannot put several examples into one row: use "
                 "type bucketed, or recipe language_modeling"
             )
+        if batching.type == "windows" and recipe and not hasattr(recipe, "encode_texts"):
+            raise ValueError(
+                f"recipe '{info.data['recipe']}' takes no plain texts, which windows are cut from: "
+                "use recipe language_modeling"
+            )
         return batching
 
     @field_validator("keep")
     @classmethod
-    def _is_measured(cls, keep: Keep, info: ValidationInfo) -> Keep:
-        if "eval" in info.data:
-            texts_scores(keep, info.data["eval"])
-        recipe = _recipe(info)
-        of_rows = is_of_rows(info.data.get("recipe", ""))
-        is_measured = getattr(recipe, "MEASURES_PERPLEXITY", recipe is None and not of_rows)
-        if PERPLEXITY in keep.best and not is_measured:
-            raise ValueError(
-                f"recipe '{info.data['recipe']}' measures no perplexity; {EVAL_LOSS} ranks the same"
-            )
+    def _are_measured(cls, keep: Keep, info: ValidationInfo) -> Keep:
+        _check_scores(keep.best, info)
         return keep
+
+    @field_validator("early_stopping")
+    @classmethod
+    def _is_measured(
+        cls, early_stopping: EarlyStopping | None, info: ValidationInfo
+    ) -> EarlyStopping | None:
+        if early_stopping is not None:
+            _check_scores([early_stopping.metric], info)
+        return early_stopping
+
+
+def _check_scores(names: list[str], info: ValidationInfo) -> None:
+    """Refuse scores that an evaluation of this training does not give.
+
+    Raises:
+        ValueError: one of them; the message names it.
+    """
+    if "eval" in info.data:
+        texts_scores(names, info.data["eval"])
+    recipe = _recipe(info)
+    of_rows = is_of_rows(info.data.get("recipe", ""))
+    is_measured = getattr(recipe, "MEASURES_PERPLEXITY", recipe is None and not of_rows)
+    if PERPLEXITY in names and not is_measured:
+        raise ValueError(
+            f"recipe '{info.data['recipe']}' measures no perplexity; {EVAL_LOSS} ranks the same"
+        )
 
 
 def _recipe(info: ValidationInfo) -> ModuleType | None:
@@ -425,20 +524,24 @@ def _check_config(family: str, changes: Mapping[str, Any]) -> None:
     defaults.updated({**tokens, **changes})
 
 
-def texts_scores(keep: Keep, evaluation: Evaluation) -> dict[str, Score]:
-    """Return the scores of generated texts that choose checkpoints, by their names in `keep.best`.
+def texts_scores(names: list[str], evaluation: Evaluation) -> dict[str, Score]:
+    """Return those of some scores that are of generated texts, by their names.
 
     Raises:
         ValueError: no metric gives one of them.
     """
-    named = [text for text in keep.best if text not in LOSS_SCORES]
+    named = [text for text in names if text not in LOSS_SCORES]
     return {text: find_score(text, evaluation.metrics) for text in named}
 
 
 def metrics_needed(config: Config) -> list[str]:
     """Return the metrics to compute on generated texts, each once."""
-    for_best = (score.metric for score in texts_scores(config.keep, config.eval).values())
-    return list(dict.fromkeys([*config.eval.metrics, *for_best]))
+    watched = [
+        *config.keep.best,
+        *([config.early_stopping.metric] if config.early_stopping else []),
+    ]
+    for_them = (score.metric for score in texts_scores(watched, config.eval).values())
+    return list(dict.fromkeys([*config.eval.metrics, *for_them]))
 
 
 def output_names(config: Config) -> list[str]:

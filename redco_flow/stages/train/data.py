@@ -1,4 +1,4 @@
-"""What a training reads: the examples as rows of batches, padded, in buckets or packed.
+"""What a training reads: the examples as rows of batches, padded, in buckets, packed or windows.
 
 Everything here follows from the dataset and the settings, by the lengths of the examples alone,
 so every process and every attempt arranges them alike.
@@ -16,9 +16,11 @@ import numpy as np
 
 from redco_flow.engine.data.batches import CollateFn, Examples, read_rows
 from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
+from redco_flow.engine.data.order import BatchSampler, Mixture, Part, RowOrder
 from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.stages.artifacts.dataset import (
+    PART,
     ArrowSplit,
     DatasetArtifact,
     DatasetSummary,
@@ -26,6 +28,7 @@ from redco_flow.stages.artifacts.dataset import (
 )
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
+from redco_flow.stages.train.windows import Span, TokenStream, Windows, stream_of
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
@@ -55,6 +58,7 @@ class TrainingData:
         collate_fn: of both.
         bucketing: of the training's batches.
         padding: share of the positions of an epoch's batches that hold no token.
+        order: in which examples are drawn; None: each once per epoch.
     """
 
     examples: Examples
@@ -62,6 +66,18 @@ class TrainingData:
     collate_fn: CollateFn
     bucketing: Bucketing | None
     padding: float
+    order: RowOrder | None = None
+
+    def steps_per_epoch(self, config: Config) -> int:
+        """Return how many steps count as an epoch."""
+        size = config.global_batch_size
+        sampler = BatchSampler(len(self.examples), size, config.seed, order=self.order)
+        return sampler.steps_per_epoch
+
+    def first_batch(self, recipe: Recipe) -> Mapping[str, Any]:
+        """Return one example as the recipe collates it by itself."""
+        (found,) = read_rows(self.examples, np.zeros(1, np.int64))
+        return recipe.collate_fn(found[:1] if isinstance(found, list) else [found])
 
     def widest_batch(self) -> Mapping[str, Any]:
         """Return one example collated as wide as a training batch can be."""
@@ -93,26 +109,142 @@ def read_training_data(
     """Arrange a dataset's examples as `config.batching` says.
 
     Raises:
-        DataError: an example is longer than a packed row.
-        ValueError: the recipe does not pack.
+        DataError: an example is longer than a packed row, or a split shorter than a window.
+        ValueError: the recipe does not pack, or windows are to be cut from pairs.
     """
     split = dataset.split("train", columns_of(dataset.summary))
     if isinstance(split, RowSplit):
+        _no_weights(config)
         return TrainingData(split, validation, recipe.collate_fn, None, 0.0)
+    parts = _mixed_parts(dataset, config)
     assert recipe.row_widths is not None, "a recipe of texts says how wide their rows are"
+    if config.batching.type == "windows":
+        return _windows(split, dataset.summary, parts, validation, recipe, config)
     lengths = _Lengths(
         recipe.row_widths(split.lengths("source_ids"), split.lengths("target_ids")),
         recipe.row_widths(*(lengths_of(validation or (), side) for side in ("source", "target"))),
     )
     batching = config.batching
     if batching.type == "packed":
-        arranged = _packed(split, validation, lengths, recipe, config)
+        arranged = _packed(split, parts, validation, lengths, recipe, config)
     elif batching.type == "bucketed":
+        if parts:
+            raise ValueError(
+                "batches of a mixture hold examples of every length, which buckets keep apart: use "
+                "batching.type padded or packed."
+            )
         arranged = _bucketed(split, validation, lengths, recipe, config)
     else:
-        arranged = _padded(split, validation, lengths, recipe, config)
+        arranged = _padded(split, parts, validation, lengths, recipe, config)
     logger.info("batches are %s: %.1f%% of them is padding", batching.type, 100 * arranged.padding)
     return arranged
+
+
+@dataclass(frozen=True)
+class _MixedPart:
+    """Training rows that stand side by side, and their weight."""
+
+    name: str
+    num_rows: int
+    weight: float
+
+
+def _no_weights(config: Config) -> None:
+    """Refuse weights of a dataset that is no mixture.
+
+    Raises:
+        ValueError: there are some.
+    """
+    if config.mixture_weights:
+        raise ValueError(
+            "mixture_weights are of the datasets of a data.mixture, and the dataset is of one."
+        )
+
+
+def _mixed_parts(dataset: DatasetArtifact, config: Config) -> list[_MixedPart]:
+    """Return the parts of a mixture in the order of their rows; none where nothing is mixed.
+
+    Raises:
+        ValueError: weights for other parts than there are, or a part without training rows.
+    """
+    weights = dataset.summary.parts
+    if not weights:
+        _no_weights(config)
+        return []
+    asked = config.mixture_weights or weights
+    if set(asked) != set(weights):
+        raise ValueError(
+            f"mixture_weights names {', '.join(asked)}, and the mixture is of "
+            f"{', '.join(weights)}: give each of them a weight."
+        )
+    split = dataset.split("train", [PART])
+    assert isinstance(split, ArrowSplit), "rows as they are have no parts"
+    runs = split.runs(PART)
+    assert len({name for name, _ in runs}) == len(runs), "a part's rows stand side by side"
+    if missing := [name for name in weights if name not in dict(runs)]:
+        raise ValueError(f"the mixture's part '{missing[0]}' has no training rows.")
+    return [_MixedPart(name, count, asked[name]) for name, count in runs]
+
+
+def _mixture(parts: Sequence[_MixedPart], counts: Sequence[int]) -> Mixture | None:
+    """Return the order of a mixture whose parts have so many rows of batches."""
+    if not parts:
+        return None
+    starts = np.cumsum([0, *counts]).tolist()
+    return Mixture(
+        [
+            Part(part.name, start, count, count, part.weight)
+            for part, start, count in zip(parts, starts, counts, strict=False)
+        ]
+    )
+
+
+def _spans(split: ArrowSplit, parts: Sequence[_MixedPart], num_tokens: int) -> list[Span]:
+    """Return the tokens of each part of the training split."""
+    if not parts:
+        return [Span("the training split", 0, num_tokens)]
+    tokens = np.concatenate([[0], np.cumsum(split.lengths("target_ids"))])
+    rows = np.cumsum([0, *(part.num_rows for part in parts)])
+    starts = tokens[rows].tolist()
+    return [
+        Span(part.name, start, stop - start, part.weight)
+        for part, start, stop in zip(parts, starts, starts[1:], strict=False)
+    ]
+
+
+def _windows(
+    split: ArrowSplit,
+    summary: DatasetSummary,
+    parts: Sequence[_MixedPart],
+    validation: Validation | None,
+    recipe: Recipe,
+    config: Config,
+) -> TrainingData:
+    if not summary.is_plain_text:
+        raise ValueError(
+            "batching.type is windows, which are cut from plain texts, and the dataset is of "
+            "sources with targets: preprocess with data.text_key, or use type packed."
+        )
+    length, is_random = config.batching.window_length, config.batching.random_offsets
+    assert length is not None  # the Config sees to it
+
+    stream = TokenStream(split.flat("target_ids"))
+    spans = _spans(split, parts, len(stream))
+    examples = Windows(stream, spans, length, at_every_token=is_random)
+    order = Mixture(examples.parts()) if is_random or parts else None
+    of_validation = None
+    if validation is not None:
+        held_out = stream_of(validation)
+        spans = [Span("the validation split", 0, len(held_out))]
+        of_validation = Windows(held_out, spans, length, at_every_token=False)
+    width = -(-length // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+    collate_fn = recipe.collate_wide([width])
+    padding = 1 - length / width
+    if not is_random:
+        num_rows = _num_rows(len(examples), config.global_batch_size)
+        padding = 1 - examples.num_predicted / (num_rows * width)
+    logger.info("%d tokens in windows of %d", len(stream), length)
+    return TrainingData(examples, of_validation, collate_fn, None, padding, order)
 
 
 def _num_rows(num_examples: int, batch_size: int) -> int:
@@ -122,6 +254,7 @@ def _num_rows(num_examples: int, batch_size: int) -> int:
 
 def _padded(
     split: ArrowSplit,
+    parts: Sequence[_MixedPart],
     validation: Validation | None,
     lengths: _Lengths,
     recipe: Recipe,
@@ -130,7 +263,8 @@ def _padded(
     collate_fn = recipe.collate_wide(lengths.widths.tolist())
     num_rows = _num_rows(len(split), config.global_batch_size)
     share = lengths.padding(num_rows * int(lengths.widths.sum()))
-    return TrainingData(split, validation, collate_fn, None, share)
+    order = _mixture(parts, [part.num_rows for part in parts])
+    return TrainingData(split, validation, collate_fn, None, share, order)
 
 
 def _bucketed(
@@ -152,6 +286,7 @@ def _bucketed(
 
 def _packed(
     split: ArrowSplit,
+    parts: Sequence[_MixedPart],
     validation: Validation | None,
     lengths: _Lengths,
     recipe: Recipe,
@@ -160,9 +295,11 @@ def _packed(
     if recipe.collate_packed is None:
         raise ValueError(f"recipe '{config.recipe}' cannot put several examples into one row.")
     width = config.batching.packed_length or int(lengths.widths[0])
-    rows = PackedExamples(split, lengths.train[:, 0], width)
+    num_examples = [part.num_rows for part in parts]
+    rows = PackedExamples(split, lengths.train[:, 0], width, parts=num_examples)
     packed_validation = None
     if validation is not None:
         packed_validation = PackedExamples(validation, lengths.validation[:, 0], width)
     share = lengths.padding(_num_rows(len(rows), config.global_batch_size) * width)
-    return TrainingData(rows, packed_validation, recipe.collate_packed(width), None, share)
+    order = _mixture(parts, rows.rows_per_part)
+    return TrainingData(rows, packed_validation, recipe.collate_packed(width), None, share, order)

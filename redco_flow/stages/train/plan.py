@@ -76,6 +76,7 @@ def plan_training(
             weight_decay=config.weight_decay,
             decay_mask=decay_mask,
             mu_dtype=None if config.mu_dtype == "float32" else config.mu_dtype,
+            **_moments(config),
         )
 
     rules = deployer.get_sharding_rules(
@@ -152,13 +153,14 @@ def _stored_shapes(config: Config, recipe: Recipe) -> Any:
 
 
 def _loss_fn(config: Config, recipe: Recipe) -> LossFn:
-    z_loss = {"z_loss": config.z_loss} if config.z_loss else {}
+    asked = {name: getattr(config, name) for name in ("z_loss", "label_smoothing")}
+    options = {name: value for name, value in asked.items() if value}
     if recipe.loss_in_chunks is not None:
-        loss_fn: LossFn = recipe.loss_in_chunks(config.num_loss_chunks, **z_loss)
+        loss_fn: LossFn = recipe.loss_in_chunks(config.num_loss_chunks, **options)
         return loss_fn
-    if config.num_loss_chunks == "auto" and not z_loss:
+    if config.num_loss_chunks == "auto" and not options:
         return recipe.loss_fn
-    name = "z_loss" if z_loss else "num_loss_chunks"
+    name = next(iter(options), "num_loss_chunks")
     raise ValueError(
         f"{name} is {getattr(config, name)}, and recipe '{config.recipe}' has no loss with it: "
         "leave the setting out, or give the recipe a loss_in_chunks."
@@ -169,8 +171,18 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
     asked = config.schedule
     warmup_steps = asked.warmup_steps or round((asked.warmup_ratio or 0.0) * total_steps)
     return make_schedule(
-        asked.type, config.learning_rate, total_steps, min(warmup_steps, total_steps)
+        asked.type,
+        config.learning_rate,
+        total_steps,
+        min(warmup_steps, total_steps),
+        min_ratio=asked.min_lr_ratio,
     )
+
+
+def _moments(config: Config) -> dict[str, float]:
+    """Return how the optimizer averages, where the settings say it."""
+    found = {} if config.betas is None else dict(zip(("b1", "b2"), config.betas, strict=True))
+    return found if config.epsilon is None else {**found, "eps": config.epsilon}
 
 
 def _plan_lora(config: Config, traced: Sequence[Any]) -> Lora | None:

@@ -17,7 +17,6 @@ from redco_flow.engine import errors as engine_errors
 from redco_flow.engine.agreement import decide_first
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer, Commit, parameter_digests
 from redco_flow.engine.checkpoint.commit import TRAINING
-from redco_flow.engine.data.order import BatchSampler
 from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
@@ -38,12 +37,13 @@ from redco_flow.stages.context import Output, StageContext, StageOutputs, Stoppe
 from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
-from redco_flow.stages.train.data import TrainingData, columns_of, read_training_data
+from redco_flow.stages.train.data import TrainingData, read_training_data
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.stages.train.records import TrainingRecords, open_logs
 from redco_flow.stages.train.scores import (
     CannotTrain,
     EvalFn,
+    early_stopping,
     keys_of_best,
     make_eval_fn,
     make_text_scores,
@@ -118,16 +118,18 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
         )
     if summary.has_tokenizer:
         check_model_tokenizer(config.model, dataset.tokenizer)
-    source_length, target_length = _lengths(dataset)
+    source_length, target_length = _lengths(dataset, config)
     texts = dataset.texts(source_length, target_length)
     recipe = build_recipe(config.recipe, _model(config, summary.classes), texts)
     if context.inputs.get("start_from"):
         checkpoint = CheckpointArtifact(context.input("start_from").path)
         recipe = _started_from(checkpoint, recipe, dataset, config)
-    batch = recipe.collate_fn(dataset.split("train", columns_of(summary)).__getitems__([0]))
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
-    num_steps = config.num_epochs * _steps_per_epoch(config, len(data.examples))
+    batch = data.first_batch(recipe)
+    num_steps = config.max_steps
+    if num_steps is None:
+        num_steps = config.num_epochs * data.steps_per_epoch(config)
     plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
@@ -159,11 +161,13 @@ def _started_from(
     return replace(recipe, load_params=partial(checkpoint.read_params, recipe))
 
 
-def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:
+def _lengths(dataset: DatasetArtifact, config: Config) -> tuple[int, int]:
     """Sources and targets of training's batches in tokens: a test text must not widen a step."""
     summary = dataset.summary
     if summary.is_of_rows:
         return 0, 0
+    if config.batching.window_length is not None:
+        return 1, config.batching.window_length  # a window's first token is its source
     return summary.padded_length("source", ("train", "validation")), summary.padded_length("target")
 
 
@@ -193,17 +197,13 @@ def _model(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:
     return model
 
 
-def _steps_per_epoch(config: Config, num_rows: int) -> int:
-    return BatchSampler(num_rows, config.global_batch_size, config.seed).steps_per_epoch
-
-
 def _validation(dataset: DatasetArtifact, config: Config) -> list[dict[str, Any]] | None:
     """The examples to evaluate on, texts included; None where there is no such split."""
     if not dataset.has("validation"):
-        if config.keep.best or config.eval.metrics:
+        if config.keep.best or config.eval.metrics or config.early_stopping:
             raise CannotTrain(
-                "keep.best and eval.metrics need validation rows and the dataset has none: give "
-                "data.validation, or a larger data.validation_fraction."
+                "keep.best, eval.metrics and early_stopping need validation rows and the dataset "
+                "has none: give data.validation, or a larger data.validation_fraction."
             )
         return None
     rows = dataset.split("validation")
@@ -222,14 +222,16 @@ def _fit(
     records = TrainingRecords(context, checkpointer, provenance)
     every = config.eval.every_steps
     if config.eval.every_epochs:
-        every = config.eval.every_epochs * _steps_per_epoch(config, len(examples))
+        every = config.eval.every_epochs * training.data.steps_per_epoch(config)
     intervals = [config.log_every_steps, every, config.save_every_steps]
     try:
         with open_logs(context, config) as logs:
             return training.trainer.fit(
                 examples,
-                num_epochs=config.num_epochs,
+                num_epochs=config.num_epochs if config.max_steps is None else None,
+                max_steps=config.max_steps,
                 bucketing=training.data.bucketing,
+                order=training.data.order,
                 eval_fn=training.eval_fn,
                 checkpointer=checkpointer,
                 callbacks=[records, *logs],
@@ -239,6 +241,7 @@ def _fit(
                 save_every_steps=config.save_every_steps,
                 should_stop=records.should_stop,
                 traced_steps=_traced_steps(context, config),
+                early_stopping=early_stopping(config),
             )
     except engine_errors.TrainingStopped as stopped:
         raise Stopped(f"stage '{context.stage}' {stopped}; a later attempt goes on there.") from (
@@ -329,7 +332,7 @@ def _output(
         digested: None where another process writes the files.
     """
     commit = checkpoint.commit
-    source_length, target_length = _lengths(training.dataset)
+    source_length, target_length = _lengths(training.dataset, config)
     record = RecipeRecord(
         recipe=config.recipe,
         model=training.recipe.model,

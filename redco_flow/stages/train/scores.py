@@ -11,6 +11,7 @@ from typing import Any
 from redco_flow.engine.checkpoint.directory import Mode
 from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.trainer import Trainer
+from redco_flow.engine.watching import EarlyStopping
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.perplexity import perplexity
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
@@ -50,7 +51,7 @@ def make_eval_fn(
     if validation is None or data.validation is None:
         return None
     rows, bucketing = data.validation, None
-    if config.batching.type != "packed":
+    if config.batching.type in ("padded", "bucketed"):
         bucketing = bucket_rows(recipe, validation, trainer.layout.micro_batch_size)
     measures_perplexity = getattr(find_recipe(config.recipe), "MEASURES_PERPLEXITY", False)
 
@@ -116,13 +117,26 @@ def make_text_scores(
 
 def keys_of_best(config: Config) -> dict[str, str]:
     """Return the scores' keys by their names in `keep.best`."""
-    scores = texts_scores(config.keep, config.eval)
-    return {text: scores[text].key if text in scores else text for text in config.keep.best}
+    return {text: _key_and_mode(text, config)[0] for text in config.keep.best}
 
 
 def modes_of_best(config: Config) -> dict[str, Mode]:
     """Return whether a larger or a smaller score is better, by the keys of `keep.best`."""
-    modes: dict[str, Mode] = {key: "min" for key in LOSS_SCORES if key in config.keep.best}
-    for score in texts_scores(config.keep, config.eval).values():
-        modes[score.key] = "max" if score.direction == "max" else "min"
-    return modes
+    return dict(_key_and_mode(text, config) for text in config.keep.best)
+
+
+def early_stopping(config: Config) -> EarlyStopping | None:
+    """Return what ends the training early; None where nothing does."""
+    asked = config.early_stopping
+    if asked is None:
+        return None
+    key, mode = _key_and_mode(asked.metric, config)
+    return EarlyStopping(key, mode, asked.patience)
+
+
+def _key_and_mode(name: str, config: Config) -> tuple[str, Mode]:
+    """Return a score's key among an evaluation's metrics, and which of two is better."""
+    if name in LOSS_SCORES:
+        return name, "min"
+    score = texts_scores([name], config.eval)[name]
+    return score.key, "max" if score.direction == "max" else "min"
