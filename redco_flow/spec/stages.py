@@ -20,6 +20,7 @@ from redco_flow.spec.interpolation import find_path
 from redco_flow.spec.model import (
     ContentOf,
     ContentOfFolder,
+    ContentOrName,
     InWorkspace,
     field_paths,
     is_open,
@@ -178,7 +179,10 @@ def _surroundings(
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
         yield ("recipe",), problem
     folders = {path for path, _ in marked(config, ContentOfFolder)}
+    names = {path for path, file in marked(config, ContentOrName) if "/" not in str(file)}
     for path, file in marked(config, ContentOf):
+        if path in names:
+            continue
         if isinstance(file, str) and path not in folders and not Path(file).is_file():
             yield path, f"there is no file {shown(file)}"
         if isinstance(file, str) and path in folders and not Path(file).is_dir():

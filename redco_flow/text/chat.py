@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 from redco_flow.text.conversations import BadConversation, Conversation
@@ -34,6 +35,8 @@ NAMED_TEMPLATES: Mapping[str, str] = {"chatml": CHATML}
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 TOKENIZER_DEFAULT = "tokenizer_default"
 
+# A compiled template, which transformers keeps, tracks the answers of one rendering at a time.
+_RENDERING = Lock()
 _MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PROBE = Conversation(
     [
@@ -156,6 +159,12 @@ class ChatTemplate:
     def asks_the_clock(self) -> bool:
         """Whether what it renders depends on the day, so that a dataset is another tomorrow."""
         return "strftime_now" in str(self._hugging_face.chat_template) and not self._kwargs
+
+    @cached_property
+    def start_id(self) -> int | None:
+        """The id of the token that begins texts, where there is one."""
+        token_id = self._hugging_face.bos_token_id
+        return None if token_id is None else int(token_id)
 
     def render(
         self, chat: Conversation, num_messages: int | None = None, *, asks: bool = False
@@ -319,14 +328,15 @@ class ChatTemplate:
 
         render: Any = chat_template_utils.render_jinja_template  # its annotations tell of a text
         try:
-            texts, spans = render(
-                conversations=[chat.messages[:num_messages]],
-                tools=chat.tools,
-                chat_template=self._template(chat),
-                return_assistant_tokens_mask=with_spans,
-                add_generation_prompt=asks,
-                **{**self._hugging_face.special_tokens_map, **self._kwargs},
-            )
+            with _RENDERING:
+                texts, spans = render(
+                    conversations=[chat.messages[:num_messages]],
+                    tools=chat.tools,
+                    chat_template=self._template(chat),
+                    return_assistant_tokens_mask=with_spans,
+                    add_generation_prompt=asks,
+                    **{**self._hugging_face.special_tokens_map, **self._kwargs},
+                )
         except Exception as error:  # a template may raise anything
             detail = str(error) or type(error).__name__
             raise BadConversation("the chat template fails", detail) from error
@@ -353,25 +363,20 @@ class ChatTemplate:
 def token_span(encoding: Any, span: Span) -> Span:
     """Return the tokens [begin, end) that have a character of a span; none of an empty one.
 
-    A token on an edge counts, as it does for transformers: it stands for both sides of it.
+    As transformers does: a token on an edge counts, for it stands for both sides of it, and of a
+    last character of several tokens the first one alone.
 
     Args:
         encoding: a `tokenizers.Encoding`.
         span: of characters.
     """
     first, last = span
-    begin = next(
-        (t for c in range(first, last) if (t := encoding.char_to_token(c)) is not None), None
-    )
+    inside = (encoding.char_to_token(place) for place in range(first, last))
+    begin = next((token for token in inside if token is not None), None)
     if begin is None:
         return len(encoding.ids), len(encoding.ids)
-    end = next(
-        t for c in reversed(range(first, last)) if (t := encoding.char_to_token(c)) is not None
-    )
-    offsets = encoding.offsets
-    while end + 1 < len(offsets) and offsets[end + 1][0] < min(last, offsets[end][1]):
-        end += 1  # the further bytes of one character
-    return begin, end + 1
+    from_behind = (encoding.char_to_token(place) for place in reversed(range(first, last)))
+    return begin, 1 + next(token for token in from_behind if token is not None)
 
 
 def _first_after(spans: Sequence[Span], text: str, prompt: str) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from redco_flow.text.chat import CHATML, ChatTemplate, TooLong, token_span
+from redco_flow.text.chat import CHATML, ChatTemplate, TooLong
 from redco_flow.text.conversations import BadConversation, Conversation
 from tests.text.chat_tokenizers import load_template, make_tokenizer
 
@@ -204,13 +204,18 @@ def test_a_token_over_the_edge_of_an_answer_is_learnt(tmp_path):
     assert found.ids[: found.start] != found.prompt_ids
 
 
-def test_all_bytes_of_an_answers_last_character_are_learnt(tmp_path):
-    template = load_template(make_tokenizer(UNMARKED_CHATML), tmp_path)
-    encoding = template.tokenizer.backend.encode("a🙂b", add_special_tokens=False)
+def test_of_an_answers_last_character_as_many_tokens_are_learnt_as_by_transformers(tmp_path):
+    inner = CHATML.replace(" + '<|im_end|>\\n' }}{% endg", " }}{% endg").replace(
+        "{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>\\n' }}"
+    )
+    tokenizer = make_tokenizer(inner)
+    template = load_template(tokenizer, tmp_path)
+    chat = Conversation([user("One?"), says("It is 🙂")])
 
-    begin, end = token_span(encoding, (1, 2))
+    (found,) = template.encode([chat])
 
-    assert template.tokenizer.backend.decode(encoding.ids[begin:end]) == "🙂"
+    assert inner != CHATML
+    assert found.mask == reference(tokenizer, chat)["assistant_masks"]
 
 
 def test_the_last_turn_alone_or_all_tokens_can_be_learnt(tmp_path):

@@ -280,6 +280,7 @@ class DatasetSummary:
             None of texts.
         classes: of a recipe whose targets are classes: their names, of which the first is number 0.
         mean_target: of the training rows, where targets are numbers.
+        id_columns: further columns of ids, beside those of source and target.
     """
 
     recipe: str
@@ -296,6 +297,7 @@ class DatasetSummary:
     target: str | None = None
     classes: Sequence[Class] | None = None
     mean_target: float | None = None
+    id_columns: Sequence[str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record; that of texts says nothing of a target column, nor of classes."""
@@ -337,6 +339,12 @@ class DatasetSummary:
             counts["longest_source"] for counts in self.splits.values()
         )
 
+    @property
+    def answer_length(self) -> int:
+        """The most tokens that a text to be generated has, rounded up to a multiple of 8."""
+        longest = [counts.get("longest_answer", 0) for counts in self.splits.values()]
+        return _rounded_up(max(longest)) or self.padded_length("target")
+
     def padded_length(self, side: str, splits: Iterable[str] | None = None) -> int:
         """Return what batches are padded to: the longest text, rounded up to a multiple of 8.
 
@@ -346,7 +354,11 @@ class DatasetSummary:
         """
         chosen = set(splits or self.splits) & set(self.splits)
         longest = max(self.splits[split][f"longest_{side}"] for split in chosen)
-        return -(-longest // _PADDING_MULTIPLE) * _PADDING_MULTIPLE
+        return _rounded_up(longest)
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // _PADDING_MULTIPLE) * _PADDING_MULTIPLE
 
 
 @dataclass(frozen=True)
