@@ -16,6 +16,7 @@ from redco_flow.cli.arguments import (
     add_workspace,
     workspace_path,
 )
+from redco_flow.cli.examples import print_examples
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.status import follow_run, status_text
 from redco_flow.cli.sweep import add_sweep, attend_sweep, read_sweep_view, run_sweep
@@ -47,6 +48,13 @@ def register(verbs: Verbs) -> None:
     add_sweep(run)
     plan = verbs.add("plan", _plan, "print what a run would do, and why")
     plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
+    plan.add_argument(
+        "--show-examples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print what is learnt of the first N conversations, too",
+    )
     resume = verbs.add("resume", _resume, "take up a run that was interrupted, failed or cancelled")
     retry = verbs.add("retry", _retry, "new attempts for an ended run's failed, cancelled stages")
     retry.add_argument("--failed", action="store_true", help="leave cancelled stages alone")
@@ -79,6 +87,8 @@ def _plan(options: argparse.Namespace) -> int:
         submissions = rendered_submissions(*given, ahead=options.ahead)
         for name, text in submissions:
             print(f"\n--- {name}\n{text or 'a process on this machine, nothing is submitted'}")
+    if options.show_examples:
+        print_examples(loaded, options.show_examples)
     return 0
 
 

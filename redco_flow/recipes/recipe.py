@@ -32,6 +32,8 @@ or, where texts become token ids ahead of time, it makes them around a model:
     TARGETS: as above, of recipes whose targets are no texts; `encode` gets none of them then
     TAKES_PAIRS: whether a source may be two texts (`data.pair_key`), joined by `PAIR_SEPARATOR`
     encode_texts(texts, tokenizer, *, max_length) -> EncodedPairs; optional: plain texts too
+    TAKES_CONVERSATIONS: whether rows are conversations (`data.format`); then
+        encode(chats, template, *, train_on, max_length, on_too_long) -> EncodedPairs
     FAMILIES, DEFAULT_FAMILY: as above
     CAN_PACK: whether several examples can share a row (`Recipe.collate_packed`)
     MEASURES_PERPLEXITY: whether `perplexity` stands beside `eval_loss`
@@ -239,6 +241,7 @@ def find_own_recipe(name: str) -> ModuleType | None:
 _WITH_FAMILIES = (
     "text_to_text",
     "language_modeling",
+    "chat",
     "classification",
     "regression",
     "image_classification",
@@ -269,6 +272,11 @@ def recipe_module(name: str) -> str:
 def encodes(recipe: ModuleType) -> bool:
     """Whether preprocessing makes token ids for a recipe; for others it keeps rows as they are."""
     return hasattr(recipe, "encode")
+
+
+def takes_conversations(recipe: ModuleType) -> bool:
+    """Whether a recipe's rows are conversations, which a chat template renders."""
+    return bool(getattr(recipe, "TAKES_CONVERSATIONS", False))
 
 
 def builds(recipe: ModuleType) -> bool:
@@ -332,6 +340,14 @@ def is_of_rows(name: str) -> bool:
     """Whether YAML names a recipe that takes rows as they are; False where there is none."""
     try:
         return not encodes(find_recipe(name))
+    except ValueError:
+        return False
+
+
+def is_conversational(name: str) -> bool:
+    """Whether YAML names a recipe of conversations; False where there is none of that name."""
+    try:
+        return takes_conversations(find_recipe(name))
     except ValueError:
         return False
 

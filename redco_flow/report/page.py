@@ -16,6 +16,7 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
 from redco_flow.report.environment import Environment, read_environment
+from redco_flow.report.learnt import LearntSet, learnt_sets
 from redco_flow.report.lineage import LineageItem, lineage_items
 from redco_flow.report.metrics import (
     Comparison,
@@ -182,6 +183,7 @@ _LOSS_UNITS = {
     "classification": "nats per text",
     "regression": "squared error per text",
     "language_modeling": "nats per token",
+    "chat": "nats per learnt token",
     "image_to_text": "nats per token",
     "image_classification": "nats per image",
     "text_to_image": "squared error per image",
@@ -191,6 +193,7 @@ _COUNTED = {
     "": "tokens",
     "text_to_text": "tokens",
     "language_modeling": "tokens",
+    "chat": "tokens",
     "image_to_text": "tokens",
     "classification": "texts",
     "regression": "texts",
@@ -218,6 +221,7 @@ class Page:
     times: list[TimeShare]
     overlaid: list[Figure]
     trainings: list[TrainingSection]
+    learnt: list[LearntSet]
     samples: list[SampleSet]
     stages: list[StageRow]
     graph: StageGraph | None
@@ -260,6 +264,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
         overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
         trainings=attempt("The training", lambda: read_trainings(run, each), []),
+        learnt=attempt("What is learnt", lambda: learnt_sets(each, store), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),
         graph=attempt("The graph of stages", lambda: stage_graph(each), None),

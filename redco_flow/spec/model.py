@@ -106,6 +106,10 @@ class ContentOfFolder(ContentOf):
     """Marks the path of a folder all of whose files are digested."""
 
 
+class ContentOrName(ContentOf):
+    """Marks a path whose file is digested, where there may be a name instead, without a '/'."""
+
+
 @dataclass(frozen=True)
 class InWorkspace:
     """Marks a relative path below the workspace that a stage writes to."""
@@ -113,6 +117,11 @@ class InWorkspace:
 
 def _absolute(text: str) -> str:
     return str(Path(text).expanduser().absolute())
+
+
+def absolute_template(text: str | None) -> str | None:
+    """Return a chat template's file, made absolute; a template's name as it is."""
+    return _absolute(text) if text is not None and text.endswith(".jinja") else text
 
 
 def _below(text: str) -> str:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from redco_flow.spec.model import (
+    ContentOrName,
     DataFiles,
     Fraction,
     Name,
@@ -22,6 +23,7 @@ from redco_flow.spec.model import (
     Scalar,
     StrictModel,
     Text,
+    absolute_template,
 )
 from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.schedule import ScheduleSection
@@ -136,6 +138,13 @@ class DataSection(StrictModel):
             pattern such as `logs/*.jsonl`, which is replaced by the files that match when the
             pipeline is planned or run, in the order of their paths.
         columns: of a recipe of rows: the data's column by the name that the recipe has for it.
+        format: how conversations stand in a row: `messages` (role and content), `sharegpt`,
+            `alpaca`, `prompt_completion`; None: messages.
+        messages_key: the field of the messages; None: `messages`, or `conversations` of sharegpt.
+        chat_template: what renders conversations: `tokenizer_default`, `chatml`, or a FILE.jinja;
+            None: the tokenizer's own, and chatml of a trained one.
+        chat_template_kwargs: what the template gets besides: `enable_thinking`, `date_string`.
+        default_system_message: begins conversations without a system message.
         text_key: the field of plain texts, which have no source; instead of the next two.
         source_key, target_key: the fields of the input text and of the text to be produced, or of
             the label.
@@ -160,6 +169,17 @@ class DataSection(StrictModel):
     validation: DataFiles | None = None
     test: DataFiles | None = None
     columns: Annotated[dict[Text, Text], OnlyWhereSet()] = Field(default_factory=dict)
+    format: Annotated[
+        Literal["messages", "sharegpt", "alpaca", "prompt_completion"] | None, OnlyWhereSet()
+    ] = None
+    messages_key: Annotated[Text | None, OnlyWhereSet()] = None
+    chat_template: Annotated[
+        Text | None, AfterValidator(absolute_template), ContentOrName(), OnlyWhereSet()
+    ] = None
+    chat_template_kwargs: Annotated[dict[Text, Scalar], OnlyWhereSet()] = Field(
+        default_factory=dict
+    )
+    default_system_message: Annotated[Text | None, OnlyWhereSet()] = None
     text_key: Text | None = None
     source_key: Text = "source"
     pair_key: Annotated[Text | None, OnlyWhereSet()] = None
@@ -218,7 +238,7 @@ class PipelineSection(StrictModel):
     Args:
         name: the pipeline's; run ids begin with it.
         description: for people.
-        recipe: the paradigm: text_to_text, language_modeling, classification, regression,
+        recipe: the paradigm: text_to_text, language_modeling, chat, classification, regression,
             image_classification, image_to_text, or one's own: python:MODULE or the
             dotted name of a module.
         settings: the recipe's, typed by its `Settings`.

@@ -167,8 +167,54 @@ def problems_of(
     return problems
 
 
+_TRL, _AXOLOTL, _FACTORY = "TRL", "Axolotl", "LLaMA-Factory"
+_FOREIGN_KEYS: Mapping[str, tuple[str, str]] = {
+    "model_name_or_path": (_TRL, "model.name_or_path"),
+    "model_revision": (_TRL, "model.revision"),
+    "base_model": (_AXOLOTL, "model.name_or_path"),
+    "datasets": (_AXOLOTL, "data.dataset"),
+    "dataset_name": (_TRL, "data.dataset"),
+    "val_set_size": (_AXOLOTL, "data.validation_fraction"),
+    "val_size": (_FACTORY, "data.validation_fraction"),
+    "field_messages": (_AXOLOTL, "data.messages_key"),
+    "chat_template_path": (_TRL, "data.chat_template"),
+    "chat_template_jinja": (_AXOLOTL, "data.chat_template"),
+    "default_system": (_FACTORY, "data.default_system_message"),
+    "assistant_only_loss": (_TRL, "stages.preprocess.train_on"),
+    "completion_only_loss": (_TRL, "stages.preprocess.train_on"),
+    "roles_to_train": (_AXOLOTL, "stages.preprocess.train_on"),
+    "train_on_inputs": (_AXOLOTL, "stages.preprocess.train_on"),
+    "train_on_prompt": (_FACTORY, "stages.preprocess.train_on"),
+    "mask_history": (_FACTORY, "stages.preprocess.train_on: last"),
+    "sequence_len": (_AXOLOTL, "stages.preprocess.max_length"),
+    "max_seq_length": (_TRL, "stages.preprocess.max_length"),
+    "cutoff_len": (_FACTORY, "stages.preprocess.max_length"),
+    "excess_length_strategy": (_AXOLOTL, "stages.preprocess.on_too_long"),
+    "packing": (_TRL, "stages.train.batching: {type: packed}"),
+    "sample_packing": (_AXOLOTL, "stages.train.batching: {type: packed}"),
+    "lora_r": (_AXOLOTL, "lora.rank"),
+    "lora_rank": (_FACTORY, "lora.rank"),
+    "lora_alpha": (_AXOLOTL, "lora.alpha"),
+    "lora_target_modules": (_AXOLOTL, "lora.targets"),
+    "lora_target": (_FACTORY, "lora.targets"),
+    "num_train_epochs": (_TRL, "num_epochs"),
+    "per_device_train_batch_size": (_TRL, "per_device_batch_size"),
+    "micro_batch_size": (_AXOLOTL, "per_device_batch_size"),
+    "lr_scheduler": (_AXOLOTL, "schedule.type"),
+    "lr_scheduler_type": (_TRL, "schedule.type"),
+    "warmup_ratio": (_TRL, "schedule.warmup_ratio"),
+    "gradient_checkpointing": (_TRL, "model.config.remat"),
+    "report_to": (_TRL, "log_to"),
+    "save_total_limit": (_TRL, "keep.last"),
+}
+"""Keys that other tools have, whose they are, and what says the same here."""
+
+
 def unknown_key(owner: str, key: str, known: set[str]) -> str:
     """Return the message for a key that `owner` does not have."""
+    if key in _FOREIGN_KEYS:
+        tool, own = _FOREIGN_KEYS[key]
+        return f"{owner} has no key {shown(key)}: it is {tool}'s name; here it is `{own}`."
     return (
         f"{owner} has no key {shown(key)}{nearest(key, known)} Known keys: {listed(sorted(known))}."
     )

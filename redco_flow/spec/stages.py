@@ -21,6 +21,7 @@ from redco_flow.spec.interpolation import find_path
 from redco_flow.spec.model import (
     ContentOf,
     ContentOfFolder,
+    ContentOrName,
     InWorkspace,
     field_paths,
     is_open,
@@ -179,7 +180,10 @@ def _surroundings(
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
         yield ("recipe",), problem
     folders = {path for path, _ in marked(config, ContentOfFolder)}
+    names = {path for path, file in marked(config, ContentOrName) if "/" not in str(file)}
     for path, value in marked(config, ContentOf):
+        if path in names:
+            continue
         for file in [] if isinstance(value, dict) else as_list(value):
             if path not in folders and not Path(file).is_file():
                 yield path, missing(file)

@@ -8,8 +8,8 @@ model's code does not make data stale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
@@ -27,10 +27,12 @@ class Windows:
     Args:
         text_of: index of each example's text, ascending.
         texts: what each example says.
+        sources: what each is given; None: its text's own source.
     """
 
     text_of: list[int]
     texts: list[str]
+    sources: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class EncodedPairs:
         source_ids, target_ids: a row per example; as `FlatIds` they are written without a copy.
         is_source_cut, is_target_cut: whether text had to be cut off at the maximal length.
         windows: None where each text is one example.
+        more: further columns of ids, by name.
+        counts: what else is counted of them, for the dataset's summary.
+        unusable: texts that cannot be used: each one's index (preprocessing puts its row's id
+            there), reason and detail.
     """
 
     source_ids: IdRows
@@ -48,6 +54,9 @@ class EncodedPairs:
     is_source_cut: list[bool]
     is_target_cut: list[bool]
     windows: Windows | None = None
+    more: Mapping[str, IdRows] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    unusable: Sequence[tuple[int | str, str, str]] = ()
 
 
 def encode_ending(

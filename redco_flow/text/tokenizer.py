@@ -183,11 +183,12 @@ class TextTokenizer:
 
     def decode_until_end(self, tokens: NDArray[np.int32]) -> list[str]:
         """Decode (B, T) ids up to each row's end token; ids that are no token say nothing."""
-        rows = []
-        for row in tokens.tolist():
-            end = row.index(self.eos_id) if self.eos_id in row else len(row)
-            rows.append([token for token in row[:end] if token < self.vocab_size])
-        return self.decode_batch(rows)
+        rows = map(self.until_end, tokens.tolist())
+        return self.decode_batch([[id_ for id_ in row if id_ < self.vocab_size] for row in rows])
+
+    def until_end(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the ids before the first end token."""
+        return ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
 
 
 def _try_out(backend: Any) -> None:

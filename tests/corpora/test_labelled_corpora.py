@@ -2,7 +2,7 @@
 
 import math
 
-from redco_flow.corpora import character_names, statement_sizes
+from redco_flow.corpora import character_names, library_names, statement_sizes
 
 
 def test_names_of_characters_have_the_categories_of_the_unicode_standard():
@@ -31,3 +31,25 @@ def test_a_statement_with_more_parts_compiles_to_more_instructions(tmp_path):
 def test_the_statements_are_those_of_modules_and_not_of_packages():
     assert statement_sizes.files()
     assert {path.parent for path in statement_sizes.files()} == {statement_sizes.files()[0].parent}
+
+
+def test_conversations_ask_for_each_definition_once_and_answer_with_its_kind(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        "LIMIT = 3\n\nclass Wrong(ValueError):\n    pass\n\n"
+        "class Point:\n    @property\n    def norm(self): ...\n    def move(self): ...\n\ndef f(): ...\n"
+    )
+
+    first, second = library_names.rows([path])
+
+    told = [turn["content"] for turn in first["messages"] + second["messages"]]
+    assert told[1:7] == [
+        *("In module, what is LIMIT?", "A constant."),
+        *("And Wrong?", "An exception."),
+        *("And Point?", "A class."),
+    ]
+    assert told[8:] == [
+        *("In module, what is Point.norm?", "A property."),
+        *("And Point.move?", "A method."),
+        *("And f?", "A function."),
+    ]

@@ -192,10 +192,9 @@ class RunBuilder:
 
     # The stages of a text-to-text pipeline.
 
-    def preprocess(self, *, text="rows") -> dict[str, str]:
-        return self.complete(
-            "preprocess", {"dataset": self.write("train.arrow", text)}, data=DATA_SHA
-        )
+    def preprocess(self, *, text="rows", metadata=None) -> dict[str, str]:
+        files = {"dataset": self.write("train.arrow", text)}
+        return self.complete("preprocess", files, data=DATA_SHA, metadata=metadata)
 
     def train(self, dataset: str, *, stage="train", records=None, **given) -> dict[str, str]:
         outputs = {

@@ -146,6 +146,8 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
          "mean 'gpus_per_host'? Known keys: cpus_per_host,"),
         ("max_source_length: 128", "data: {sauce_key: x}", "10:12: 'stages.preprocess.data' has no "
          "key 'sauce_key'; did you mean 'source_key'?"),
+        ("learning_rate:", "lora_r:", "13:5: stage 'train' has no key 'lora_r': it is Axolotl's "
+         "name; here it is `lora.rank`."),
     ],
 )  # fmt: skip
 def test_an_unknown_key_is_told_with_its_place_and_the_nearest_name(

@@ -59,6 +59,8 @@ class _Rows:
         prefix: what every row begins with.
         start: what a row without a prompt begins with, for its first token needs one before it.
         source_length, target_length: of the longest prompt and target.
+        is_whole: whether targets hold all of a row, as conversations do: prompts are then read to
+            generate alone, and `learnt` has the tokens [begin, end, begin, …) that are learnt.
     """
 
     prefix: tuple[int, ...]
@@ -67,11 +69,18 @@ class _Rows:
     target_length: int
     vocab_size: int
     pad_id: int
+    is_whole: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that there may be, without rounding."""
+        before = 0 if self.is_whole else self.source_length + len(self.start)
+        return before + self.target_length - 1
 
     @property
     def width(self) -> int:
         """T of the longest row."""
-        return _rounded_up(self.source_length + self.target_length - 1 + len(self.start))
+        return _rounded_up(self.longest)
 
     @property
     def prompt_width(self) -> int:
@@ -86,8 +95,10 @@ class _Rows:
 
     def columns(self, example: Example) -> dict[str, Row]:
         """Inputs and labels of one row: each label is the next token, where it is a target's."""
-        prompt = self.prompt(example)
         target = checked_ids(example, "target_ids", self.target_length, self.vocab_size)
+        if self.is_whole:
+            return {"input_ids": target[:-1], "labels": _learnt(example, target)[1:]}
+        prompt = self.prompt(example)
         ignored = np.full(len(prompt) - 1, IGNORED_LABEL, np.int32)
         return {
             "input_ids": np.concatenate([prompt, target[:-1]]),
@@ -96,6 +107,8 @@ class _Rows:
 
     def lengths(self, source_lengths: Lengths, target_lengths: Lengths) -> Lengths:
         """Tokens of each row, (N, 1)."""
+        if self.is_whole:
+            return target_lengths[:, None] - 1
         return self.prompt_lengths(source_lengths) + target_lengths[:, None] - 1
 
     def prompt_lengths(self, source_lengths: Lengths) -> Lengths:
@@ -131,9 +144,18 @@ class _Rows:
 
 
 def build_decoder_only(
-    model: Mapping[str, Any], tokenizer: TextTokenizer, *, source_length: int, target_length: int
+    model: Mapping[str, Any],
+    tokenizer: TextTokenizer,
+    *,
+    source_length: int,
+    target_length: int,
+    is_whole: bool = False,
 ) -> Recipe:
-    """Make the recipe; see `recipes.language_modeling.build`."""
+    """Make the recipe; see `recipes.language_modeling.build`.
+
+    Args:
+        is_whole: whether targets hold their prompts, with every special token (`recipes.chat`).
+    """
     special_tokens = {
         "bos_token_id": tokenizer.eos_id,
         "eos_token_id": tokenizer.eos_id,
@@ -143,15 +165,15 @@ def build_decoder_only(
     module, config = chosen.module, chosen.config
     _check_end_token(chosen, tokenizer)
     rows = _Rows(
-        prefix=tokenizer.prefix_ids,
-        start=tokenizer.prefix_ids or (tokenizer.eos_id,),
+        prefix=() if is_whole else tokenizer.prefix_ids,
+        start=() if is_whole else tokenizer.prefix_ids or (tokenizer.eos_id,),
         source_length=source_length,
         target_length=target_length,
         vocab_size=config.vocab_size,
         pad_id=tokenizer.pad_id,
+        is_whole=is_whole,
     )
-    longest = max(source_length + len(rows.prefix), len(rows.start)) + target_length - 1
-    _check_positions(chosen, longest, "prompt and target" if source_length else "texts")
+    _check_positions(chosen, rows.longest, "prompt and target" if source_length else "texts")
 
     def collate_to(widths: Sequence[int]) -> Collate:
         (width,) = widths
@@ -172,7 +194,7 @@ def build_decoder_only(
     def with_config(changes: Mapping[str, Any]) -> Recipe:
         changed = with_changes(model, changes)
         lengths = {"source_length": source_length, "target_length": target_length}
-        return build_decoder_only(changed, tokenizer, **lengths)
+        return build_decoder_only(changed, tokenizer, **lengths, is_whole=is_whole)
 
     return Recipe(
         model=chosen.record,
@@ -196,6 +218,15 @@ def build_decoder_only(
         with_config=with_config,
         token_likelihoods=_token_likelihoods(chosen, rows.pad_id),
     )
+
+
+def _learnt(example: Example, ids: Row) -> Row:
+    """Return the ids, ignored where they are not learnt."""
+    labels = np.full(len(ids), IGNORED_LABEL, np.int32)
+    spans = np.asarray(example.get("learnt", (0, len(ids))), np.int64).reshape(-1, 2)
+    for begin, end in spans:
+        labels[begin:end] = ids[begin:end]
+    return labels
 
 
 def _loss(

@@ -309,6 +309,7 @@ class DatasetSummary:
         mean_target: of the training rows, where targets are numbers.
         parts: whose rows say which part of the data they are of: the weights of a mixture, by name,
             or empty where a field of the data says it; None where the rows say nothing.
+        id_columns: further columns of ids, beside those of source and target.
     """
 
     recipe: str
@@ -326,6 +327,7 @@ class DatasetSummary:
     classes: Sequence[Class] | None = None
     mean_target: float | None = None
     parts: Mapping[str, float] | None = None
+    id_columns: Sequence[str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record; that of texts says nothing of a target column, nor of classes."""
@@ -367,6 +369,12 @@ class DatasetSummary:
             counts["longest_source"] for counts in self.splits.values()
         )
 
+    @property
+    def answer_length(self) -> int:
+        """The most tokens that a text to be generated has, rounded up to a multiple of 8."""
+        longest = [counts.get("longest_answer", 0) for counts in self.splits.values()]
+        return _rounded_up(max(longest)) or self.padded_length("target")
+
     def padded_length(self, side: str, splits: Iterable[str] | None = None) -> int:
         """Return what batches are padded to: the longest text, rounded up to a multiple of 8.
 
@@ -376,7 +384,11 @@ class DatasetSummary:
         """
         chosen = set(splits or self.splits) & set(self.splits)
         longest = max(self.splits[split][f"longest_{side}"] for split in chosen)
-        return -(-longest // _PADDING_MULTIPLE) * _PADDING_MULTIPLE
+        return _rounded_up(longest)
+
+
+def _rounded_up(length: int) -> int:
+    return -(-length // _PADDING_MULTIPLE) * _PADDING_MULTIPLE
 
 
 @dataclass(frozen=True)

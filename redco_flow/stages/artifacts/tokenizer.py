@@ -19,6 +19,7 @@ from redco_flow.hub import (
 )
 from redco_flow.records import reading
 from redco_flow.spec.pipeline import DataSection, ModelSection
+from redco_flow.text.chat import TOKENIZER_DEFAULT
 from redco_flow.text.tokenizer import TextTokenizer
 
 _TOKENIZER_PATTERNS = (
@@ -41,6 +42,14 @@ def tokenizer_source(model: ModelSection, data: DataSection) -> str | None:
 def tokenizer_files(model: ModelSection, data: DataSection) -> list[Path]:
     """Return the files of a tokenizer in a local directory; none for the hub's."""
     return _existing(tokenizer_source(model, data), _TOKENIZER_PATTERNS)
+
+
+def template_files(model: ModelSection, data: DataSection) -> list[Path]:
+    """Return the files of a chat template, beside a local tokenizer or of its own."""
+    name = data.chat_template
+    if name is not None and name != TOKENIZER_DEFAULT:
+        return [Path(name)] if name.endswith(".jinja") else []
+    return _existing(tokenizer_source(model, data), ("chat_template.jinja",))
 
 
 def model_files(model: ModelSection) -> list[Path]:
@@ -74,11 +83,16 @@ class WrongTokenizer(RedcoFlowError):
 
 
 def save_pretrained_tokenizer(
-    name_or_path: str, directory: Path, *, revision: str | None = None
+    name_or_path: str,
+    directory: Path,
+    *,
+    revision: str | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Load a tokenizer and save it, the same bytes wherever it was loaded from.
 
     Args:
+        chat_template: takes the place of the tokenizer's own.
         revision: the hub's branch, tag or commit; None means main.
 
     Raises:
@@ -97,6 +111,8 @@ def save_pretrained_tokenizer(
     for key in _OF_A_PLACE:
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.name_or_path = ""
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(directory)
 
 

@@ -179,7 +179,7 @@ class _Prediction:
         if self._dataset.summary.is_of_rows:
             return self._lines_of_rows(recipe, rules, params, examples)
         asked = examples
-        target_length = self._target_length
+        target_length = self._dataset.summary.answer_length
         if self._dataset.summary.is_plain_text:
             length = self._config.prompt_length
             asked = [begun(example, length, self._dataset.tokenizer) for example in examples]

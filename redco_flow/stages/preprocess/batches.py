@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.recipe import find_recipe, takes_conversations
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
@@ -24,6 +24,7 @@ from redco_flow.stages.preprocess.pairs import (
     ReadRow,
     RowCounts,
     batches_by_block,
+    read_chats_of,
     read_pairs,
     read_pairs_of,
 )
@@ -47,8 +48,14 @@ class RawPairs:
         self, context: StageContext, config: Config, read_row: ReadRow | None = None
     ) -> None:
         self._context, self._config = context, config
-        self.labels = labels_for(find_recipe(config.recipe), values_of(config.settings))
-        self._read_row = read_row or read_pairs_of(config.data, self.labels)
+        recipe = find_recipe(config.recipe)
+        self.labels = labels_for(recipe, values_of(config.settings))
+        own = (
+            read_chats_of(config.data)
+            if takes_conversations(recipe)
+            else read_pairs_of(config.data, self.labels)
+        )
+        self._read_row = read_row or own
         self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
 
     def batches(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
-from redco_flow.stages.artifacts.dataset import COLUMNS, ROW_COLUMNS, SplitWriter, split_file
+from redco_flow.stages.artifacts.dataset import COLUMNS, IDS, ROW_COLUMNS, SplitWriter, split_file
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
@@ -126,6 +126,12 @@ class BlockStore:
             return None
 
 
+def example_columns(batch: Batch, encoded: Any) -> dict[str, Any]:
+    """Return examples with their `EncodedPairs` column by column."""
+    ids = {"source_ids": encoded.source_ids, "target_ids": encoded.target_ids}
+    return {**batch, **ids, **encoded.more}
+
+
 class SplitCounts:
     """What the summary says of the examples of each split, summed up."""
 
@@ -141,6 +147,7 @@ class SplitCounts:
             counted[f"cut_{side}s"] = sum(getattr(encoded, f"is_{side}_cut"))
             counted[f"longest_{side}"] = max(lengths, default=0)
         self.add(split, counted)
+        self.add(split, encoded.counts)
 
     def add(self, split: str, counted: Mapping[str, int]) -> None:
         """Add what was counted elsewhere."""
@@ -193,10 +200,12 @@ class BlockWriters:
     def write(self, block_split: BlockSplit, batch: Batch, encoded: Any) -> None:
         """Append examples with their `EncodedPairs`."""
         self._commit_before(block_split.block)
-        self._writer(DATASET, block_split, self._columns).write(
-            {**batch, "source_ids": encoded.source_ids, "target_ids": encoded.target_ids}
-        )
-        self._open[block_split.block].counts.add_batch(block_split.split, batch, encoded)
+        if batch["row_id"]:  # all of them may be unusable, or too long
+            columns = {**self._columns, **dict.fromkeys(encoded.more, IDS)}
+            writer = self._writer(DATASET, block_split, columns)
+            writer.write(example_columns(batch, encoded))
+        block = self._open.setdefault(block_split.block, _OpenBlock())
+        block.counts.add_batch(block_split.split, batch, encoded)
 
     def write_rows(self, block_split: BlockSplit, batch: PairBatch) -> None:
         """Append rows that are kept as they are."""

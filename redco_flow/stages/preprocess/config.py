@@ -25,20 +25,30 @@ from redco_flow.recipes.recipe import (
     find_own_recipe,
     find_recipe,
     has_no_texts,
+    is_conversational,
     is_of_rows,
     kind_of_targets,
     makes_texts,
+    takes_conversations,
     text_columns,
 )
-from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
+from redco_flow.spec.model import OnlyWhereSet, Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
-from redco_flow.stages.artifacts.tokenizer import tokenizer_files
+from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
 from redco_flow.stages.data import source
 from redco_flow.stages.data.image_folder import ENDINGS
-from redco_flow.stages.data.rows import BadRow, problem_of_field, problem_of_text, read_file
+from redco_flow.stages.data.rows import (
+    BadRow,
+    FileRow,
+    problem_of_field,
+    problem_of_text,
+    read_file,
+)
 from redco_flow.stages.data.source import files_by_split
+from redco_flow.text.chat import OnTooLong, TrainOn, template_text
+from redco_flow.text.conversations import DEFAULT_KEYS, BadConversation, ChatColumns
 
 _NUM_ROWS = 100
 _MAX_CHARACTERS = 4_000_000  # long documents: enough is seen in fewer rows
@@ -61,12 +71,25 @@ class _Asked:
         texts: those of them that must be texts.
         skips: whether bad rows may be left out.
         num_rows: to look at.
+        chats: where each row has a conversation.
     """
 
     keys: tuple[str, ...]
     texts: tuple[str, ...]
     skips: bool
     num_rows: int
+    chats: ChatColumns | None = None
+
+    def problems_of(self, row: FileRow) -> list[tuple[str, str]]:
+        """Say what is wrong with a row, as reasons and details."""
+        if self.chats is None:
+            found = (self.problem_of(row.fields, key) for key in self.keys)
+            return [one for one in found if one]
+        try:
+            self.chats.read(row.fields)
+        except BadConversation as error:
+            return [(error.reason, error.detail)]
+        return []
 
     def problem_of(self, fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:
         """Say what is wrong with a field of a row."""
@@ -102,12 +125,26 @@ def head_problems(
         part = (data.part_key,) if data.part_key else ()
         texts = (*text_keys(data, are_labelled=are_labelled), *part)
     label = (data.target_key,) if are_labelled and columns is None else ()
-    asked = _Asked(
-        keys=(*texts, *label, *(columns or ())),
-        texts=texts,
-        skips=data.on_bad_row == "skip",
-        num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
-    )
+    yield from _heads_problems(data, _asked(data, (*texts, *label, *(columns or ())), texts))
+
+
+def chat_head_problems(data: DataSection) -> Iterator[tuple[str, str]]:
+    """Yield the same of files of conversations, each of which is read as it will be."""
+    columns = chat_columns(data)
+    yield from _heads_problems(data, _asked(data, columns.needed, (), columns))
+
+
+def _asked(
+    data: DataSection,
+    keys: Sequence[str],
+    texts: Sequence[str],
+    chats: ChatColumns | None = None,
+) -> _Asked:
+    num_rows = min(_NUM_ROWS, data.max_examples or _NUM_ROWS)
+    return _Asked(tuple(keys), tuple(texts), data.on_bad_row == "skip", num_rows, chats)
+
+
+def _heads_problems(data: DataSection, asked: _Asked) -> Iterator[tuple[str, str]]:
     try:
         files = files_by_split(data)
     except ValueError as error:
@@ -147,8 +184,7 @@ def _rows_head(path: Path, asked: _Asked) -> _Head:
         if isinstance(row, BadRow):
             bad_rows.append(row)
             continue
-        found = (asked.problem_of(row.fields, key) for key in asked.keys)
-        bad_rows += [BadRow(f"{path}:{row.line}", *one) for one in found if one]
+        bad_rows += [BadRow(f"{path}:{row.line}", *one) for one in asked.problems_of(row)]
         num_characters += sum(len(v) for v in row.fields.values() if isinstance(v, str))
         if num_characters > _MAX_CHARACTERS:
             break
@@ -254,6 +290,11 @@ class Config(StageConfig):
         model, data: the pipeline's sections of these names, with changes for this stage.
         max_source_length, max_target_length: in tokens, the end token included; more is cut off.
             Plain texts are cut into pieces of max_target_length, of which each is an example.
+        max_length: of conversations: all of one, in tokens; None: 2048.
+        on_too_long: of conversations beyond that: `truncate` their end (None), `drop` them, both
+            counted; or `error`: such a row is a bad one.
+        train_on: of conversations: learn the `assistant`'s turns (None), the `last` of them, or
+            `all` tokens.
         num_workers: processes that encode.
         num_shards: parts that are encoded by tasks of their own where the executor has job arrays
             (Slurm); elsewhere one job encodes all.
@@ -265,6 +306,9 @@ class Config(StageConfig):
     data: DataSection
     max_source_length: Annotated[int, Field(ge=2)] = 512
     max_target_length: Annotated[int, Field(ge=2)] = 128
+    max_length: Annotated[Annotated[int, Field(ge=2)] | None, OnlyWhereSet()] = None
+    on_too_long: Annotated[OnTooLong | None, OnlyWhereSet()] = None
+    train_on: Annotated[TrainOn | None, OnlyWhereSet()] = None
     num_workers: Annotated[PositiveInt, Placement()] = 1
     num_shards: Annotated[PositiveInt, Placement()] = 1
 
@@ -288,6 +332,22 @@ class Config(StageConfig):
                 "data.tokenizer.name_or_path, or a model.name_or_path that has one."
             )
         return data
+
+    @model_validator(mode="after")
+    def _says_what_its_rows_have(self) -> Config:
+        if is_conversational(self.recipe):
+            names: tuple[str, ...] = ("max_source_length", "max_target_length")
+            why = "use max_length."
+        else:
+            names = ("max_length", "on_too_long", "train_on")
+            why = "they are of recipe chat."
+        fields = type(self).model_fields
+        given = [name for name in names if getattr(self, name) != fields[name].default]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} would change nothing for recipe '{self.recipe}': {why}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cuts_what_has_tokens(self) -> Config:
@@ -328,9 +388,7 @@ _OF_TEXTS = (
 
 def problem_of_rows(data: DataSection, name: str) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
-    fields = type(data).model_fields.items()
-    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields}
-    useless = [f"data.{key}" for key in _OF_TEXTS if getattr(data, key) != defaults[key]]
+    useless = _changed(data, (*_OF_TEXTS, *_OF_CHATS))
     if text_columns(find_recipe(name)) and "data.tokenizer" in useless:
         useless.remove("data.tokenizer")
     if useless:
@@ -348,8 +406,27 @@ def problem_of_rows(data: DataSection, name: str) -> str | None:
     return None
 
 
+_OF_CHATS = (
+    "format",
+    "messages_key",
+    "chat_template",
+    "chat_template_kwargs",
+    "default_system_message",
+)
+DEFAULT_MAX_LENGTH = 2048
+
+
+def chat_columns(data: DataSection) -> ChatColumns:
+    """Return where a pipeline's conversations stand in their rows."""
+    return ChatColumns(data.format or "messages", data.messages_key, data.default_system_message)
+
+
 def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
-    """Say that a recipe takes no plain texts, where it is to, or no other columns."""
+    """Say which keys have no meaning to a recipe of texts."""
+    if takes_conversations(recipe):
+        return problem_of_chats(data)
+    if given := _changed(data, _OF_CHATS):
+        return f"{', '.join(given)}: they are of conversations: use recipe chat."
     if data.columns:
         return (
             "'data.columns' are of recipes of rows; of texts data.source_key and data.target_key."
@@ -365,6 +442,36 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
     )
 
 
+def _changed(data: DataSection, names: Sequence[str]) -> list[str]:
+    defaults = type(data)()
+    return [f"data.{key}" for key in names if getattr(data, key) != getattr(defaults, key)]
+
+
+def problem_of_chats(data: DataSection) -> str | None:
+    """Say what of the section has no meaning to conversations, or names no template."""
+    useless = _changed(data, ("columns", *(key for key in _OF_TEXTS if key != "tokenizer")))
+    if useless:
+        return (
+            f"{', '.join(useless)} would change nothing: of conversations data.format and "
+            "data.messages_key say where they stand."
+        )
+    if data.messages_key is not None and data.format not in (None, *DEFAULT_KEYS):
+        return f"data.messages_key would change nothing: rows of format '{data.format}' have none."
+    name = data.chat_template
+    if name is not None and "/" not in name:
+        try:
+            template_text(name)
+        except ValueError as error:
+            return str(error)
+    is_trained = data.tokenizer is not None and data.tokenizer.train is not None
+    if is_trained and name not in (None, "chatml"):
+        return (
+            "a trained tokenizer has the special tokens of chatml alone: leave data.chat_template "
+            "out, or give data.tokenizer.name_or_path."
+        )
+    return None
+
+
 def code_modules(config: Config) -> list[str]:
     """The module that encodes, or checks rows, and the one that makes rows, if one does."""
     recipe = find_recipe(config.recipe)
@@ -376,12 +483,19 @@ def code_modules(config: Config) -> list[str]:
 
 def data_files(config: Config) -> list[Path]:
     """The raw data, and a tokenizer that lies in a local directory."""
-    return [*source.data_files(config.data), *tokenizer_files(config.model, config.data)]
+    files = [*source.data_files(config.data), *tokenizer_files(config.model, config.data)]
+    if takes_conversations(find_recipe(config.recipe)):
+        files += template_files(config.model, config.data)
+    return files
 
 
 def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what the first rows of the data files show to be wrong, and the key that names them."""
     recipe = find_recipe(config.recipe)
+    if takes_conversations(recipe):
+        for key, problem in chat_head_problems(config.data):
+            yield ("data", key), problem
+        return
     columns = None
     if not encodes(recipe):
         names = RowColumns.of(recipe).names or ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
+import logging
 import multiprocessing
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit
+from redco_flow.text.chat import ChatTemplate, OnTooLong, TrainOn
 from redco_flow.text.pairs import Windows
 from redco_flow.text.tokenizer import TextTokenizer, as_flat
 
@@ -34,13 +36,16 @@ def in_windows(batch: Batch, windows: Windows) -> Batch:
         seen[row] += 1
         row_id = batch["row_id"][row]
         row_ids.append(row_id if seen[row] == 1 else f"{row_id}#{seen[row]}")
+    sources = [batch["source"][row] for row in windows.text_of]
     return {
         "row_id": row_ids,
-        "source": [batch["source"][row] for row in windows.text_of],
+        "source": sources if windows.sources is None else windows.sources,
         "references": [[text] for text in windows.texts],
         "part": [batch["part"][row] for row in windows.text_of],
     }
 
+
+logger = logging.getLogger(__name__)
 
 _WAITING_PER_WORKER = 2
 # One thread reads a batch's ids, which holds the interpreter, while the other's tokenizer works.
@@ -67,6 +72,10 @@ class EncodeCall:
     max_source_length: int
     max_target_length: int
 
+    def prepare(self) -> None:
+        """Load what the calls of a process share."""
+        load_tokenizer(self.tokenizer)
+
     def __call__(self, sources: list[str], targets: list[str]) -> Any:
         """Return the recipe's `EncodedPairs`, whose ids are `FlatIds`."""
         encoded = self._encoded(sources, targets)
@@ -89,8 +98,50 @@ class EncodeCall:
         )
 
 
+@dataclass(frozen=True)
+class EncodeChats:
+    """What to encode conversations with: plain values that travel to another process.
+
+    Args:
+        module: the recipe's dotted module.
+        tokenizer: the directory of a tokenizer with a chat template.
+        template_kwargs: what the template gets besides the messages.
+    """
+
+    module: str
+    tokenizer: str
+    template_kwargs: tuple[tuple[str, Any], ...]
+    train_on: TrainOn
+    max_length: int
+    on_too_long: OnTooLong
+
+    def prepare(self) -> None:
+        """Load what the calls of a process share."""
+        template = load_template(self.tokenizer, self.template_kwargs)
+        if template.asks_the_clock:
+            logger.warning(
+                "the chat template may write today's date (strftime_now): a dataset made on "
+                "another day has other tokens. Give data.chat_template_kwargs: {date_string: …}, "
+                "where the template takes one."
+            )
+
+    def __call__(self, sources: list[str], _targets: list[str]) -> Any:
+        """Return the recipe's `EncodedPairs`."""
+        recipe = importlib.import_module(self.module)
+        return recipe.encode(
+            sources,
+            load_template(self.tokenizer, self.template_kwargs),
+            train_on=self.train_on,
+            max_length=self.max_length,
+            on_too_long=self.on_too_long,
+        )
+
+
+Encode = EncodeCall | EncodeChats
+
+
 def encode_batches(
-    call: EncodeCall, batches: Iterable[tuple[BlockSplit, Batch]], num_workers: int
+    call: Encode, batches: Iterable[tuple[BlockSplit, Batch]], num_workers: int
 ) -> Generator[tuple[BlockSplit, Batch, Any], None, None]:
     """Yield each block's split, batch and encoding, in order; targets are the first references.
 
@@ -125,9 +176,9 @@ def _collecting_only_what_is_new() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _pool(call: EncodeCall, num_workers: int) -> Executor:
+def _pool(call: Encode, num_workers: int) -> Executor:
     if num_workers == 1:
-        load_tokenizer(call.tokenizer)  # not by every thread at the same time
+        call.prepare()  # not by every thread at the same time
         return ThreadPoolExecutor(_NUM_THREADS)
     # Spawned, not forked: a fork of a process with threads (Arrow's, the tokenizer's) can hang.
     return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
@@ -140,6 +191,8 @@ def _finished(
     block_split, batch, future = waiting.popleft()
     encoded = future.result()
     windows = encoded.windows
+    unusable = [(batch["row_id"][row], *why) for row, *why in encoded.unusable]
+    encoded = dataclasses.replace(encoded, unusable=unusable)
     return block_split, batch if windows is None else in_windows(batch, windows), encoded
 
 
@@ -151,3 +204,9 @@ def _first_references(batch: Batch) -> list[str]:
 def load_tokenizer(directory: str) -> TextTokenizer:
     """Load a dataset's tokenizer once per process: thousands of batches share it."""
     return TextTokenizer.load(Path(directory))
+
+
+@lru_cache(maxsize=1)
+def load_template(directory: str, kwargs: tuple[tuple[str, Any], ...]) -> ChatTemplate:
+    """Load a dataset's chat template once per process."""
+    return ChatTemplate.load(Path(directory), dict(kwargs))

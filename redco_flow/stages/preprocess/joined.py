@@ -24,6 +24,7 @@ from redco_flow.stages.artifacts.dataset import (
     read_batches,
 )
 from redco_flow.stages.context import Output, StageContext, StageOutputs
+from redco_flow.stages.data.rows import NoRows
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.blocks import (
     DATASET,
@@ -32,14 +33,22 @@ from redco_flow.stages.preprocess.blocks import (
     BlockFile,
     BlockStore,
     SplitCounts,
+    example_columns,
 )
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches, load_tokenizer
+from redco_flow.stages.preprocess.encoding import (
+    Encode,
+    EncodeChats,
+    encode_batches,
+    load_tokenizer,
+)
 from redco_flow.stages.preprocess.labels import Labels, NumberLabels, class_names
+from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces, tell_learnt
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
 from redco_flow.text.tokenizer import TextTokenizer
 
 MAX_COUNTED_TARGETS = 100_000
+_NUM_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class DatasetJoin:
     context: StageContext
     config: Config
     store: BlockStore
-    call: EncodeCall
+    call: Encode
 
     def join(
         self, num_blocks: int, skipped_rows: Mapping[str, int], labels: Labels | None
@@ -66,15 +75,18 @@ class DatasetJoin:
         """
         blocks = [self.store.read(number) for number in range(num_blocks)]
         files, counts = files_of(blocks, DATASET), summed(blocks)
+        _check_rows(counts)
         for split, held_back in files_of(blocks, HELD_BACK).items():
             files[split] = [self._encode_held_back(split, held_back, counts)]
         self.store.keep_only(file.name for of_split in files.values() for file in of_split)
         summary = self._summary(files, counts, skipped_rows, labels)
         write_json(self.store.dataset / SUMMARY_FILE, summary.to_json())
+        tell_learnt(summary)
         metadata = {
             "splits": summary.splits,
             "skipped_rows": summary.skipped_rows,
             "recipe": summary.recipe,
+            **({"learnt": self._first_learnt(files)} if summary.id_columns else {}),
         }
         digests = {file.name: file.blake3 for of_split in files.values() for file in of_split}
         return StageOutputs({"dataset": Output("dataset", self.store.dataset, metadata, digests)})
@@ -90,7 +102,7 @@ class DatasetJoin:
         columns = dataset_columns(self.config.data)
         with SplitWriter(path, columns) as writer, closing(encoded):
             for _, batch, ids in encoded:
-                writer.write({**batch, "source_ids": ids.source_ids, "target_ids": ids.target_ids})
+                writer.write(example_columns(batch, ids))
                 counts.add_batch(split, batch, ids)
         return self.store.finish(path, DATASET, block_split)
 
@@ -121,8 +133,19 @@ class DatasetJoin:
             tokenizer=record_of(tokenizer),
             classes=class_names(labels),
             parts=_parts(config.data),
+            id_columns=self._id_columns(),
             **trivial_targets(self._first_targets(files["train"], labels)),
         )
+
+    def _id_columns(self) -> list[str] | None:
+        """The columns that the recipe has beside those of every text."""
+        return [LEARNT] if isinstance(self.call, EncodeChats) else None
+
+    def _first_learnt(self, files: Mapping[str, list[BlockFile]]) -> list[list[Any]]:
+        """What is learnt of the first conversations, for people to look at."""
+        rows = ArrowSplit([self.store.path_of(file) for file in files["train"]])
+        tokenizer = load_tokenizer(self.call.tokenizer)
+        return [learnt_pieces(row, tokenizer) for row in rows[:_NUM_SHOWN]]
 
     def _first_targets(self, files: Iterable[BlockFile], labels: Labels | None) -> list[Any]:
         """The targets of the first training examples."""
@@ -148,6 +171,21 @@ def _parts(data: DataSection) -> dict[str, float] | None:
 def dataset_columns(data: DataSection) -> Mapping[str, str]:
     """Return the columns of a dataset's encoded examples."""
     return columns_with(parts=_parts(data) is not None)
+
+
+def _check_rows(counts: SplitCounts) -> None:
+    """Refuse splits all of whose rows were left out after they were read.
+
+    Raises:
+        NoRows: with what became of them.
+    """
+    for split, counted in counts.by_split().items():
+        if not counted["rows"]:
+            dropped = counted.get("dropped_rows", 0)
+            raise NoRows(
+                f"split '{split}' has no usable row: {dropped} are longer than max_length, the "
+                "others cannot be rendered."
+            )
 
 
 def record_of(tokenizer: TextTokenizer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from redco_flow.spec.pipeline import DataSection
@@ -17,8 +17,9 @@ from redco_flow.stages.artifacts.dataset import BATCH_ROWS, TEXT, ArrowSplit
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRow, BadRowLog, FileRow, problem_of_text
 from redco_flow.stages.data.source import SPLITS, Source
-from redco_flow.stages.preprocess.config import text_keys
+from redco_flow.stages.preprocess.config import chat_columns, text_keys
 from redco_flow.stages.preprocess.labels import Labels
+from redco_flow.text.conversations import BadConversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
 BLOCK_ROWS = 20 * BATCH_ROWS
@@ -178,6 +179,26 @@ def read_pairs_of(data: DataSection, labels: Labels | None = None) -> ReadRow:
         split = split_of(first.encode()) if split_of else source.split
         row_id = f"{source.name}:{line}"
         return TextPair(block, split, row_id, "" if data.text_key else first, texts[-1], part)
+
+    return read_row
+
+
+def read_chats_of(data: DataSection) -> ReadRow:
+    """Return what makes pairs of rows with conversations: one as JSON, and its last answer."""
+    columns = chat_columns(data)
+
+    def read_row(
+        row: FileRow, source: Source, split_of: SplitOf | None, block: int
+    ) -> TextPair | BadRow:
+        try:
+            chat = columns.read(row.fields)
+        except BadConversation as error:
+            return BadRow(f"{source.location}:{row.line}", error.reason, error.detail)
+        split = source.split
+        if split_of:  # equal questions stay together, whatever the answers
+            split = split_of(replace(chat, messages=chat.messages[:-1]).to_json().encode())
+        answer = str(chat.messages[-1].get("content", ""))
+        return TextPair(block, split, f"{source.name}:{row.line}", chat.to_json(), answer)
 
     return read_row
 

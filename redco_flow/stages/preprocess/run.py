@@ -16,14 +16,29 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from redco_flow.recipes.recipe import encodes, find_recipe, kind_of_targets
+from redco_flow.recipes.recipe import (
+    encodes,
+    find_recipe,
+    kind_of_targets,
+    takes_conversations,
+)
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
+from redco_flow.stages.data.rows import BadRow
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess import rows
 from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
-from redco_flow.stages.preprocess.config import Config, problem_of_texts
-from redco_flow.stages.preprocess.encoding import EncodeCall, encode_batches
+from redco_flow.stages.preprocess.config import (
+    DEFAULT_MAX_LENGTH,
+    Config,
+    problem_of_texts,
+)
+from redco_flow.stages.preprocess.encoding import (
+    Encode,
+    EncodeCall,
+    EncodeChats,
+    encode_batches,
+)
 from redco_flow.stages.preprocess.joined import DatasetJoin, damaged, dataset_columns
 from redco_flow.stages.preprocess.labels import Labels
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
@@ -46,7 +61,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         return rows.run_shard(context, config, shard)
     store = BlockStore(context.work_dir)
     tokenizer, kept = ensure_tokenizer(context, config, store)
-    call = _encode_call(config, tokenizer)
+    call = encode_call(config, tokenizer)
     blocks = _Blocks(context, config, store, call, kept)
     encoded = blocks.encode(lambda block: shard.has(block) and not store.is_there(block))
 
@@ -88,7 +103,7 @@ class _Blocks:
     context: StageContext
     config: Config
     store: BlockStore
-    call: EncodeCall
+    call: Encode
     kept: KeptPairs | None
 
     def encode(self, is_wanted: Callable[[int], bool]) -> _Encoded:
@@ -100,7 +115,10 @@ class _Blocks:
             batches = self._held_back(pairs, writers)
             with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
                 for block_split, batch, ids in encoded:
+                    for unusable in ids.unusable:
+                        source.bad_rows.add(BadRow(*unusable))
                     writers.write(block_split, batch, ids)
+                source.bad_rows.raise_if_any()
         written = set(writers.committed)
         for number in range(source.counts.num_blocks):
             if number not in written and is_wanted(number):  # it has no usable row
@@ -121,10 +139,24 @@ class _Blocks:
                 yield block_split, ungrouped(batch)
 
 
-def _encode_call(config: Config, tokenizer: Path) -> EncodeCall:
+def encode_call(config: Config, tokenizer: Path) -> Encode:
+    """Return what encodes a stage's texts or conversations.
+
+    Args:
+        tokenizer: its directory.
+    """
     recipe = find_recipe(config.recipe)
     if problem := problem_of_texts(config.data, recipe):
         raise ValueError(problem)
+    if takes_conversations(recipe):
+        return EncodeChats(
+            module=recipe.__name__,
+            tokenizer=str(tokenizer),
+            template_kwargs=tuple(sorted(config.data.chat_template_kwargs.items())),
+            train_on=config.train_on or "assistant",
+            max_length=config.max_length or DEFAULT_MAX_LENGTH,
+            on_too_long=config.on_too_long or "truncate",
+        )
     return EncodeCall(
         module=recipe.__name__,
         tokenizer=str(tokenizer),

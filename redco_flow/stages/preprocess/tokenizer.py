@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from redco_flow.launch.work_lock import acquire
+from redco_flow.recipes.recipe import is_conversational
 from redco_flow.records import sync, write_json
 from redco_flow.spec.pipeline import TokenizerTraining
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
@@ -21,6 +22,13 @@ from redco_flow.stages.context import StageContext
 from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import BlockStore
 from redco_flow.stages.preprocess.config import Config
+from redco_flow.text.chat import (
+    CHATML_TOKENS,
+    NAMED_TEMPLATES,
+    TOKENIZER_DEFAULT,
+    template_text,
+)
+from redco_flow.text.conversations import Conversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
@@ -58,8 +66,12 @@ def train_tokenizer(
     return _assembled(_unigram_model(words, candidates, vocab_size))
 
 
-def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Write a trained tokenizer as a directory that transformers' AutoTokenizer reads."""
+def save_tokenizer(tokenizer: Any, directory: Path, **changes: Any) -> None:
+    """Write a trained tokenizer as a directory that transformers' AutoTokenizer reads.
+
+    Args:
+        changes: of `tokenizer_config.json`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_json(
@@ -72,8 +84,23 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
             # A text that holds "</s>" is text: it must not end the sequence.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
+            **changes,
         },
     )
+
+
+def save_chat_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write a trained tokenizer with ChatML's two tokens, of which one ends every turn."""
+    from tokenizers import AddedToken, pre_tokenizers
+
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in CHATML_TOKENS]
+    )
+    # A special token begins a new piece of text, before which there is no space.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    # The template writes its special tokens as text, from which they are to be read.
+    changes = {"eos_token": CHATML_TOKENS[1], "split_special_tokens": False}
+    save_tokenizer(tokenizer, directory, **changes, chat_template=NAMED_TEMPLATES["chatml"])
 
 
 def _byte_level() -> Any:
@@ -246,20 +273,21 @@ def ensure_tokenizer_of(
         return directory
     context.report(phase="tokenizer")
     unfinished = store.new_file()
-    if not _fetch_tokenizer(config, unfinished):
+    if not fetch_tokenizer(config, unfinished):
         asked = _asked_training(config)
         save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), unfinished)
     _put_in_place(unfinished, directory)
     return directory
 
 
-def _fetch_tokenizer(config: Config, directory: Path) -> bool:
+def fetch_tokenizer(config: Config, directory: Path) -> bool:
     """Save the tokenizer that is named, and say whether one is."""
     source = tokenizer_source(config.model, config.data)
     if source is None:
         return False
     of = config.data.tokenizer or config.model
-    save_pretrained_tokenizer(source, directory, revision=of.revision)
+    template = template_text(config.data.chat_template or TOKENIZER_DEFAULT)
+    save_pretrained_tokenizer(source, directory, revision=of.revision, chat_template=template)
     return True
 
 
@@ -273,12 +301,16 @@ def _make_tokenizer(
     context: StageContext, config: Config, store: BlockStore, directory: Path
 ) -> KeptPairs | None:
     context.report(phase="tokenizer")
-    if _fetch_tokenizer(config, directory):
+    if fetch_tokenizer(config, directory):
         return None
     asked = _asked_training(config)
     kept = KeptPairs(context, RawPairs(context, config), store.new_file())
     texts = _training_texts(context, config, kept)
-    save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
+    if not is_conversational(config.recipe):
+        save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
+        return kept
+    size = asked.vocab_size - len(CHATML_TOKENS)
+    save_chat_tokenizer(train_tokenizer(texts, size, asked.type), directory)
     return kept
 
 
@@ -287,6 +319,10 @@ def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> I
     data = config.data
     for block_split, batch in kept.keep("reading for the tokenizer"):
         if block_split.split != "train":
+            continue
+        if is_conversational(config.recipe):
+            chats = map(Conversation.from_json, batch["source"])
+            yield from (str(one.get("content", "")) for chat in chats for one in chat.messages)
             continue
         if data.text_key is None:
             around = data.source_prefix, data.source_suffix

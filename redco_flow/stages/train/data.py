@@ -42,7 +42,8 @@ _WIDTH_MULTIPLE = 8
 
 def columns_of(summary: DatasetSummary) -> tuple[str, ...]:
     """Return what training reads of an encoded example: labels too, where there are some."""
-    return (*COLUMNS, "references") if summary.are_labelled else COLUMNS
+    labels = ("references",) if summary.are_labelled else ()
+    return (*COLUMNS, *(summary.id_columns or ()), *labels)
 
 
 Validation = Sequence[dict[str, Any]]

@@ -1,0 +1,43 @@
+"""What a model learns of a dataset's conversations: shares, warnings, and a few of them to look at.
+
+All of it stands in the dataset's manifest, where preprocessing put it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from redco_flow.report.stage_facts import StageFacts
+from redco_flow.stages.preprocess.learnt import learnt_notes
+from redco_flow.tracking.artifacts import ArtifactStore
+
+
+@dataclass(frozen=True)
+class LearntSet:
+    """One dataset's.
+
+    Args:
+        notes: (split, what is to be known of it).
+        examples: each in pieces, and whether each is learnt.
+    """
+
+    stage: str
+    notes: tuple[tuple[str, str], ...]
+    examples: tuple[tuple[tuple[str, bool], ...], ...]
+
+
+def learnt_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[LearntSet]:
+    """Return what is learnt of each dataset of conversations that a stage made."""
+    found = []
+    for stage in stages:
+        for artifact in filter(None, map(store.find, stage.outputs.values())):
+            if artifact.kind == "dataset" and "learnt" in artifact.metadata:
+                splits = artifact.metadata["splits"].items()
+                notes = [(name, note) for name, counts in splits for note in learnt_notes(counts)]
+                examples = tuple(
+                    tuple((str(text), bool(is_learnt)) for text, is_learnt in pieces)
+                    for pieces in artifact.metadata["learnt"]
+                )
+                found.append(LearntSet(stage.name, tuple(notes), examples))
+    return found
