@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
-from redco_flow.stages.artifacts.dataset import COLUMNS, ROW_COLUMNS, SplitWriter, split_file
+from redco_flow.stages.artifacts.dataset import COLUMNS, IDS, ROW_COLUMNS, SplitWriter, split_file
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
@@ -158,6 +158,17 @@ class SplitCounts:
         return {split: dict(self._of[split]) for split in SPLITS if split in self._of}
 
 
+def _counted_ids(ids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, int]:
+    """Count the token ids that rows have; of all columns but one those of targets."""
+    counted: Counter[str] = Counter()
+    for name, rows in ids.items():
+        side = "source" if name == "source_ids" else "target"
+        lengths = [len(row) for row in rows]
+        counted[f"{side}_tokens"] += sum(lengths)
+        counted[f"longest_{side}"] = max(counted[f"longest_{side}"], *lengths)
+    return dict(counted)
+
+
 @dataclass
 class _OpenBlock:
     """A block that is being written: its open files by folder and split."""
@@ -196,10 +207,12 @@ class BlockWriters:
         self._open[block_split.block].counts.add_batch(block_split.split, batch, encoded)
 
     def write_rows(self, block_split: BlockSplit, batch: PairBatch) -> None:
-        """Append rows that are kept as they are."""
+        """Append rows that are kept as they are, with `ids`: the token ids of each, by column."""
         self._commit_before(block_split.block)
-        self._writer(DATASET, block_split, ROW_COLUMNS).write(batch)
-        counted = {"rows": len(batch["row_id"])}
+        ids = {name: [row[name] for row in batch["ids"]] for name in batch["ids"][0]}
+        columns = {**ROW_COLUMNS, **dict.fromkeys(ids, IDS)}
+        self._writer(DATASET, block_split, columns).write({**batch, **ids})
+        counted = {"rows": len(batch["row_id"])} | _counted_ids(ids)
         self._open[block_split.block].counts.add(block_split.split, counted)
 
     def hold_back(self, block_split: BlockSplit, batch: PairBatch) -> None:

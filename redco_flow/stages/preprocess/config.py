@@ -6,7 +6,7 @@ runs. Equal inputs give a byte-identical dataset, whatever the number of workers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -22,6 +22,7 @@ from redco_flow.recipes.recipe import (
     RowColumns,
     builds,
     encodes,
+    encodes_rows,
     find_own_recipe,
     find_recipe,
     has_no_texts,
@@ -30,10 +31,10 @@ from redco_flow.recipes.recipe import (
     makes_texts,
     text_columns,
 )
-from redco_flow.spec.model import Placement, PositiveInt, Scalar, Text
+from redco_flow.spec.model import OfTraining, Placement, PositiveInt, Scalar, Text
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import tokenizer_files
 from redco_flow.stages.data import source
 from redco_flow.stages.data.image_folder import ENDINGS
@@ -226,6 +227,7 @@ _SCHEMAS: Mapping[str, Callable[[Path], _Schema]] = {
 }
 
 SECTIONS = ("recipe", "settings", "model", "data")
+INPUTS = {"tokenizer_of": InputSlot(kind="", is_optional=True)}
 OUTPUTS = {"dataset": "dataset"}
 
 
@@ -243,7 +245,7 @@ class TokenizerModel(ModelSection):
 
 
 class Config(StageConfig):
-    """Preprocessing.
+    """Preprocessing; the input `tokenizer_of` takes the tokenizer of a dataset or checkpoint.
 
     Args:
         recipe: the pipeline's own where the stage does not say it.
@@ -255,6 +257,8 @@ class Config(StageConfig):
         num_shards: parts that are encoded by tasks of their own where the executor has job arrays
             (Slurm); elsewhere one job encodes all.
     """
+
+    LEFT_OUT: ClassVar[tuple[type, ...]] = (Placement, OfTraining)
 
     recipe: RecipeName = "text_to_text"
     settings: RecipeSettings = Field(default_factory=dict)
@@ -276,14 +280,6 @@ class Config(StageConfig):
             problem = problem or problem_of_texts(data, recipe)
         if problem:
             raise ValueError(problem)
-        if has_no_texts(name):
-            return data
-        model = info.data.get("model")
-        if model is not None and model.name_or_path is None and data.tokenizer is None:
-            raise ValueError(
-                "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
-                "data.tokenizer.name_or_path, or a model.name_or_path that has one."
-            )
         return data
 
     @model_validator(mode="after")
@@ -320,8 +316,10 @@ def problem_of_rows(data: DataSection, name: str) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
     defaults = {key: field.default for key, field in type(data).model_fields.items()}
     useless = [f"data.{key}" for key in _OF_TEXTS if getattr(data, key) != defaults[key]]
-    if text_columns(find_recipe(name)) and "data.tokenizer" in useless:
-        useless.remove("data.tokenizer")
+    recipe = find_recipe(name)
+    used = ["data.tokenizer"] if text_columns(recipe) else []
+    used += ["data.source_prefix", "data.source_suffix"] if encodes_rows(recipe) else []
+    useless = [key for key in useless if key not in used]
     if useless:
         return (
             f"recipe '{name}' takes rows as they are, and {', '.join(useless)} would change "
@@ -352,6 +350,24 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
         f"'data.text_key' gives plain texts, and recipe '{name}' takes pairs: use recipe "
         "language_modeling, or data.source_key and data.target_key."
     )
+
+
+def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield that there is no tokenizer, or that there are two."""
+    data, is_taken = config.data, "tokenizer_of" in given
+    if is_taken and data.tokenizer is not None:
+        yield (
+            ("data", "tokenizer"),
+            "the stage takes its tokenizer from `tokenizer_of`: leave one of the two out",
+        )
+    has_one = is_taken or data.tokenizer is not None or config.model.name_or_path is not None
+    if not has_one and not has_no_texts(config.recipe):
+        yield (
+            ("data",),
+            "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
+            "data.tokenizer.name_or_path, or a model.name_or_path that has one, or another "
+            "stage's by `tokenizer_of`.",
+        )
 
 
 def code_modules(config: Config) -> list[str]:

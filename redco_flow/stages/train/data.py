@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +20,10 @@ from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.stages.artifacts.dataset import (
-    ArrowSplit,
     DatasetArtifact,
     DatasetSummary,
-    RowSplit,
 )
+from redco_flow.stages.artifacts.dataset import Examples as Split
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
 
@@ -97,12 +97,10 @@ def read_training_data(
         ValueError: the recipe does not pack.
     """
     split = dataset.split("train", columns_of(dataset.summary))
-    if isinstance(split, RowSplit):
+    if not recipe.has_widths:
         return TrainingData(split, validation, recipe.collate_fn, None, 0.0)
-    assert recipe.row_widths is not None, "a recipe of texts says how wide their rows are"
     lengths = _Lengths(
-        recipe.row_widths(split.lengths("source_ids"), split.lengths("target_ids")),
-        recipe.row_widths(*(lengths_of(validation or (), side) for side in ("source", "target"))),
+        recipe.widths_of(split.lengths), recipe.widths_of(partial(lengths_of, validation or ()))
     )
     batching = config.batching
     if batching.type == "packed":
@@ -121,7 +119,7 @@ def _num_rows(num_examples: int, batch_size: int) -> int:
 
 
 def _padded(
-    split: ArrowSplit,
+    split: Split,
     validation: Validation | None,
     lengths: _Lengths,
     recipe: Recipe,
@@ -134,7 +132,7 @@ def _padded(
 
 
 def _bucketed(
-    split: ArrowSplit,
+    split: Split,
     validation: Validation | None,
     lengths: _Lengths,
     recipe: Recipe,
@@ -151,7 +149,7 @@ def _bucketed(
 
 
 def _packed(
-    split: ArrowSplit,
+    split: Split,
     validation: Validation | None,
     lengths: _Lengths,
     recipe: Recipe,

@@ -23,7 +23,7 @@ from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.build import build_recipe
-from redco_flow.recipes.recipe import CLASSES, Class, Recipe
+from redco_flow.recipes.recipe import CLASSES, Class, Recipe, shares_model
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.checkpoint import (
     AdapterRecord,
@@ -33,6 +33,7 @@ from redco_flow.stages.artifacts.checkpoint import (
     write_checkpoint_artifact,
 )
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
+from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.process_group import describe_devices
@@ -109,7 +110,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
 
 def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
-    dataset = DatasetArtifact(context.input("dataset").path)
+    dataset = DatasetArtifact(context.input("dataset").path, reference_columns(context))
     summary = dataset.summary
     if summary.recipe != config.recipe:
         raise CannotTrain(
@@ -145,10 +146,10 @@ def _started_from(
         WrongTokenizer: it was trained with another tokenizer.
     """
     record = checkpoint.record
-    if record.recipe != config.recipe:
+    if not shares_model(record.recipe, config.recipe):
         raise CannotTrain(
             f"start_from is a checkpoint of recipe '{record.recipe}', and this stage trains with "
-            f"'{config.recipe}': begin with one of the same recipe."
+            f"'{config.recipe}': begin with one of the same recipe, or of one with the same model."
         )
     if record.tokenizer_digest != dataset.tokenizer_digest:
         raise WrongTokenizer(
@@ -162,7 +163,7 @@ def _started_from(
 def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:
     """Sources and targets of training's batches in tokens: a test text must not widen a step."""
     summary = dataset.summary
-    if summary.is_of_rows:
+    if not summary.has_ids:
         return 0, 0
     return summary.padded_length("source", ("train", "validation")), summary.padded_length("target")
 

@@ -1,0 +1,175 @@
+"""The preference recipe: rows of a prompt and two answers, the losses of the papers, bad rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (as PyTorch's documentation has it)
+from safetensors.numpy import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.models.find import find_model
+from redco_flow.models.hub.pretrained import read_model
+from redco_flow.recipes.build import build_recipe, collate_rows
+from redco_flow.recipes.language_modeling import encode as encode_pairs
+from redco_flow.recipes.preference import Settings, encode_row
+from redco_flow.recipes.preference.config import Loss
+from redco_flow.recipes.preference.losses import PairScores, pair_losses
+from redco_flow.recipes.recipe import BadExample, Generation, TokenLengths
+from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
+from redco_flow.text.tokenizer import TextTokenizer
+
+ROWS = [
+    {"prompt": "one two", "chosen": "three", "rejected": "four five six seven"},
+    {"prompt": "a longer prompt of some words", "chosen": "an answer that is longer", "rejected": "no"},
+    {"prompt": "b", "chosen": "c d", "rejected": "d c"},
+    {"prompt": "of some words", "chosen": "seven six", "rejected": "prompt"},
+]  # fmt: skip
+REFERENCE = np.array([[-11.0, -19.5], [-31.25, -9.0], [-12.0, -12.5], [-14.0, -8.0]], np.float32)
+LOSSES = [
+    {"type": "dpo"},
+    {"type": "dpo", "beta": 0.3, "label_smoothing": 0.2},
+    {"type": "dpo", "beta": 0.3, "variant": "hinge"},
+    {"type": "dpo", "beta": 0.3, "variant": "robust", "label_smoothing": 0.2},
+    {"type": "ipo", "beta": 0.5},
+    {"type": "orpo", "beta": 0.7},
+    {"type": "simpo"},
+    {"type": "simpo", "beta": 1.5, "gamma": 0.2, "label_smoothing": 0.1},
+]
+IGNORED = -100
+
+
+def torch_losses(loss, logps, counts, reference):
+    """The papers' formulas, in float64; of logps (B, 2) summed over tokens."""
+    beta, share = loss.get("beta", 2.0 if loss["type"] == "simpo" else 0.1), loss.get(
+        "label_smoothing", 0.0
+    )
+    means = logps / counts
+    if loss["type"] == "orpo":
+        odds = torch.exp(means) / (1 - torch.exp(means))
+        ratio = torch.log(odds[:, 0] / odds[:, 1])
+        return -means[:, 0] - beta * torch.log(torch.sigmoid(ratio))
+    if loss["type"] == "simpo":
+        inner = beta * means[:, 0] - beta * means[:, 1] - loss.get("gamma", 0.5)
+    elif loss["type"] == "ipo":
+        ratios = (logps - reference) / counts
+        return (ratios[:, 0] - ratios[:, 1] - 1 / (2 * beta)) ** 2
+    else:
+        inner = beta * ((logps - reference)[:, 0] - (logps - reference)[:, 1])
+    if loss.get("variant") == "hinge":
+        return torch.clamp(1 - inner, min=0)
+    right, wrong = torch.log(torch.sigmoid(inner)), torch.log(torch.sigmoid(-inner))
+    if loss.get("variant") == "robust":
+        return (-(1 - share) * right + share * wrong) / (1 - 2 * share)
+    return -(1 - share) * right - share * wrong
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    texts = [text for row in ROWS for text in row.values()]
+    save_tokenizer(train_tokenizer(texts, 280, "bpe"), folder)
+    return TextTokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def published(tokenizer, tmp_path_factory):
+    """A tiny GPT-2 of transformers, and its directory."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=280, n_embd=16, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, initializer_range=0.2,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).double()
+    folder = tmp_path_factory.mktemp("gpt2")
+    model.float().save_pretrained(folder)
+    return model.double(), folder
+
+
+def encoded(tokenizer, row):
+    ids = encode_row(row, tokenizer, Settings(), source_prefix="", source_suffix=" :")
+    return {"row_id": "x:1", **{name: np.array(one, np.int32) for name, one in ids.items()}}
+
+
+def examples(tokenizer, *, with_reference=True):
+    rows = [encoded(tokenizer, row) for row in ROWS]
+    for row, (chosen, rejected) in zip(rows, REFERENCE, strict=True):
+        if with_reference:
+            row |= {"reference_chosen": float(chosen), "reference_rejected": float(rejected)}
+    return rows
+
+
+def built(tokenizer, model, loss):
+    texts = TokenLengths(tokenizer, 32, 24)
+    return build_recipe("preference", {**model, "settings": {"loss": loss}}, texts)
+
+
+def torch_scores(model, rows):
+    """Summed log-probabilities of both answers, and their numbers of tokens, one text at a time."""
+    logps, counts = [], []
+    for row in rows:
+        for name in ("chosen_ids", "rejected_ids"):
+            prompt, answer = (torch.tensor(np.array(row[key])) for key in ("source_ids", name))
+            ids = torch.cat([prompt, answer]).long()
+            logits = model(ids[None]).logits[0, len(prompt) - 1 : -1]
+            picked = torch.gather(F.log_softmax(logits, -1), 1, answer.long()[:, None])
+            logps.append(picked.sum())
+            counts.append(len(answer))
+    return torch.stack(logps).reshape(-1, 2), torch.tensor(counts).reshape(-1, 2)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_losses_are_the_papers(loss):
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 9, (6, 2))
+    logps = -rng.uniform(0.2, 3.0, (6, 2)) * counts
+    reference = -rng.uniform(0.2, 3.0, (6, 2)) * counts
+
+    scores = PairScores(*map(jnp.asarray, (logps, counts, reference)))
+    found = pair_losses(Loss(**loss), scores)
+
+    expected = torch_losses(loss, *map(torch.tensor, (logps, counts, reference)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("loss", [LOSSES[1], *LOSSES[4:6], LOSSES[7]], ids=str)
+def test_losses_and_gradients_are_those_of_torch_over_model_shards(
+    tokenizer, published, loss, num_shards, tmp_path
+):
+    """Engine case 63: pairs of unequal lengths, label smoothing included; 1e-5."""
+    reference, folder = published
+    reference.zero_grad()
+    rows = examples(tokenizer)
+    expected = torch_losses(
+        loss, *torch_scores(reference, rows), torch.tensor(REFERENCE, dtype=torch.float64)
+    )
+    expected.mean().backward()
+    recipe = built(tokenizer, {"name_or_path": str(folder)}, loss)
+    batch = recipe.collate_fn(rows)
+    deployer = Deployer(num_shards, matmul_precision="highest")
+    rules = deployer.get_sharding_rules(
+        recipe.abstract_params(), recipe.loss_fn, batch, None, False
+    )
+    params = recipe.load_params(deployer.params_sharding(recipe.abstract_params(), rules))
+
+    def mean_loss(params):
+        losses, weights, measures = recipe.loss_fn(params, batch, None, False)
+        return jnp.sum(losses) / jnp.sum(weights), (losses, measures)
+
+    function = deployer.jit(jax.value_and_grad(mean_loss, has_aux=True))
+    (_, (losses, measures)), gradients = function(params)
+
+    np.testing.assert_allclose(losses, expected.detach(), rtol=1e-5, atol=1e-5)
+    recipe.save_pretrained(gradients, tmp_path)
+    found = load_file(tmp_path / "model.safetensors")
+    wanted = {name: one.grad.numpy() for name, one in reference.named_parameters()}
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, wanted[name], rtol=1e-5, atol=1e-5, err_msg=name)
+    assert len(found) == len(wanted)
+    margins = measures["rewards/chosen"] - measures["rewards/rejected"]
+    np.testing.assert_allclose(measures["rewards/margins"], margins, atol=1e-6)
+    assert measures["rewards/accuracies"].tolist() == (margins > 0).tolist()
