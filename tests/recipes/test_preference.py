@@ -5,25 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 (as PyTorch's documentation has it)
+import torch.nn.functional as F
 from safetensors.numpy import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from redco_flow.engine.deployer import Deployer
-from redco_flow.models.find import find_model
-from redco_flow.models.hub.pretrained import read_model
-from redco_flow.recipes.build import build_recipe, collate_rows
-from redco_flow.recipes.language_modeling import encode as encode_pairs
+from redco_flow.recipes.build import build_recipe
 from redco_flow.recipes.preference import Settings, encode_row
 from redco_flow.recipes.preference.config import Loss
 from redco_flow.recipes.preference.losses import PairScores, pair_losses
-from redco_flow.recipes.recipe import BadExample, Generation, TokenLengths
+from redco_flow.recipes.recipe import Generation, TokenLengths
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
 
 ROWS = [
     {"prompt": "one two", "chosen": "three", "rejected": "four five six seven"},
-    {"prompt": "a longer prompt of some words", "chosen": "an answer that is longer", "rejected": "no"},
+    {"prompt": "a longer prompt of some words", "chosen": "a longer answer", "rejected": "no"},
     {"prompt": "b", "chosen": "c d", "rejected": "d c"},
     {"prompt": "of some words", "chosen": "seven six", "rejected": "prompt"},
 ]  # fmt: skip
@@ -39,12 +36,14 @@ LOSSES = [
     {"type": "simpo", "beta": 1.5, "gamma": 0.2, "label_smoothing": 0.1},
 ]
 IGNORED = -100
+TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
 
 
 def torch_losses(loss, logps, counts, reference):
     """The papers' formulas, in float64; of logps (B, 2) summed over tokens."""
-    beta, share = loss.get("beta", 2.0 if loss["type"] == "simpo" else 0.1), loss.get(
-        "label_smoothing", 0.0
+    beta, share = (
+        loss.get("beta", 2.0 if loss["type"] == "simpo" else 0.1),
+        loss.get("label_smoothing", 0.0),
     )
     means = logps / counts
     if loss["type"] == "orpo":
@@ -173,3 +172,76 @@ def test_losses_and_gradients_are_those_of_torch_over_model_shards(
     margins = measures["rewards/chosen"] - measures["rewards/rejected"]
     np.testing.assert_allclose(measures["rewards/margins"], margins, atol=1e-6)
     assert measures["rewards/accuracies"].tolist() == (margins > 0).tolist()
+
+
+def test_both_answers_are_rows_of_language_modeling_in_one_batch(tokenizer):
+    recipe = built(tokenizer, {"config": TINY}, {})
+    language = build_recipe("language_modeling", {"config": TINY}, TokenLengths(tokenizer, 32, 24))
+    rows = examples(tokenizer)
+
+    batch = recipe.collate_fn(rows)
+
+    for index, name in enumerate(("chosen_ids", "rejected_ids")):
+        alone = language.collate_fn([row | {"target_ids": row[name]} for row in rows])
+        for key in ("input_ids", "labels"):
+            np.testing.assert_array_equal(batch[key][:, index], alone[key])
+    np.testing.assert_array_equal(batch["reference"], REFERENCE)
+
+
+def test_the_width_that_a_pair_is_said_to_need_is_that_of_its_longer_answer(tokenizer):
+    recipe = built(tokenizer, {"config": TINY}, {})
+    rows = examples(tokenizer)
+
+    widths = recipe.widths_of(lambda name: np.array([len(row[name]) for row in rows]))
+
+    for row, (width,) in zip(rows, widths, strict=True):
+        labels = recipe.collate_to([width])([row])["labels"]
+        assert labels.shape == (1, 2, width)
+        assert (labels[..., -1] != IGNORED).any()
+
+
+@pytest.mark.slow
+def test_predictions_are_log_likelihoods_and_rewards_where_they_can_be_told(tokenizer, published):
+    reference, folder = published
+    model, rows = {"name_or_path": str(folder)}, examples(tokenizer, with_reference=False)
+    expected, counts = (one.detach().numpy() for one in torch_scores(reference, rows))
+
+    def predicted(loss, rows):
+        recipe = built(tokenizer, model, loss)
+        batch = recipe.collate_fn(rows)
+        params = recipe.load_params(None)
+        return recipe.output_fn(recipe.make_pred_fn(Generation(0))(params, batch, None))
+
+    alone, compared = predicted({}, rows), predicted({}, examples(tokenizer))
+    simpo = predicted({"type": "simpo"}, rows)
+
+    assert set(alone[0]) == {"chosen_log_likelihood", "rejected_log_likelihood"}
+    for index, name in enumerate(("chosen", "rejected")):
+        for found in (alone, compared):
+            logps = [row[f"{name}_log_likelihood"] for row in found]
+            np.testing.assert_allclose(logps, expected[:, index], rtol=1e-5)
+        rewards = [row[f"{name}_reward"] for row in compared]
+        wanted = 0.1 * (expected - REFERENCE)[:, index]
+        np.testing.assert_allclose(rewards, wanted, rtol=1e-4, atol=1e-5)
+        means = [row[f"{name}_reward"] for row in simpo]
+        np.testing.assert_allclose(means, 2 * (expected / counts)[:, index], rtol=1e-5)
+
+
+def test_there_is_no_dropout_unless_the_pipeline_says_so(tokenizer):
+    by_default, asked = (
+        built(tokenizer, {"config": {"n_embd": 16, "n_layer": 1, "n_head": 2} | more}, {})
+        for more in ({}, {"dropout_rate": 0.1})
+    )
+
+    rates = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    assert {by_default.model["config"][name] for name in rates} == {0.0}
+    assert {asked.model["config"][name] for name in rates} == {0.1}
+
+
+def test_a_recipe_is_made_again_from_what_its_checkpoint_says(tokenizer):
+    recipe = built(tokenizer, {"config": TINY}, {"type": "ipo", "beta": 0.3})
+
+    again = build_recipe("preference", recipe.model, TokenLengths(tokenizer, 32, 24))
+
+    assert again.model == recipe.model
+    assert again.model["settings"]["loss"]["beta"] == 0.3
