@@ -25,6 +25,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 RECIPES = (
     "text_to_text",
     "language_modeling",
+    "preference",
     "classification",
     "regression",
     "image_classification",

@@ -25,8 +25,8 @@ or, around a model that the pipeline's `model` names, instead of those functions
 
     encode_row(row, tokenizer, settings, *, source_prefix, source_suffix) -> token ids by column;
         beside TEXT_COLUMNS, used by preprocessing: they are kept beside the row, `source_ids` those
-        of what is asked, others of what is answered. `build(model, texts)` then gets their lengths,
-        as `TokenLengths`; what cannot be used raises `BadExample`
+        of what is asked, others of what is answered. `build(model, texts)` then gets how long both
+        are together, as `TokenLengths`; what cannot be used raises `BadExample`
     SPLIT_BY: columns whose hash decides which rows are held out; optional: all
     needs_reference(settings) -> whether examples need scores of a reference (`reference_scores`)
     SAME_MODEL_AS: a recipe whose checkpoints it begins with, and which reads its own; optional

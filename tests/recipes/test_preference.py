@@ -101,7 +101,7 @@ def examples(tokenizer, *, with_reference=True):
 
 
 def built(tokenizer, model, loss):
-    texts = TokenLengths(tokenizer, 32, 24)
+    texts = TokenLengths(tokenizer, 20, 24)
     return build_recipe("preference", {**model, "settings": {"loss": loss}}, texts)
 
 
@@ -176,7 +176,7 @@ def test_losses_and_gradients_are_those_of_torch_over_model_shards(
 
 def test_both_answers_are_rows_of_language_modeling_in_one_batch(tokenizer):
     recipe = built(tokenizer, {"config": TINY}, {})
-    language = build_recipe("language_modeling", {"config": TINY}, TokenLengths(tokenizer, 32, 24))
+    language = build_recipe("language_modeling", {"config": TINY}, TokenLengths(tokenizer, 20, 24))
     rows = examples(tokenizer)
 
     batch = recipe.collate_fn(rows)
@@ -241,7 +241,7 @@ def test_there_is_no_dropout_unless_the_pipeline_says_so(tokenizer):
 def test_a_recipe_is_made_again_from_what_its_checkpoint_says(tokenizer):
     recipe = built(tokenizer, {"config": TINY}, {"type": "ipo", "beta": 0.3})
 
-    again = build_recipe("preference", recipe.model, TokenLengths(tokenizer, 32, 24))
+    again = build_recipe("preference", recipe.model, TokenLengths(tokenizer, 20, 24))
 
     assert again.model == recipe.model
     assert again.model["settings"]["loss"]["beta"] == 0.3

@@ -18,7 +18,7 @@ import numpy as np
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import Measured
 from redco_flow.recipes.build import as_json, rows_of
-from redco_flow.recipes.language_modeling.run import build_decoder_only
+from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only
 from redco_flow.recipes.model import ChosenModel, choose_model, with_changes
 from redco_flow.recipes.preference import config as recipe_config
 from redco_flow.recipes.preference.config import Loss, Settings, needs_reference
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 REFERENCE = "reference"
 ANSWERS = ("chosen", "rejected")
 _OF_TOKENS = ("input_ids", "labels")
+_WIDTH_MULTIPLE = 8
 
 
 def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Settings) -> Recipe:
@@ -43,13 +44,22 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         "pad_token_id": tokenizer.pad_id,
     }
     chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
-    base = build_decoder_only(
-        model, tokenizer, source_length=texts.source_length, target_length=texts.target_length
+    longest = texts.source_length + texts.target_length
+    base = build_decoder_only(model, tokenizer, source_length=longest - 1, target_length=1)
+    rows = Rows(
+        prefix=tokenizer.prefix_ids,
+        start=tokenizer.prefix_ids or (tokenizer.eos_id,),
+        source_length=longest,
+        target_length=longest,
+        vocab_size=chosen.config.vocab_size,
+        pad_id=tokenizer.pad_id,
     )
+    width = longest - 1 + len(rows.start)
     pairs = _Pairs(chosen, settings.loss)
 
     def collate_to(widths: Sequence[int]) -> Collate:
-        return partial(_collate, base.collate_wide(widths))
+        (width,) = widths
+        return partial(_collate, partial(rows.collate, width=width))
 
     def loss_in_chunks(num_chunks: NumChunks, z_loss: float = 0.0) -> Callable[..., Measured]:
         if z_loss:
@@ -64,8 +74,8 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         init_params=base.init_params,
         abstract_params=base.abstract_params,
         load_params=base.load_params,
-        collate_fn=partial(_collate, base.collate_fn),
-        id_widths=partial(_id_widths, base),
+        collate_fn=collate_to((-(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE,)),
+        id_widths=partial(_id_widths, rows),
         collate_to=collate_to,
         loss_fn=loss_in_chunks("auto"),
         loss_in_chunks=loss_in_chunks,
@@ -95,11 +105,10 @@ def _row(example: Example, answer: str) -> Example:
     }
 
 
-def _id_widths(base: Recipe, lengths: Callable[[str], Lengths]) -> Lengths:
+def _id_widths(rows: Rows, lengths: Callable[[str], Lengths]) -> Lengths:
     """Return how wide a row of the longer answer is, (N, 1)."""
-    assert base.row_widths is not None
     longer = np.maximum(*(lengths(f"{name}_ids") for name in ANSWERS))
-    return base.row_widths(lengths("source_ids"), longer)
+    return rows.lengths(lengths("source_ids"), longer)
 
 
 @dataclass(frozen=True)

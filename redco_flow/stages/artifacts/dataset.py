@@ -274,6 +274,7 @@ COLUMNS: Mapping[str, str] = {
     "source_ids": IDS,
     "target_ids": IDS,
 }
+SOURCE_IDS = "source_ids"
 ROW_COLUMNS: Mapping[str, str] = {"row_id": TEXT, "row": BYTES}
 
 
@@ -324,7 +325,7 @@ class DatasetSummary:
     def has_ids(self) -> bool:
         """Whether the examples have token ids, those of rows as they are included."""
         counted = (key for counts in self.splits.values() for key in counts)
-        return not self.is_of_rows or "longest_source" in counted
+        return not self.is_of_rows or "longest_row" in counted
 
     @property
     def has_tokenizer(self) -> bool:
@@ -350,6 +351,18 @@ class DatasetSummary:
     def _classes_by_text(self) -> dict[str, Class]:
         return {str(name): name for name in self.classes or ()}
 
+    def lengths(self, splits: Iterable[str] | None = None) -> tuple[int, int]:
+        """Return what batches are padded to: sources and targets in tokens.
+
+        Of rows as they are the second number is of both, and of rows without token ids it is 0.
+
+        Args:
+            splits: of the sources; None: of all.
+        """
+        if self.is_of_rows:
+            return 0, self.padded_length("row") if self.has_ids else 0
+        return self.padded_length("source", splits), self.padded_length("target")
+
     @property
     def is_plain_text(self) -> bool:
         """Whether the examples are texts without a source."""
@@ -361,7 +374,7 @@ class DatasetSummary:
         """Return what batches are padded to: the longest text, rounded up to a multiple of 8.
 
         Args:
-            side: source or target.
+            side: source or target; of rows as they are, row.
             splits: of these only, where the dataset has them; None: of all.
         """
         chosen = set(splits or self.splits) & set(self.splits)

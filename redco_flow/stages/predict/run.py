@@ -177,15 +177,9 @@ class _Prediction:
             seed=config.seed,
             matmul_precision=matmul_precision(checkpoint.record.model),
         )
-        summary = dataset.summary
-        self._source_length = self._target_length = 0
-        if summary.has_ids:
-            # Training's width where it is enough, so that its evaluations are repeated to the last
-            # bit.
-            self._source_length = max(
-                checkpoint.record.source_length, summary.padded_length("source", (split,))
-            )
-            self._target_length = summary.padded_length("target")
+        own, self._target_length = dataset.summary.lengths((split,))
+        # Training's width where it is enough, so that its evaluations are repeated to the last bit.
+        self._source_length = max(checkpoint.record.source_length, own)
 
     def run(self, examples: Sequence[dict[str, Any]]) -> list[Prediction]:
         """Return a line per example."""

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
-from redco_flow.stages.artifacts.dataset import COLUMNS, IDS, ROW_COLUMNS, SplitWriter, split_file
+from redco_flow.stages.artifacts.dataset import (
+    COLUMNS,
+    IDS,
+    ROW_COLUMNS,
+    SOURCE_IDS,
+    SplitWriter,
+    split_file,
+)
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
@@ -159,14 +166,20 @@ class SplitCounts:
 
 
 def _counted_ids(ids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, int]:
-    """Count the token ids that rows have; of all columns but one those of targets."""
-    counted: Counter[str] = Counter()
-    for name, rows in ids.items():
-        side = "source" if name == "source_ids" else "target"
-        lengths = [len(row) for row in rows]
-        counted[f"{side}_tokens"] += sum(lengths)
-        counted[f"longest_{side}"] = max(counted[f"longest_{side}"], *lengths)
-    return dict(counted)
+    """Count the token ids of rows; a row is as long as its source with the longest other column."""
+    if not ids:
+        return {}
+    sources, *targets = ([len(row) for row in ids[name]] for name in sorted(ids, key=_source_first))
+    longest = (source + max(row) for source, *row in zip(sources, *targets, strict=True))
+    return {
+        "source_tokens": sum(sources),
+        "target_tokens": sum(map(sum, targets)),
+        "longest_row": max(longest),
+    }
+
+
+def _source_first(column: str) -> tuple[bool, str]:
+    return column != SOURCE_IDS, column
 
 
 @dataclass

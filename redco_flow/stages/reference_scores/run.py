@@ -90,7 +90,7 @@ def _reference(context: StageContext, config: Config, dataset: DatasetArtifact) 
             f"the dataset was preprocessed for recipe '{dataset.summary.recipe}', and this stage "
             f"scores pairs of '{config.recipe}': use one recipe for both."
         )
-    lengths = [dataset.summary.padded_length(side) for side in ("source", "target")]
+    lengths = dataset.summary.lengths()
     if not context.inputs.get("checkpoint"):
         check_model_tokenizer(config.model, dataset.tokenizer)
         texts = dataset.texts(*lengths)

@@ -162,10 +162,7 @@ def _started_from(
 
 def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:
     """Sources and targets of training's batches in tokens: a test text must not widen a step."""
-    summary = dataset.summary
-    if not summary.has_ids:
-        return 0, 0
-    return summary.padded_length("source", ("train", "validation")), summary.padded_length("target")
+    return dataset.summary.lengths(("train", "validation"))
 
 
 def _model(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:
