@@ -98,6 +98,7 @@ def test_a_pair_that_cannot_be_used_is_told_with_file_and_row_or_skipped(bench, 
     assert sum(summary.skipped_rows.values()) == 1
 
 
+@pytest.mark.slow
 def test_a_prompt_that_finetuning_does_not_see_is_held_out_of_the_pairs_too(finetuned, pairs):
     encoded, own = (DatasetArtifact(one.path) for one in (finetuned[0], pairs))
 
@@ -225,6 +226,7 @@ def test_what_learnt_preferences_generates_and_begins_finetuning_again(bench, fi
     assert CheckpointArtifact(again["checkpoint/last"].path).record.recipe == "language_modeling"
 
 
+@pytest.mark.slow
 def test_scores_of_other_rows_are_refused(bench, finetuned, pairs, scored):
     data = data_of(write(bench.root / "fewer.jsonl", PAIRS[:40]))
     taken = {"tokenizer_of": [finetuned[0]]}
