@@ -130,8 +130,8 @@ class CheckpointArtifact:
             return build_recipe(name, model, None)
         texts = TokenLengths(
             self.tokenizer,
-            source_length or record.source_length,
-            target_length or record.target_length,
+            record.source_length if source_length is None else source_length,
+            record.target_length if target_length is None else target_length,
         )
         return build_recipe(name, model, texts)
 

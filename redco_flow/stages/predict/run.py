@@ -177,9 +177,11 @@ class _Prediction:
             seed=config.seed,
             matmul_precision=matmul_precision(checkpoint.record.model),
         )
-        own, self._target_length = dataset.summary.lengths((split,))
-        # Training's width where it is enough, so that its evaluations are repeated to the last bit.
-        self._source_length = max(checkpoint.record.source_length, own)
+        self._source_length, self._target_length = dataset.summary.lengths((split,))
+        if not dataset.summary.is_of_rows:
+            # Training's width where it is enough, so that its evaluations are repeated to the last
+            # bit.
+            self._source_length = max(checkpoint.record.source_length, self._source_length)
 
     def run(self, examples: Sequence[dict[str, Any]]) -> list[Prediction]:
         """Return a line per example."""
