@@ -105,8 +105,8 @@ class RowReader:
             packed = pack_row(self._columns(row.fields) | self._label(row.fields, source))
         except BadValue as error:
             return BadRow(location, error.reason, error.detail)
-        example = unpack_row(packed)
         try:
+            example = unpack_row(packed)
             self.collate_fn([example])
             ids = {} if self.encode is None else self.encode(example)
         except MissingPillow:
