@@ -171,6 +171,7 @@ def test_losses_and_gradients_are_those_of_torch_over_model_shards(
             np.testing.assert_allclose(tensors[name], one, rtol=1e-5, atol=1e-5, err_msg=message)
 
 
+@pytest.mark.slow
 def test_a_step_tells_rewards_margins_and_how_many_pairs_are_right(tokenizer):
     """By hand: the reference's log-probabilities are all there is of the model's, and 1 or -1."""
     recipe = built(tokenizer, {"config": TINY}, {"beta": 0.5})
