@@ -74,6 +74,7 @@ BAD = [
     ({"chosen": "two", "rejected": " two"}, r"2: chosen equals rejected: both are 'two'"),
     ({"chosen": " ", "rejected": "two"}, r"2: field 'chosen' is empty"),
     ({"chosen": "two", "rejected": 3}, r"2: field 'rejected' is not text: it is int"),
+    ({"chosen": ["two"], "rejected": "three"}, r"2: field 'chosen' is not text: it is a list"),
     ({"chosen": "two"}, r"2: no field 'rejected'"),
     (
         {"chosen": "two", "rejected": "three " * 40},

@@ -132,6 +132,9 @@ def encode_row(
 
 
 def _check_text(name: str, value: Any) -> None:
+    if isinstance(value, list):
+        detail = "it is a list, as of messages: write prompts and answers as texts"
+        raise BadExample(f"field '{name}' is not text", detail)
     if not isinstance(value, str):
         raise BadExample(f"field '{name}' is not text", f"it is {type(value).__name__}")
     if not value.strip():

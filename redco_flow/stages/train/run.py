@@ -6,6 +6,7 @@ follow each other is the engine's; what a record must name is `training_records`
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,8 @@ from redco_flow.stages.train.scores import (
     make_text_scores,
     modes_of_best,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     if context.inputs.get("start_from"):
         checkpoint = CheckpointArtifact(context.input("start_from").path)
         recipe = _started_from(checkpoint, recipe, dataset, config)
+        _warn_of_another_reference(context)
     batch = recipe.collate_fn(dataset.split("train", columns_of(summary)).__getitems__([0]))
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
@@ -158,6 +162,21 @@ def _started_from(
             "data.tokenizer; one that is trained on the data is another one with other data."
         )
     return replace(recipe, load_params=partial(checkpoint.read_params, recipe))
+
+
+def _warn_of_another_reference(context: StageContext) -> None:
+    """Say that the loss compares with another model than the one that the training begins with."""
+    if not context.inputs.get("reference_scores"):
+        return
+    begun = context.input("start_from").id
+    reference = str(context.input("reference_scores").metadata.get("reference"))
+    if reference != begun:
+        logger.warning(
+            "the training begins with checkpoint %s, and its loss compares with %s: no step was "
+            "done, and rewards are not 0. Is that meant?",
+            begun[:12],
+            reference[:12],
+        )
 
 
 def _lengths(dataset: DatasetArtifact) -> tuple[int, int]:
