@@ -26,6 +26,7 @@ RECIPES = (
     "text_to_text",
     "language_modeling",
     "chat",
+    "preference",
     "classification",
     "regression",
     "image_classification",

@@ -180,7 +180,7 @@ def _generation(facts: CardFacts) -> Iterator[str]:
     if recipe == "image_to_text":
         yield "output = model.generate(**images(image, return_tensors='pt'), max_new_tokens=32)[0]"
         yield "print(tokenizer.decode(output, skip_special_tokens=True))"
-    if recipe not in ("text_to_text", "language_modeling"):
+    if recipe not in ("text_to_text", "language_modeling", "preference"):
         return
     settings = _settings_of(_preprocessing(facts.lineage))
     prefix = str(settings.get("data.source_prefix") or "")

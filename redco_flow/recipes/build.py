@@ -18,6 +18,7 @@ from redco_flow.recipes.recipe import (
     TokenLengths,
     builds,
     encodes,
+    encodes_rows,
     find_recipe,
     text_columns,
 )
@@ -46,7 +47,7 @@ def build_recipe(name: str, model: Mapping[str, Any], texts: TokenLengths | None
     if texts is None:
         raise ValueError(f"recipe '{name}' is of texts, and the dataset has rows alone.")
     if not encodes(module):
-        built = module.build(model, texts.tokenizer, **own)
+        built = module.build(model, texts if encodes_rows(module) else texts.tokenizer, **own)
         return built
     built = module.build(
         model,

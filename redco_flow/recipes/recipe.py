@@ -23,6 +23,14 @@ or, around a model that the pipeline's `model` names, instead of those functions
     TEXT_COLUMNS: columns whose texts the model writes; the dataset then has a tokenizer, and
         `build(model, tokenizer)` gets it
 
+    encode_row(row, tokenizer, settings, *, source_prefix, source_suffix) -> token ids by column;
+        beside TEXT_COLUMNS, used by preprocessing: they are kept beside the row, `source_ids` those
+        of what is asked, others of what is answered. `build(model, texts)` then gets how long both
+        are together, as `TokenLengths`; what cannot be used raises `BadExample`
+    SPLIT_BY: columns whose hash decides which rows are held out; optional: all
+    needs_reference(settings) -> whether examples need scores of a reference (`reference_scores`)
+    SAME_MODEL_AS: a recipe whose checkpoints it begins with, and which reads its own; optional
+
 or, where texts become token ids ahead of time, it makes them around a model:
 
     encode(sources, targets, tokenizer, *, source_prefix, source_suffix, max_source_length,
@@ -58,7 +66,7 @@ from pydantic import AfterValidator, ValidationInfo
 from redco_flow import recipes
 from redco_flow.spec.model import OnlyWhereSet, Text
 from redco_flow.spec.names import find_module, import_named, named_module
-from redco_flow.spec.recipe_settings import SETTINGS, settings_model
+from redco_flow.spec.recipe_settings import SETTINGS, read_settings, settings_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,6 +127,20 @@ class Generation:
     num_return_sequences: int = 1
 
 
+class BadExample(ValueError):
+    """A row that a recipe cannot use.
+
+    Args:
+        reason: a few words, the same for all rows with this fault.
+        detail: what is wrong with this one.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
 @dataclass(frozen=True)
 class TokenLikelihoods:
     """How likely a decoder-only model finds some tokens after others, as they are.
@@ -157,6 +179,8 @@ class Recipe:
         row_widths: (tokens of each source (N,), of each target (N,)) -> (N, D): how wide a batch
             must be for each example, in each of the D dims that are padded; None where batches
             have one shape.
+        id_widths: (column -> tokens of each row's (N,)) -> (N, D): as `row_widths`, of a recipe
+            with `encode_row`.
         collate_to: (D widths) -> a collate_fn that pads to those; None likewise.
         collate_packed: (width) -> lists of examples -> arrays in which each list shares a row;
             None where examples cannot share one.
@@ -183,6 +207,7 @@ class Recipe:
     collate_prompts: Collate | None = None
     load_params: Callable[[Any], Any] | None = None
     row_widths: Callable[[Lengths, Lengths], Lengths] | None = None
+    id_widths: Callable[[Callable[[str], Lengths]], Lengths] | None = None
     collate_to: Callable[[Sequence[int]], Collate] | None = None
     collate_packed: Callable[[int], CollatePacked] | None = None
     save_pretrained: Callable[[Any, Path], None] | None = None
@@ -201,6 +226,18 @@ class Recipe:
         """Return the collate_fn of some widths, which a recipe with `row_widths` has."""
         assert self.collate_to is not None, "row_widths without collate_to"
         return self.collate_to(widths)
+
+    def widths_of(self, lengths: Callable[[str], Lengths]) -> Lengths:
+        """Return how wide a batch must be for each example, (N, D), given its columns' lengths."""
+        if self.id_widths is not None:
+            return self.id_widths(lengths)
+        assert self.row_widths is not None, "a recipe of token ids says how wide their rows are"
+        return self.row_widths(lengths("source_ids"), lengths("target_ids"))
+
+    @property
+    def has_widths(self) -> bool:
+        """Whether batches may have several shapes."""
+        return self.row_widths is not None or self.id_widths is not None
 
 
 @dataclass(frozen=True)
@@ -279,6 +316,31 @@ def takes_conversations(recipe: ModuleType) -> bool:
     return bool(getattr(recipe, "TAKES_CONVERSATIONS", False))
 
 
+def encodes_rows(recipe: ModuleType) -> bool:
+    """Whether preprocessing keeps token ids beside the rows of a recipe that takes them."""
+    return hasattr(recipe, "encode_row")
+
+
+def needs_reference(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a recipe's examples need a reference's scores.
+
+    Args:
+        settings: as they stand in YAML.
+    """
+    recipe = find_recipe(name)
+    asks = getattr(recipe, "needs_reference", None)
+    return asks is not None and bool(asks(read_settings(recipe, settings)))
+
+
+def shares_model(one: str, other: str) -> bool:
+    """Whether two recipes train the same model, so that each reads the other's checkpoints."""
+    return _model_of(one) == _model_of(other)
+
+
+def _model_of(name: str) -> str:
+    return str(getattr(find_recipe(name), "SAME_MODEL_AS", name))
+
+
 def builds(recipe: ModuleType) -> bool:
     """Whether a recipe makes a `Recipe` around the model that the pipeline names."""
     return hasattr(recipe, "build")
@@ -328,7 +390,9 @@ def makes_texts(name: str) -> bool:
         recipe = find_recipe(name)
     except ValueError:
         return True
-    return bool(text_columns(recipe)) or (encodes(recipe) and kind_of_targets(recipe) is None)
+    if text_columns(recipe):
+        return not encodes_rows(recipe)
+    return encodes(recipe) and kind_of_targets(recipe) is None
 
 
 def text_columns(recipe: ModuleType) -> tuple[str, ...]:
@@ -350,6 +414,11 @@ def is_conversational(name: str) -> bool:
         return takes_conversations(find_recipe(name))
     except ValueError:
         return False
+
+
+def has_no_ids(name: str) -> bool:
+    """Whether YAML names a recipe whose examples have no token ids."""
+    return is_of_rows(name) and not encodes_rows(find_recipe(name))
 
 
 def has_no_texts(name: str) -> bool:

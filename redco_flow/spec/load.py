@@ -16,7 +16,7 @@ from redco_flow.errors import Problem
 from redco_flow.spec.data_files import expand_patterns, names_of
 from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
-from redco_flow.spec.model import ContentOf, OnlyWhereSet, Placement, marked
+from redco_flow.spec.model import ContentOf, OnlyWhereSet, marked
 from redco_flow.spec.names import dotted
 from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.pipeline import PipelineSection, Resources
@@ -28,6 +28,7 @@ from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.spec.stages import (
     StageBody,
     data_problems,
+    input_problems,
     read_stages,
     recipe_problem,
     surroundings_problems,
@@ -41,7 +42,7 @@ def settings_of(config: StageConfig) -> dict[str, Any]:
     """Return the Config as plain JSON values, without what does not determine the result."""
     settings = config.model_dump(mode="json")
     del settings["resources"]
-    for path, _ in marked(config, Placement):
+    for path, _ in (one for mark in config.LEFT_OUT for one in marked(config, mark)):
         if path[0] != "resources":
             del _holder(settings, path)[path[-1]]
     for path, value in marked(config, OnlyWhereSet):
@@ -220,6 +221,8 @@ class _Loading:
                 self.configs[name] = config
                 self.problems += surroundings_problems(body, config, workspace)
         self.inputs = {name: self._inputs_of(body) for name, body in self.bodies.items()}
+        for name, config in self.configs.items():
+            self.problems += input_problems(self.bodies[name], config)
         self.order = self._order()
 
     def look_into_data(self) -> None:

@@ -89,6 +89,15 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class OfTraining:
+    """Marks a field of a recipe's `Settings` that says nothing of rows.
+
+    It stays out of the `settings` of stages that make rows ready, which then need not run again
+    for each point of a sweep over it.
+    """
+
+
+@dataclass(frozen=True)
 class OnlyWhereSet:
     """Marks a field that is no part of `settings` while it is 0, false, empty or None.
 

@@ -238,8 +238,8 @@ class PipelineSection(StrictModel):
     Args:
         name: the pipeline's; run ids begin with it.
         description: for people.
-        recipe: the paradigm: text_to_text, language_modeling, chat, classification, regression,
-            image_classification, image_to_text, or one's own: python:MODULE or the
+        recipe: the paradigm: text_to_text, language_modeling, chat, preference, classification,
+            regression, image_classification, image_to_text, or one's own: python:MODULE or the
             dotted name of a module.
         settings: the recipe's, typed by its `Settings`.
         model: which model, from where, in which precision.

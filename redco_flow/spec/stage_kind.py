@@ -17,6 +17,9 @@ one module with all of it, whose top level must then be light:
     def code_files(config): ...                 # optional: source files that do so, by a name
     def declare(body, stages): ...              # optional: inputs and outputs that a stage itself
                                                 # names in its YAML, and what is wrong with them
+    def input_problems(config, given): ...      # optional: (path in Config, message) of inputs that
+                                                # its settings need or have no use for; `given` are
+                                                # the slots that the pipeline says
     def data_files(config): ...                 # optional: raw data files to digest
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
@@ -35,9 +38,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
-from redco_flow.spec.model import StrictModel
+from redco_flow.spec.model import Placement, StrictModel
 from redco_flow.spec.names import (
     dotted_name_advice,
     find_module,
@@ -57,6 +60,9 @@ class StageConfig(StrictModel):
     Args:
         resources: what the stage asks of the machines.
     """
+
+    LEFT_OUT: ClassVar[tuple[type, ...]] = (Placement,)
+    """Marks of the fields that do not determine the stage's result."""
 
     resources: Resources = Resources()
 
@@ -113,6 +119,7 @@ class StageKind:
     output_names: Callable[[Any], list[str]] | None
     code_modules: Callable[[Any], list[str]]
     code_files: Callable[[Any], Mapping[str, Path]]
+    input_problems: Callable[[Any, Collection[str]], Iterable[tuple[tuple[str, ...], str]]]
     data_files: Callable[[Any], list[Path]]
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
@@ -172,6 +179,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         output_names=getattr(module, "output_names", None),
         code_modules=getattr(module, "code_modules", lambda config: []),
         code_files=getattr(module, "code_files", lambda config: {}),
+        input_problems=getattr(module, "input_problems", lambda config, given: ()),
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),

@@ -173,6 +173,13 @@ def data_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
         yield body.config.origin(path).problem(f"'{full}': {message}")
 
 
+def input_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
+    """Yield what is wrong with which inputs a stage is given, as its settings are."""
+    for path, message in body.kind.input_problems(config, body.references):
+        full = dotted(body.full_path(path))
+        yield body.config.origin(path).problem(f"'{full}': {message}")
+
+
 def _surroundings(
     body: StageBody, config: StageConfig, workspace: Path | None
 ) -> Iterator[tuple[KeyPath, str]]:

@@ -8,6 +8,7 @@ Dims in this file: N examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def bucket_prompts(recipe: Recipe, examples: Examples, batch_size: int) -> Bucke
     num_widths = _num_widths(len(examples), batch_size)
     if num_widths < 2 or recipe.prompt_widths is None or recipe.collate_prompts_to is None:
         return None
-    lengths = recipe.prompt_widths(lengths_of(examples, "source"))
+    lengths = recipe.prompt_widths(lengths_of(examples, "source_ids"))
     buckets = choose_buckets(lengths, num_widths, multiple=_PROMPT_WIDTH_MULTIPLE)
     narrow = map(recipe.collate_prompts_to, buckets.widths[:-1])
     return Bucketing(buckets, (*narrow, recipe.collate_for_prediction))
@@ -51,9 +52,9 @@ def bucket_rows(recipe: Recipe, examples: Examples, batch_size: int) -> Bucketin
     Returns:
         None where one width does: the examples are few, or the recipe has no other.
     """
-    if recipe.row_widths is None:
+    if not recipe.has_widths:
         return None
-    lengths = recipe.row_widths(lengths_of(examples, "source"), lengths_of(examples, "target"))
+    lengths = recipe.widths_of(partial(lengths_of, examples))
     return bucket_lengths(lengths, recipe.collate_wide, batch_size)
 
 
@@ -75,9 +76,9 @@ def bucket_lengths(
     return Bucketing(buckets, tuple(map(collate_to, buckets.widths)))
 
 
-def lengths_of(examples: Examples, side: str) -> Lengths:
-    """Return the tokens (N,) of each example's source or target."""
-    return np.array([len(example[f"{side}_ids"]) for example in examples], np.int64)
+def lengths_of(examples: Examples, column: str) -> Lengths:
+    """Return how many token ids of a column each example has, (N,)."""
+    return np.array([len(example[column]) for example in examples], np.int64)
 
 
 def _num_widths(num_examples: int, batch_size: int) -> int:

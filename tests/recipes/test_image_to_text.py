@@ -145,8 +145,10 @@ def test_a_caption_that_is_no_text_is_told():
 
 
 def test_a_plan_asks_for_a_tokenizer_and_takes_settings_of_generation():
-    with pytest.raises(ValueError, match=r"there is no tokenizer: give data\.tokenizer"):
-        preprocess.Config.from_json({"recipe": "image_to_text", "data": DATA})
+    config = preprocess.Config.from_json({"recipe": "image_to_text", "data": DATA})
+    ((path, problem),) = preprocess.input_problems(config, ())
+    assert path == ("data",)
+    assert problem.startswith("there is no tokenizer: give data.tokenizer")
     with pytest.raises(ValueError, match=r"recipe 'image_to_text' .*: prompt_length would"):
         predict.Config.from_json({"recipe": "image_to_text", "prompt_length": 3})
 

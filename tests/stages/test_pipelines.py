@@ -22,7 +22,7 @@ def data_overrides(tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in PIPELINES if p.stem != "drill" and "kind: script" not in p.read_text("utf-8")],
+    [p for p in PIPELINES if "kind:" not in p.read_text("utf-8")],
     ids=lambda path: path.stem,
 )
 def test_every_pipeline_loads_and_runs_from_raw_data_to_scores(path, data_overrides):
@@ -34,6 +34,16 @@ def test_every_pipeline_loads_and_runs_from_raw_data_to_scores(path, data_overri
     checkpoint = pipeline.stages["predict"].inputs["checkpoint"][0]
     assert checkpoint.output.startswith("checkpoint/best/")
     assert checkpoint.output.rpartition("/")[2] in pipeline.stages["train"].config.keep.best
+
+
+def test_preferences_are_learnt_on_top_of_finetuning_and_compared_with_it():
+    pipeline = load_pipeline(next(path for path in PIPELINES if path.stem == "preference"))
+
+    inputs = {name: stage.inputs for name, stage in pipeline.stages.items()}
+    begun = inputs["prefer"]["start_from"]
+    assert begun == inputs["reference"]["checkpoint"]
+    assert begun[0].text() == "finetune/last"
+    assert inputs["prefer"]["reference_scores"] == inputs["predict"]["reference_scores"]
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.stem)

@@ -459,11 +459,20 @@ def test_a_hub_dataset_is_identified_by_its_commit_and_subset():
         identities(revision="main")
 
 
-def test_a_pipeline_without_any_tokenizer_is_an_error_that_says_how_to_get_one(bench, tmp_path):
-    as_jsonl(tmp_path / "train.jsonl", ROWS)
+def test_a_stage_without_any_tokenizer_or_with_two_is_told_how_to_get_one(tmp_path):
+    train, tokenizer = str(tmp_path / "train.jsonl"), {"train": {"vocab_size": 280}}
+    bare, own = (
+        preprocess.Config.from_json({"data": {"train": train} | more})
+        for more in ({}, {"tokenizer": tokenizer})
+    )
 
-    with pytest.raises(ValueError, match=r"there is no tokenizer: give data\.tokenizer"):
-        bench.run(preprocess, {"data": {"train": str(tmp_path / "train.jsonl")}})
+    (none,) = preprocess.input_problems(bare, ())
+    (two,) = preprocess.input_problems(own, ("tokenizer_of",))
+
+    assert "there is no tokenizer: give data.tokenizer" in none[1]
+    assert "leave one of the two out" in two[1]
+    assert not list(preprocess.input_problems(bare, ("tokenizer_of",)))
+    assert not list(preprocess.input_problems(own, ()))
 
 
 def test_max_examples_limits_what_is_read_of_each_split(bench, tmp_path):

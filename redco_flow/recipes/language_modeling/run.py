@@ -52,7 +52,7 @@ _DEFAULT_MAX_LENGTH = 2048  # where a model's config says none, as of lm-eval's 
 
 
 @dataclass(frozen=True)
-class _Rows:
+class Rows:
     """How examples become rows.
 
     Args:
@@ -164,7 +164,7 @@ def build_decoder_only(
     chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
     module, config = chosen.module, chosen.config
     _check_end_token(chosen, tokenizer)
-    rows = _Rows(
+    rows = Rows(
         prefix=() if is_whole else tokenizer.prefix_ids,
         start=() if is_whole else tokenizer.prefix_ids or (tokenizer.eos_id,),
         source_length=source_length,

@@ -111,18 +111,29 @@ class CheckpointArtifact:
         return TextTokenizer.load(self.path / TOKENIZER_FOLDER)
 
     def build_recipe(
-        self, source_length: int | None = None, target_length: int | None = None
+        self,
+        source_length: int | None = None,
+        target_length: int | None = None,
+        *,
+        recipe: str | None = None,
     ) -> Recipe:
-        """Make the recipe around the model, for batches of training's lengths or others."""
-        record = self.record
+        """Make a recipe around the model, for batches of training's lengths or others.
+
+        Args:
+            recipe: one that shares the model; None: the recipe that trained it.
+        """
+        record, name = self.record, recipe or self.record.recipe
+        model = record.model
+        if name != record.recipe:
+            model = {key: value for key, value in model.items() if key != "settings"}
         if not record.tokenizer_digest:
-            return build_recipe(record.recipe, record.model, None)
+            return build_recipe(name, model, None)
         texts = TokenLengths(
             self.tokenizer,
-            source_length or record.source_length,
-            target_length or record.target_length,
+            record.source_length if source_length is None else source_length,
+            record.target_length if target_length is None else target_length,
         )
-        return build_recipe(record.recipe, record.model, texts)
+        return build_recipe(name, model, texts)
 
     def load_params(
         self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None

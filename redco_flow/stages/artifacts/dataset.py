@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -165,32 +165,46 @@ class ArrowSplit(Sequence[dict[str, Any]]):
 
 
 class RowSplit(Sequence[dict[str, Any]]):
-    """The rows of a split that are kept as they are; each has its `row_id` too.
+    """The rows of a split that are kept as they are; each has its `row_id` and token ids too.
 
     Args:
         packed: what is stored of them.
+        added: further columns, a value for each row.
+
+    Raises:
+        ValueError: a further column is of another number of rows.
     """
 
-    def __init__(self, packed: ArrowSplit) -> None:
+    def __init__(self, packed: ArrowSplit, added: Added | None = None) -> None:
         self._packed = packed
+        self._added = dict(added or {})
+        for name, values in self._added.items():
+            if len(values) != len(packed):
+                raise ValueError(f"{len(values)} values of '{name}' for {len(packed)} rows.")
 
     def __len__(self) -> int:
         return len(self._packed)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._packed[index]
-        return [_unpacked(row) for row in found] if isinstance(found, list) else _unpacked(found)
+        if isinstance(index, slice):
+            return self.__getitems__(range(*index.indices(len(self))))
+        packed = self._packed[index]
+        row = unpack_row(packed.pop("row"))
+        return packed | row | {name: values[index] for name, values in self._added.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows, in the given order."""
-        return [_unpacked(row) for row in self._packed.__getitems__(indices)]
+        return [self[int(index)] for index in indices]
 
+    def lengths(self, column: str) -> NDArray[np.int64]:
+        """Return how many token ids of a column each row has."""
+        return self._packed.lengths(column)
+
+
+Added = Mapping[str, Sequence[Any]]
+"""Further columns of a split's rows, by name."""
 
 Examples = ArrowSplit | RowSplit
-
-
-def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
-    return {"row_id": packed["row_id"], **unpack_row(packed["row"])}
 
 
 def read_batches(path: Path, columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
@@ -281,6 +295,7 @@ COLUMNS: Mapping[str, str] = {
     "source_ids": IDS,
     "target_ids": IDS,
 }
+SOURCE_IDS = "source_ids"
 ROW_COLUMNS: Mapping[str, str] = {"row_id": TEXT, "row": BYTES}
 PART = "part"
 
@@ -339,6 +354,12 @@ class DatasetSummary:
         return self.target is not None
 
     @property
+    def has_ids(self) -> bool:
+        """Whether the examples have token ids, those of rows as they are included."""
+        counted = (key for counts in self.splits.values() for key in counts)
+        return not self.is_of_rows or "longest_row" in counted
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether there is a tokenizer: that of encoded texts, or of a column of rows."""
         return bool(self.tokenizer) or not self.is_of_rows
@@ -362,6 +383,18 @@ class DatasetSummary:
     def _classes_by_text(self) -> dict[str, Class]:
         return {str(name): name for name in self.classes or ()}
 
+    def lengths(self, splits: Iterable[str] | None = None) -> tuple[int, int]:
+        """Return what batches are padded to: sources and targets in tokens.
+
+        Of rows as they are the second number is of both, and of rows without token ids it is 0.
+
+        Args:
+            splits: of the sources; None: of all.
+        """
+        if self.is_of_rows:
+            return 0, self.padded_length("row") if self.has_ids else 0
+        return self.padded_length("source", splits), self.padded_length("target")
+
     @property
     def is_plain_text(self) -> bool:
         """Whether the examples are texts without a source."""
@@ -379,7 +412,7 @@ class DatasetSummary:
         """Return what batches are padded to: the longest text, rounded up to a multiple of 8.
 
         Args:
-            side: source or target.
+            side: source or target; of rows as they are, row.
             splits: of these only, where the dataset has them; None: of all.
         """
         chosen = set(splits or self.splits) & set(self.splits)
@@ -393,9 +426,14 @@ def _rounded_up(length: int) -> int:
 
 @dataclass(frozen=True)
 class DatasetArtifact:
-    """A dataset artifact's files."""
+    """A dataset artifact's files.
+
+    Args:
+        added: by split, further columns that other stages made of its rows as they are.
+    """
 
     path: Path
+    added: Mapping[str, Added] = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> DatasetSummary:
@@ -452,7 +490,9 @@ class DatasetArtifact:
             )
         paths = [self.path / file for file in self.summary.files[name]]
         return (
-            RowSplit(ArrowSplit(paths)) if self.summary.is_of_rows else ArrowSplit(paths, columns)
+            RowSplit(ArrowSplit(paths), self.added.get(name))
+            if self.summary.is_of_rows
+            else ArrowSplit(paths, columns)
         )
 
 

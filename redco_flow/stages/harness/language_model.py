@@ -25,6 +25,7 @@ from redco_flow.recipes.recipe import (
     Recipe,
     TokenLikelihoods,
     matmul_precision,
+    shares_model,
 )
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
@@ -35,6 +36,7 @@ Progress = Callable[[str, int, int], None]
 """(what is done, rows done, rows in all)"""
 
 _Pair = tuple[Any, Sequence[int], Sequence[int]]
+_LANGUAGE = "language_modeling"
 _WIDTH_MULTIPLE = 8
 _KNOWN_ARGUMENTS = frozenset(
     {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "num_beams"}
@@ -66,7 +68,7 @@ class HarnessModel(TemplateLM):
         self._checkpoint = checkpoint
         self._config = config
         self._on_progress = on_progress
-        self._recipe = checkpoint.build_recipe(1, 1)
+        self._recipe = self._recipe_for(1, 1)
         self._likelihoods = _likelihoods_of(self._recipe, checkpoint)
         self._text = checkpoint.tokenizer
         self._deployer = Deployer(
@@ -84,6 +86,13 @@ class HarnessModel(TemplateLM):
             False,
         )
         self._params = checkpoint.load_params(self._recipe, self._deployer, self._rules)
+
+    def _recipe_for(self, source_length: int, target_length: int) -> Recipe:
+        """Make the checkpoint's recipe; of a model that writes texts the one that reads them."""
+        name = self._checkpoint.record.recipe
+        if shares_model(name, _LANGUAGE):
+            name = _LANGUAGE
+        return self._checkpoint.build_recipe(source_length, target_length, recipe=name)
 
     @property
     def max_length(self) -> int:
@@ -218,7 +227,7 @@ class HarnessModel(TemplateLM):
             )
         examples = [self._prompt(text, room) for text in prompts]
         longest = max(len(example["source_ids"]) for example in examples)
-        recipe = self._checkpoint.build_recipe(longest, generation.max_length)
+        recipe = self._recipe_for(longest, generation.max_length)
         predictor = Predictor(
             self._deployer,
             collate_fn=recipe.collate_for_prediction,

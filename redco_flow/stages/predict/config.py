@@ -18,6 +18,7 @@ SECTIONS = ("recipe",)
 INPUTS = {
     "dataset": InputSlot(kind="dataset"),
     "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),
+    "reference_scores": InputSlot(kind="reference_scores", is_optional=True),
 }
 OUTPUTS = {"predictions": "predictions"}
 SEVERAL_PROCESSES = True

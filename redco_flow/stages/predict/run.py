@@ -22,6 +22,8 @@ from redco_flow.recipes.recipe import (
     find_recipe,
     makes_texts,
     matmul_precision,
+    needs_reference,
+    shares_model,
 )
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import PART, DatasetArtifact
@@ -32,6 +34,7 @@ from redco_flow.stages.artifacts.predictions import (
     targets_of,
     write_predictions,
 )
+from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.common_stop import CommonStop
 from redco_flow.stages.context import Output, StageContext, StageOutputs
@@ -70,9 +73,10 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         CheckpointError: the checkpoint is damaged.
     """
     context.report(phase="preparing", devices=describe_devices())
-    dataset = DatasetArtifact(context.input("dataset").path)
+    dataset = DatasetArtifact(context.input("dataset").path, reference_columns(context))
     checkpoint = CheckpointArtifact(context.input("checkpoint").path)
     _check(dataset, checkpoint, config)
+    _check_reference(context, checkpoint, config)
     split = config.split or ("test" if dataset.has("test") else "validation")
     rows = dataset.split(split)
     examples = rows.__getitems__(range(min(len(rows), config.num_examples or len(rows))))
@@ -104,7 +108,8 @@ def _generation(config: Config) -> dict[str, Any]:
 
 def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Config) -> None:
     record = checkpoint.record
-    if not config.recipe == record.recipe == dataset.summary.recipe:
+    is_readable = shares_model(config.recipe, record.recipe)
+    if config.recipe != dataset.summary.recipe or not is_readable:
         raise CannotPredict(
             f"recipes differ: this stage has '{config.recipe}', the checkpoint "
             f"'{record.recipe}', the dataset '{dataset.summary.recipe}'; use one for all."
@@ -122,6 +127,17 @@ def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Con
             f"the dataset has classes that the checkpoint was not trained for: "
             f"{', '.join(strange[:10])}; it knows {', '.join(map(str, known[:10]))}. Preprocess "
             "with the checkpoint's in settings.classes."
+        )
+
+
+def _check_reference(context: StageContext, checkpoint: CheckpointArtifact, config: Config) -> None:
+    record = checkpoint.record
+    settings = record.model.get("settings", {}) if record.recipe == config.recipe else {}
+    is_given = bool(context.inputs.get("reference_scores"))
+    if needs_reference(config.recipe, settings) and not is_given:
+        raise CannotPredict(
+            "the checkpoint's loss compares with a reference, without whose scores there are no "
+            "rewards: give this stage the training's `reference_scores`."
         )
 
 
@@ -161,15 +177,11 @@ class _Prediction:
             seed=config.seed,
             matmul_precision=matmul_precision(checkpoint.record.model),
         )
-        summary = dataset.summary
-        self._source_length = self._target_length = 0
-        if not summary.is_of_rows:
+        self._source_length, self._target_length = dataset.summary.lengths((split,))
+        if not dataset.summary.is_of_rows:
             # Training's width where it is enough, so that its evaluations are repeated to the last
             # bit.
-            self._source_length = max(
-                checkpoint.record.source_length, summary.padded_length("source", (split,))
-            )
-            self._target_length = summary.padded_length("target")
+            self._source_length = max(checkpoint.record.source_length, self._source_length)
 
     def run(self, examples: Sequence[dict[str, Any]]) -> list[Prediction]:
         """Return a line per example."""
@@ -184,7 +196,8 @@ class _Prediction:
             length = self._config.prompt_length
             asked = [begun(example, length, self._dataset.tokenizer) for example in examples]
             target_length = self._rest_of_text(length)
-            recipe = self._checkpoint.build_recipe(length, target_length)
+            lengths = length, target_length
+            recipe = self._checkpoint.build_recipe(*lengths, recipe=self._config.recipe)
         texts = self._generate(recipe, rules, params, asked, target_length)
         summary = self._dataset.summary
         lines = [
@@ -234,7 +247,8 @@ class _Prediction:
         ]
 
     def _recipe(self) -> Recipe:
-        return self._checkpoint.build_recipe(self._source_length, self._target_length)
+        lengths = self._source_length, self._target_length
+        return self._checkpoint.build_recipe(*lengths, recipe=self._config.recipe)
 
     def _rest_of_text(self, prompt_length: int) -> int:
         if prompt_length < self._target_length:

@@ -13,14 +13,21 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
-from redco_flow.stages.artifacts.dataset import COLUMNS, IDS, ROW_COLUMNS, SplitWriter, split_file
+from redco_flow.stages.artifacts.dataset import (
+    COLUMNS,
+    IDS,
+    ROW_COLUMNS,
+    SOURCE_IDS,
+    SplitWriter,
+    split_file,
+)
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
@@ -165,6 +172,23 @@ class SplitCounts:
         return {split: dict(self._of[split]) for split in SPLITS if split in self._of}
 
 
+def _counted_ids(ids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, int]:
+    """Count the token ids of rows; a row is as long as its source with the longest other column."""
+    if not ids:
+        return {}
+    sources, *targets = ([len(row) for row in ids[name]] for name in sorted(ids, key=_source_first))
+    longest = (source + max(row) for source, *row in zip(sources, *targets, strict=True))
+    return {
+        "source_tokens": sum(sources),
+        "target_tokens": sum(map(sum, targets)),
+        "longest_row": max(longest),
+    }
+
+
+def _source_first(column: str) -> tuple[bool, str]:
+    return column != SOURCE_IDS, column
+
+
 @dataclass
 class _OpenBlock:
     """A block that is being written: its open files by folder and split."""
@@ -208,10 +232,12 @@ class BlockWriters:
         block.counts.add_batch(block_split.split, batch, encoded)
 
     def write_rows(self, block_split: BlockSplit, batch: PairBatch) -> None:
-        """Append rows that are kept as they are."""
+        """Append rows that are kept as they are, with `ids`: the token ids of each, by column."""
         self._commit_before(block_split.block)
-        self._writer(DATASET, block_split, ROW_COLUMNS).write(batch)
-        counted = {"rows": len(batch["row_id"])}
+        ids = {name: [row[name] for row in batch["ids"]] for name in batch["ids"][0]}
+        columns = {**ROW_COLUMNS, **dict.fromkeys(ids, IDS)}
+        self._writer(DATASET, block_split, columns).write({**batch, **ids})
+        counted = {"rows": len(batch["row_id"])} | _counted_ids(ids)
         self._open[block_split.block].counts.add(block_split.split, counted)
 
     def hold_back(self, block_split: BlockSplit, batch: PairBatch) -> None:

@@ -6,7 +6,7 @@ runs. Equal inputs give a byte-identical dataset, whatever the number of workers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -22,6 +22,7 @@ from redco_flow.recipes.recipe import (
     RowColumns,
     builds,
     encodes,
+    encodes_rows,
     find_own_recipe,
     find_recipe,
     has_no_texts,
@@ -32,10 +33,17 @@ from redco_flow.recipes.recipe import (
     takes_conversations,
     text_columns,
 )
-from redco_flow.spec.model import OnlyWhereSet, Placement, PositiveInt, Scalar, Text
+from redco_flow.spec.model import (
+    OfTraining,
+    OnlyWhereSet,
+    Placement,
+    PositiveInt,
+    Scalar,
+    Text,
+)
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
 from redco_flow.stages.data import source
 from redco_flow.stages.data.image_folder import ENDINGS
@@ -265,6 +273,7 @@ _SCHEMAS: Mapping[str, Callable[[Path], _Schema]] = {
 }
 
 SECTIONS = ("recipe", "settings", "model", "data")
+INPUTS = {"tokenizer_of": InputSlot(kind="", is_optional=True)}
 OUTPUTS = {"dataset": "dataset"}
 
 
@@ -282,7 +291,7 @@ class TokenizerModel(ModelSection):
 
 
 class Config(StageConfig):
-    """Preprocessing.
+    """Preprocessing; the input `tokenizer_of` takes the tokenizer of a dataset or checkpoint.
 
     Args:
         recipe: the pipeline's own where the stage does not say it.
@@ -299,6 +308,8 @@ class Config(StageConfig):
         num_shards: parts that are encoded by tasks of their own where the executor has job arrays
             (Slurm); elsewhere one job encodes all.
     """
+
+    LEFT_OUT: ClassVar[tuple[type, ...]] = (Placement, OfTraining)
 
     recipe: RecipeName = "text_to_text"
     settings: RecipeSettings = Field(default_factory=dict)
@@ -323,14 +334,6 @@ class Config(StageConfig):
             problem = problem or problem_of_texts(data, recipe)
         if problem:
             raise ValueError(problem)
-        if has_no_texts(name):
-            return data
-        model = info.data.get("model")
-        if model is not None and model.name_or_path is None and data.tokenizer is None:
-            raise ValueError(
-                "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
-                "data.tokenizer.name_or_path, or a model.name_or_path that has one."
-            )
         return data
 
     @model_validator(mode="after")
@@ -388,9 +391,10 @@ _OF_TEXTS = (
 
 def problem_of_rows(data: DataSection, name: str) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
-    useless = _changed(data, (*_OF_TEXTS, *_OF_CHATS))
-    if text_columns(find_recipe(name)) and "data.tokenizer" in useless:
-        useless.remove("data.tokenizer")
+    recipe = find_recipe(name)
+    used = ["data.tokenizer"] if text_columns(recipe) else []
+    used += ["data.source_prefix", "data.source_suffix"] if encodes_rows(recipe) else []
+    useless = [key for key in _changed(data, (*_OF_TEXTS, *_OF_CHATS)) if key not in used]
     if useless:
         return (
             f"recipe '{name}' takes rows as they are, and {', '.join(useless)} would change "
@@ -470,6 +474,24 @@ def problem_of_chats(data: DataSection) -> str | None:
             "out, or give data.tokenizer.name_or_path."
         )
     return None
+
+
+def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield that there is no tokenizer, or that there are two."""
+    data, is_taken = config.data, "tokenizer_of" in given
+    if is_taken and data.tokenizer is not None:
+        yield (
+            ("data", "tokenizer"),
+            "the stage takes its tokenizer from `tokenizer_of`: leave one of the two out",
+        )
+    has_one = is_taken or data.tokenizer is not None or config.model.name_or_path is not None
+    if not has_one and not has_no_texts(config.recipe):
+        yield (
+            ("data",),
+            "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
+            "data.tokenizer.name_or_path, or a model.name_or_path that has one, or another "
+            "stage's by `tokenizer_of`.",
+        )
 
 
 def code_modules(config: Config) -> list[str]:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from redco_flow.recipes.build import collate_rows
 from redco_flow.recipes.recipe import (
     CLASSES,
+    BadExample,
     Batch,
     Collate,
     Example,
     RowColumns,
+    encodes_rows,
     find_recipe,
     text_columns,
 )
 from redco_flow.records import write_json
 from redco_flow.spec.names import failure
-from redco_flow.spec.recipe_settings import values_of
+from redco_flow.spec.recipe_settings import read_settings, values_of
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
     ArrowSplit,
@@ -63,12 +65,14 @@ class PackedRow(NamedTuple):
         block, split: where it belongs.
         row_id: "file name:line", the same wherever the file lies.
         row: the columns of its recipe, packed.
+        ids: token ids by column, of a recipe that encodes rows.
     """
 
     block: int
     split: str
     row_id: str
     row: bytes
+    ids: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class RowReader:
         renamed: the data's name of a column by the recipe's.
         collate_fn: the recipe's.
         target: the column that `labels` reads, where they are there.
+        split_by: the columns that decide which rows are held out; none: all.
+        encode: row -> token ids by column.
     """
 
     names: Sequence[str] | None
@@ -87,6 +93,8 @@ class RowReader:
     collate_fn: Collate
     target: str | None = None
     labels: Labels | None = None
+    split_by: Sequence[str] = ()
+    encode: Callable[[Example], Mapping[str, Sequence[int]]] | None = None
 
     def __call__(
         self, row: FileRow, source: Source, split_of: SplitOf | None, block: int
@@ -98,14 +106,27 @@ class RowReader:
         except BadValue as error:
             return BadRow(location, error.reason, error.detail)
         try:
-            self.collate_fn([unpack_row(packed)])
+            example = unpack_row(packed)
+            self.collate_fn([example])
+            ids = {} if self.encode is None else self.encode(example)
         except MissingPillow:
             raise
+        except BadExample as error:
+            return BadRow(location, error.reason, error.detail)
         except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
             reason = f"collate_fn raised {type(error).__name__}"
             return BadRow(location, reason, failure(error).removeprefix(": ").strip())
-        split = split_of(packed) if split_of else source.split
-        return PackedRow(block, split, f"{source.name}:{row.line}", packed)
+        split = split_of(self._identity(example, packed)) if split_of else source.split
+        return PackedRow(block, split, f"{source.name}:{row.line}", packed, ids)
+
+    def _identity(self, example: Example, packed: bytes) -> bytes:
+        """Return what makes a row the same as another to its split."""
+        values = [example[name] for name in self.split_by]
+        if not values:
+            return packed
+        if all(isinstance(value, str) for value in values):  # as of a pair of texts its source
+            return "\0".join(values).encode()
+        return pack_row(dict(zip(self.split_by, values, strict=True)))
 
     def _label(self, fields: Mapping[str, Any], source: Source) -> dict[str, Any]:
         if self.labels is None or self.target is None:
@@ -133,10 +154,20 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         BadRows, NoRows, DataChanged: the data cannot be used.
     """
     store = BlockStore(context.work_dir)
-    columns = RowColumns.of(find_recipe(config.recipe))
-    labels = labels_for(find_recipe(config.recipe), values_of(config.settings))
+    recipe = find_recipe(config.recipe)
+    columns = RowColumns.of(recipe)
+    labels = labels_for(recipe, values_of(config.settings))
     collate_fn = _checking(config, labels)
-    read_row = RowReader(columns.names, config.data.columns, collate_fn, columns.target, labels)
+    read_row = RowReader(
+        columns.names,
+        config.data.columns,
+        collate_fn,
+        columns.target,
+        labels,
+        getattr(recipe, "SPLIT_BY", ()),
+    )
+    if encodes_rows(recipe):
+        read_row = _encoding(context, config, store, read_row)
     source = RawPairs(context, config, read_row)
     written = _write_blocks(
         source, store, lambda block: shard.has(block) and not store.is_there(block)
@@ -156,6 +187,31 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         return _dataset(store, summary, num_blocks)
 
     return join
+
+
+def _encoding(
+    context: StageContext, config: Config, store: BlockStore, read_row: RowReader
+) -> RowReader:
+    """Return a reader that encodes rows, by a tokenizer that is made if it is not there."""
+    recipe = find_recipe(config.recipe)
+
+    def texts() -> Iterator[str]:
+        """Read all rows once before they are encoded, where a tokenizer is to be trained."""
+        source = RawPairs(context, config, read_row)
+        for block_split, batch in source.batches("reading for the tokenizer", lambda _: True):
+            if block_split.split == "train":
+                rows = map(unpack_row, batch["row"])
+                yield from (str(row[column]) for row in rows for column in text_columns(recipe))
+
+    directory = ensure_tokenizer_of(context, config, store, texts())
+    encode = partial(
+        recipe.encode_row,
+        tokenizer=TextTokenizer.load(directory),
+        settings=read_settings(recipe, values_of(config.settings)),
+        source_prefix=config.data.source_prefix,
+        source_suffix=config.data.source_suffix,
+    )
+    return replace(read_row, encode=encode)
 
 
 def _checking(config: Config, labels: Labels | None) -> Collate:
@@ -203,8 +259,8 @@ def _summary(
     paths = [store.path_of(file) for file in files["train"]]
     return DatasetSummary(
         recipe=config.recipe,
-        source_prefix="",
-        source_suffix="",
+        source_prefix=config.data.source_prefix,
+        source_suffix=config.data.source_suffix,
         max_source_length=0,
         max_target_length=0,
         splits=summed(blocks).by_split(),

@@ -7,8 +7,10 @@ an equal tokenizer, whichever process trains it.
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -240,21 +242,32 @@ def ensure_tokenizer(
         Stopped: a stop was requested.
     """
     directory = store.dataset / TOKENIZER_FOLDER
+    kept = None
+    with _alone(context):
+        if not directory.exists():
+            unfinished = store.new_file()
+            kept = _make_tokenizer(context, config, store, unfinished)
+            _put_in_place(unfinished, directory)
+    return directory, kept
+
+
+@contextmanager
+def _alone(context: StageContext) -> Iterator[None]:
+    """Hold the lock of the stage's tokenizer.
+
+    Raises:
+        Stopped: a stop was requested while another process had it.
+    """
 
     def while_waiting(holder: str) -> None:
         context.report(phase=f"waiting for the tokenizer of {holder}")
         context.raise_if_stopped()
 
-    kept = None
     lock = acquire(context.work_dir / "tokenizer.lock", context.holder(), while_waiting)
     try:
-        if not directory.exists():
-            unfinished = store.new_file()
-            kept = _make_tokenizer(context, config, store, unfinished)
-            _put_in_place(unfinished, directory)
+        yield
     finally:
         lock.release()
-    return directory, kept
 
 
 def ensure_tokenizer_of(
@@ -269,15 +282,31 @@ def ensure_tokenizer_of(
         ValueError: the tokenizer cannot be had or trained.
     """
     directory = store.dataset / TOKENIZER_FOLDER
-    if directory.exists():
-        return directory
-    context.report(phase="tokenizer")
-    unfinished = store.new_file()
-    if not fetch_tokenizer(config, unfinished):
-        asked = _asked_training(config)
-        save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), unfinished)
-    _put_in_place(unfinished, directory)
+    with _alone(context):
+        if directory.exists():
+            return directory
+        context.report(phase="tokenizer")
+        unfinished = store.new_file()
+        if not _take_or_fetch(context, config, unfinished):
+            asked = _asked_training(config)
+            save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), unfinished)
+        _put_in_place(unfinished, directory)
     return directory
+
+
+def _take_or_fetch(context: StageContext, config: Config, directory: Path) -> bool:
+    """Save the tokenizer that is taken from an input or named, and say whether one is.
+
+    Raises:
+        ValueError: there is none in the input, or of that name.
+    """
+    if not context.inputs.get("tokenizer_of"):
+        return fetch_tokenizer(config, directory)
+    own = context.input("tokenizer_of").path / TOKENIZER_FOLDER
+    if not own.is_dir():
+        raise ValueError(f"tokenizer_of: there is no tokenizer in {own.parent}.")
+    shutil.copytree(own, directory)
+    return True
 
 
 def fetch_tokenizer(config: Config, directory: Path) -> bool:
@@ -301,7 +330,7 @@ def _make_tokenizer(
     context: StageContext, config: Config, store: BlockStore, directory: Path
 ) -> KeptPairs | None:
     context.report(phase="tokenizer")
-    if fetch_tokenizer(config, directory):
+    if _take_or_fetch(context, config, directory):
         return None
     asked = _asked_training(config)
     kept = KeptPairs(context, RawPairs(context, config), store.new_file())

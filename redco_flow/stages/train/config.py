@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -21,8 +21,10 @@ from redco_flow.recipes.recipe import (
     RecipeSettings,
     family_problem,
     find_own_recipe,
+    has_no_ids,
     has_own_model,
     is_of_rows,
+    needs_reference,
     recipe_module,
 )
 from redco_flow.spec.model import (
@@ -37,6 +39,7 @@ from redco_flow.spec.model import (
     Text,
 )
 from redco_flow.spec.pipeline import ModelSection
+from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 
@@ -230,6 +233,7 @@ SECTIONS = ("recipe", "settings", "model")
 INPUTS = {
     "dataset": InputSlot(kind="dataset"),
     "start_from": InputSlot(kind="checkpoint", default_selector="last", is_optional=True),
+    "reference_scores": InputSlot(kind="reference_scores", is_optional=True),
 }
 OUTPUTS = {"checkpoint": "checkpoint"}
 SEVERAL_PROCESSES = True
@@ -447,7 +451,7 @@ class Config(StageConfig):
     @classmethod
     def _can_be_packed(cls, batching: Batching, info: ValidationInfo) -> Batching:
         recipe = _recipe(info)
-        if batching.type != "padded" and is_of_rows(info.data.get("recipe", "")):
+        if batching.type != "padded" and has_no_ids(info.data.get("recipe", "")):
             raise ValueError(
                 f"recipe '{info.data['recipe']}' takes rows as they are, whose widths are not "
                 "known: use type padded"
@@ -547,6 +551,23 @@ def metrics_needed(config: Config) -> list[str]:
 def output_names(config: Config) -> list[str]:
     """Return `checkpoint/last` and `checkpoint/best/<score>` of each score."""
     return ["checkpoint/last", *(f"checkpoint/best/{key}" for key in config.keep.best)]
+
+
+def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield that the loss compares with a reference whose scores are not there, or does not."""
+    is_needed = needs_reference(config.recipe, values_of(config.settings))
+    if is_needed and "reference_scores" not in given:
+        yield (
+            ("recipe",),
+            f"the loss that recipe '{config.recipe}' is to learn compares with a reference: add a "
+            "stage of kind reference_scores, and `reference_scores: STAGE` to this one",
+        )
+    if "reference_scores" in given and not is_needed:
+        yield (
+            ("recipe",),
+            f"the loss that recipe '{config.recipe}' is to learn compares with no reference: leave "
+            "`reference_scores` out",
+        )
 
 
 def code_modules(config: Config) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from redco_flow.stages.artifacts.dataset import (
     ArrowSplit,
     DatasetArtifact,
     DatasetSummary,
-    RowSplit,
 )
+from redco_flow.stages.artifacts.dataset import Examples as Split
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.windows import Span, TokenStream, Windows, stream_of
@@ -114,16 +115,14 @@ def read_training_data(
         ValueError: the recipe does not pack, or windows are to be cut from pairs.
     """
     split = dataset.split("train", columns_of(dataset.summary))
-    if isinstance(split, RowSplit):
+    if not recipe.has_widths:
         _no_weights(config)
         return TrainingData(split, validation, recipe.collate_fn, None, 0.0)
     parts = _mixed_parts(dataset, config)
-    assert recipe.row_widths is not None, "a recipe of texts says how wide their rows are"
     if config.batching.type == "windows":
         return _windows(split, dataset.summary, parts, validation, recipe, config)
     lengths = _Lengths(
-        recipe.row_widths(split.lengths("source_ids"), split.lengths("target_ids")),
-        recipe.row_widths(*(lengths_of(validation or (), side) for side in ("source", "target"))),
+        recipe.widths_of(split.lengths), recipe.widths_of(partial(lengths_of, validation or ()))
     )
     batching = config.batching
     if batching.type == "packed":
@@ -214,7 +213,7 @@ def _spans(split: ArrowSplit, parts: Sequence[_MixedPart], num_tokens: int) -> l
 
 
 def _windows(
-    split: ArrowSplit,
+    split: Split,
     summary: DatasetSummary,
     parts: Sequence[_MixedPart],
     validation: Validation | None,
@@ -228,6 +227,7 @@ def _windows(
         )
     length, is_random = config.batching.window_length, config.batching.random_offsets
     assert length is not None  # the Config sees to it
+    assert isinstance(split, ArrowSplit), "plain texts are encoded"
 
     stream = TokenStream(split.flat("target_ids"))
     spans = _spans(split, parts, len(stream))
@@ -254,7 +254,7 @@ def _num_rows(num_examples: int, batch_size: int) -> int:
 
 
 def _padded(
-    split: ArrowSplit,
+    split: Split,
     parts: Sequence[_MixedPart],
     validation: Validation | None,
     lengths: _Lengths,
@@ -269,7 +269,7 @@ def _padded(
 
 
 def _bucketed(
-    split: ArrowSplit,
+    split: Split,
     validation: Validation | None,
     lengths: _Lengths,
     recipe: Recipe,
@@ -286,7 +286,7 @@ def _bucketed(
 
 
 def _packed(
-    split: ArrowSplit,
+    split: Split,
     parts: Sequence[_MixedPart],
     validation: Validation | None,
     lengths: _Lengths,

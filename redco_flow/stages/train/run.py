@@ -6,6 +6,7 @@ follow each other is the engine's; what a record must name is `training_records`
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +23,7 @@ from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.build import build_recipe
-from redco_flow.recipes.recipe import CLASSES, Class, Recipe
+from redco_flow.recipes.recipe import CLASSES, Class, Recipe, shares_model
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.checkpoint import (
     AdapterRecord,
@@ -32,6 +33,7 @@ from redco_flow.stages.artifacts.checkpoint import (
     write_checkpoint_artifact,
 )
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
+from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.process_group import describe_devices
@@ -49,6 +51,8 @@ from redco_flow.stages.train.scores import (
     make_text_scores,
     modes_of_best,
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
 
 def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
-    dataset = DatasetArtifact(context.input("dataset").path)
+    dataset = DatasetArtifact(context.input("dataset").path, reference_columns(context))
     summary = dataset.summary
     if summary.recipe != config.recipe:
         raise CannotTrain(
@@ -124,6 +128,7 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     if context.inputs.get("start_from"):
         checkpoint = CheckpointArtifact(context.input("start_from").path)
         recipe = _started_from(checkpoint, recipe, dataset, config)
+        _warn_of_another_reference(context)
     validation = _validation(dataset, config)
     data = read_training_data(dataset, recipe, config, validation)
     batch = data.first_batch(recipe)
@@ -147,10 +152,10 @@ def _started_from(
         WrongTokenizer: it was trained with another tokenizer.
     """
     record = checkpoint.record
-    if record.recipe != config.recipe:
+    if not shares_model(record.recipe, config.recipe):
         raise CannotTrain(
             f"start_from is a checkpoint of recipe '{record.recipe}', and this stage trains with "
-            f"'{config.recipe}': begin with one of the same recipe."
+            f"'{config.recipe}': begin with one of the same recipe, or of one with the same model."
         )
     if record.tokenizer_digest != dataset.tokenizer_digest:
         raise WrongTokenizer(
@@ -161,14 +166,26 @@ def _started_from(
     return replace(recipe, load_params=partial(checkpoint.read_params, recipe))
 
 
+def _warn_of_another_reference(context: StageContext) -> None:
+    """Say that the loss compares with another model than the one that the training begins with."""
+    if not context.inputs.get("reference_scores"):
+        return
+    begun = context.input("start_from").id
+    reference = str(context.input("reference_scores").metadata.get("reference"))
+    if reference != begun:
+        logger.warning(
+            "the training begins with checkpoint %s, and its loss compares with %s: no step was "
+            "done, and rewards are not 0. Is that meant?",
+            begun[:12],
+            reference[:12],
+        )
+
+
 def _lengths(dataset: DatasetArtifact, config: Config) -> tuple[int, int]:
     """Sources and targets of training's batches in tokens: a test text must not widen a step."""
-    summary = dataset.summary
-    if summary.is_of_rows:
-        return 0, 0
     if config.batching.window_length is not None:
         return 1, config.batching.window_length  # a window's first token is its source
-    return summary.padded_length("source", ("train", "validation")), summary.padded_length("target")
+    return dataset.summary.lengths(("train", "validation"))
 
 
 def _model(config: Config, classes: Sequence[Class] | None) -> dict[str, Any]:

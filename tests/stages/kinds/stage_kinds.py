@@ -16,3 +16,4 @@ class Kind:
 preprocess, train, predict, evaluate, compare, script, harness = map(
     Kind, ("preprocess", "train", "predict", "evaluate", "compare", "script", "harness")
 )
+reference_scores = Kind("reference_scores")
