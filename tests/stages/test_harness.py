@@ -76,7 +76,7 @@ def tasks(shared_bench):
 @pytest.fixture(scope="module")
 def checkpoint(shared_bench):
     path = shared_bench.root / "texts.jsonl"
-    lines = [json.dumps({"text": " ".join((WORDS * 3)[i % 8 :][:8])}) + "\n" for i in range(64)]
+    lines = [json.dumps({"text": " ".join((WORDS * 3)[i % 8 :][:8])}) + "\n" for i in range(640)]
     path.write_text("".join(lines))
     data = {
         "train": str(path),
@@ -87,7 +87,7 @@ def checkpoint(shared_bench):
     dataset = shared_bench.run(preprocess, RECIPE | {"data": data, "max_target_length": 32})
     settings = RECIPE | {
         "model": {"family": "gpt2", "config": TINY},
-        "num_epochs": 30,
+        "num_epochs": 3,
         "global_batch_size": 8,
         "learning_rate": 0.01,
     }

@@ -19,7 +19,7 @@ from redco_flow.stages.preprocess.labels import ClassLabels, NumberLabels
 from redco_flow.stages.train.scores import CannotTrain
 
 RECIPE = {"recipe": "python:named_blobs"}
-TRAIN = RECIPE | {"num_epochs": 30, "global_batch_size": 8, "learning_rate": 0.1}
+TRAIN = RECIPE | {"num_epochs": 6, "global_batch_size": 8, "learning_rate": 0.1}
 HELD_OUT = {"validation_fraction": 0.2, "test_fraction": 0.2}
 
 
@@ -73,7 +73,7 @@ def test_numbers_are_sorted_by_what_they_count(values, names):
 
 
 def test_a_recipe_predicts_names_that_stand_in_its_checkpoint(bench):
-    dataset = dataset_of(bench, blobs(["pear", "apple", "fig"]), **HELD_OUT)
+    dataset = dataset_of(bench, blobs(["pear", "apple", "fig"], 450), **HELD_OUT)
     trained = bench.run(train, TRAIN, {"dataset": [dataset]})["checkpoint/last"]
     inputs = {"dataset": [dataset], "checkpoint": [trained]}
 

@@ -10,13 +10,13 @@ from redco_flow.stages.context import Stopped
 
 SIZES = {"image_size": 8, "patch_size": 4, "width": 32, "num_layers": 2, "num_heads": 2}
 RECIPE = {"recipe": "text_to_image", "settings": SIZES | {"num_sampling_steps": 10}}
-DATA = {"dataset": "python:halves", "validation_fraction": 0.2, "test_fraction": 0.2}
+DATA = {"dataset": "python:halves", "validation_fraction": 0.05, "test_fraction": 0.05}
 TRAIN = RECIPE | {
-    "num_epochs": 32,
+    "num_epochs": 6,
     "global_batch_size": 8,
     "learning_rate": 0.01,
     "schedule": {"type": "cosine", "warmup_steps": 20},
-    "eval": {"every_epochs": 32},
+    "eval": {"every_epochs": 6},
     "keep": {"best": ["eval_loss"]},
     "num_model_shards": 2,
 }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-GREYS = tuple(range(195, 256, 4))
+GREYS = tuple(range(192, 256))
 PLACES = ("first", "last")
 
 
