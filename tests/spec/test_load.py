@@ -139,7 +139,7 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
         ("{last: 1,", "{lasst: 1,", "15:12: 'stages.train.keep' has no key 'lasst'; did you mean "
          "'last'? Known keys: best, last."),
         ("source_key:", "sauce_key:", "6:3: 'data' has no key 'sauce_key'; did you mean "
-         "'source_key'? Known keys: columns, dataset,"),
+         "'source_key'? Known keys: chat_template,"),
         ("model:", "modell:", "3:1: the pipeline has no key 'modell'; did you mean 'model'? Known "
          "keys: data, description, model, name, notify, recipe, schedule, settings, stages, tags."),
         ("gpus_per_host", "gpus", "16:17: 'stages.train.resources' has no key 'gpus'; did you "

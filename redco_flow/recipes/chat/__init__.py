@@ -14,6 +14,7 @@ from redco_flow.recipes.chat.config import (
     DEFAULT_FAMILY,
     FAMILIES,
     MEASURES_PERPLEXITY,
+    SAME_MODEL_AS,
     TAKES_CONVERSATIONS,
     encode,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "DEFAULT_FAMILY",
     "FAMILIES",
     "MEASURES_PERPLEXITY",
+    "SAME_MODEL_AS",
     "TAKES_CONVERSATIONS",
     "build",
     "encode",

@@ -21,12 +21,14 @@ __all__ = [
     "FAMILIES",
     "LEARNT",
     "MEASURES_PERPLEXITY",
+    "SAME_MODEL_AS",
     "TAKES_CONVERSATIONS",
     "encode",
 ]
 
 CAN_PACK = True
 MEASURES_PERPLEXITY = True
+SAME_MODEL_AS = "language_modeling"
 TAKES_CONVERSATIONS = True
 LEARNT = "learnt"
 """The column of the tokens that the loss is of: begin and end of each span, one after the other."""
