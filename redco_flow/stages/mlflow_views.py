@@ -7,6 +7,7 @@ and changes nothing here.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from redco_flow.tracking.aliases import Alias
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -28,8 +29,12 @@ def tag_outputs(workspace: Workspace, result: StageResult) -> str:
         server = MlflowServer.of(os.environ)
         run = server.find_run(result.fingerprint)
         if run:
-            made = {name: store.get(one) for name, one in result.outputs.items()}
-            tags = {f"redco_flow.output.{name}": source_of(one.path) for name, one in made.items()}
+            made = {name: store.find(one) for name, one in result.outputs.items()}
+            tags = {
+                f"redco_flow.output.{name}": source_of(one.path)
+                for name, one in made.items()
+                if one is not None
+            }
             server.tag(run, tags)
         return ""
     except MlflowError as error:
@@ -60,6 +65,6 @@ def mirror_alias(workspace: Workspace, alias: Alias) -> str:
         return f"MLflow's alias of {alias.name} was not moved: {error}"
 
 
-def source_of(path: object) -> str:
+def source_of(path: Path) -> str:
     """Return an artifact's place as an address that MLflow takes for no file of its own."""
     return f"{_SCHEME}://{path}"
