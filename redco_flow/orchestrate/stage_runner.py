@@ -165,7 +165,8 @@ class StageRunner:
             context.workspace, context.pipeline.name, context.run.id, finished.result
         )
         said = conclude(self._stage.config, given)
-        self._log(said)
+        if said:
+            self._log(said)
         return said
 
     def _follow_what_is_submitted(self) -> Finished | None:

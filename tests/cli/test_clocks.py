@@ -4,13 +4,19 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from redco_flow.tracking.journal import read_journal
-from tests.cli.conftest import KINDS, wait_for
+from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
+from tests.cli.conftest import KINDS, Command, wait_for
+from tests.cli.promoting import Shop
 
 pytestmark = pytest.mark.slow
 
@@ -95,3 +101,75 @@ def read(command, run, name):
 def record_of(path):
     """A record, or None while there is none."""
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def test_an_alias_names_what_was_promoted_last_though_clocks_went_back_and_forth(clock, tmp_path):
+    """Fault 51: what an alias named stands in the order of its moves, whatever their dates."""
+    shop, command = Shop(tmp_path), Command(tmp_path)
+    first, second = shop.checkpoint("one"), shop.checkpoint("two")
+    where = ("-w", str(shop.workspace.root))
+
+    command("promote", first.id, "--as", "production", *where, environment=clock("+1h"))
+    command("promote", second.id, "--as", "production", *where, environment=clock("-1h"))
+    [alias] = command.json("aliases", *where)
+    command("rollback", *where, environment=clock("-2h"))
+    [rolled_back] = command.json("aliases", *where)
+
+    assert (alias["checkpoint"], alias["previous"]) == (second.id, first.id)
+    assert rolled_back["checkpoint"] == first.id
+    times = [event["time"] for event in rolled_back["history"]]
+    assert times == sorted(times, reverse=True)
+
+
+FIRE = """
+import sys, threading
+from datetime import datetime
+from pathlib import Path
+from redco_flow.orchestrate.recurring.firing import Firer, Terms
+
+name, due, folder = sys.argv[1:]
+terms = Terms(
+    "weekly", Path(folder, "redco-workspace"), f"{folder}/weekly.yaml", "local", (), "queue",
+    "latest", 0,
+)
+Firer(terms, lambda: False, print, threading.Event()).fire(name, datetime.fromisoformat(due))
+"""
+WEEKLY = """\
+name: weekly
+stages:
+  gather: {kind: weekly_kinds.gather, file: week.json}
+  fit: {kind: weekly_kinds.fit, gate: gate}
+"""
+
+
+def test_queued_firings_run_in_the_order_in_which_they_were_due_whatever_their_clocks_say(
+    clock, prefect_server, tmp_path
+):
+    """Fault 51: processes two hours apart wait for one another by when they were due."""
+    (tmp_path / "weekly.yaml").write_text(WEEKLY)
+    (tmp_path / "week.json").write_text(json.dumps({"skill": 100, "is_slow": True}))
+    folder = ScheduleDirectory.of(Workspace(tmp_path / "redco-workspace"), "weekly")
+    folder.write(Schedule("weekly", str(tmp_path / "weekly.yaml"), str(tmp_path)))
+    now = datetime.now(UTC).replace(microsecond=0)
+
+    def fire(name, seconds, environment):
+        words = [name, (now + timedelta(seconds=seconds)).isoformat(), str(tmp_path)]
+        known = {**os.environ, "PYTHONPATH": str(KINDS), **environment}
+        return subprocess.Popen([sys.executable, "-c", FIRE, *words], cwd=tmp_path, env=known)
+
+    first = fire("first", 0, {})
+    wait_for(lambda: list(folder.path.glob("../../runs/*/stages/fit/attempts/1/progress.json")))
+    third = fire("third", 2, clock("-1h"))
+    wait_for(lambda: len(folder.firings()) == 2)
+    second = fire("second", 1, clock("+1h"))
+    wait_for(lambda: len(folder.firings()) == 3)
+    (tmp_path / "week.json").write_text(json.dumps({"skill": 101}))
+    (tmp_path / "gate").touch()
+    for process in (first, second, third):
+        process.wait(240)
+
+    firings = {one.id: one for one in folder.firings()}
+    assert list(firings) == ["first", "second", "third"]
+    assert firings["second"].began > firings["third"].began
+    assert [firings[name].state for name in ("first", "second")] == ["completed", "completed"]
+    assert firings["third"].reason == f"data unchanged since {firings['second'].run}"

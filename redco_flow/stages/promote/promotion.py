@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.errors import UsageError
+from redco_flow.stages.mlflow_views import mirror_alias
 from redco_flow.stages.promote.evaluations import evaluations_of, scores_of
 from redco_flow.stages.promote.judgement import Judgement, refuse_damage
 from redco_flow.stages.promote.rule import Rule
@@ -22,6 +24,8 @@ from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.workspace import Workspace, user_name
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,10 @@ def promote(workspace: Workspace, request: Request) -> Alias:
             decision=request.decision,
         )
         try:
-            return store.move(request.name, event, after=present)
+            moved = store.move(request.name, event, after=present)
         except AliasMoved:
             continue  # the checkpoint has to be better than what was promoted meanwhile
+        return _mirrored(workspace, moved)
 
 
 def _is_done(request: Request, present: Alias) -> bool:
@@ -96,7 +101,14 @@ def roll_back(workspace: Workspace, alias: Alias, reason: str = "") -> Alias:
     target = ArtifactStore(workspace).get(alias.previous)
     refuse_damage(workspace, target)
     event = _event(workspace, "rolled_back", target, reason)
-    return AliasStore(workspace).move(alias.name, event, after=alias)
+    return _mirrored(workspace, AliasStore(workspace).move(alias.name, event, after=alias))
+
+
+def _mirrored(workspace: Workspace, moved: Alias) -> Alias:
+    """Tell an MLflow server of an alias that was moved; whatever it says, the alias was."""
+    if failure := mirror_alias(workspace, moved):
+        _log.warning("%s", failure)
+    return moved
 
 
 def model_of(workspace: Workspace, checkpoint: Artifact) -> str:

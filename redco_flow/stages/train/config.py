@@ -42,6 +42,8 @@ from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
+from redco_flow.stages.context import FinishedStage
+from redco_flow.stages.mlflow_views import tag_outputs
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.
@@ -308,7 +310,8 @@ class Config(StageConfig):
         save_every_steps: checkpoints besides those at evaluations and ends of epochs.
         profile: steps whose trace is written into the attempt's directory.
         log_to: where losses and scores go besides the run's own records. W&B takes its project,
-            its mode and its key from the environment.
+            its mode and its key from the environment; mlflow takes the server's address
+            (MLFLOW_TRACKING_URI), user, password and experiment.
     """
 
     recipe: RecipeName = "text_to_text"
@@ -355,7 +358,7 @@ class Config(StageConfig):
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
     profile: Annotated[Profile | None, Placement()] = None
-    log_to: Annotated[list[Literal["tensorboard", "wandb"]], Placement()] = Field(
+    log_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], Placement()] = Field(
         default_factory=list
     )
 
@@ -588,3 +591,10 @@ def _model_modules(config: Config) -> list[str]:
 def data_files(config: Config) -> list[Path]:
     """The files of a model that lies in a local directory."""
     return model_files(config.model)
+
+
+def conclude(config: Config, finished: FinishedStage) -> str:
+    """Have the training's run on the MLflow server, if it has one, refer to its artifacts."""
+    if "mlflow" not in config.log_to:
+        return ""
+    return tag_outputs(finished.workspace, finished.result)

@@ -6,8 +6,10 @@ parameters that are on the disk.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,10 +22,11 @@ from redco_flow.engine.callbacks import Callback, GuardedLog, MetricLog, TensorB
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.records import digest_file
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import StageContext
+from redco_flow.stages.context import StageContext, Stopped
 from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.config import Config
 from redco_flow.tracking.goodput import START
+from redco_flow.tracking.mlflow_server import FINGERPRINT_TAG, MlflowServer
 
 COMMIT_FILE = "commit.json"
 
@@ -126,9 +129,60 @@ def open_logs(context: StageContext, config: Config) -> Iterator[list[Callback]]
         yield list(logs)
 
 
+class MlflowLog(MetricLog):
+    """A run on an MLflow server: one for all attempts of a training.
+
+    Args:
+        experiment: which it belongs to; made where there is none.
+        name: of the run.
+        fingerprint: of the training, by which a later attempt finds its run.
+        settings: JSON that become its parameters; must hold no secret.
+        tags: what else it is found by.
+
+    Raises:
+        MlflowError: there is no server, or it refuses.
+    """
+
+    def __init__(
+        self,
+        *,
+        experiment: str,
+        name: str,
+        fingerprint: str,
+        settings: Mapping[str, Any],
+        tags: Mapping[str, str],
+    ) -> None:
+        self._server = MlflowServer.of(os.environ)
+        self._run = self._server.find_run(fingerprint)
+        if not self._run:
+            group = self._server.experiment(experiment)
+            known = {FINGERPRINT_TAG: fingerprint, **tags}
+            self._run = self._server.create_run(group, name, settings, known)
+        self._server.set_status(self._run, "RUNNING")
+
+    def write(self, scalars: Mapping[str, float], step: int) -> None:
+        """Send numbers."""
+        self._server.log(self._run, scalars, step)
+
+    def close(self) -> None:
+        """End the run: as failed where an error is on its way, killed where it is to be stopped."""
+        ending = sys.exc_info()[1]
+        status = "KILLED" if isinstance(ending, Stopped) else "FAILED" if ending else "FINISHED"
+        self._server.set_status(self._run, status)
+
+
 def _open(name: str, context: StageContext, config: Config) -> MetricLog:
     if name == "tensorboard":
         return TensorBoardLog(context.attempt_dir.path / TENSORBOARD_FOLDER)
+    if name == "mlflow":
+        pipeline = context.run.rpartition("-")[0]
+        return MlflowLog(
+            experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME") or pipeline,
+            name=f"{context.run}/{context.stage}",
+            fingerprint=context.fingerprint,
+            settings=config.model_dump(mode="json"),
+            tags={"redco_flow.run": context.run, "redco_flow.stage": context.stage},
+        )
     return WandbLog(
         name=f"{context.run}/{context.stage}",
         directory=context.attempt_dir.path,
