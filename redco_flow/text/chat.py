@@ -24,6 +24,7 @@ Span = tuple[int, int]
 
 CHATML = (
     "{% for message in messages %}"
+    "{% if message['tool_calls'] %}{{ raise_exception('chatml has no calls of tools') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}"

@@ -37,7 +37,8 @@ def test_conversations_ask_for_each_definition_once_and_answer_with_its_kind(tmp
     path = tmp_path / "module.py"
     path.write_text(
         "LIMIT = 3\n\nclass Wrong(ValueError):\n    pass\n\n"
-        "class Point:\n    @property\n    def norm(self): ...\n    def move(self): ...\n\ndef f(): ...\n"
+        "class Point:\n    @property\n    def norm(self): ...\n    def move(self): ...\n\n"
+        "def f(): ...\n"
     )
 
     first, second = library_names.rows([path])

@@ -56,6 +56,7 @@ def dataset(shared_bench):
 
 
 def test_a_datasets_ids_and_labels_are_those_of_its_tokenizers_template(dataset):
+    """Engine case 62: through the stage, and as labels."""
     from transformers import AutoTokenizer
 
     artifact = DatasetArtifact(dataset.path)
@@ -121,7 +122,7 @@ def test_a_tiny_llama_is_trained_on_packed_conversations_and_answers(shared_benc
     scored = {"predictions": [predicted]}
     shared_bench.run(evaluate, {"metrics": ["exact_match", "perplexity"]}, scored)
 
-    lines = list(read_predictions(predicted.path))
+    lines, _ = read_predictions(predicted.path)
     assert lines[0].source.endswith("<|im_end|>\n<|im_start|>assistant\n")
     assert all(line.references[0] in WORDS for line in lines)
     # The answer's letters, and the end token and line break of both answers.

@@ -131,10 +131,11 @@ def reference(tokenizer, chat, **more):
         ("deepseekv3_training", ""),
         ("mistral", "system tools"),
         ("zephyr", ""),
-        ("chatml", ""),
+        ("chatml", "tools"),
     ],
 )
 def test_ids_and_masks_of_published_templates_are_those_of_transformers(name, unfit, tmp_path):
+    """Engine case 62: with tools, several turns, a system message and reasoning."""
     tokenizer = make_tokenizer(published(name), eos=ending_of(name))
     template = load_template(tokenizer, tmp_path)
 
@@ -158,6 +159,7 @@ def test_ids_and_masks_of_published_templates_are_those_of_transformers(name, un
 def test_without_marks_the_answers_of_published_templates_are_those_of_the_marked_ones(
     name, tmp_path
 ):
+    """Engine case 62: by trl's own templates with blocks."""
     tokenizer = make_tokenizer(published(name), eos=ending_of(name))
     template = load_template(tokenizer, tmp_path)
     tokenizer.chat_template = published(f"{name}_training")
@@ -171,6 +173,7 @@ def test_without_marks_the_answers_of_published_templates_are_those_of_the_marke
 
 @pytest.mark.parametrize("name", MARKED)
 def test_without_marks_an_answer_is_what_it_adds_to_the_text(name, tmp_path):
+    """Engine case 62: where published templates have no blocks, for those that trl has not."""
     unmarked, marked = MARKED[name]
     tokenizer = make_tokenizer(unmarked, eos=ending_of(name))
     template = load_template(tokenizer, tmp_path)
@@ -235,6 +238,7 @@ def test_the_last_turn_alone_or_all_tokens_can_be_learnt(tmp_path):
 def test_a_template_that_renders_an_answer_otherwise_later_is_refused_but_for_the_last_turn(
     tmp_path,
 ):
+    """Engine case 62: Qwen 3's, of several turns."""
     template = load_template(make_tokenizer(published("qwen3")), tmp_path)
 
     (every,) = template.encode([CHATS["multi-turn"]])
@@ -265,6 +269,7 @@ def test_a_template_that_renders_an_answer_otherwise_later_is_refused_but_for_th
     ],
 )
 def test_a_template_that_cannot_be_trained_with_is_refused(template, message, tmp_path):
+    """Engine case 62: what masks all or nothing."""
     with pytest.raises(ValueError, match="cannot be trained with") as raised:
         load_template(make_tokenizer(template), tmp_path)
 

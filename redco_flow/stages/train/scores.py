@@ -88,7 +88,7 @@ def make_text_scores(
             f"{' or '.join(LOSS_SCORES)}, or preprocess with data.source_key and data.target_key."
         )
     summary = dataset.summary
-    length = 0 if summary.is_of_rows else summary.padded_length("target")
+    length = 0 if summary.is_of_rows else summary.answer_length
     deployer = trainer.deployer
     predictor = Predictor(
         deployer.without_context_shards(),
