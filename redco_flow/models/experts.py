@@ -153,7 +153,9 @@ def expert_shares(config: MixtureConfig, router_logits: jax.Array) -> jax.Array:
     probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
     is_chosen = _is_chosen(probabilities, config.experts_per_token)
     kept: jax.Array = jnp.where(is_chosen, probabilities, 0)
-    return kept / jnp.sum(kept, axis=-1, keepdims=True) if config.is_normalised else kept
+    if config.is_normalised:
+        kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return kept
 
 
 def mix_experts(
