@@ -153,9 +153,10 @@ def expert_shares(config: MixtureConfig, router_logits: jax.Array) -> jax.Array:
     probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
     is_chosen = _is_chosen(probabilities, config.experts_per_token)
     kept: jax.Array = jnp.where(is_chosen, probabilities, 0)
-    if config.is_normalised:
-        kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
-    return kept
+    if not config.is_normalised:
+        return kept
+    shares: jax.Array = kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return shares
 
 
 def mix_experts(
