@@ -177,9 +177,10 @@ def mix_experts(
 
 
 def _activated(config: MixtureConfig, projected: jax.Array) -> jax.Array:
-    if config.clamp is not None:
-        return clamped_gate(projected, config.clamp)
-    return activate(projected, config.activation)
+    if config.clamp is None:
+        return activate(projected, config.activation)
+    inner: jax.Array = clamped_gate(projected, config.clamp)
+    return inner
 
 
 def _mix_chosen(
