@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.rotary import Rotation, rotate
-from redco_flow.models.config import AttentionConfig, MlpConfig, NormConfig, RotaryConfig
+from redco_flow.models.config import (
+    AttentionConfig,
+    ClampedGate,
+    MlpConfig,
+    NormConfig,
+    RotaryConfig,
+)
 from redco_flow.models.numerics import layer_norm, rms_norm
 from redco_flow.models.projections import SplitKernel, num_groups_held
 from redco_flow.models.random import dropout
@@ -37,6 +43,14 @@ def activate(projected: jax.Array, activation: str) -> jax.Array:
     return (
         _plain(projected, activation) if projected.shape[-2] == 1 else _gated(activation, projected)
     )
+
+
+@partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
+def clamped_gate(projected: jax.Array, gate: ClampedGate) -> jax.Array:
+    """Bring both gates together as gpt-oss does: (…, 2, F) to (…, F)."""
+    first = jnp.minimum(projected[..., 0, :], gate.limit)
+    second = jnp.clip(projected[..., 1, :], -gate.limit, gate.limit)
+    return first * nn.sigmoid(gate.alpha * first) * (second + 1)
 
 
 @partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
@@ -113,7 +127,7 @@ class Attention(nn.Module):
 
     With as many key-value heads as heads one kernel `qkv` (D, 3, H, K), else, and over another
     sequence, `q` (D, H, K) and `kv` (D, 2, G, K); `out` (H, K, D); biases like the kernels
-    without D, or (D).
+    without D, or (D); `sinks` (H) where heads have them.
     """
 
     config: AttentionConfig
@@ -135,6 +149,8 @@ class Attention(nn.Module):
         self.out = self.param("out", normal(self.out_stddev), shape)
         if c.has_output_bias:
             self.out_bias = self.param("out_bias", zeros, (self.width,))
+        if c.has_sinks:
+            self.sinks = self.param("sinks", init, (c.num_heads,))
         if c.norm is not None:
             joint = c.is_norm_joint
             self.q_norm = Norm(c.norm, (c.num_heads, c.head_dim) if joint else c.head_dim)
@@ -171,6 +187,10 @@ class Attention(nn.Module):
         """Turn the product with `kv` into keys and values (B, T, G, K)."""
         key, value = jnp.unstack(self._biased(projected, "kv"), axis=-3)
         return self._normed(key, "k_norm"), value
+
+    def head_sinks(self) -> jax.Array | None:
+        """Return each head's score of no token, (H,)."""
+        return self.sinks if self.config.has_sinks else None
 
     def output_bias(self) -> jax.Array | None:
         """Return what is added after `out`."""

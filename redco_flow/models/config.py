@@ -68,6 +68,8 @@ class AttentionConfig:
 
     Attributes:
         scale: what scores are multiplied by.
+        has_sinks: whether each head has a learned score that no token has, to which weight goes
+            that is lost to all tokens.
         cap: scores are squeezed into (-cap, cap) by tanh.
         is_cross: keys and values are those of another sequence, so their kernel is apart.
         norm: of queries and keys; None: there is none.
@@ -86,6 +88,7 @@ class AttentionConfig:
     has_output_bias: bool = False
     norm: NormConfig | None = None
     is_norm_joint: bool = False
+    has_sinks: bool = False
     cap: float | None = None
     dropout: float = 0.0
     query_init: float = 1.0
@@ -115,11 +118,21 @@ class MlpConfig:
 
 
 @dataclass(frozen=True)
+class ClampedGate:
+    """gate · sigmoid(alpha · gate) · (up + 1), of gates up to `limit` and ups within ±`limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class MixtureConfig:
     """Gated feed-forward experts, of which a router picks some for each token.
 
     Attributes:
         is_normalised: whether the probabilities of those picked are scaled to a sum of 1.
+        has_bias: of the router, and of all products of experts.
+        clamp: gates as gpt-oss has them, in place of `activation`.
     """
 
     num_experts: int
@@ -127,6 +140,8 @@ class MixtureConfig:
     mlp_dim: int
     activation: str
     is_normalised: bool = True
+    has_bias: bool = False
+    clamp: ClampedGate | None = None
 
 
 def yarn_factor(factor: float, mscale: float = 1.0) -> float:
@@ -177,7 +192,10 @@ class RopeScaling:
                 f"rope_scaling is {value!r}; it must be none or a mapping with rope_type and "
                 f"factor. Known keys: {', '.join(known)}."
             )
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in value.items()})
+        read: dict[str, Any] = {
+            key: tuple(one) if isinstance(one, list) else one for key, one in value.items()
+        }
+        return cls(**read)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads, without what says nothing."""

@@ -29,7 +29,7 @@ RunLayer = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 # Used in float32: norms, what is added to float32 scores.
-_KEPT_IN_FLOAT32 = ("norm", "relative_bias", "lm_head_bias", "final_logits_bias")
+_KEPT_IN_FLOAT32 = ("norm", "sinks", "relative_bias", "lm_head_bias", "final_logits_bias")
 
 
 def cast_for_products(params: Params, dtype: jnp.dtype) -> Params:

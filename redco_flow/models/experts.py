@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from redco_flow.models.blocks import activate, normal
+from redco_flow.models.blocks import activate, clamped_gate, normal, zeros
 from redco_flow.models.config import MixtureConfig
 from redco_flow.models.grouped_product import grouped_product
-from redco_flow.models.projections import SplitKernel, wide_product
+from redco_flow.models.projections import SplitKernel, product, wide_product
 from redco_flow.models.token_shards import compute_on_shards
 
 
@@ -83,7 +83,10 @@ _FEW_TOKENS = 32
 
 
 class MixtureOfExperts(nn.Module):
-    """The router (D, E) and the experts' kernels: `wi` (E, D, 2, F), `wo` (E, F, D)."""
+    """The router (D, E) and the experts' kernels: `wi` (E, D, 2, F), `wo` (E, F, D); biases.
+
+    Biases are beside their kernels: (E), (E, 2, F) and (E, D).
+    """
 
     config: MixtureConfig
     width: int
@@ -97,17 +100,29 @@ class MixtureOfExperts(nn.Module):
         self.wi = self.param("wi", init, (c.num_experts, self.width, 2, c.mlp_dim))
         shape = (c.num_experts, c.mlp_dim, self.width)
         self.wo = self.param("wo", normal(self.out_stddev), shape)
+        if c.has_bias:
+            self.router_bias = self.param("router_bias", init, (c.num_experts,))
+            self.wi_bias = self.param("wi_bias", zeros, (c.num_experts, 2, c.mlp_dim))
+            self.wo_bias = self.param("wo_bias", zeros, (c.num_experts, self.width))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return what the chosen experts make of (B, T, D), and the router's logits (B, T, E)."""
         router_logits = checkpoint_name(wide_product(x, self.router.astype(x.dtype)), "mlp_in")
+        if self.config.has_bias:
+            router_logits = router_logits + self.router_bias
         wi, wo = self.wi.astype(x.dtype), self.wo.astype(x.dtype)
 
         def compute(tokens: Sequence[jax.Array], kernels: Sequence[jax.Array]) -> jax.Array:
             return mix_experts(self.config, *tokens, *kernels)
 
         kernels = [SplitKernel(wi, 3), SplitKernel(wo, 1)]
-        return compute_on_shards(compute, [x, router_logits], kernels), router_logits
+        if not self.config.has_bias:
+            return compute_on_shards(compute, [x, router_logits], kernels), router_logits
+        kernels.append(SplitKernel(self.wi_bias.astype(x.dtype), 2))
+        outer = compute_on_shards(compute, [x, router_logits], kernels)
+        # Every model shard has it in full, so it is added once and not to each shard's part.
+        shares = expert_shares(self.config, router_logits).astype(x.dtype)
+        return outer + product(shares, self.wo_bias.astype(x.dtype)), router_logits
 
 
 class Choice(NamedTuple):
@@ -133,37 +148,80 @@ def choose_experts(config: MixtureConfig, router_logits: jax.Array) -> Choice:
     return Choice(experts, kept)
 
 
+def expert_shares(config: MixtureConfig, router_logits: jax.Array) -> jax.Array:
+    """Return each expert's weight (…, E), 0 where it is not chosen, by comparisons alone."""
+    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
+    is_chosen = _is_chosen(probabilities, config.experts_per_token)
+    kept: jax.Array = jnp.where(is_chosen, probabilities, 0)
+    if not config.is_normalised:
+        return kept
+    shares: jax.Array = kept / jnp.sum(kept, axis=-1, keepdims=True)
+    return shares
+
+
 def mix_experts(
-    config: MixtureConfig, x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array
+    config: MixtureConfig,
+    x: jax.Array,
+    router_logits: jax.Array,
+    wi: jax.Array,
+    wo: jax.Array,
+    wi_bias: jax.Array | None = None,
 ) -> jax.Array:
-    """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D)."""
+    """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D).
+
+    Biases of `wo` are left out.
+    """
     choice = choose_experts(config, router_logits)
     mix = _mix_every if len(x) <= _FEW_TOKENS else _mix_chosen
-    return mix(config, x, choice, wi, wo)
+    return mix(config, x, choice, wi, wo, wi_bias)
+
+
+def _activated(config: MixtureConfig, projected: jax.Array) -> jax.Array:
+    if config.clamp is None:
+        return activate(projected, config.activation)
+    inner: jax.Array = clamped_gate(projected, config.clamp)
+    return inner
 
 
 def _mix_chosen(
-    config: MixtureConfig, x: jax.Array, choice: Choice, wi: jax.Array, wo: jax.Array
+    config: MixtureConfig,
+    x: jax.Array,
+    choice: Choice,
+    wi: jax.Array,
+    wo: jax.Array,
+    wi_bias: jax.Array | None,
 ) -> jax.Array:
     """Multiply each token by its own experts' kernels."""
     dispatch = plan_dispatch(choice.experts.reshape(-1), config.num_experts)
     rows = dispatch.sorted_by_expert(jnp.repeat(x, config.experts_per_token, axis=0))
     weights = dispatch.sorted_by_expert(choice.weights.astype(x.dtype).reshape(-1, 1))
     projected = checkpoint_name(grouped_product(rows, wi, dispatch.ends), "mlp_in")
-    inner = activate(projected, config.activation) * weights
+    if wi_bias is not None:
+        # A product, whose gradient is one too: a lookup's would be a scatter that adds.
+        experts = dispatch.sorted_by_expert(choice.experts.reshape(-1))
+        of_rows = jax.nn.one_hot(experts, config.num_experts, dtype=wi_bias.dtype)
+        projected = projected + jnp.tensordot(of_rows, wi_bias, 1)
+    inner = _activated(config, projected) * weights
     outer = dispatch.sorted_by_token(grouped_product(inner, wo, dispatch.ends))
     return jnp.sum(outer.reshape(len(x), config.experts_per_token, -1), axis=1)
 
 
 def _mix_every(
-    config: MixtureConfig, x: jax.Array, choice: Choice, wi: jax.Array, wo: jax.Array
+    config: MixtureConfig,
+    x: jax.Array,
+    choice: Choice,
+    wi: jax.Array,
+    wo: jax.Array,
+    wi_bias: jax.Array | None,
 ) -> jax.Array:
     """Multiply each token by every expert's kernels; those not chosen weigh zero."""
     shares = jax.nn.one_hot(choice.experts, config.num_experts) * choice.weights[..., None]
     weights = jnp.sum(shares, axis=-2).T.astype(x.dtype)
     everywhere = jnp.broadcast_to(x, (config.num_experts, *x.shape))
     projected = jnp.einsum("end,edgf->engf", everywhere, wi)
-    inner = activate(projected, config.activation) * weights[..., None]
+    if wi_bias is not None:
+        projected = projected + wi_bias[:, None]
+    inner = _activated(config, projected) * weights[..., None]
     return jnp.sum(jnp.einsum("enf,efd->end", inner, wo), axis=0)
 
 

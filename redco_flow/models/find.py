@@ -37,6 +37,7 @@ FAMILIES = (
     "gemma2",
     "gemma3_text",
     "mixtral",
+    "gpt_oss",
     "vit",
     "vision_encoder_decoder",
 )

@@ -115,7 +115,8 @@ class Layer(nn.Module):
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             nonlocal cache
             cache, kept = append(cache, (key, value), number, shared.slot)
-            return attend_cached(self.config.attention, query, kept, biases)
+            sinks = self.attention.head_sinks()
+            return attend_cached(self.config.attention, query, kept, biases, sinks)
 
         def attend_source(query: jax.Array) -> jax.Array:
             assert self.config.cross_attention is not None
@@ -164,6 +165,7 @@ class Layer(nn.Module):
                 kernel=c.attention_kernel,
                 windows=c.window_choices,
                 offload_share=c.activations.share_offloaded("attention"),
+                sinks=self.attention.head_sinks(),
             )
 
         source = None

@@ -59,6 +59,47 @@ def _softmax_backward(weights: jax.Array, cotangent: jax.Array) -> tuple[jax.Arr
 softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
+def softmax_with_sinks(scores: jax.Array, sinks: jax.Array) -> jax.Array:
+    """Normalise exponentials over the last dim and a sink's, whose own weight is dropped.
+
+    Args:
+        sinks: broadcast to (…, 1).
+    """
+    shaped = jnp.broadcast_to(sinks.astype(jnp.float32), (*scores.shape[:-1], 1))
+    weights: jax.Array = _softmax_with_sink(scores, shaped)
+    return weights
+
+
+@jax.custom_vjp
+def _softmax_with_sink(scores: jax.Array, sink: jax.Array) -> jax.Array:
+    return _weights_and_sink(scores, sink)[0]
+
+
+def _weights_and_sink(scores: jax.Array, sink: jax.Array) -> tuple[jax.Array, jax.Array]:
+    largest = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), sink)
+    shifted, sunk = jnp.exp(scores - largest), jnp.exp(sink - largest)
+    total = jnp.sum(shifted, axis=-1, keepdims=True) + sunk
+    return shifted / total, sunk / total
+
+
+def _sink_forward(
+    scores: jax.Array, sink: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    weights, sunk = _weights_and_sink(scores, sink)
+    return weights, (weights, sunk)
+
+
+def _sink_backward(
+    kept: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    weights, sunk = kept
+    mean = jnp.sum(weights * cotangent, axis=-1, keepdims=True)
+    return weights * (cotangent - mean), -sunk * mean
+
+
+_softmax_with_sink.defvjp(_sink_forward, _sink_backward)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Return `einsum(equation, x, y)` in float32, with gradients computed in the inputs' dtype.

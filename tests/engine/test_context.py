@@ -57,6 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0,
     },
     "mixtral": {**_LLAMA, "num_local_experts": 4},
+    "gpt_oss": {**_LLAMA, "head_dim": 4, "sliding_window": 4, "num_local_experts": 4},
     "bert": _BERT,
     "t5": _T5,
     "bart": _BART,

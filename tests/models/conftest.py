@@ -162,6 +162,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LLAMA, "head_dim": 12, "sliding_window": 4, "query_pre_attn_scalar": 20,
          "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {**_LLAMA, "head_dim": 12, "sliding_window": 4, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "swiglu_limit": 0.2,
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False,
+                          "original_max_position_embeddings": 16}},
+    ),
     "mixtral": ("mixtral", {**_LLAMA, "num_local_experts": 4}),
 }  # fmt: skip
 

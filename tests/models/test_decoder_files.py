@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
+from redco_flow.models.hub.tensors import TensorFiles, named_tensors
 
 
 @pytest.fixture
@@ -92,3 +93,38 @@ def test_each_device_gets_its_shard(checkpoint, decoder):
     shardings = jax.tree_util.tree_map_with_path(sharding, decoder.params)
 
     assert_loads_as(checkpoint, decoder.params, shardings)
+
+
+@pytest.mark.parametrize("decoder", ["gpt_oss"], indirect=True)
+def test_experts_of_four_bits_are_read_as_the_torch_reference_does(decoder, tmp_path):
+    """Every number of four bits is one of bfloat16, so they are equal to the bit; parts too."""
+    torch = pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    case = decoder.changed(intermediate_size=64)
+    save_pretrained(tmp_path, *case)
+    rng = np.random.default_rng(0)
+    expected = {}
+
+    def pack(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name in [name for name in tensors if name.endswith(("up_proj", "down_proj"))]:
+            num_experts, num_columns, num_rows = tensors.pop(name).shape
+            shape = (num_experts, num_rows, num_columns // 32)
+            blocks = rng.integers(0, 256, (*shape, 16), np.uint8)
+            scales = rng.integers(117, 131, shape, np.uint8)
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            unpacked = convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales))
+            expected[name] = unpacked.float().numpy()
+        return tensors
+
+    change_tensors(tmp_path, pack)
+    module, config = read_model(tmp_path)
+    params = load_pretrained(tmp_path, module, config)
+
+    found = dict(named_tensors(module.tensor_layouts(config), params))
+    assert len(expected) == 6
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+    name, block = "model.layers.1.mlp.experts.down_proj", (slice(1, 3), slice(5, 33), slice(2, 9))
+    with TensorFiles(tmp_path) as files:
+        np.testing.assert_array_equal(files.read(name, block), expected[name][block])

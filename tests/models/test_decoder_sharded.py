@@ -69,6 +69,7 @@ def eight_heads(case: Any) -> Any:
         ("gemma3_text", 4),
         ("gemma2", 4),
         ("mixtral", 4),
+        ("gpt_oss", 4),
     ],
     indirect=["decoder"],
 )

@@ -11,6 +11,7 @@ from redco_flow.models.families import (
     gemma2,
     gemma3_text,
     gpt2,
+    gpt_oss,
     gptj,
     llama,
     mistral,
@@ -27,7 +28,7 @@ from redco_flow.models.families import (
 
 MODULES = (
     gpt2, gptj, opt, llama, mistral, qwen2, qwen3, qwen3_moe, olmo2, phi3, smollm3, gemma2,
-    gemma3_text, mixtral, bart, bert, roberta,
+    gemma3_text, mixtral, gpt_oss, bart, bert, roberta,
 )  # fmt: skip
 # The shape-giving part of published config.json files.
 LLAMA_3_1_8B = {

@@ -264,6 +264,8 @@ FAMILY_CONFIGS = {
     "gemma3_text": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "sliding_window_pattern": 2,
                     "query_pre_attn_scalar": 4},
     "gemma2": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "query_pre_attn_scalar": 4},
+    "gpt_oss": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "num_local_experts": 2,
+                "num_experts_per_tok": 1},
     "mixtral": {**_LLAMA, "num_local_experts": 2},
 }  # fmt: skip
 

@@ -58,12 +58,14 @@ class Shared(NamedTuple):
         hiding: what rows hide.
         window: see `Scoring`, where layers differ.
         dropout_keys: raw keys (B, 2); None: no dropout.
+        sinks: each head's score of no token (G, R), float32; None: there are none.
     """
 
     learned: tuple[ByDistance, ...]
     hiding: tuple[Hiding, ...]
     window: jax.Array | None
     dropout_keys: jax.Array | None
+    sinks: jax.Array | None = None
 
 
 class Running(NamedTuple):
@@ -104,15 +106,22 @@ class Gradients(NamedTuple):
     learned: tuple[ByDistance, ...]
 
 
-def start(query: jax.Array) -> Running:
-    """Return the softmax over no key, for queries (B, Q, G, R, K)."""
+def start(query: jax.Array, sinks: jax.Array | None = None) -> Running:
+    """Return the softmax over no key but the sinks (G, R), for queries (B, Q, G, R, K)."""
     batch, num_queries, *heads, head_dim = query.shape
     rows = (batch, *heads, num_queries)
+    nothing = jnp.zeros(rows, jnp.float32)
     return Running(
         total=jnp.zeros((*rows, head_dim), jnp.float32),
-        largest=jnp.full(rows, NEVER, jnp.float32),
-        normaliser=jnp.zeros(rows, jnp.float32),
+        largest=nothing + (NEVER if sinks is None else sinks[..., None]),
+        normaliser=nothing if sinks is None else nothing + 1,
     )
+
+
+def sink_gradients(sinks: jax.Array, result: Result) -> jax.Array:
+    """Return the sinks' gradients (G, R) of a block of queries."""
+    weights = jnp.exp(sinks[..., None] - result.largest) / safe(result.normaliser)
+    return -jnp.einsum("bgrq,bqgr->gr", weights, result.inner)
 
 
 def finish(running: Running) -> jax.Array:

@@ -21,7 +21,7 @@ from redco_flow.models.attention.bias import Bias, Biases
 from redco_flow.models.attention.grouped import cap, split_bias, split_groups
 from redco_flow.models.attention.rotary import Rotation
 from redco_flow.models.config import AttentionConfig
-from redco_flow.models.numerics import softmax, wide_einsum
+from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
 
 KeysValues = tuple[jax.Array, jax.Array]
 CacheT = TypeVar("CacheT", bound=Any)
@@ -202,12 +202,17 @@ def places_back(writers: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def attend_cached(
-    config: AttentionConfig, query: jax.Array, kept: BlockedHeads, biases: tuple[jax.Array, ...]
+    config: AttentionConfig,
+    query: jax.Array,
+    kept: BlockedHeads,
+    biases: tuple[jax.Array, ...],
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attend with (B, N, H, K) over blocks of keys and values (B, G, M, K), softmax in float32.
 
     Args:
         biases: float32, added to the scores; each broadcasts to (B, H, N, M).
+        sinks: see `attend_grouped`.
 
     Returns:
         (B, N, H, K).
@@ -222,7 +227,11 @@ def attend_cached(
     scores = cap(scores, config.cap).reshape(*lead, -1)
     for bias in biases:
         scores = scores + jnp.swapaxes(split_bias(bias, num_groups), 2, 3)
-    weights = softmax(scores).astype(query.dtype)
+    if sinks is None:
+        weights = softmax(scores).astype(query.dtype)
+    else:
+        by_group = sinks.reshape(num_groups, 1, -1, 1)
+        weights = softmax_with_sinks(scores, by_group).astype(query.dtype)
     heads = _weighted(_rows(weights), [values for _, values in kept.blocks])
     return jnp.swapaxes(heads.reshape(*lead, -1), 1, 2).reshape(query.shape)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import Biases, as_arrays, band_bias
 from redco_flow.models.config import AttentionConfig
-from redco_flow.models.numerics import softmax, wide_einsum
+from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
 from redco_flow.models.random import dropout
 
 Window = int | jax.Array | None
@@ -28,6 +28,7 @@ def attend_grouped(
     window: Window = None,
     dropout_keys: jax.Array | None = None,
     dropout_site: int = 0,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attend with queries (B, Q, H, K) over keys and values (B, M, G, K): (B, Q, H, K).
 
@@ -38,6 +39,7 @@ def attend_grouped(
             so would its gradient. A row in which every key is hidden attends to all of them
             about evenly: finite, never NaN.
         window: how many tokens back, itself included, a query looks; None: all.
+        sinks: each head's score of no token (H,), where the config has them.
         dropout_keys: raw keys (B, 2); None: no dropout of the weights.
     """
     band = band_bias(query.shape[1], key.shape[1], is_causal=config.is_causal, window=window)
@@ -46,7 +48,11 @@ def attend_grouped(
     scores = cap(wide_einsum("bqgrk,bmgk->bgrqm", grouped, key), config.cap)
     for bias in added:
         scores = scores + split_bias(bias, key.shape[2])
-    weights = softmax(scores).astype(value.dtype)
+    if sinks is None:
+        weights = softmax(scores).astype(value.dtype)
+    else:
+        by_group = sinks.reshape(key.shape[2], -1, 1, 1)
+        weights = softmax_with_sinks(scores, by_group).astype(value.dtype)
     weights = dropout(weights, config.dropout, dropout_keys, dropout_site)
     return jnp.einsum("bgrqm,bmgk->bqgrk", weights, value).reshape(query.shape)
 

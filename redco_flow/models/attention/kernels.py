@@ -85,7 +85,7 @@ def choose_kernel(
         )
     attention = _Asked(config, query, key, biases, window, windows, drops)
     obstacles = {
-        kernel: missing or _OBSTACLES[kernel](attention)
+        kernel: missing or _sinks_obstacle(config) or _OBSTACLES[kernel](attention)
         for kernel, missing in kernels.items()
         if asked in ("auto", kernel)
     }
@@ -154,6 +154,10 @@ def _device_kernels(device: Any) -> dict[str, str | None]:
         missing = f"the kernels need compute capability {_MIN_COMPUTE_CAPABILITY}"
         return dict.fromkeys(("cudnn", "triton"), missing)
     return {"cudnn": None, "triton": None}
+
+
+def _sinks_obstacle(config: AttentionConfig) -> str | None:
+    return "heads have attention sinks, of which no kernel is told" if config.has_sinks else None
 
 
 def _splash_obstacle(asked: _Asked) -> str | None:

@@ -57,6 +57,7 @@ def ring_attend(
     windows: tuple[int, ...] = (),
     is_interpreted: bool = False,
     offload_share: float = 1.0,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attend with queries (B, Q, H, K) over keys and values (B, M, G, K): (B, Q, H, K).
 
@@ -75,6 +76,7 @@ def ring_attend(
             the mesh's model shards divide H and G there.
         windows, is_interpreted: see `splash_attend`.
         offload_share: see `attend_sequence`.
+        sinks: see `attend_grouped`; splash knows none.
 
     Raises:
         ValueError: a bias is an array; or there are too many weights for their dropout.
@@ -102,6 +104,7 @@ def ring_attend(
         hiding=tuple(bias.padded(*padded) for bias in hiding),
         window=window if isinstance(window, jax.Array) else None,
         dropout_keys=dropout_keys if kernel == "xla" else None,
+        sinks=None if sinks is None else sinks.astype(jnp.float32).reshape(key.shape[2], -1),
     )
     grouped = split_groups(query * config.scale, key.shape[2])
     multiple = _Layout.of(kernel).row_multiple
@@ -155,7 +158,8 @@ class _Layout(NamedTuple):
     def operands(self) -> tuple[Any, ...]:
         """Of shards' numbers, queries, keys, values and what is shared."""
         everywhere = PartitionSpec()
-        shared = Shared(everywhere, PartitionSpec(self.rows), everywhere, everywhere)  # type: ignore[arg-type]
+        rows = PartitionSpec(self.rows)
+        shared = Shared(everywhere, rows, everywhere, everywhere, everywhere)  # type: ignore[arg-type]
         return (PartitionSpec(CONTEXT_AXIS), *[self.sequence] * 3, shared)
 
     def on_shards(self, function: Any, *in_specs: Any, out_specs: Any) -> Any:
@@ -234,15 +238,15 @@ def _attend_backward(
     on_shards = layout.on_shards(
         partial(backward, ring),
         results,
-        out_specs=(sequence, sequence, sequence, PartitionSpec()),
+        out_specs=(sequence, sequence, sequence, PartitionSpec(), PartitionSpec()),
     )
-    *gradients, of_learned = on_shards(_numbers(ring), query, key, value, shared, result)
+    *gradients, of_learned, of_sinks = on_shards(_numbers(ring), query, key, value, shared, result)
     of_query, of_key, of_value = (
         gradient.astype(like.dtype)
         for gradient, like in zip(gradients, (query, key, value), strict=True)
     )
     # Nothing else that is shared is a number to be learned.
-    of_shared = Shared(of_learned, None, None, None)  # type: ignore[arg-type]
+    of_shared = Shared(of_learned, None, None, None, of_sinks)  # type: ignore[arg-type]
     return of_query, of_key, of_value, of_shared
 
 
@@ -268,6 +272,7 @@ def attend_sequence(
     kernel: str = "auto",
     windows: tuple[int, ...] = (),
     offload_share: float = 1.0,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attend with queries (B, Q, H, K) over keys and values (B, M, G, K): (B, Q, H, K).
 
@@ -305,6 +310,7 @@ def attend_sequence(
             window=window,
             dropout_keys=dropout_keys,
             dropout_site=dropout_site,
+            sinks=sinks,
         )
         return named_in_parts(heads, KEPT, offload_share)
     return ring_attend(
@@ -320,4 +326,5 @@ def attend_sequence(
         kernel="splash" if chosen == "splash" else "xla",
         windows=windows,
         offload_share=offload_share,
+        sinks=sinks,
     )

@@ -33,6 +33,7 @@ from redco_flow.models.attention.block import (
     Shared,
     finish,
     is_needed,
+    sink_gradients,
     start,
 )
 from redco_flow.models.attention.context import (
@@ -113,7 +114,10 @@ def forward(
         ahead = _send(ring, held, 1)
         return (work(running, held, hop), ahead), None
 
-    begun = jax.vmap(start)(queries), (ring.keys.chunks(key), ring.keys.chunks(value))
+    begun = (
+        jax.vmap(partial(start, sinks=shared.sinks))(queries),
+        (ring.keys.chunks(key), ring.keys.chunks(value)),
+    )
     running, held = _loop(turn, begun, 0, ring.num_hops)
     running = work(running, held, ring.num_hops)
     heads = ring.queries.joined(jax.vmap(finish)(running)).astype(value.dtype)
@@ -128,10 +132,10 @@ def backward(
     value: jax.Array,
     shared: Shared,
     result: Result,
-) -> tuple[jax.Array, jax.Array, jax.Array, tuple[ByDistance, ...]]:
-    """Return the gradients of queries, keys, values and learned biases, float32.
+) -> tuple[jax.Array, jax.Array, jax.Array, tuple[ByDistance, ...], jax.Array | None]:
+    """Return the gradients of queries, keys, values, learned biases and sinks, float32.
 
-    Those of the biases are summed over the shards. See `forward` for the arguments.
+    Those of the biases and sinks are summed over the shards. See `forward` for the arguments.
 
     Args:
         result: its maximum and normaliser in chunks, the others (B, Q, …).
@@ -160,7 +164,11 @@ def backward(
         home = _add(home, _send(ring, _add(guests, added), -ring.num_hops))
     of_query = ring.queries.joined(sums[0])
     of_key, of_value = map(ring.keys.joined, home)
-    return of_query, of_key, of_value, jax.lax.psum(sums[1], CONTEXT_AXIS)
+    of_sinks = None
+    if shared.sinks is not None:
+        of_chunks = jax.vmap(partial(sink_gradients, shared.sinks))(results)
+        of_sinks = jax.lax.psum(jnp.sum(of_chunks, axis=0), CONTEXT_AXIS)
+    return of_query, of_key, of_value, jax.lax.psum(sums[1], CONTEXT_AXIS), of_sinks
 
 
 def _absorb_held(

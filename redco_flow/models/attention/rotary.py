@@ -65,12 +65,14 @@ def _yarn(config: RotaryConfig, plain: NDArray[np.float64]) -> NDArray[np.float6
     low, high = max(low, 0), min(high, config.num_dims - 1)
     # Where both are the same pair transformers steps within a thousandth of it.
     stretched = np.clip((np.arange(len(plain)) - low) / ((high - low) or 0.001), 0, 1)
-    return plain * (1 - stretched + stretched / scaling.factor)
+    scaled: NDArray[np.float64] = plain * (1 - stretched + stretched / scaling.factor)
+    return scaled
 
 
 def _longrope(config: RotaryConfig, plain: NDArray[np.float64]) -> NDArray[np.float64]:
     assert config.scaling is not None
-    return plain / np.asarray(config.scaling.short_factor)
+    scaled: NDArray[np.float64] = plain / np.asarray(config.scaling.short_factor)
+    return scaled
 
 
 _SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

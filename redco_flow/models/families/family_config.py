@@ -293,14 +293,17 @@ def _with_rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if "sliding_attention" in stated:
         values["rope_local_base_freq"] = _plain_theta(stated["sliding_attention"])
         stated = dict(stated["full_attention"])
-    values["rope_scaling"] = None
+    values.pop("rope_scaling", None)
     for name in ("rope_theta", "partial_rotary_factor"):
         if name in stated:
             values[name] = stated.pop(name)
+    stated_plain = "rope_type" in stated or "type" in stated
     older_name = stated.pop("type", "default")
     rope_type = stated.pop("rope_type", older_name)
     if rope_type != "default":
         values["rope_scaling"] = _scaling(rope_type, stated, values)
+    elif stated_plain:
+        values["rope_scaling"] = None
     return values
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from redco_flow.models.hub import mxfp4
 from redco_flow.models.hub.layouts import TensorLayout
 from redco_flow.records import read_json, reading, write_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _ROWS_AT_A_TIME = 4096
+# Ends of the names of a tensor's two parts, of four bits a number and of their scales.
+_PACKED = ("_blocks", "_scales")
 _DTYPES = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -68,15 +72,21 @@ class TensorFiles:
 
     @property
     def names(self) -> set[str]:
-        """Every tensor's name."""
-        return set(self._file_of)
+        """Every tensor's name; of one that is packed (MXFP4), what it is called unpacked."""
+        parts = {name + end for name in self._packed for end in _PACKED}
+        return (set(self._file_of) - parts) | self._packed
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
+        if name in self._packed:
+            *lead, num_rows, num_blocks = self.shape(name + _PACKED[1])
+            return (*lead, num_blocks * mxfp4.BLOCK, num_rows)
         return tuple(self._file_of[name].get_slice(name).get_shape())
 
     def read(self, name: str, block: tuple[slice, ...] = ()) -> np.ndarray:
         """Read a block of a tensor, all of it by default."""
+        if name in self._packed:
+            return self._unpacked(name, block)
         tensor = self._file_of[name].get_slice(name)
         dtype = tensor.get_dtype()
         if dtype not in _DTYPES:
@@ -88,6 +98,28 @@ class TensorFiles:
         with reading(self._path_of[name], "a safetensors file"):
             values: np.ndarray = np.asarray(tensor[block or whole])
         return values
+
+    @cached_property
+    def _packed(self) -> set[str]:
+        """Names of the tensors that are there as blocks of four bits and their scales."""
+        blocks, scales = _PACKED
+        found = {name.removesuffix(scales) for name in self._file_of if name.endswith(scales)}
+        return {name for name in found if name + blocks in self._file_of}
+
+    def _unpacked(self, name: str, block: tuple[slice, ...]) -> np.ndarray:
+        """Read a block (…, C, R) of a tensor that is packed as (…, R, C / 32)."""
+        whole = tuple(slice(0, size) for size in self.shape(name))
+        *lead, columns, rows = block or whole
+        first, last = columns.start // mxfp4.BLOCK, -(-columns.stop // mxfp4.BLOCK)
+        path = self._path_of[name + _PACKED[0]]
+        with reading(path, "a safetensors file"):
+            blocks, scales = (
+                np.asarray(self._file_of[part].get_slice(part)[(*lead, rows, slice(first, last))])
+                for part in (name + end for end in _PACKED)
+            )
+        begins = first * mxfp4.BLOCK
+        wanted = slice(columns.start - begins, columns.stop - begins)
+        return np.swapaxes(mxfp4.unpack(blocks, scales)[..., wanted], -1, -2)
 
     def _open(self, path: Path) -> None:
         try:

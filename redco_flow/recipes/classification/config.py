@@ -29,6 +29,7 @@ FAMILIES = (
     "smollm3",
     "gemma2",
     "mixtral",
+    "gpt_oss",
 )
 DEFAULT_FAMILY = "bert"
 TARGETS = CLASSES

@@ -65,6 +65,7 @@ FAMILIES = (
     "gemma2",
     "gemma3_text",
     "mixtral",
+    "gpt_oss",
 )
 DEFAULT_FAMILY = "gpt2"
 CAN_PACK = True
