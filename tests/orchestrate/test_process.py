@@ -92,6 +92,28 @@ def test_a_second_run_shows_every_stage_as_reused(runs, api):
     }
 
 
+def test_a_task_says_what_its_stage_waits_for_and_from_whom_it_took_its_result(
+    runs, api, held, gate
+):
+    first = runs.start(TWO_STAGES, held)
+    wait_for_stage(first, "train")
+    second = runs.start(TWO_STAGES, held)
+    flow_run = until(lambda: second.read_state().get("prefect_url") and api.flow_run_of(second))
+
+    waits = "train: waits for another run that makes the same result"
+    of = {"id": {"any_": [flow_run["id"]]}}
+    task = until(lambda: find_named(waits, api.ask("/task_runs/filter", flow_runs=of)))
+    gate.touch()
+
+    assert (task["state"]["type"], task["state"]["name"]) == ("PENDING", "Pending")
+    tasks = api.tasks_of(api.ended_flow_run_of(second), 2)
+    assert tasks[f"train: reused from {first.id}"]["state"]["name"] == "Cached"
+
+
+def find_named(name, tasks):
+    return next((one for one in tasks if one["name"] == name), None)
+
+
 def test_a_failed_stage_fails_the_flow_with_its_job_and_log(runs, api, tmp_path):
     run = runs.start(TWO_STAGES, [f"train.fails_until={tmp_path / 'never'}"])
 

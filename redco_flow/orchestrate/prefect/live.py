@@ -158,15 +158,9 @@ class _States:
         emit_task_run_state_change_event(shown, self._task_run.state, state)
 
 
-@dataclass(frozen=True)
-class _Due:
-    """When something is to be sent again: often at first, then seldom."""
-
-    first: float
-    last: float
-
-    def next_after(self, elapsed: float) -> float:
-        return elapsed + min(self.last, max(self.first, _SHARE_OF_TIME * elapsed))
+def _next_after(elapsed: float, first: float, last: float) -> float:
+    """When to send something again: often at first, then seldom."""
+    return elapsed + min(last, max(first, _SHARE_OF_TIME * elapsed))
 
 
 class _Watch:
@@ -201,9 +195,9 @@ class _Watch:
             if elapsed < progress_at:
                 continue
             with_curve = elapsed >= curve_at
-            progress_at = _Due(_FIRST_PROGRESS, _LAST_PROGRESS).next_after(elapsed)
+            progress_at = _next_after(elapsed, _FIRST_PROGRESS, _LAST_PROGRESS)
             if with_curve:
-                curve_at = _Due(_FIRST_CURVE, _LAST_CURVE).next_after(elapsed)
+                curve_at = _next_after(elapsed, _FIRST_CURVE, _LAST_CURVE)
             with contextlib.suppress(Exception):
                 self._send(with_curve=with_curve)
 
