@@ -8,16 +8,21 @@ import json
 import os
 import sys
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_json, add_workspace, workspace_path
 from redco_flow.cli.loading import note_replaced
+from redco_flow.cli.text import columns, size
 from redco_flow.errors import UsageError
+from redco_flow.launch.host_facts import CleanedHost
 from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
 
 _LIST_RUNS = "ls redco-workspace/runs 2>/dev/null"  # the same words in every shell
+_KEPT = """\
+  `redco-flow resume RUN` fetches what only the host has; what is not wanted must be deleted there
+  by hand."""
 
 
 def register(verbs: Verbs) -> None:
@@ -69,7 +74,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    from redco_flow.cli.cleaned_hosts import describe
     from redco_flow.launch.executor import make_executor
     from redco_flow.spec.profile import load_profile
 
@@ -80,8 +84,38 @@ def _clean(options: argparse.Namespace) -> int:
         print(json.dumps(hosts))
     else:
         for host in hosts:
-            print(describe(host, dry_run=options.dry_run))
+            print(_describe_cleaned(host, dry_run=options.dry_run))
     return 4 if any(host["problem"] for host in hosts) else 0
+
+
+def _describe_cleaned(host: CleanedHost, *, dry_run: bool) -> str:
+    """Return what one host deleted, or would delete, and what stays there for which reason."""
+    if host["problem"]:
+        return f"{host['label']}: {host['problem']}"
+    gone = [one for one in host["items"] if not one["reason"]]
+    kept = [one for one in host["items"] if one["reason"]]
+    verb = "would be deleted" if dry_run else "deleted"
+    parts = [f"{host['label']}: {_total_of(gone)} {verb}, {_total_of(kept)} kept"]
+    if gone:
+        parts.append(_table_of(gone, ("KIND", "SIZE", "PATH")))
+    if kept:
+        parts.append(_table_of(kept, ("KEPT", "SIZE", "PATH", "BECAUSE")))
+    if any(one["kind"] == "run" for one in kept):
+        parts.append(_KEPT)
+    parts += [f"  could not be deleted whole: {path}" for path in host["stuck"]]
+    return "\n".join(parts)
+
+
+def _total_of(items: Sequence[dict[str, Any]]) -> str:
+    return f"{size(sum(one['bytes'] for one in items))} ({len(items)} items)"
+
+
+def _table_of(items: Sequence[dict[str, Any]], header: tuple[str, ...]) -> str:
+    rows = [
+        (one["kind"], size(one["bytes"]), one["path"], one["reason"])[: len(header)]
+        for one in sorted(items, key=lambda one: -one["bytes"])
+    ]
+    return "\n".join(f"  {line}" for line in columns(rows, header).splitlines())
 
 
 def _schema(options: argparse.Namespace) -> int:

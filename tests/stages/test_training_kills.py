@@ -15,8 +15,8 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 
 # Some seconds each; 20 over 306 steps were seen to hold too.
-NUM_KILLS = 6
-NUM_EPOCHS = 8
+NUM_KILLS = 4
+NUM_EPOCHS = 6
 NUM_STEPS = 9 * NUM_EPOCHS
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ROWS = [(f"{a} {b} {c}", f"{c} {b} {a}") for a in WORDS[:4] for b in WORDS for c in WORDS[:3]]
