@@ -201,7 +201,7 @@ def test_a_number_of_rounds_that_is_not_positive_is_refused(option):
 def test_buckets_of_examples_that_are_not_there_yet_are_refused():
     buckets = choose_buckets(np.ones((NUM_EXAMPLES, 1), np.int64), 1)
 
-    with pytest.raises(ValueError, match="bucketing is of examples known beforehand"):
+    with pytest.raises(ValueError, match="bucketing and order are of examples known beforehand"):
         trainer().fit(rounds(), num_epochs=2, bucketing=Bucketing(buckets, (collate,)))
 
 
