@@ -42,6 +42,20 @@ class Problem:
         return f"{place}: {self.message}"
 
 
+class UnusableRow(ValueError):
+    """A row of the data that cannot be used; who reads the file adds its name and the line.
+
+    Args:
+        reason: a few words, the same for all rows with this fault.
+        detail: what is wrong with this one.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
 class ConfigError(RedcoFlowError):
     """Mistakes in what the user wrote: all of them, found before anything is submitted."""
 

@@ -64,6 +64,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, ValidationInfo
 
 from redco_flow import recipes
+from redco_flow.errors import UnusableRow
 from redco_flow.spec.model import OnlyWhereSet, Text
 from redco_flow.spec.names import find_module, import_named, named_module
 from redco_flow.spec.recipe_settings import SETTINGS, read_settings, settings_model
@@ -127,18 +128,8 @@ class Generation:
     num_return_sequences: int = 1
 
 
-class BadExample(ValueError):
-    """A row that a recipe cannot use.
-
-    Args:
-        reason: a few words, the same for all rows with this fault.
-        detail: what is wrong with this one.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class BadExample(UnusableRow):
+    """A row that a recipe cannot use."""
 
 
 @dataclass(frozen=True)

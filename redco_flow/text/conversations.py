@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from redco_flow.errors import UnusableRow
+
 Message = dict[str, Any]
 
 DEFAULT_KEYS = {"messages": "messages", "sharegpt": "conversations"}
@@ -35,18 +37,8 @@ _ROLE_OF_SHAREGPT = {
 _CALLS = ("function_call", "tool_call")
 
 
-class BadConversation(ValueError):
-    """A row that is no conversation to learn from.
-
-    Args:
-        reason: a few words, the same for all rows with this fault.
-        detail: what is wrong with this one.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
+class BadConversation(UnusableRow):
+    """A row that is no conversation to learn from."""
 
 
 @dataclass(frozen=True)

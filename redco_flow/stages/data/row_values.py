@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from redco_flow.errors import UnusableRow
+
 _ARRAY, _IMAGE = 1, 2
 _PLAIN = (str, bytes, bool, int, float, type(None))
 _AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
@@ -23,17 +25,8 @@ _AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
 _IMAGE_KEYS = frozenset({"bytes", "path"})
 
 
-class BadValue(ValueError):
-    """A value that no row can have.
-
-    Args:
-        reason: a few words, the same for all rows with this fault.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
+class BadValue(UnusableRow):
+    """A value that no row can have."""
 
 
 def pack_row(fields: Mapping[str, Any]) -> bytes:
