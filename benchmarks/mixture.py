@@ -33,7 +33,7 @@ CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")
 
 def mix_all(x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array) -> jax.Array:
     """Every expert for every token."""
-    experts, weights = choose_experts(router_logits, CHOSEN)
+    experts, weights = choose_experts(CONFIG, router_logits)
     shares = jnp.sum(jax.nn.one_hot(experts, EXPERTS) * weights[..., None], axis=-2)
     projected = jnp.einsum("nd,edgf->negf", x, wi)
     return jnp.einsum("nef,efd->nd", activate(projected, "silu") * shares[..., None], wo)
@@ -41,7 +41,7 @@ def mix_all(x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array
 
 def mix_ragged(x: jax.Array, router_logits: jax.Array, wi: jax.Array, wo: jax.Array) -> jax.Array:
     """Sorted by expert, in products that the compiler knows as ragged."""
-    experts, weights = choose_experts(router_logits, CHOSEN)
+    experts, weights = choose_experts(CONFIG, router_logits)
     dispatch = plan_dispatch(experts.reshape(-1), EXPERTS)
     sizes = jnp.diff(dispatch.ends, prepend=0)
     rows = dispatch.sorted_by_expert(jnp.repeat(x, CHOSEN, axis=0))

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.models.config import MixtureConfig
 from redco_flow.models.experts import choose_experts, load_balancing_losses
 from redco_flow.models.families import mixtral
 from redco_flow.models.hub.pretrained import save_pretrained
@@ -87,7 +88,7 @@ def assert_near_gradients(decoder: Any, gradients: Any, reference: Any, director
 @pytest.mark.slow
 def test_of_experts_that_are_alike_the_loss_counts_those_that_compute():
     logits = jnp.asarray([[1, 1, 1, 0], [0, 2, 0, 2], [0, 0, 0, 0], [0, 3, 1, 1]], jnp.float32)
-    experts, _ = choose_experts(logits, 2)
+    experts, _ = choose_experts(MixtureConfig(4, 2, 8, "silu"), logits)
     share_of_tokens = np.bincount(np.ravel(experts), minlength=4) / 4
     share_of_routing = np.mean(jax.nn.softmax(logits, axis=-1), axis=0)
 
