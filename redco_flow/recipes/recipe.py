@@ -313,14 +313,17 @@ def encodes_rows(recipe: ModuleType) -> bool:
 
 
 def needs_reference(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a recipe's examples need a reference's scores.
+    """Whether a recipe's examples need a reference's scores; False of what cannot be read.
 
     Args:
         settings: as they stand in YAML.
     """
-    recipe = find_recipe(name)
-    asks = getattr(recipe, "needs_reference", None)
-    return asks is not None and bool(asks(read_settings(recipe, settings)))
+    try:
+        recipe = find_recipe(name)
+        asks = getattr(recipe, "needs_reference", None)
+        return asks is not None and bool(asks(read_settings(recipe, settings)))
+    except ValueError:  # told where the recipe and its settings are checked
+        return False
 
 
 def shares_model(one: str, other: str) -> bool:
