@@ -215,7 +215,7 @@ def test_what_is_drawn_for_an_example_does_not_depend_on_those_beside_it(tokeniz
         ((8, 8), {"family": "bert"}, r"and not 'bert'; for 'bert' use recipe classification\.$"),
         ((8, 8), {"config": TINY | {"vocab_size": 100}}, "vocab_size is 100, and the tokenizer"),
         ((8, 8), {"config": TINY | {"eos_token_id": 5}}, "with token 5, the tokenizer with 1"),
-        ((20, 16), {"config": TINY}, "up to 36 tokens, and the model's positions reach 32"),
+        ((20, 16), {"config": TINY}, "up to 35 tokens, and the model's positions reach 32"),
     ],
 )
 def test_a_model_that_does_not_fit_is_an_error(tokenizer, lengths, model, message):

@@ -74,13 +74,14 @@ class Rows:
     @property
     def longest(self) -> int:
         """Tokens of the longest row that there may be, without rounding."""
-        before = 0 if self.is_whole else self.source_length + len(self.start)
-        return before + self.target_length - 1
+        before = max(self.source_length + len(self.prefix), len(self.start))
+        return self.target_length - 1 + (0 if self.is_whole else before)
 
     @property
     def width(self) -> int:
-        """T of the longest row."""
-        return _rounded_up(self.longest)
+        """T of the longest row, with room for what begins one without a prompt."""
+        before = 0 if self.is_whole else self.source_length + len(self.start)
+        return _rounded_up(before + self.target_length - 1)
 
     @property
     def prompt_width(self) -> int:
