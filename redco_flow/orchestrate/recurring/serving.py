@@ -208,12 +208,12 @@ def _settle_flow_run(
         _tell_end(flow_run, firing, client)
     elif firing is not None and (ended := note_end_of(directory, firing)) is not None:
         _tell_end(flow_run, ended, client)
-    elif firing is not None or _has_no_process(flow_run, is_shared=is_shared):
+    elif _has_no_process(flow_run, is_shared=is_shared):
         _schedule_again(flow_run, client, log)
 
 
 def _has_no_process(flow_run: FlowRun, *, is_shared: bool) -> bool:
-    """Whether the process that was to begin a firing is gone, or was never started.
+    """Whether the process that was to begin a firing, or to take it up, is gone or never was.
 
     Args:
         is_shared: workers of other machines may have taken it, whose processes are not seen here.
