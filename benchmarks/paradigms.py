@@ -134,11 +134,13 @@ def score_of_evaluation(
 
     Args:
         known: what stands in the metrics artifact: baselines, directions.
-        wanted: that metric; another one is told where it was not evaluated.
+        wanted: that metric; another one is told where it was not evaluated or has no baseline.
     """
     scored = [(name, one["metrics"]) for name, one in known.get("baselines", {}).items()]
     with_baseline = [key for key in metrics if any(key in scores for _, scores in scored)]
-    metric = wanted if wanted in metrics else (with_baseline or list(metrics))[0]
+    evaluated = [wanted] if wanted in metrics else []
+    named = [key for key in evaluated if key in with_baseline]
+    metric = (named or with_baseline or evaluated or list(metrics))[0]
     compared = [(scores[metric], name) for name, scores in scored if metric in scores]
     if not compared:
         return Score(metric, metrics[metric])

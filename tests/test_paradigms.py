@@ -61,7 +61,8 @@ def test_an_evaluation_stands_beside_its_best_baseline(paradigms, direction, nam
 def test_an_evaluation_by_another_metric_tells_the_first_that_has_a_baseline(paradigms):
     known = {"baselines": {"a": {"metrics": {"y": 1.0}}}}
 
-    assert paradigms.score_of_evaluation({"x": 5.0, "y": 9.0}, known, "eval_loss").metric == "y"
+    for wanted in ("eval_loss", "x"):
+        assert paradigms.score_of_evaluation({"x": 5.0, "y": 9.0}, known, wanted).metric == "y"
     assert paradigms.score_of_evaluation({"x": 5.0}, {}, "eval_loss").baseline is None
 
 

@@ -111,7 +111,7 @@ def _add(options: argparse.Namespace) -> int:
         describe,
         find_deployment,
     )
-    from redco_flow.orchestrate.recurring.serving import note_workspace
+    from redco_flow.orchestrate.recurring.serving_record import note_workspace
 
     if options.from_stage or options.until_stage or options.force:
         raise UsageError("a schedule runs whole pipelines: leave --from, --until and --force out.")
@@ -161,25 +161,28 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
         overlap=section.overlap,
         missed=section.missed,
         retries=section.retries,
-        **_silence(loaded.pipeline),
+        **_notify(loaded.pipeline),
     )
     return schedule, loaded.workspace
 
 
-def _silence(pipeline: ResolvedPipeline) -> dict[str, Any]:
-    """What the pipeline's `notify` asks to be told of a schedule that stands still.
+def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
+    """What the pipeline's `notify` asks to be told of a schedule itself.
 
     Raises:
         ConfigError: the environment lacks an address, which the Prefect server is to be given now.
     """
     notify = pipeline.notify
-    if notify is None or notify.no_run_for is None:
+    if notify is None:
         return {}
+    section = {"notify": notify.model_dump(mode="json", exclude_defaults=True)}
+    if notify.no_run_for is None:
+        return section
     unset = [name for name in notify.address_variables.values() if not os.environ.get(name)]
     if unset:
         message = f"'notify.no_run_for': environment variable {', '.join(unset)} is not set"
         raise ConfigError([Problem(str(pipeline.path), 0, 0, message)])
-    return {"no_run_for": notify.no_run_for, "told_by": notify.address_variables}
+    return section | {"no_run_for": notify.no_run_for, "told_by": notify.address_variables}
 
 
 def _section(options: argparse.Namespace, block: dict[str, Any]) -> ScheduleSection:
@@ -309,10 +312,13 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _set_paused(options: argparse.Namespace, *, is_paused: bool) -> int:
+    from redco_flow.orchestrate.recurring.silence import watch_only_while
+
     directory = get_schedule(_workspace(options), options.name)
 
     def change(client: Any, found: Any) -> None:
         client.set_deployment_paused_state(found.id, is_paused)
+        watch_only_while(directory.name, client, fires=not is_paused)
         directory.write(replace(directory.read(), is_paused=is_paused))
 
     _with_deployment(directory.name, change)
@@ -404,7 +410,7 @@ def _deployed(names: list[str]) -> dict[str, Deployed]:
 
 
 def _say_if_nothing_serves() -> None:
-    from redco_flow.orchestrate.recurring.serving import Serving
+    from redco_flow.orchestrate.recurring.serving_record import Serving
 
     if Serving.find() is None:
         sys.stderr.write("note: nothing serves: `redco-flow serve --detach` fires schedules\n")

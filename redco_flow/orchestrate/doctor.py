@@ -19,7 +19,7 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
 from redco_flow.launch.host_facts import Finding
 from redco_flow.orchestrate.prefect.server import server_status
-from redco_flow.orchestrate.recurring.serving import Serving
+from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.search_path import library_environment
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.schedules import list_schedules
@@ -81,7 +81,8 @@ def _check_schedules(profile: Profile) -> Finding:
         return Finding("schedules", True, "none")
     serving = Serving.find()
     if serving is not None:
-        return Finding("schedules", True, f"{names}; served by {serving.process}")
+        said = f"{names}; served by {serving.process} since {serving.since}"
+        return Finding("schedules", True, said)
     remedy = "`redco-flow serve --detach`; `redco-flow serve --install` does so after a reboot, too"
     return Finding("schedules", False, f"nothing serves {names}: they do not fire", remedy)
 

@@ -82,6 +82,19 @@ def tell_end(
         log(f"warning: the run's end could not be told: {type(error).__name__}: {error}")
 
 
+def tell_at_once(
+    notice: Notice,
+    section: NotifySection,
+    log: Log,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    pauses: Sequence[float] = SECONDS_BEFORE_AGAIN,
+) -> None:
+    """Tell what is no run's, whose record its caller keeps; arguments as of `tell_end`."""
+    for channel, send in channels_of(section, environ).items():
+        _tried(channel, send, notice, pauses, log)
+
+
 def read_section(run: RunDirectory) -> NotifySection | None:
     """Return what a run's pipeline says under `notify`.
 
@@ -120,25 +133,31 @@ def _tell(
             for channel, send in channels_of(section, environ).items():
                 if (notice.key, channel) in known:
                     continue
-                error = _tried(send, notice, pauses)
-                if error:
-                    log(f"warning: {notice.event} could not be told by {channel}: {error}")
+                error = _tried(channel, send, notice, pauses, log)
                 told = [*told, Told(notice.key, channel, utc_now(), error)]
                 write_json(path, asdict(ToldRecord(told)))
 
 
-def _tried(send: Callable[[Notice], str], notice: Notice, pauses: Sequence[float]) -> str:
+def _tried(
+    channel: str,
+    send: Callable[[Notice], str],
+    notice: Notice,
+    pauses: Sequence[float],
+    log: Log,
+) -> str:
     """Send, again after each pause where it fails; return why it failed in the end, or nothing."""
     for pause in (*pauses, None):
         error = send(notice)
         if not error or pause is None:
             break
         time.sleep(pause)
+    if error:
+        log(f"warning: {notice.event} could not be told by {channel}: {error}")
     return error
 
 
 def _failure(run: RunDirectory, state: Mapping[str, Any]) -> Notice:
-    message = _without_secrets(str(state.get("message") or "it does not say why"))
+    message = without_secrets(str(state.get("message") or "it does not say why"))
     lines = [
         f"files: {run.path}",
         f"logs: {shlex.join(['redco-flow', 'logs', run.id])}",
@@ -171,7 +190,7 @@ def _promotion(run: RunDirectory, alias: Alias, event: AliasEvent) -> Notice:
     text = [
         f"checkpoint: {event.checkpoint}",
         *([f"scores: {', '.join(f'{k} {v}' for k, v in scores.items())}"] if scores else []),
-        f"why: {_without_secrets(event.reason)}",
+        f"why: {without_secrets(event.reason)}",
         f"undo: {shlex.join(['redco-flow', 'rollback', str(alias.name)])}",
     ]
     return Notice(
@@ -188,5 +207,6 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
     return {"pipeline": run.record["name"], "run": run.id, "path": str(run.path)}
 
 
-def _without_secrets(text: str) -> str:
+def without_secrets(text: str) -> str:
+    """Return a text as it may be sent: no secret of this process in it, and no novel."""
     return redact_text(text, secret_values(os.environ))[:_MOST_CHARACTERS]

@@ -54,6 +54,7 @@ class Schedule:
         is_paused: it does not fire.
         no_run_for: after how long without a good firing that is told; empty: it is not.
         told_by: the environment variable that holds the address, by channel.
+        notify: what the pipeline said under `notify`: who is told of a firing that starts no run.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Schedule:
     is_paused: bool = False
     no_run_for: str = ""
     told_by: dict[str, str] = field(default_factory=dict)
+    notify: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -143,7 +143,7 @@ def own_server():
 
 
 def serving():
-    from redco_flow.orchestrate.recurring.serving import Serving
+    from redco_flow.orchestrate.recurring.serving_record import Serving
 
     return Serving.find()
 

@@ -12,7 +12,10 @@ from uuid import uuid4
 
 import pytest
 
+from redco_flow.orchestrate.prefect.server import prefect_directory
 from redco_flow.orchestrate.recurring.firing import Firer, Terms
+from redco_flow.records import write_json
+from redco_flow.tracking.process_identity import ProcessIdentity
 from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
@@ -121,6 +124,25 @@ def test_a_week_in_a_minute(weeks):
     assert slow.run in weeks.command("why", "@production")
     history = weeks.command("schedule", "history", "weekly", "-w", str(weeks.workspace.root))
     assert history.count("skipped") == 3
+
+
+@pytest.fixture
+def served_for_an_hour(weeks):
+    """What is on record where this process has served for an hour."""
+    since = datetime.now(UTC) - timedelta(hours=1)
+    path = prefect_directory() / "serve.json"
+    process = ProcessIdentity.current().to_json()
+    write_json(path, {"process": process, "since": since.isoformat()})
+    yield since
+    path.unlink()
+
+
+def test_a_firing_is_missed_only_where_nothing_served_when_it_was_due(weeks, served_for_an_hour):
+    weeks.bring(100)
+    before = weeks.fire(served_for_an_hour - timedelta(minutes=1), missed="skip")
+    late = weeks.fire(served_for_an_hour + timedelta(minutes=1), missed="skip")
+
+    assert (before.state, late.state) == ("skipped", "completed")
 
 
 def test_queued_firings_run_one_after_the_other_in_the_order_in_which_they_were_due(weeks):

@@ -18,9 +18,12 @@ from orchestrate_runs import InProcess, Runs, until, wait_for_end
 from redco_flow.orchestrate.notices import tell_end
 from redco_flow.orchestrate.prefect.api import ask
 from redco_flow.orchestrate.prefect.server import own_api
+from redco_flow.orchestrate.recurring.firing import Firer, Terms
 from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.yaml import parse_file, read_yaml, write_yaml
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command
 
 SECRET = f"T0P-{uuid4().hex}"
@@ -317,5 +320,39 @@ def test_a_schedule_without_a_good_run_is_told_by_the_prefect_server(
     (path, body), *_ = receiver.bodies
     assert (path, body["event"], body["schedule"]) == ("/hook", "no_run", "still")
     assert body["title"] == "schedule still: no good run for 10s"
+    [watching] = ask(api, "/automations/filter", {"automations": of_schedule})
+    command("schedule", "pause", "still")
+    [paused] = ask(api, "/automations/filter", {"automations": of_schedule})
+    command("schedule", "resume", "still")
+    [resumed] = ask(api, "/automations/filter", {"automations": of_schedule})
+    assert (watching["enabled"], paused["enabled"], resumed["enabled"]) == (True, False, True)
+    assert resumed["id"] != paused["id"]  # which would count the time of the pause
+    assert resumed["trigger"]["within"] == paused["trigger"]["within"]
+    assert resumed["actions"] == paused["actions"]
     command("schedule", "rm", "still")
     assert ask(api, "/automations/filter", {"automations": of_schedule}) == []
+
+
+@pytest.mark.parametrize(("events", "num_told"), [(["failure"], 1), (["promotion"], 0)])
+def test_a_firing_that_starts_no_run_is_told_by_itself(
+    receiver, monkeypatch, tmp_path, events, num_told
+):
+    """Its pipeline cannot be read any more: the schedule's record knows whom to tell."""
+    monkeypatch.setenv("HOOK", receiver.url("hook"))
+    workspace = Workspace.open(tmp_path / "workspace")
+    notify = {"webhook_env": "HOOK", "events": events}
+    path = str(tmp_path / "weekly.yaml")
+    directory = ScheduleDirectory.of(workspace, "weekly")
+    directory.write(Schedule("weekly", path, str(tmp_path), notify=notify))
+    (tmp_path / "weekly.yaml").write_text("stages: [broken")
+    terms = Terms("weekly", workspace.root, path, "local", (), "skip", "latest", retries=0)
+
+    firer = Firer(terms, lambda: False, print, threading.Event())
+    firing = firer.fire("a-firing", datetime.now(UTC))
+
+    assert firing.state == "failed"
+    assert len(receiver.bodies) == num_told
+    for where, body in receiver.bodies:
+        assert (where, body["event"], body["schedule"]) == ("/hook", "failure", "weekly")
+        assert body["title"] == f"schedule weekly: the firing of {firing.due} started no run"
+        assert "weekly.yaml:1" in body["text"]

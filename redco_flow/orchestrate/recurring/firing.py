@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -20,18 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.orchestrate.channels import Notice
+from redco_flow.orchestrate.notices import tell_at_once, without_secrets
 from redco_flow.orchestrate.prefect.server import external_url
+from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.orchestrate.start import resume_run, retry_run
 from redco_flow.orchestrate.state import ENDED_RUN_STATES
+from redco_flow.spec.notify import NotifySection
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, new_run_id
 from redco_flow.tracking.schedules import Firing, FiringState, ScheduleDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 SECONDS_LATE = 60.0
-"""A firing that begins later than this was missed: nothing served when it was due."""
+"""A firing that begins later than this was missed, unless something served when it was due."""
 
 _POLL_SECONDS = 0.5
 _SECONDS_WITHOUT_LAUNCHER = 5.0
@@ -115,7 +121,28 @@ class Firer:
                 firing = self._begin_again(firing)
             return firing if firing.has_ended else self._follow(firing)
         except RedcoFlowError as error:
-            return self._end(firing, FiringState.FAILED, str(error))
+            failed = self._end(firing, FiringState.FAILED, str(error))
+            if not failed.has_started_run:  # a run's end is told by the run
+                self._tell(failed)
+            return failed
+
+    def _tell(self, failed: Firing) -> None:
+        """Tell of a firing that started no run whom its pipeline's `notify` named."""
+        schedule = unless_damaged(self._directory.read)
+        if schedule is None or not schedule.notify:
+            return
+        section = NotifySection.from_json(schedule.notify)
+        if "failure" in section.events:
+            pages = shlex.join(["redco-flow", "schedule", "history", schedule.name])
+            facts = {"schedule": schedule.name, "pipeline": schedule.pipeline, "due": failed.due}
+            notice = Notice(
+                event="failure",
+                key=f"failure of {failed.id}",
+                title=f"schedule {schedule.name}: the firing of {failed.due} started no run",
+                text=f"{without_secrets(failed.reason)}\nall firings: {pages}",
+                facts=facts,
+            )
+            tell_at_once(notice, section, self._log)
 
     def _reopen(self, firing_id: str) -> bool:
         """Forget the end of a firing that failed or was cancelled; return whether it had one."""
@@ -322,7 +349,10 @@ def _environment() -> dict[str, str]:
 
 
 def _is_late(firing: Firing) -> bool:
-    return (_time(firing.began) - _time(firing.due)).total_seconds() > SECONDS_LATE
+    if (_time(firing.began) - _time(firing.due)).total_seconds() <= SECONDS_LATE:
+        return False
+    serving = Serving.find()
+    return serving is None or _time(firing.due) < _time(serving.since)
 
 
 def _text(moment: datetime) -> str:

@@ -33,9 +33,14 @@ from redco_flow.orchestrate.recurring.deployments import (
     find_deployment,
     make_pool,
 )
-from redco_flow.orchestrate.recurring.firing import leave, note_end_of
-from redco_flow.records import open_no_link, read_json_if_present, write_json
-from redco_flow.tracking.locks import exclusive
+from redco_flow.orchestrate.recurring.firing import SECONDS_LATE, leave, note_end_of
+from redco_flow.orchestrate.recurring.serving_record import (
+    Serving,
+    known_workspaces,
+    note_serving,
+)
+from redco_flow.orchestrate.recurring.silence import watch_only_while
+from redco_flow.records import open_no_link
 from redco_flow.tracking.process_identity import ProcessIdentity
 from redco_flow.tracking.schedules import Firing, ScheduleDirectory, list_schedules
 from redco_flow.tracking.typed_records import unless_damaged
@@ -55,22 +60,6 @@ _SECONDS_TO_START = 120.0
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Serving:
-    """What `serve.json` says of the process that serves, and whether it lives."""
-
-    process: ProcessIdentity
-
-    @classmethod
-    def find(cls) -> Serving | None:
-        """Return the process that serves this user's schedules on this machine, if one does."""
-        record = read_json_if_present(_record_path())
-        if record is None:
-            return None
-        process = ProcessIdentity.from_json(record["process"])
-        return cls(process) if process.is_alive() else None
-
-
 def serve(log: Log, stop: threading.Event) -> None:
     """Serve until told to stop.
 
@@ -78,17 +67,40 @@ def serve(log: Log, stop: threading.Event) -> None:
         UsageError: another process serves.
     """
     with _only_one():
+        note_serving()
         worker: _Worker | None = None
+        looked = _Moment.now()
         try:
             while not stop.is_set():
                 try:
                     worker = _attend(worker, log)
+                    looked = _note_pause(looked)
                 except Exception as error:  # noqa: BLE001 (a server that restarts; told and tried again)
                     log(f"warning: {error}; tried again in {_SECONDS_BETWEEN_LOOKS:.0f} s")
                 stop.wait(_SECONDS_BETWEEN_LOOKS)
         finally:
             if worker is not None:
                 worker.end()
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A moment by the machine's clock, which people set, and by one that counts its sleep, too."""
+
+    clock: float
+    since_boot: float
+
+    @classmethod
+    def now(cls) -> _Moment:
+        return cls(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def _note_pause(looked: _Moment) -> _Moment:
+    """Have it on record that what was due since the last look was missed, if that is long ago."""
+    now = _Moment.now()
+    if max(now.clock - looked.clock, now.since_boot - looked.since_boot) > SECONDS_LATE:
+        note_serving()
+    return now
 
 
 def start_detached() -> ProcessIdentity:
@@ -155,26 +167,14 @@ def settle(client: SyncPrefectClient, log: Log) -> None:
         directory = ScheduleDirectory.of(workspace, str(deployment.parameters.get("schedule")))
         if not (directory.path / "schedule.json").exists():
             continue  # of another machine, or its workspace was deleted
+        fires = not deployment.paused and any(one.active for one in deployment.schedules)
+        watch_only_while(directory.name, client, fires=fires)
         flow_runs = {str(one.id): one for one in _open_flow_runs(deployment.id, client)}
         for flow_run in flow_runs.values():
             _settle_flow_run(directory, flow_run, client, log, is_shared=is_shared)
         for firing in directory.firings():
             if firing.id not in flow_runs and not firing.has_ended and not firing.is_held:
                 note_end_of(directory, firing)
-
-
-def known_workspaces() -> list[str]:
-    """Return the workspaces in which this user has made schedules on this machine."""
-    return list(read_json_if_present(_workspaces_path()) or ())
-
-
-def note_workspace(workspace: Workspace) -> None:
-    """Note that a workspace has schedules."""
-    path = _workspaces_path()
-    with exclusive(path.with_suffix(".lock")):
-        known = set(known_workspaces())
-        if str(workspace.root) not in known:
-            write_json(path, sorted({*known, str(workspace.root)}), private=True)
 
 
 def restore(workspace: Workspace, client: SyncPrefectClient) -> list[str]:
@@ -350,15 +350,6 @@ def _only_one() -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError("schedules are served already, by another process.") from None
-        write_json(_record_path(), {"process": ProcessIdentity.current().to_json()}, private=True)
         yield
     finally:
         os.close(descriptor)
-
-
-def _record_path() -> Path:
-    return prefect_directory() / "serve.json"
-
-
-def _workspaces_path() -> Path:
-    return prefect_directory() / "workspaces.json"

@@ -55,6 +55,20 @@ def watch_silence(schedule: Schedule, deployment: UUID, client: SyncPrefectClien
     client.create_automation(automation)
 
 
+def watch_only_while(name: str, client: SyncPrefectClient, *, fires: bool) -> None:
+    """Have the server watch a schedule again, or, while it is paused, no more."""
+    from prefect.events.schemas.automations import AutomationCore
+
+    for automation in client.read_automations_by_name(_name(name)):
+        if automation.enabled and not fires:
+            client.pause_automation(automation.id)
+        elif fires and not automation.enabled:
+            # Made anew, for the old one counts the time in which the schedule was paused.
+            same = automation.model_dump(include=set(AutomationCore.model_fields))
+            client.create_automation(AutomationCore(**same | {"enabled": True}))
+            client.delete_automation(automation.id)
+
+
 def forget_silence(name: str, client: SyncPrefectClient) -> None:
     """Delete a schedule's automation, and the addresses that it was given."""
     from prefect.exceptions import ObjectNotFound
