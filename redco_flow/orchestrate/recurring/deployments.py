@@ -97,7 +97,6 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         UsageError: the name is that of a schedule of another workspace.
     """
     from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.utilities.callables import parameter_schema
 
     found = find_deployment(schedule.name, client)
     if found is not None and found.parameters.get("workspace") != str(workspace.root):
@@ -117,7 +116,7 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
         schedules=[when],
         paused=schedule.is_paused,
         parameters=_parameters(schedule, workspace),
-        parameter_openapi_schema=parameter_schema(_load_flow(flow_file)).model_dump_for_openapi(),
+        parameter_openapi_schema=_parameter_schema(flow_file),
         enforce_parameter_schema=True,
         description=f"`{Path(schedule.pipeline).name}` again and again, {schedule.when}.",
         tags=[TAG],
@@ -272,10 +271,14 @@ def make_pool(client: SyncPrefectClient) -> None:
         client.create_work_pool(pool, overwrite=True)
 
 
-def _load_flow(path: Path) -> Any:
+def _parameter_schema(path: Path) -> dict[str, Any]:
+    """The flow's parameters, by which the server checks what people edit."""
     from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
 
-    return load_flow_from_entrypoint(f"{path}:recurring")
+    flow: Any = load_flow_from_entrypoint(f"{path}:recurring")
+    # The deployment gives them all; for required ones "Quick run" would ask again.
+    return parameter_schema(flow).model_dump_for_openapi() | {"required": []}
 
 
 def _parameters(schedule: Schedule, workspace: Workspace) -> dict[str, Any]:

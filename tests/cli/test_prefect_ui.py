@@ -1,0 +1,167 @@
+"""The Prefect UI in a real browser: schedules and runs are seen, paused, started, cancelled there.
+
+Pictures of what was seen stay in pytest's base directory, in `screenshots`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from redco_flow.orchestrate.prefect.api import ask
+from redco_flow.orchestrate.prefect.server import own_api
+from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.schedules import ScheduleDirectory
+from redco_flow.tracking.workspace import Workspace
+from tests.cli.conftest import Command, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PIPELINE = """\
+name: {name}
+stages:
+  gather: {{kind: weekly_kinds.gather, file: {name}.json}}
+  fit: {{kind: weekly_kinds.fit, gate: gate}}
+  answer: {{kind: weekly_kinds.answer, checkpoint: fit}}
+  evaluate: {{metrics: [exact_match], predictions: answer}}
+"""
+# The machine may be at other work, and each firing is a few processes of Python.
+MOST_SECONDS = 120
+
+
+class Schedules(Command):
+    """The command, in a folder with two pipelines whose schedules are served."""
+
+    def add(self, name, *when, **week):
+        """Write a pipeline with the week's data, and have it run again and again."""
+        (self.folder / f"{name}.yaml").write_text(PIPELINE.format(name=name))
+        (self.folder / f"{name}.json").write_text(json.dumps(week))
+        return self.json("schedule", "add", f"{name}.yaml", *when)["page"]
+
+    def firings(self, name):
+        """The schedule's firings, as their records say."""
+        workspace = Workspace(self.folder / "redco-workspace")
+        return ScheduleDirectory.of(workspace, name).firings()
+
+
+@pytest.fixture(scope="module")
+def schedules(tmp_path_factory, prefect_server):
+    """What serves ends with the last test."""
+    command = Schedules(tmp_path_factory.mktemp("schedules"))
+    command("serve", "--detach")
+    yield command
+    command("serve", "--stop")
+
+
+@pytest.fixture(scope="module")
+def often(schedules, ui):  # which is there before the first firing
+    """The page of a schedule that has fired twice by itself."""
+    page = schedules.add("often", "--every", "15s", skill=100)
+    wait_for(lambda: len(fired(page)) > 1, MOST_SECONDS)
+    return page
+
+
+def fired(page):
+    """The flow runs of a deployment's page that its schedule has begun, as the server says."""
+    of = {"id": {"any_": [page.rpartition("/")[2]]}}
+    begun = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
+    return ask(own_api(), "/flow_runs/filter", {"deployments": of, "flow_runs": begun})
+
+
+@pytest.fixture(scope="module")
+def ui(chromium, schedules, tmp_path_factory):
+    """A browser that was let in by the link that `redco-flow ui` prints."""
+    context = chromium.new_context(viewport={"width": 1300, "height": 860})
+    context.set_default_timeout(1000 * MOST_SECONDS)
+    page = context.new_page()
+    page.goto(schedules("ui").strip())
+    page.wait_for_function("document.body.innerText.includes('Deployments')")
+    page.pictures = tmp_path_factory.getbasetemp() / "screenshots"
+    yield page
+    context.close()
+
+
+def picture(ui, name):
+    ui.screenshot(path=ui.pictures / f"{name}.png")
+
+
+def test_a_schedule_that_fires_by_itself_is_seen_and_paused_on_its_page(schedules, ui, often):
+    ui.goto(often)
+    for flow_run in fired(often):
+        ui.locator(f"a[href$='{flow_run['id']}']").wait_for()
+    ui.get_by_role("switch").click()
+    wait_for(lambda: schedules.json("schedule", "show", "often")["is_paused"], MOST_SECONDS)
+    ended = wait_for(lambda: all_ended(schedules, "often", least=2), MOST_SECONDS)
+    for firing in ended[:2]:  # their names now say what came of them
+        named = ui.locator(f"a[href$='{firing.id}']", has_text=firing.told.partition(":")[0])
+        named.wait_for()
+    picture(ui, "schedule")
+
+    assert "completed" in [firing.state for firing in ended]
+
+
+def all_ended(schedules, name, least=1):
+    """All firings, once there are so many and they have ended."""
+    found = schedules.firings(name)
+    return found if len(found) >= least and all(one.has_ended for one in found) else None
+
+
+def test_run_cancel_and_retry_on_the_pages_start_end_and_resume_a_run(schedules, ui):
+    page = schedules.add("weekly", "--cron", "0 0 1 1 *", skill=130, is_slow=True)
+
+    ui.goto(page)
+    ui.get_by_role("button", name="Run", exact=True).click()
+    ui.get_by_text("Quick run", exact=True).click()
+    firing = wait_for(lambda: at_the_gate(schedules), MOST_SECONDS)
+    run = RunDirectory(Path(firing.run_path))
+    ui.goto(f"{page.partition('/deployments/')[0]}/runs/flow-run/{firing.id}")
+    ui.get_by_role("button", name="Cancel", exact=True).click()
+    ui.get_by_role("button", name="Confirm", exact=True).click()
+
+    wait_for(lambda: run.read_state()["state"] == "cancelled", MOST_SECONDS)
+    assert run.attempt("fit", 1).read_exit().cause == "cancelled"
+    ui.get_by_role("button", name="Retry", exact=True).wait_for()
+    picture(ui, "cancelled")
+    (schedules.folder / "gate").touch()
+    ui.get_by_role("button", name="Retry", exact=True).click()
+    ui.locator(".p-modal").get_by_role("button", name="Retry", exact=True).click()
+    wait_for(lambda: run.read_state()["state"] == "completed", MOST_SECONDS)
+    [firing] = wait_for(lambda: all_ended(schedules, "weekly"), MOST_SECONDS)
+    assert (firing.state, firing.run) == ("completed", run.id)
+    assert run.read_state()["stages"]["gather"]["attempt"] == 1  # what was done is not done again
+    assert run.read_state()["stages"]["fit"]["attempt"] == 2
+
+
+def at_the_gate(schedules):
+    """The firing whose run waits in its second stage."""
+    for one in schedules.firings("weekly"):
+        if one.run and RunDirectory(Path(one.run_path)).attempt("fit", 1).progress_path.exists():
+            return one
+    return None
+
+
+def test_the_page_of_a_run_shows_its_artifacts_and_tags(schedules, ui, often):
+    firing = wait_for(lambda: find_completed(schedules.firings("often")), MOST_SECONDS)
+    run = RunDirectory(Path(firing.run_path))
+    asked = []
+    ui.on("request", lambda one: asked.append(one.url))
+
+    ui.goto(run.read_state()["prefect_url"])
+    for tag in ("pipeline: often", "profile: local", "schedule: often"):
+        ui.get_by_text(tag, exact=True).first.wait_for()
+    ui.get_by_text("Artifacts", exact=True).last.click()
+    for key in ("often-summary", "often-metrics", "often-metric-exact-match"):
+        ui.get_by_text(key, exact=True).wait_for()
+    picture(ui, "run")
+    ui.get_by_text("often-samples-evaluate", exact=True).click()
+    ui.wait_for_url("**/artifacts/artifact/**")
+    ui.get_by_text("10 of 200 rows: the best and the worst by exact_match").wait_for()
+    ui.locator("table tbody tr").nth(9).wait_for()
+    picture(ui, "samples")
+
+    server = ui.url.partition("/artifacts/")[0]
+    assert [url for url in asked if not url.startswith((server, "data:", "ws:", "blob:"))] == []
+
+
+def find_completed(firings):
+    return next((one for one in firings if one.state == "completed"), None)
