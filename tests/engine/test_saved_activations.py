@@ -127,6 +127,7 @@ def test_with_full_each_shard_keeps_its_part_of_inputs_and_reduced_results(
 
 
 @pytest.mark.parametrize(("family", "num_shards"), [("t5", 2), ("bart", 2), ("gptj", 4)])
+@pytest.mark.slow
 def test_what_would_take_more_memory_or_send_more_is_not_split_unasked(family, num_shards):
     """Engine case 61: of two shards three halves, and of layers whose sublayers are not reduced
     again.
@@ -176,6 +177,7 @@ def sent(family, num_shards, *choice, **shards):
 @pytest.mark.parametrize(
     ("family", "num_shards"), [("llama", 2), ("llama", 4), ("gpt2", 4), ("bart", 4), ("t5", 4)]
 )
+@pytest.mark.slow
 def test_parts_are_gathered_for_no_more_than_a_reduction_that_is_spared(family, num_shards):
     """Engine case 61: whole, the backward pass would reduce results again."""
     found, whole = (sent(family, num_shards, "full", choice) for choice in ({}, WHOLE))

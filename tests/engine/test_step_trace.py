@@ -133,6 +133,7 @@ def _trace_until_killed(folder):
     fit(1, NUM_STEPS, folder, should_stop=stop)
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_leaves_no_trace_and_the_next_attempt_writes_one(tmp_path):
     process = multiprocessing.get_context("spawn").Process(
         target=_trace_until_killed, args=(tmp_path,)

@@ -84,6 +84,7 @@ def test_greedy_tokens_equal_the_torch_reference(talkative, make_params, torch_m
     ],
     indirect=["config"],
 )
+@pytest.mark.slow
 def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty, early_stopping):
     config, params, batch = talkative
     how = {
@@ -112,6 +113,7 @@ def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty,
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 9},
     ],
 )
+@pytest.mark.slow
 def test_logits_processors_are_those_of_the_torch_reference(
     talkative, torch_model, num_beams, rules
 ):

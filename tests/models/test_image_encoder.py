@@ -163,6 +163,7 @@ def test_dropout_of_an_image_encoder_follows_each_examples_key(image_encoder, im
 
 @classifier
 @pytest.mark.covers("one device", family="image_encoder", mesh="model")
+@pytest.mark.slow
 def test_the_two_rules_split_an_image_encoder_and_change_no_gradient(image_encoder, images):
     """Engine case 12: heads and units are split; 1e-5 of the largest gradient, float32."""
     case, labels = image_encoder.changed(num_labels=6), np.array([0, 3, 4, 1])

@@ -123,6 +123,7 @@ def test_results_and_gradients_are_those_of_xlas_ring(kind):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_causal_queries_attend_as_on_xlas_ring():
     kind = KINDS["causal, balanced"]
 
@@ -132,6 +133,7 @@ def test_causal_queries_attend_as_on_xlas_ring():
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_no_key_is_finite():
     mask = np.zeros((BATCH, LENGTH), np.int32)
     mask[1] = 1

@@ -112,6 +112,7 @@ def test_a_parts_config_is_changed_by_its_own_keys(captioner):
 
 @one
 @pytest.mark.covers("one device", family="captioner", mesh="model")
+@pytest.mark.slow
 def test_a_captioner_split_over_devices_is_the_same_model(captioner, images, targets):
     """Engine case 12: cross-attention's heads too; within 1e-5 of the largest logit, float32."""
     images, targets, mask = (np.concatenate([x, x[:1]]) for x in (images, targets, MASK))

@@ -1,6 +1,9 @@
 """Real runs: tiny stage kinds of our own, real processes, one real Prefect server."""
 
+import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,36 @@ def runs(tmp_path, prefect_server):
     runs = Runs(tmp_path)
     yield runs
     runs.clean_up()
+
+
+class Receiver(ThreadingHTTPServer):
+    """An HTTP server that keeps what is posted to it."""
+
+    def __init__(self) -> None:
+        self.status, self.bodies = 200, []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.headers["Content-Type"] == "application/json"
+        self.server.bodies.append((self.path, json.loads(content)))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *words):
+        """Say nothing."""
+
+
+@pytest.fixture
+def receiver():
+    """What is posted to somebody, until the test's end."""
+    server = Receiver()
+    yield server
+    server.shutdown()
+    server.server_close()

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 PIPELINE = """\
 name: weekly
+notify: {webhook_env: WEEKLY_HOOK}
 stages:
   gather: {kind: weekly_kinds.gather, file: week.json}
   fit: {kind: weekly_kinds.fit, gate: gate}
@@ -85,8 +86,9 @@ def weeks(tmp_path, prefect_server, monkeypatch):
     return Weeks(tmp_path)
 
 
-def test_a_week_in_a_minute(weeks):
+def test_a_week_in_a_minute(weeks, receiver, monkeypatch):
     """Fault 51: two better, one worse, one fails, one without new data, one too many, one late."""
+    monkeypatch.setenv("WEEKLY_HOOK", receiver.url("hook"))
     weeks.bring(100)
     first = weeks.fire()
     weeks.command("promote", f"{first.run}/fit", "--as", "production")
@@ -124,6 +126,10 @@ def test_a_week_in_a_minute(weeks):
     assert slow.run in weeks.command("why", "@production")
     history = weeks.command("schedule", "history", "weekly", "-w", str(weeks.workspace.root))
     assert history.count("skipped") == 3
+    # A failure is told at each of its ends: before it was given new attempts, and after.
+    told = [(body["event"], body["run"]) for _, body in receiver.bodies]
+    failures = [("failure", failed.run)] * 2
+    assert told == [("promotion", better.run), *failures, ("promotion", slow.run)]
 
 
 @pytest.fixture
@@ -229,4 +235,4 @@ def test_a_pipeline_that_cannot_be_planned_fails_its_firing_and_says_why(weeks):
     firing = weeks.fire()
 
     assert firing.state == "failed"
-    assert "weekly.yaml:6" in firing.reason
+    assert "weekly.yaml:7" in firing.reason

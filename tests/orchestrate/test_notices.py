@@ -8,7 +8,6 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
 
@@ -35,38 +34,6 @@ stages:
   train: {{kind: orchestrate_kinds.total, fails_until: {gate}}}
   promote: {{checkpoint: train, alias: production}}
 """
-
-
-class Receiver(ThreadingHTTPServer):
-    """An HTTP server that keeps what is posted to it."""
-
-    def __init__(self) -> None:
-        self.status, self.bodies = 200, []
-        super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def url(self, path):
-        return f"http://127.0.0.1:{self.server_port}/{path}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        assert self.headers["Content-Type"] == "application/json"
-        self.server.bodies.append((self.path, json.loads(content)))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, *words):
-        """Say nothing."""
-
-
-@pytest.fixture
-def receiver():
-    server = Receiver()
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 def ended(runs, gate, more):

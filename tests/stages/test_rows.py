@@ -91,6 +91,7 @@ def test_a_metric_says_what_it_reads(shared_bench, predictions):
         shared_bench.run(evaluate, {"metrics": ["rouge"]}, inputs)
 
 
+@pytest.mark.slow
 def test_two_model_shards_and_a_stop_in_the_middle_change_nothing(
     shared_bench, dataset, checkpoints, stop_at_look
 ):
@@ -211,6 +212,7 @@ def test_an_image_that_cannot_be_read_is_told_with_its_file(bench):
         bench.run(preprocess, RECIPE | {"data": data})
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_documentation_learns_from_a_table(bench, monkeypatch):
     monkeypatch.chdir(FLOWERS)
     monkeypatch.syspath_prepend(str(FLOWERS))

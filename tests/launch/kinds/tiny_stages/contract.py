@@ -151,6 +151,7 @@ class ExecutorContract:
         assert job.state == "CANCELLED"
         wait_until(lambda: processes_of(attempt_of(job)) == [], 20)
 
+    @pytest.mark.slow
     def test_a_silent_worker_is_stopped_after_its_stacks_are_in_the_log(self, submit, attempt_of):
         """Fault 7."""
         job = submit("hang", stall_seconds=4, grace_seconds=0.5)
@@ -162,6 +163,7 @@ class ExecutorContract:
         assert "in hang" in job.stdout()
         wait_until(lambda: processes_of(attempt_of(job)) == [], 20)
 
+    @pytest.mark.slow
     def test_a_job_whose_time_is_over_saves_and_ends_as_timeout(self, submit, folder, time_limit):
         job = submit("save_when_stopped", config={"folder": str(folder)}, **time_limit)
 
