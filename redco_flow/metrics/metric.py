@@ -13,7 +13,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from redco_flow import metrics
 from redco_flow.spec.names import (
@@ -108,7 +108,44 @@ class LikelihoodMetric(Protocol):
         ...
 
 
-AnyMetric = Metric | LikelihoodMetric
+class Verdict(NamedTuple):
+    """What a judge says of one answer.
+
+    Args:
+        answer: what the text answers, the same of equal answers; None: it has no answer.
+    """
+
+    is_right: bool
+    answer: str | None
+
+
+@runtime_checkable
+class AnswersMetric(Protocol):
+    """A metric of several answers to each prompt, each of which a judge finds right or wrong.
+
+    The names in `KEYS` end with `@k`, in whose place a score has the number: `pass@10`.
+    """
+
+    KEYS: dict[str, str]
+
+    def of_answers(self, verdicts: Sequence[Sequence[Verdict]], k: int) -> list[float]:
+        """Score each prompt by its answers' verdicts; the score of a set is the mean."""
+        ...
+
+
+AnyMetric = Metric | LikelihoodMetric | AnswersMetric
+
+
+def key_at(key: str, k: int) -> str:
+    """Return the name of an `AnswersMetric`'s score: `pass@10` of `pass@k`."""
+    return f"{key.removesuffix('@k')}@{k}"
+
+
+def gives_score(metric: AnyMetric, key: str) -> bool:
+    """Whether a score's name is one of a metric's, for any k."""
+    name, _, number = key.rpartition("@")
+    return key in metric.KEYS or (number.isdecimal() and f"{name}@k" in metric.KEYS)
+
 
 Reads = Literal["texts", "classes", "numbers", "rows"]
 _READ: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -156,16 +193,21 @@ def find_metric(name: str) -> Metric:
 
     Raises:
         ValueError: there is no such module, it lacks one of the names that a metric has, or it is
-            a metric of likelihoods.
+            a metric of likelihoods or of several answers.
     """
     metric = find_any_metric(name)
+    if isinstance(metric, AnswersMetric):
+        raise ValueError(
+            f"the metric '{name}' is of several answers to a prompt, which a judge finds right or "
+            "wrong: name it in the stage evaluate, with its 'judge'."
+        )
     if not isinstance(metric, Metric):
         raise ValueError(f"the metric '{name}' is of likelihoods, and scores no generated texts.")
     return metric
 
 
 def find_any_metric(name: str) -> AnyMetric:
-    """Import a metric, of predictions or of likelihoods, by its short or dotted name.
+    """Import a metric, of predictions, likelihoods or answers, by its short or dotted name.
 
     Raises:
         ValueError: there is no such module, or it lacks one of the names that a metric has.
@@ -186,6 +228,8 @@ def find_any_metric(name: str) -> AnyMetric:
         raise type(error)(f"metric '{name}': {error}") from error
     if isinstance(module, LikelihoodMetric):
         return cast("LikelihoodMetric", module)
+    if isinstance(module, AnswersMetric):
+        return cast("AnswersMetric", module)
     if not isinstance(module, Metric):
         missing = [key for key in ("KEYS", "compute") if not hasattr(module, key)]
         raise ValueError(f"the metric module '{name}' lacks {', '.join(missing)}.")

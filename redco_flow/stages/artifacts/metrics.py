@@ -35,6 +35,7 @@ class MetricsSummary:
             the class None stands for all that are too rare to have a row.
         parts: where rows say which part of the data they are of: `num_examples` and `metrics` of
             each part; a metric that a part has too few examples for is left out.
+        judged: where a judge found answers right or wrong: how many judgings ended how.
     """
 
     metrics: Mapping[str, float]
@@ -52,9 +53,10 @@ class MetricsSummary:
     format: int = FORMAT
     confusion: Mapping[str, Any] | None = None
     parts: Mapping[str, Mapping[str, Any]] | None = None
+    judged: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record; a confusion only where classes were scored, and parts likewise."""
+        """Return the record; what was not asked for is left out."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.confusion import as_table, classes_of, confusion
 from redco_flow.metrics.metric import (
+    AnswersMetric,
     AnyMetric,
     ExampleMetric,
     LikelihoodMetric,
@@ -37,6 +38,7 @@ from redco_flow.stages.artifacts.predictions import (
 )
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.evaluate.config import Config
+from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge
 from redco_flow.stages.provenance import provenance_of
 
 _MAX_ROWS = 12
@@ -60,7 +62,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     """Score the predictions and, where texts or classes are scored, trivial baselines.
 
     Raises:
-        CannotEvaluate: the predictions lack what a metric reads.
+        CannotEvaluate, CannotJudge: the predictions lack what a metric reads.
     """
     predictions, source = read_predictions(context.input("predictions").path)
     targets = Targets.of_lines(predictions, source.target or "")
@@ -69,11 +71,12 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     all_metrics = {name: find_any_metric(name) for name in config.metrics}
     metrics = {name: metric for name, metric in all_metrics.items() if isinstance(metric, Metric)}
     likelihoods = _likelihoods(predictions, all_metrics)
+    judgement = _judge(context, config, all_metrics, predictions)
     context.report(phase="scoring", step=0, total_steps=len(metrics))
     scores = _compute(context, metrics, found, targets)
     summary = MetricsSummary(
-        metrics=scores | likelihoods.scores,
-        directions={key: way for one in all_metrics.values() for key, way in one.KEYS.items()},
+        metrics={**scores, **likelihoods.scores, **judgement.scores},
+        directions={**_directions(all_metrics), **judgement.directions},
         modules=list(all_metrics),
         baselines=_baselines(context, metrics, predictions, source, targets)
         | _own_baselines(metrics, targets),
@@ -86,12 +89,15 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         config=provenance.config,
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
         confusion=_confusion(metrics, found, targets),
-        parts=_by_part(all_metrics, predictions, source) or None,
+        parts=_by_part(all_metrics, predictions, source, judgement) or None,
+        judged=judgement.counts,
     )
     folder = context.work_dir / "metrics"
     examples = _per_example(metrics, predictions, targets)
     likelihoods.add_to(examples)
+    judgement.add_to([example.scores for example in examples])
     _write(folder, summary, examples)
+    judgement.write(folder / JUDGED_FILE, predictions)
     record = {"kind": "evaluation", "step": source.step, "metrics": summary.metrics}
     digests = {"checkpoint": source.checkpoint, "data": source.data, "config": provenance.config}
     context.log_metrics(record | digests)
@@ -114,18 +120,42 @@ def _compute(
     return scores
 
 
+def _directions(metrics: Mapping[str, AnyMetric]) -> dict[str, str]:
+    """Say which of two scores is better; of judged answers the judgement says it, for each k."""
+    plain = [one for one in metrics.values() if not isinstance(one, AnswersMetric)]
+    return {key: way for metric in plain for key, way in metric.KEYS.items()}
+
+
+def _judge(
+    context: StageContext,
+    config: Config,
+    metrics: Mapping[str, AnyMetric],
+    predictions: Sequence[Prediction],
+) -> Judgement:
+    def on_progress(done: int, total: int) -> None:
+        context.report(phase="judging", step=done, total_steps=total)
+        context.raise_if_stopped()
+
+    asked = {name: one for name, one in metrics.items() if isinstance(one, AnswersMetric)}
+    return judge(config.judge, asked, predictions, on_progress)
+
+
 def _by_part(
-    metrics: Mapping[str, AnyMetric], predictions: Sequence[Prediction], source: PredictionsSummary
+    metrics: Mapping[str, AnyMetric],
+    predictions: Sequence[Prediction],
+    source: PredictionsSummary,
+    judgement: Judgement,
 ) -> dict[str, dict[str, Any]]:
     """Score each part of the data by itself; nothing where rows say of none."""
-    lines_of: dict[str, list[Prediction]] = {}
-    for line in predictions:
+    indexes_of: dict[str, list[int]] = {}
+    for index, line in enumerate(predictions):
         if line.part is not None:
-            lines_of.setdefault(line.part, []).append(line)
+            indexes_of.setdefault(line.part, []).append(index)
     found = {}
-    for part, lines in sorted(lines_of.items()):
+    for part, indexes in sorted(indexes_of.items()):
+        lines = [predictions[index] for index in indexes]
         targets = Targets.of_lines(lines, source.target or "")
-        scores = dict(_likelihoods(lines, metrics).scores)
+        scores = _likelihoods(lines, metrics).scores | judgement.scores_of(indexes)
         for name, metric in metrics.items():
             if isinstance(metric, Metric):
                 # A correlation of one example is none; the part's other scores are.

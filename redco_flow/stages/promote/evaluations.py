@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from redco_flow.metrics.metric import find_any_metric
+from redco_flow.metrics.metric import find_any_metric, gives_score
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.workspace import Workspace
@@ -104,7 +104,7 @@ def _module_of(key: str, evaluation: Artifact) -> str:
     """The metric that gave a score; empty where it cannot be imported any more."""
     for name in evaluation.metadata.get("modules", ()):
         try:
-            if key in find_any_metric(name).KEYS:
+            if gives_score(find_any_metric(name), key):
                 return str(name)
         except ValueError:
             continue

@@ -1,0 +1,253 @@
+"""Answers found right or wrong by a rule or a program of the user's, which may do anything."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from stage_kinds import compare, evaluate
+
+from redco_flow.records import read_json_lines
+from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.stages.artifacts.predictions import (
+    Prediction,
+    PredictionsSummary,
+    write_predictions,
+)
+from redco_flow.stages.context import Output, StageOutputs, Stopped
+from redco_flow.stages.evaluate.config import Config, code_files, data_files, data_problems
+from redco_flow.stages.evaluate.judge import CannotJudge, normal_number
+from redco_flow.stages.evaluate.judge_program import JudgeProgram
+from redco_flow.tracking.code_digest import source_digests
+
+SUMMARY = {
+    "split": "test",
+    "generation": {"num_return_sequences": 4},
+    "checkpoint": "c" * 64,
+    "step": 7,
+    "data": "d" * 64,
+    "config": "e" * 64,
+    "most_frequent_target": {},
+}
+OF_THE_GUIDE = Path(__file__).parents[2] / "docs/examples/judge_python.py"
+TEST = "assert double(4) == 8, 'double(4) is not 8'"
+PROMPT = "def double(x):\n"
+
+
+def predictions(bench, rows, name="predictions", prompt="?"):
+    """Publish answers: of each row its reference and its texts."""
+    lines = [
+        Prediction(f"test.jsonl:{i}", prompt, texts[0], [reference], predictions=list(texts))
+        for i, (reference, texts) in enumerate(rows)
+    ]
+    folder = bench.root / name
+    write_predictions(folder, lines, PredictionsSummary(num_examples=len(lines), **SUMMARY))
+    return bench.publish(StageOutputs({"predictions": Output("predictions", folder)}))[
+        "predictions"
+    ]
+
+
+def judged(bench, rows, judge, name="predictions", prompt="?"):
+    settings = {"metrics": ["pass_at_k", "majority_at_k"], "judge": judge}
+    inputs = {"predictions": [predictions(bench, rows, name, prompt)]}
+    return bench.run(evaluate, settings, inputs)["metrics"]
+
+
+def answers_of(artifact):
+    return [line["answers"] for line in read_json_lines(artifact.path / "judged.jsonl")]
+
+
+SUMS = [
+    ("#### 1,200", ["so it is #### 1200", "#### 1200.0", "no idea", "#### 12"]),
+    ("#### 7", ["#### 8", "first #### 7 then #### 8", "#### 8", "#### 7"]),
+    ("3", ["#### 6/2", "#### 4", "#### $3", "#### 3"]),
+]
+RULE = {"k": [1, 4], "extract": r"#### *(\S+)", "compare": "number"}
+
+
+def test_answers_are_taken_out_of_texts_and_compared_as_numbers(bench):
+    summary, lines = read_metrics(judged(bench, SUMS, RULE).path)
+
+    assert summary.metrics == pytest.approx(
+        {
+            "pass@1": 100 * (2 / 4 + 1 / 4 + 3 / 4) / 3,
+            "pass@4": 100.0,
+            "majority@1": 100 * 2 / 3,
+            "majority@4": 100 * 2 / 3,
+        }
+    )
+    assert summary.directions == dict.fromkeys(summary.metrics, "max")
+    assert summary.judged == {"no_answer": 1, "right": 6, "wrong": 5}
+    assert [line["scores"]["pass@1"] for line in lines] == [50.0, 25.0, 75.0]
+
+
+def test_judged_scores_have_bootstrap_intervals_as_others_have(bench):
+    better = judged(bench, SUMS * 8, RULE, "better")
+    worse = judged(bench, [(wanted, ["#### 0"] * 4) for wanted, _ in SUMS * 8], RULE, "worse")
+
+    found = bench.run(compare, {"num_resamples": 500}, {"metrics": [better, worse]})["metrics"]
+
+    pairs = json.loads((found.path / "comparison.json").read_text())["pairs"]
+    (pair,) = [one for one in pairs if one["key"] == "pass@1"]
+    assert pair["difference"] == pytest.approx(50.0)
+    assert 40 < pair["low"] < 50 < pair["high"] < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "same_as"),
+    [("1,234.50", "1234.5"), ("$ 3", "3"), ("5 %", "5"), ("2/4", "0.5"), ("-7.", "-7"),
+     ("1e3", "1000"), (".5", "0.50"), ("+4", "4"), ("007", "7")],
+)  # fmt: skip
+def test_equal_numbers_are_one_however_they_are_written(text, same_as):
+    assert normal_number(text) == normal_number(same_as) is not None
+
+
+@pytest.mark.parametrize("text", ["", "seven", "1/0", "1.2.3", "1e9999", "nan", "3 apples", "--1"])
+def test_what_is_no_number_is_none(text):
+    assert normal_number(text) is None
+
+
+def test_fewer_answers_than_k_are_told_before_anything_is_judged(bench):
+    with pytest.raises(CannotJudge, match=r"test.jsonl:0 has 4 answers, and judge.k asks for 5"):
+        judged(bench, SUMS, RULE | {"k": [5]})
+
+
+WILD = {
+    "right": "    return 2 * x",
+    "wrong": "    return 3 * x",
+    "never ends": "    while True: pass",
+    "waits": "    import time; time.sleep(1000)",
+    "eats memory": "    return bytes(1 << 40)",
+    "ends itself": "    import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "crashes": "    import ctypes; ctypes.string_at(0)",
+    "leaves processes": (
+        "    import os\n"
+        "    for _ in range(3):\n"
+        "        if os.fork() == 0:\n"
+        "            os.setsid()\n"
+        "            if os.fork() == 0: os.execvp('sleep', ['sleep', '4321.5'])\n"
+        "            os._exit(0)\n"
+        "    return 2 * x"
+    ),
+    "forks for ever": "    import os\n    while True: os.fork()",
+    "ends the program": "    raise SystemExit(0)",
+}
+
+
+@pytest.mark.slow
+def test_programs_that_hang_fork_eat_memory_or_die_are_not_right_and_are_counted(bench):
+    judge = {"program": str(OF_THE_GUIDE), "timeout_seconds": 1.0, "memory_mib": 256}
+
+    artifact = judged(bench, [(TEST, list(WILD.values()))], judge, prompt=PROMPT)
+
+    (answers,) = answers_of(artifact)
+    ended = {name: one["ended"] for name, one in zip(WILD, answers, strict=True)}
+    endless = ended.pop("forks for ever")  # out of time, or out of processes
+    assert endless in ("timed_out", "wrong", "killed")
+    assert ended == {
+        "right": "right",
+        "wrong": "wrong",
+        "never ends": "timed_out",
+        "waits": "timed_out",
+        "eats memory": "out_of_memory",
+        "ends itself": "killed",
+        "crashes": "killed",
+        "leaves processes": "right",
+        "ends the program": "wrong",
+    }
+    assert answers[1]["said"] == "AssertionError: double(4) is not 8"
+    assert read_metrics(artifact.path)[0].judged["timed_out"] >= 2
+    assert processes_with("4321.5") == []
+
+
+def processes_with(word):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_program_has_an_empty_directory_and_none_of_our_environment(bench, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "a secret")
+    program = bench.root / "judge.sh"
+    program.write_text(
+        '#!/bin/sh\nread -r question\necho "$question ${WANDB_API_KEY-none} $(ls -A | wc -l)" >&2\n'
+        "exit 3\n"
+    )
+    program.chmod(0o755)
+
+    end = JudgeProgram(program, 10.0, 256).ask({"answer": "four"})
+
+    assert end.ended == "wrong"
+    assert end.said == '{"answer": "four"} none 0'
+
+
+def test_a_program_has_no_network_where_the_system_lets_it_be_taken_away(bench):
+    program = bench.root / "judge.py"
+    program.write_text(
+        "import json, socket, sys\n"
+        "socket.create_connection(('127.0.0.1', json.load(sys.stdin)['port']), 5)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        end = JudgeProgram(program, 10.0, 256).ask({"port": server.getsockname()[1]})
+
+    assert end.ended == ("wrong" if end.is_apart else "right")
+
+
+def test_a_judge_is_part_of_the_fingerprint_with_the_modules_beside_it(tmp_path):
+    program, helper = tmp_path / "judge.py", tmp_path / "helper.py"
+    program.write_text("import helper\n")
+    helper.write_text("LIMIT = 1\n")
+    config = Config(metrics=["pass_at_k"], judge={"program": str(program)})
+    before = source_digests(code_files(config))
+
+    helper.write_text("LIMIT = 2\n")
+
+    after = source_digests(code_files(config))
+    assert {name for name in after if after[name] != before[name]} == {"helper.py"}
+    assert data_files(config) == [program]
+
+
+def test_a_judge_that_cannot_start_is_told_before_the_run(tmp_path):
+    broken, plain = tmp_path / "judge.py", tmp_path / "judge"
+    broken.write_text("def\n")
+    plain.write_text("exit 0\n")
+
+    (found,) = data_problems(Config(metrics=["pass_at_k"], judge={"program": str(broken)}))
+    (other,) = data_problems(Config(metrics=["pass_at_k"], judge={"program": str(plain)}))
+
+    assert found[0] == ("judge", "program")
+    assert "is not Python" in found[1]
+    assert "neither a .py file nor executable" in other[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metrics": ["pass_at_k"]}, "is needed for pass_at_k"),
+        ({"metrics": ["bleu"], "judge": {}}, "is for metrics of several answers"),
+        ({"metrics": ["pass_at_k"], "judge": {"extract": "("}}, "is no regular expression"),
+        ({"metrics": ["pass_at_k"], "judge": {"k": [2, 2]}}, "names a number twice"),
+        ({"metrics": ["pass_at_k"], "judge": {"memory_mib": 9}}, "there is no 'program'"),
+        (
+            {"metrics": ["pass_at_k"], "judge": {"program": "/bin/true", "compare": "number"}},
+            "a program compares by itself",
+        ),
+    ],
+)
+def test_settings_of_a_judge_that_mean_nothing_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Config.from_json(settings)
+
+
+def test_a_stop_ends_the_judging(bench):
+    config = Config(metrics=["pass_at_k"], judge=RULE)
+    context = bench.context(inputs={"predictions": [predictions(bench, SUMS)]})
+    context.stop.requested = True
+
+    with pytest.raises(Stopped):
+        evaluate.run(context, config)
