@@ -68,8 +68,8 @@ IDS = jax.ShapeDtypeStruct((2, LENGTH), jnp.int32)
 TRACED = (params(), loss, {"ids": IDS}, None, False)
 
 
-def plan(targets="layers|head"):
-    return plan_lora(*TRACED, rank=RANK, alpha=ALPHA, targets=targets)
+def plan(targets="layers|head", **kinds):
+    return plan_lora(*TRACED, rank=RANK, alpha=ALPHA, targets=targets, **kinds)
 
 
 def with_factors(lora):
@@ -119,6 +119,68 @@ def test_training_starts_from_the_base_exactly():
     np.testing.assert_array_equal(found, logits(params(), ids))
 
 
+def test_all_linear_is_every_kernel_but_tables_and_the_head():
+    paths = [target.path for target in plan("all-linear").targets]
+
+    assert paths == ["layers/down", "layers/out", "layers/qkv", "layers/up"]
+
+
+def test_with_magnitudes_training_starts_from_the_base():
+    lora, ids = plan(dora=True), collate(examples(2))["ids"]
+    start = lora.start(params(), jax.random.key(0))
+
+    found = lora.adapt(logits)(start, ids)
+
+    assert start["lora"]["layers/qkv"]["m"].shape == (2, 3, 4, 4)
+    np.testing.assert_allclose(found, logits(params(), ids), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits(lora.merge(start), ids), found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [{}, {"rank_stabilized": True}, {"dora": True}], ids=str)
+def test_results_and_gradients_are_those_of_peft(kinds):
+    torch = pytest.importorskip("torch", reason="install redco-flow[reference] for torch")
+    peft = pytest.importorskip("peft", reason="install peft")
+    rng = np.random.default_rng(3)
+    kernel, x, weights = (
+        rng.normal(size=shape).astype(np.float32) for shape in ((16, 24), (5, 16), (5, 24))
+    )
+    lora = plan_lora(
+        {"w": kernel}, lambda p, x: x @ p["w"], x, rank=3, alpha=8.0, targets="w", **kinds
+    )
+    state = lora.start({"w": kernel}, jax.random.key(0))
+    factors = {
+        name: np.asarray(values + 0.3 * rng.normal(size=values.shape), np.float32)
+        for name, values in state["lora"]["w"].items()
+    }
+
+    def total(factors):
+        y = lora.adapt(lambda p, x: x @ p["w"])({"base": {"w": kernel}, "lora": {"w": factors}}, x)
+        return (y * weights).sum(), y
+
+    gradients, found = jax.grad(total, has_aux=True)(factors)
+
+    flags = {"use_rslora": "rank_stabilized" in kinds, "use_dora": "dora" in kinds}
+    settings = peft.LoraConfig(r=3, lora_alpha=8, target_modules=["0"], **flags)
+    linear = torch.nn.Linear(16, 24, bias=False)
+    linear.weight.data = torch.tensor(kernel.T.copy())
+    model = peft.get_peft_model(torch.nn.Sequential(linear), settings)
+    layer = model.base_model.model[0]
+    theirs = {"a": layer.lora_A["default"].weight, "b": layer.lora_B["default"].weight}
+    if "dora" in kinds:
+        theirs["m"] = layer.lora_magnitude_vector["default"].weight
+    for name, parameter in theirs.items():
+        parameter.data = torch.tensor(factors[name].T.copy())
+    result = model(torch.tensor(x))
+    (result * torch.tensor(weights)).sum().backward()
+
+    np.testing.assert_allclose(found, result.detach().numpy(), rtol=1e-5, atol=1e-5)
+    for name, parameter in theirs.items():
+        np.testing.assert_allclose(
+            gradients[name], parameter.grad.numpy().T, rtol=1e-5, atol=1e-4, err_msg=name
+        )
+
+
 def test_merged_parameters_compute_what_the_factors_did():
     lora, ids = plan(), collate(examples(2))["ids"]
     adapted = with_factors(lora)
@@ -154,8 +216,8 @@ def test_gradients_of_the_factors_are_those_through_the_merged_kernels():
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
-def trainer_of(data, fsdp, model):
-    lora = plan()
+def trainer_of(data, fsdp, model, **kinds):
+    lora = plan(**kinds)
     deployer = Deployer(model, num_fsdp_shards=fsdp, devices=jax.devices()[: data * fsdp * model])
     start = lora.start(params(), jax.random.key(0))
     return Trainer(
@@ -180,11 +242,13 @@ class Losses(Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(1, 1, 4), (2, 2, 2)])
-def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh):
-    """The vocabulary of 97 lies padded in the base, and in the head's B."""
+@pytest.mark.parametrize(
+    ("mesh", "kinds"), [((1, 1, 4), {}), ((2, 2, 2), {}), ((2, 2, 2), {"dora": True})]
+)
+def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):
+    """The vocabulary of 97 lies padded in the base, and in the head's B and magnitudes."""
     expected, found = Losses(), Losses()
-    alone, split = trainer_of(1, 1, 1), trainer_of(*mesh)
+    alone, split = trainer_of(1, 1, 1, **kinds), trainer_of(*mesh, **kinds)
     alone.fit(examples(), num_epochs=2, callbacks=[expected], log_every_steps=1)
 
     split.fit(examples(), num_epochs=2, callbacks=[found], log_every_steps=1)
@@ -249,6 +313,8 @@ def test_a_models_kernels_are_found_by_what_they_do():
         assert inputs == {"out": 32, "wo": 48}.get(target.path.split("/")[-1], 32), target.path
     assert all("norm" not in target.path for target in lora.targets)
     assert len(lora.targets) >= 4
+    everything = plan_lora(shapes, forward, IDS, rank=2, alpha=4, targets="all-linear")
+    assert everything.targets == lora.targets
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapt
 RANK, ALPHA = 2, 6.0
 
 
-def adapted(case, targets):
+def adapted(case, targets, **kinds):
     """Factors of which none is zero, the kernels with theirs, and the merged parameters."""
     ids = np.arange(6)[None] + 3
     lora = plan_lora(
@@ -22,6 +22,7 @@ def adapted(case, targets):
         rank=RANK,
         alpha=ALPHA,
         targets=targets,
+        **kinds,
     )
     state = lora.start(case.params, jax.random.key(0))
     keys = iter(jax.random.split(jax.random.key(1), 99))
@@ -61,8 +62,9 @@ def names(case):
 
 
 def factors_of(factors, kernels):
+    """Each kernel with A, B and magnitudes."""
     return [
-        (kernel, np.asarray(factors[kernel.path]["a"]), np.asarray(factors[kernel.path]["b"]))
+        (kernel, *(np.asarray(factors[kernel.path][name]) for name in sorted(factors[kernel.path])))
         for kernel in kernels
     ]
 
@@ -87,6 +89,31 @@ def test_what_each_module_adds_is_what_merging_adds_to_its_tensor(decoder):
         change = change.T if "gpt2" in decoder.module.__name__ else change
         expected = after[f"{module}.weight"] - before[f"{module}.weight"]
         np.testing.assert_allclose(change, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", ["gpt2", "llama3"], indirect=True)
+def test_magnitudes_of_each_module_are_those_of_its_merged_tensor(decoder):
+    """DoRA as PEFT merges it: each output's weights, with the product, as long as its magnitude."""
+    targets = r"attention/(q|kv|qkv|out)$|mlp/w"
+    factors, kernels, merged = adapted(decoder, targets, dora=True, rank_stabilized=True)
+
+    found = adapter_tensors(factors_of(factors, kernels))
+
+    before, after = tensors(decoder, decoder.params), tensors(decoder, merged)
+    modules = [key for key in found if key.endswith("lora_magnitude_vector")]
+    assert len(modules) == len(found) / 3
+    for key in modules:
+        module = key.removeprefix("base_model.model.").removesuffix(".lora_magnitude_vector")
+        a, b = (found[f"base_model.model.{module}.lora_{letter}.weight"] for letter in "AB")
+        is_conv = "gpt2" in decoder.module.__name__
+        weight, expected = (
+            all_tensors[f"{module}.weight"].T if is_conv else all_tensors[f"{module}.weight"]
+            for all_tensors in (before, after)
+        )
+        turned = weight + ALPHA / np.sqrt(RANK) * b @ a
+        lengths = np.linalg.norm(turned, axis=1, keepdims=True)
+        np.testing.assert_allclose(found[key][:, None] / lengths * turned, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ holds for any model. A kernel and its factors meet where the kernel is used: in 
 one layer at a time.
 Dims in this file: R rank.
 Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A.
+Kalajdzievski 2023, rank-stabilised: the product counts alpha / sqrt(R) times. Liu et al. 2024,
+DoRA: a trained magnitude for each output takes the place of its column's norm, which gradients take
+for a constant, as in PEFT.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.errors import EngineError
-from redco_flow.engine.sharding.dataflow.values import Product
+from redco_flow.engine.sharding.dataflow.values import Lookup, Product
 from redco_flow.engine.sharding.mesh import MODEL_AXIS
 from redco_flow.engine.sharding.rules import (
     ShardedParameter,
@@ -31,11 +34,15 @@ from redco_flow.engine.sharding.rules import (
     join,
     named_leaves,
 )
+from redco_flow.engine.sharding.splits import Roles
 from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, run_deferred
 from redco_flow.engine.step.model_flops import LowRank, Mark
 
 BASE, FACTORS = "base", "lora"
+ALL_LINEAR = "all-linear"
+"""As `targets`: every kernel but what is looked up and what gives scores of a vocabulary."""
+
 _LETTERS = "abcdefghijklmnopq"
 _RANK = "r"
 
@@ -43,7 +50,7 @@ _RANK = "r"
 @dataclass(frozen=True)
 class Target:
     """A kernel with factors, and its dims' positions: A is (*stack, *inputs, R), B (*stack, R,
-    *outputs).
+    *outputs), and DoRA's magnitudes have the kernel's dims without its inputs, in their order.
     """
 
     path: str
@@ -65,21 +72,36 @@ class Target:
         second = spell(self.stack) + _RANK + spell(self.outputs)
         return f"{first},{second}->{spell(sorted(names))}"
 
+    @property
+    def magnitudes(self) -> tuple[int, ...]:
+        """The positions of the kernel's dims that magnitudes have."""
+        return tuple(sorted((*self.stack, *self.outputs)))
+
 
 @dataclass(frozen=True)
 class _Adapted(Deferred):
-    """A kernel, A and B that together are a kernel."""
+    """A kernel, A, B and maybe magnitudes that together are a kernel.
+
+    Args:
+        inputs: positions of the dims along which a magnitude is a norm.
+    """
 
     equation: str
     scale: float
+    inputs: tuple[int, ...]
     is_stacked: bool
     casts_first: ClassVar[bool] = False
 
     def use(self, value: Any) -> jax.Array:
-        kernel, a, b = value
+        kernel, a, b, *magnitudes = value
         change = self.scale * jnp.einsum(self.equation, a, b)
         # Not in the kernel's dtype where that is narrower: most of the change would be rounded off.
         adapted: jax.Array = kernel.astype(jnp.promote_types(kernel.dtype, change.dtype)) + change
+        for magnitude in magnitudes:
+            norms = jax.lax.stop_gradient(_norms(adapted, self.inputs))
+            # Of padding the norm is zero, and so is the magnitude.
+            ratios = magnitude / jnp.where(norms == 0, 1, norms)
+            adapted = adapted * jnp.expand_dims(ratios, self.inputs)
         return adapted
 
     def row(self) -> Deferred | None:
@@ -89,7 +111,13 @@ class _Adapted(Deferred):
         result = self.equation.split("->")[1]
         letter = _LETTERS[0]
         rest = f"{first[1:]},{second[1:]}->{result.removeprefix(letter)}"
-        return _Adapted(rest, self.scale, is_stacked=False)
+        inputs = tuple(position - 1 for position in self.inputs)
+        return _Adapted(rest, self.scale, inputs, is_stacked=False)
+
+
+def _norms(kernel: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
+    """The norm of each output's weights; float32, without the dims of the inputs."""
+    return jnp.sqrt(jnp.sum(jnp.square(kernel.astype(jnp.float32)), axis=inputs))
 
 
 @dataclass(frozen=True)
@@ -102,11 +130,15 @@ class Lora:
     Args:
         rank: of the factors.
         alpha: the product counts alpha / rank times.
+        rank_stabilized: it counts alpha / sqrt(rank) times.
+        dora: each output has a magnitude, `"m"` beside its A and B.
     """
 
     rank: int
     alpha: float
     targets: tuple[Target, ...]
+    rank_stabilized: bool = False
+    dora: bool = False
 
     @property
     def trainable(self) -> str:
@@ -116,7 +148,8 @@ class Lora:
     def start(self, params: Any, key: jax.Array) -> Any:
         """Return the parameters with factors whose product is zero; traceable.
 
-        A is normal with variance 1 / inputs, as kernels are; B is zero; both float32.
+        A is normal with variance 1 / inputs, as kernels are; B is zero; magnitudes are the kernel's
+        norms; all float32.
         """
         leaves = {join(path): leaf for path, leaf in named_leaves(params)}
         factors = {}
@@ -133,6 +166,8 @@ class Lora:
                 "a": a / np.sqrt(np.prod(inputs)).astype(np.float32),
                 "b": jnp.zeros((*stack, self.rank, *outputs), jnp.float32),
             }
+            if self.dora:
+                factors[target.path]["m"] = _norms(leaves[target.path], target.inputs)
         return {BASE: params, FACTORS: factors}
 
     def shapes(self, params: Any) -> Any:
@@ -149,7 +184,7 @@ class Lora:
                 name = join(path)
                 deferred.append(targets.get(name))
                 factors = params[FACTORS].get(name)
-                values.append(leaf if factors is None else (leaf, factors["a"], factors["b"]))
+                values.append(leaf if factors is None else self._value(leaf, factors))
             return run_deferred(function, params[BASE], values, deferred, inputs)
 
         return adapted
@@ -161,8 +196,7 @@ class Lora:
         targets = {target.path: target for target in self.targets}
         for position, path in enumerate(paths):
             if path in targets:
-                factors = params[FACTORS][path]
-                value = (leaves[position], factors["a"], factors["b"])
+                value = self._value(leaves[position], params[FACTORS][path])
                 leaves[position] = self._adapted(targets[path]).use(value)
         return jax.tree.unflatten(structure, leaves)
 
@@ -181,7 +215,9 @@ class Lora:
         ]
         kernels = {parameter.path: parameter for parameter in rules.parameters}
         factors = [
-            rule for target in self.targets for rule in _factor_rules(target, kernels[target.path])
+            rule
+            for target in self.targets
+            for rule in _factor_rules(target, kernels[target.path], has_magnitudes=self.dora)
         ]
         return check_rules([*base, *factors], params, rules.axis_sizes)
 
@@ -201,9 +237,13 @@ class Lora:
 
         return [mark(join(path), leaf.shape) for path, leaf in named_leaves(params)]
 
+    def _value(self, leaf: Any, factors: Any) -> tuple[Any, ...]:
+        return (leaf, *(factors[name] for name in ("abm" if self.dora else "ab")))
+
     def _adapted(self, target: Target) -> _Adapted:
-        scale = self.alpha / self.rank
-        return _Adapted(target.equation, scale, is_stacked=target.stack[:1] == (0,))
+        scale = self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
+        is_stacked = target.stack[:1] == (0,)
+        return _Adapted(target.equation, scale, target.inputs, is_stacked=is_stacked)
 
 
 def plan_lora(
@@ -213,6 +253,8 @@ def plan_lora(
     rank: int,
     alpha: float,
     targets: str,
+    rank_stabilized: bool = False,
+    dora: bool = False,
 ) -> Lora:
     """Find the kernels to adapt.
 
@@ -222,7 +264,9 @@ def plan_lora(
         inputs: arrays or shapes, in trees; other Python values are passed as they are.
         rank: of the factors; at least 1.
         alpha: the factors' product counts alpha / rank times.
-        targets: a regex searched in the paths of the parameters that data is multiplied with.
+        targets: a regex searched in the paths of the parameters that data is multiplied with, or
+            `ALL_LINEAR`.
+        rank_stabilized, dora: see `Lora`.
 
     Raises:
         EngineError: rank below 1, not a regex, or no such parameter; the message lists them.
@@ -233,19 +277,42 @@ def plan_lora(
         pattern = re.compile(targets)
     except re.error as error:
         raise EngineError(f"lora targets={targets!r} is not a regex: {error}.") from error
-    kernels = _find_kernels(params, function, inputs)
-    chosen = tuple(kernel for kernel in kernels if pattern.search(kernel.path))
+    roles = read_roles(params, function, inputs)
+    kernels = _find_kernels(params, roles)
+    if targets == ALL_LINEAR:
+        tables = _of_vocabularies(kernels, params, roles)
+        chosen = tuple(kernel for kernel in kernels if kernel.path not in tables)
+    else:
+        chosen = tuple(kernel for kernel in kernels if pattern.search(kernel.path))
     if not chosen:
         raise EngineError(
             f"lora targets={targets!r} matches no kernel; kernels: "
             f"{', '.join(kernel.path for kernel in kernels)}."
         )
-    return Lora(rank, alpha, chosen)
+    return Lora(rank, alpha, chosen, rank_stabilized, dora)
 
 
-def _find_kernels(params: Any, function: Callable[..., Any], inputs: Sequence[Any]) -> list[Target]:
+def _of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
+    """Paths of tables that tokens are looked up in, and of kernels with an output for each row."""
+    leaves = [(join(path), leaf.shape) for path, leaf in named_leaves(params)]
+    shapes, tables, sizes = dict(leaves), set(), set()
+    for event in roles.events:
+        if isinstance(event, Lookup) and event.by_tokens:
+            for number in event.sources:
+                path, shape = leaves[number]
+                dims = enumerate(roles.parameters[number])
+                tables.add(path)
+                sizes |= {shape[at] for at, dim in dims if set(dim) & set(event.rows)}
+    heads = {
+        one.path
+        for one in kernels
+        if not one.stack and sizes & {shapes[one.path][at] for at in one.outputs}
+    }
+    return tables | heads
+
+
+def _find_kernels(params: Any, roles: Roles) -> list[Target]:
     """List the parameters that data is multiplied with, by what their first product does."""
-    roles = read_roles(params, function, inputs)
     paths = [join(path) for path, _ in named_leaves(params)]
     found: dict[int, Target] = {}
     for event in roles.events:
@@ -262,7 +329,9 @@ def _find_kernels(params: Any, function: Callable[..., Any], inputs: Sequence[An
     return [found[number] for number in sorted(found)]
 
 
-def _factor_rules(target: Target, kernel: ShardedParameter) -> list[ShardingRule]:
+def _factor_rules(
+    target: Target, kernel: ShardedParameter, *, has_magnitudes: bool
+) -> list[ShardingRule]:
     axes = dict(enumerate(kernel.spec))
 
     def along(positions: Sequence[int]) -> list[str | None]:
@@ -271,12 +340,22 @@ def _factor_rules(target: Target, kernel: ShardedParameter) -> list[ShardingRule
     whole: list[str | None] = [None] * len(target.stack)
     a = PartitionSpec(*whole, *along(target.inputs), None)
     b = PartitionSpec(*whole, None, *along(target.outputs))
-    fused = kernel.fused
-    if fused is not None:
-        fused = fused.at(len(whole) + 1 + target.outputs.index(fused.position))
+    m = PartitionSpec(*along(target.magnitudes))
+    fused = fused_m = kernel.fused
+    if kernel.fused is not None:
+        position = kernel.fused.position
+        fused = kernel.fused.at(len(whole) + 1 + target.outputs.index(position))
+        fused_m = kernel.fused.at(target.magnitudes.index(position))
     name = f"{FACTORS}/{target.path}"
     why = "split like its kernel's"
-    return [
+    rules = [
         ShardingRule(f"{name}/a", a, f"{why} inputs", exact=True, is_padded=True),
         ShardingRule(f"{name}/b", b, f"{why} outputs", exact=True, is_padded=True, fused=fused),
     ]
+    if has_magnitudes:
+        rules.append(
+            ShardingRule(
+                f"{name}/m", m, f"{why} outputs", exact=True, is_padded=True, fused=fused_m
+            )
+        )
+    return rules

@@ -31,6 +31,8 @@ _TASKS = {
 class FactoredKernel:
     """A kernel of ours with low-rank factors, A (*stack, *inputs, R) and B (*stack, R, *outputs).
 
+    DoRA's magnitudes have its dims without the inputs, in their order.
+
     Args:
         path: the parameter's.
         layout: which tensors the kernel is made of.
@@ -70,8 +72,13 @@ class FactoredKernel:
         """Whether the modules keep (I, O) and not (O, I): Conv1D of GPT-2."""
         return set(self._groups[0]) <= set(self._names(self.inputs))
 
-    def split(self, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Yield (module, A (R, I), B (O, R)); modules that are one kernel here have one A."""
+    def split(
+        self, a: np.ndarray, b: np.ndarray, m: np.ndarray | None = None
+    ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+        """Yield each module with A (R, I), B (O, R) and magnitudes (O,), by PEFT's names.
+
+        Modules that are one kernel here have one A.
+        """
         inputs, outputs = self._groups
         if not self.is_input_major:
             inputs, outputs = outputs, inputs
@@ -81,7 +88,14 @@ class FactoredKernel:
             at = dict(zip(self.layout.stacked, index, strict=True))
             at |= dict.fromkeys(self._alone, 0)
             first = _matrix(a, a_dims, at, [_RANK], inputs)
-            yield _module(name), first, _matrix(b, b_dims, at, outputs, [_RANK])
+            found = {
+                "lora_A.weight": first,
+                "lora_B.weight": _matrix(b, b_dims, at, outputs, [_RANK]),
+            }
+            if m is not None:
+                m_dims = self._names(sorted((*self.stack, *self.outputs)))
+                found["lora_magnitude_vector"] = _matrix(m, m_dims, at, outputs, []).ravel()
+            yield _module(name), found
 
     @property
     def _groups(self) -> list[list[str]]:
@@ -102,14 +116,18 @@ class FactoredKernel:
 
 
 def adapter_tensors(
-    kernels: Sequence[tuple[FactoredKernel, np.ndarray, np.ndarray]],
+    kernels: Sequence[tuple[Any, ...]],
 ) -> dict[str, np.ndarray]:
-    """Return what `adapter_model.safetensors` holds, of kernels with their A and B; float32."""
+    """Return what `adapter_model.safetensors` holds; float32.
+
+    Args:
+        kernels: each `FactoredKernel` with its A, B and, of DoRA, magnitudes.
+    """
     return {
-        f"base_model.model.{module}.lora_{letter}.weight": np.ascontiguousarray(values, np.float32)
-        for kernel, a, b in kernels
-        for module, *factors in kernel.split(a, b)
-        for letter, values in zip("AB", factors, strict=True)
+        f"base_model.model.{module}.{name}": np.ascontiguousarray(values, np.float32)
+        for kernel, *factors in kernels
+        for module, found in kernel.split(*factors)
+        for name, values in found.items()
     }
 
 
@@ -122,6 +140,8 @@ def adapter_config(
     architectures: Sequence[str],
     base: str | None,
     revision: str | None,
+    rank_stabilized: bool = False,
+    dora: bool = False,
 ) -> dict[str, Any]:
     """Return `adapter_config.json`.
 
@@ -141,8 +161,8 @@ def adapter_config(
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "use_rslora": False,
-        "use_dora": False,
+        "use_rslora": rank_stabilized,
+        "use_dora": dora,
         "bias": "none",
         "fan_in_fan_out": any(kernel.is_input_major for kernel in kernels),
         "init_lora_weights": True,

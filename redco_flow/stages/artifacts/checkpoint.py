@@ -67,12 +67,16 @@ class AdapterRecord:
         targets: of each kernel with factors `path`, and the positions of its dims `stack`,
             `inputs` and `outputs`.
         factors: their digests, as `parameter_digests` makes them.
+        rank_stabilized: it is alpha / sqrt(rank) times.
+        dora: magnitudes stand beside the factors, `lora/<path>/m`.
     """
 
     rank: int
     alpha: float
     targets: list[dict[str, Any]]
     factors: Mapping[str, str]
+    rank_stabilized: bool = False
+    dora: bool = False
 
 
 @dataclass(frozen=True)

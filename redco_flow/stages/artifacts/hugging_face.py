@@ -241,14 +241,12 @@ def _write_adapter(
     if record is None:
         raise ArtifactError(f"{artifact.path} has no {ADAPTER_FILE}: no factors were trained.")
     kernels = _factored_kernels(record, model)
+    names = "abm" if record.dora else "ab"
     factors = [
-        tuple(arrays[f"{FACTORS}/{kernel.path}/{name}"] for name in "ab") for kernel in kernels
+        tuple(arrays[f"{FACTORS}/{kernel.path}/{name}"] for name in names) for kernel in kernels
     ]
     tensors = adapter_tensors(
-        [
-            (kernel, np.asarray(a), np.asarray(b))
-            for kernel, (a, b) in zip(kernels, factors, strict=True)
-        ]
+        [(kernel, *map(np.asarray, parts)) for kernel, parts in zip(kernels, factors, strict=True)]
     )
     save_file(tensors, folder / adapters.TENSORS_FILE, metadata={"format": "pt"})
     config = adapter_config(
@@ -256,12 +254,14 @@ def _write_adapter(
         _tensor_names(model),
         rank=record.rank,
         alpha=record.alpha,
+        rank_stabilized=record.rank_stabilized,
+        dora=record.dora,
         architectures=model.architectures,
         base=request.base,
         revision=request.revision,
     )
     write_json(folder / adapters.CONFIG_FILE, config)
-    return _written(artifact, model, "float32", [one for pair in factors for one in pair])
+    return _written(artifact, model, "float32", [one for parts in factors for one in parts])
 
 
 def _factored_kernels(record: AdapterRecord, model: _Model) -> list[FactoredKernel]:

@@ -193,12 +193,18 @@ class Lora(StrictModel):
     Args:
         rank: of the factors.
         alpha: their product counts alpha / rank times.
-        targets: a regex searched in the kernels' paths.
+        targets: a regex searched in the kernels' paths, or `all-linear`: every kernel but
+            embeddings and the head.
+        rank_stabilized: the product counts alpha / sqrt(rank) times (rsLoRA).
+        dora: a magnitude for each output is trained beside the factors, which then only turn
+            the weights (DoRA).
     """
 
     rank: PositiveInt = 8
     alpha: PositiveFloat = 16.0
     targets: Text
+    rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
+    dora: Annotated[bool, OnlyWhereSet()] = False
 
     @field_validator("targets")
     @classmethod

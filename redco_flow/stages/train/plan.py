@@ -191,9 +191,7 @@ def _plan_lora(config: Config, traced: Sequence[Any]) -> Lora | None:
         return None
     params, function, *inputs = traced
     asked = config.lora
-    return plan_lora(
-        params, function, *inputs, rank=asked.rank, alpha=asked.alpha, targets=asked.targets
-    )
+    return plan_lora(params, function, *inputs, **asked.model_dump())
 
 
 def _all_but(frozen: str | None) -> Trainable | None:

@@ -331,7 +331,9 @@ def _digest_parameters(
 
 def _adapter_record(lora: Lora, directory: Path) -> AdapterRecord:
     targets = [asdict(target) for target in lora.targets]
-    return AdapterRecord(lora.rank, lora.alpha, targets, parameter_digests(directory, TRAINING))
+    digests = parameter_digests(directory, TRAINING)
+    kinds = (lora.rank_stabilized, lora.dora)
+    return AdapterRecord(lora.rank, lora.alpha, targets, digests, *kinds)
 
 
 def _output(
