@@ -14,8 +14,9 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.records import read_json, read_json_lines
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.metrics import read_metrics
-from redco_flow.stages.harness.language_model import HarnessModel, cut_before
+from redco_flow.stages.harness.language_model import HarnessModel
 from redco_flow.stages.harness.run import CannotEvaluateTasks
+from redco_flow.text.stop_strings import cut_before
 
 pytestmark = pytest.mark.slow
 

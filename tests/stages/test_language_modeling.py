@@ -277,6 +277,27 @@ def test_metrics_score_the_first_of_several_texts_and_the_file_has_all(bench, da
     assert read_predictions(ruled.path)[0] != alone
 
 
+@pytest.mark.slow
+def test_every_text_is_cut_before_the_first_stop_string_that_it_has(bench, dataset, trained):
+    checkpoints, _ = trained
+    inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
+    asked = {"num_examples": 8, "score_targets": False, "num_beams": 2, "num_return_sequences": 2}
+
+    def texts(**settings):
+        predictions = bench.run(predict, RECIPE | asked | settings, inputs)["predictions"]
+        lines, summary = read_predictions(predictions.path)
+        return [text for line in lines for text in line.predictions], summary.generation
+
+    whole, generation = texts()
+    stop = max(whole, key=len)[1:3]
+    cut, generation_with_stop = texts(stop=["never to be seen", stop])
+
+    assert cut == [text.partition(stop)[0].rstrip() for text in whole]
+    assert cut != whole
+    assert "stop" not in generation
+    assert generation_with_stop["stop"] == ["never to be seen", stop]
+
+
 def test_perplexity_of_predictions_that_were_not_scored_is_an_error(bench, dataset, trained):
     checkpoints, _ = trained
     inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}

@@ -31,6 +31,7 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.length_bucketing import bucket_lengths, bucket_prompts
+from redco_flow.text.stop_strings import cut_before
 
 Progress = Callable[[str, int, int], None]
 """(what is done, rows done, rows in all)"""
@@ -296,12 +297,6 @@ class HarnessModel(TemplateLM):
                 "leave it out, or train with a tokenizer that has one."
             )
         return tokenizer
-
-
-def cut_before(text: str, stops: Sequence[str]) -> str:
-    """Return a text up to the first stop string that it has."""
-    ends = [text.find(stop) for stop in stops if stop and stop in text]
-    return text[: min(ends)] if ends else text
 
 
 def _stop_strings(arguments: Mapping[str, Any]) -> list[str]:

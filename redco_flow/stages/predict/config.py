@@ -11,7 +11,14 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.models.find import FAMILIES, find_module_name
 from redco_flow.recipes.recipe import RecipeName, is_of_rows, makes_texts, recipe_module
-from redco_flow.spec.model import NonNegativeInt, Placement, PositiveFloat, PositiveInt
+from redco_flow.spec.model import (
+    NonNegativeInt,
+    OnlyWhereSet,
+    Placement,
+    PositiveFloat,
+    PositiveInt,
+    Text,
+)
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 
 SECTIONS = ("recipe",)
@@ -40,6 +47,8 @@ class Config(StageConfig):
             text begins with its prompt.
         no_repeat_ngram_size: no run of so many tokens occurs twice in a text; 0: any may.
         min_new_tokens: no text ends before it has so many.
+        stop: strings of which the first that a text has ends it, and is left out. Tokens are
+            generated beyond it and dropped.
         num_return_sequences: texts for each example, the best of the beams or so many draws;
             metrics score the first, `predictions.jsonl` has all.
         do_sample: draw tokens by the model's probabilities; what an example gets depends on its
@@ -68,6 +77,7 @@ class Config(StageConfig):
     repetition_penalty: PositiveFloat = 1.0
     no_repeat_ngram_size: NonNegativeInt = 0
     min_new_tokens: NonNegativeInt = 0
+    stop: Annotated[list[Text] | None, OnlyWhereSet()] = None
     num_return_sequences: PositiveInt = 1
     do_sample: bool = False
     temperature: PositiveFloat = 1.0
@@ -134,6 +144,7 @@ GENERATION = (
     "repetition_penalty",
     "no_repeat_ngram_size",
     "min_new_tokens",
+    "stop",
     "num_return_sequences",
     "max_target_length",
     "do_sample",

@@ -43,6 +43,7 @@ from redco_flow.stages.predict.config import GENERATION, Config
 from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.text.pairs import PAIR_SEPARATOR
+from redco_flow.text.stop_strings import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
 
 
@@ -103,7 +104,8 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
 
 def _generation(config: Config) -> dict[str, Any]:
-    return config.model_dump(mode="json", include=set(GENERATION))
+    said = set(GENERATION) - (set() if config.stop else {"stop"})
+    return config.model_dump(mode="json", include=said)
 
 
 def _check(dataset: DatasetArtifact, checkpoint: CheckpointArtifact, config: Config) -> None:
@@ -141,17 +143,19 @@ def _check_reference(context: StageContext, checkpoint: CheckpointArtifact, conf
         )
 
 
-def _texts_by_row(recipe: Recipe, num_sequences: int, token_ids: Any) -> list[list[str]]:
-    """Decode ids (B, T), or (B, N, T) of several sequences."""
-    if num_sequences == 1:
-        return [[text] for text in recipe.output_fn(token_ids)]
-    shape = np.shape(token_ids)
-    if len(shape) != 3 or shape[1] != num_sequences:
-        raise CannotPredict(
-            f"num_return_sequences is {num_sequences}, and the recipe's make_pred_fn gives ids of "
-            f"shape {shape}: it does not know of several sequences."
-        )
-    texts = list(recipe.output_fn(np.reshape(token_ids, (-1, shape[2]))))
+def _texts_by_row(recipe: Recipe, config: Config, token_ids: Any) -> list[list[str]]:
+    """Decode ids (B, T), or (B, N, T) of several sequences, and cut texts at stop strings."""
+    shape, num_sequences = np.shape(token_ids), config.num_return_sequences
+    if num_sequences > 1:
+        if len(shape) != 3 or shape[1] != num_sequences:
+            raise CannotPredict(
+                f"num_return_sequences is {num_sequences}, and the recipe's make_pred_fn gives ids "
+                f"of shape {shape}: it does not know of several sequences."
+            )
+        token_ids = np.reshape(token_ids, (-1, shape[2]))
+    texts = list(recipe.output_fn(token_ids))
+    if config.stop:
+        texts = [cut_before(text, config.stop).rstrip() for text in texts]
     return [texts[start : start + num_sequences] for start in range(0, len(texts), num_sequences)]
 
 
@@ -230,7 +234,7 @@ class _Prediction:
         if makes_texts(self._config.recipe):  # the recipe knows how long they are
             generation = self._generation(self._config.max_target_length or 0)
             num_texts = self._config.num_return_sequences
-            output_fn = partial(_texts_by_row, recipe, num_texts)
+            output_fn = partial(_texts_by_row, recipe, self._config)
         found = self._predict(recipe, rules, params, examples, generation, output_fn)
         targets = targets_of(examples, self._dataset.summary)
         parts = zip(examples, found, targets.references, strict=True)
@@ -284,7 +288,7 @@ class _Prediction:
                 f"min_new_tokens is {config.min_new_tokens}, and at most {max_length} tokens are "
                 "generated: raise max_target_length."
             )
-        output_fn = partial(_texts_by_row, recipe, config.num_return_sequences)
+        output_fn = partial(_texts_by_row, recipe, config)
         generation = self._generation(max_length)
         return self._predict(recipe, rules, params, examples, generation, output_fn)
 
