@@ -35,8 +35,9 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow and not cluster"
 
 # The rest too: it needs Slurm, sshd, Chromium, torch; what is missing is skipped, and named.
+# Three at once on two cores: many of these wait for a cluster, a server or a browser.
 test-all: test
-	$(PYTEST) -m "slow or cluster"
+	$(PYTEST) -n 3 -m "slow or cluster"
 
 # What most depends on the versions of JAX and Python: the sharding rules, train step and checkpoints; a whole run.
 QUICK_TESTS := tests/spec/test_load.py tests/corpora tests/engine/dataflow \
