@@ -26,7 +26,7 @@ stages:
   evaluate: {{metrics: [exact_match], predictions: answer}}
 """
 # The machine may be at other work, and each firing is a few processes of Python.
-MOST_SECONDS = 120
+MOST_SECONDS = 240
 
 
 class Schedules(Command):
