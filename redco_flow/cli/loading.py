@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from redco_flow.local_paths import expanded
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Loader:
         profile = self._profile(overrides)
         pipeline = load_pipeline(self._file, overrides, profile, looks_into_data=True)
         self._say(pipeline.notes)
-        root = Path(profile.workspace).expanduser().absolute()
+        root = expanded(profile.workspace).absolute()
         workspace = Workspace(root) if self._only_reads else Workspace.open(root)
         pipeline, pins = self._hub.pinned(pipeline, workspace)
         pipeline, aliases = self._aliases.pinned(pipeline, workspace)

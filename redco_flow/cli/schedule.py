@@ -18,6 +18,7 @@ from redco_flow.cli.arguments import Verbs, add_json, add_pipeline, add_workspac
 from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, moment
 from redco_flow.errors import ConfigError, Problem, UsageError
+from redco_flow.local_paths import is_file
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.schedules import (
     Firing,
@@ -208,7 +209,7 @@ def _section(options: argparse.Namespace, block: dict[str, Any]) -> ScheduleSect
 def _profile_word(profile: str) -> str:
     """A file of a profile stays that file wherever a firing runs."""
     path = Path(profile)
-    return str(path.absolute()) if path.is_file() else profile
+    return str(path.absolute()) if is_file(path) else profile
 
 
 def _local_timezone() -> str:

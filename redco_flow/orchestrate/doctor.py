@@ -18,6 +18,7 @@ from pathlib import Path
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.executor import make_executor
 from redco_flow.launch.host_facts import Finding
+from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.search_path import library_environment
@@ -75,7 +76,7 @@ def _check_packages(profile: Profile) -> Finding:
 
 
 def _check_schedules(profile: Profile) -> Finding:
-    workspace = Workspace(Path(profile.workspace).expanduser().absolute())
+    workspace = Workspace(expanded(profile.workspace).absolute())
     names = ", ".join(one.name for one in list_schedules(workspace))
     if not names:
         return Finding("schedules", True, "none")

@@ -11,11 +11,11 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
+from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import FAMILIES, unread_family
 from redco_flow.recipes.recipe import family_problem, find_own_recipe
 from redco_flow.records import read_json
@@ -201,8 +201,8 @@ def _below(values: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
 
 def _check_directory(one: HubReference) -> None:
     """Refuse a directory that is not there, or not a model that can be read."""
-    folder = Path(one.name).expanduser()
-    if not folder.is_dir():
+    folder = expanded(one.name)
+    if not is_folder(folder):
         raise hub.HubError(f"there is no directory '{one.name}'.")
     if one.revision is not None:
         raise hub.HubError(f"'{one.name}' is a directory here; only the hub's have a 'revision'.")

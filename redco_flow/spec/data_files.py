@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import Problem
+from redco_flow.local_paths import expanded, is_file
 from redco_flow.spec.document import Document, KeyPath, written_at
 from redco_flow.spec.model import ContentOf, marked
-from redco_flow.spec.names import dotted, shown
+from redco_flow.spec.names import dotted, shown_path
 from redco_flow.spec.pipeline import DataSection
 
 _SPLITS = tuple(path[0] for path, _ in marked(DataSection(), ContentOf))
@@ -57,7 +58,9 @@ def names_of(files: Sequence[str]) -> list[str]:
 
 def missing(file: str) -> str:
     """Say that there is no such file, or none that a pattern matches."""
-    return f"no file matches {file}" if glob.has_magic(file) else f"there is no file {shown(file)}"
+    if glob.has_magic(file):
+        return f"no file matches {shown_path(file)}"
+    return f"there is no file {shown_path(file)}"
 
 
 def as_list(files: str | Sequence[str] | None) -> list[str]:
@@ -121,11 +124,11 @@ def _matches(text: str) -> list[str]:
         return [path]
     # Path.glob takes no absolute pattern.
     found = glob.glob(path, recursive=True)  # noqa: PTH207
-    return sorted(file for file in found if Path(file).is_file())
+    return sorted(file for file in found if is_file(file))
 
 
 def _absolute(text: str) -> str:
-    return str(Path(text).expanduser().absolute())
+    return str(expanded(text).absolute())
 
 
 def _listed(files: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from redco_flow.errors import UsageError
+from redco_flow.local_paths import expanded, is_file
 from redco_flow.spec.names import listed, nearest
 from redco_flow.spec.secrets import hide_secrets
 
@@ -42,7 +43,7 @@ def find_file(
     Raises:
         UsageError: there is none; the message lists where it was looked for and what is there.
     """
-    candidates = [Path(given).expanduser()]
+    candidates = [expanded(given)]
     if beside is not None:
         candidates.insert(0, beside / candidates[0])
     name = Path(given)
@@ -52,7 +53,7 @@ def find_file(
         candidates += [directory / name for directory in _directories(folder)]
     for candidate in candidates:
         for path in _with_suffixes(candidate, folder):
-            if _is_file(path) and not any(path.samefile(one) for one in left_out):
+            if is_file(path) and not any(path.samefile(one) for one in left_out):
                 return path
     known = available(folder)
     where = ", ".join(str(directory) for directory in _directories(folder))
@@ -73,7 +74,7 @@ def bundled_behind(folder: Folder, given: str | Path) -> tuple[Path, Path] | Non
     if name.is_absolute():
         return None
     for directory in list(_directories(folder))[1:]:
-        for path in filter(_is_file, _with_suffixes(directory / name, folder)):
+        for path in filter(is_file, _with_suffixes(directory / name, folder)):
             same = path.samefile(found) or path.read_bytes() == found.read_bytes()
             return None if same else (found, path)
     return None
@@ -105,10 +106,3 @@ def _with_suffixes(path: Path, folder: Folder) -> Iterator[Path]:
     if path.name and path.suffix not in _SUFFIXES[folder]:
         for suffix in _SUFFIXES[folder]:
             yield path.with_name(path.name + suffix)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a NUL in it
-        return False

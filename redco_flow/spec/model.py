@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -27,6 +27,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
+
+from redco_flow.local_paths import expanded
 
 # `name, other: what they say`, and lines that are indented further.
 _ARGUMENT = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
@@ -125,7 +127,7 @@ class InWorkspace:
 
 
 def _absolute(text: str) -> str:
-    return str(Path(text).expanduser().absolute())
+    return str(expanded(text).absolute())
 
 
 def absolute_template(text: str | None) -> str | None:

@@ -19,12 +19,18 @@ from typing import Any
 from redco_flow.spec.secrets import hide_secrets
 
 _SHOWN_CHARACTERS = 60
+_SHOWN_OF_A_PATH = 240
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, limit: int = _SHOWN_CHARACTERS) -> str:
     """Return a value as one short printable line, without any secret in it."""
     text = hide_secrets(repr(value))
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shown_path(path: str) -> str:
+    """Return a path as `shown` does a value; one that a file could have is whole."""
+    return shown(path, _SHOWN_OF_A_PATH)
 
 
 def dotted(path: Sequence[str | int]) -> str:

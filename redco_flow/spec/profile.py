@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from redco_flow.errors import ConfigError, Problem, UsageError
+from redco_flow.local_paths import expanded
 from redco_flow.spec.document import Document, Origin, written_at
 from redco_flow.spec.executor import executor_config, executor_problem, known_executors
 from redco_flow.spec.find import find_file
@@ -46,7 +47,10 @@ _SETTINGS = "settings"
 
 
 def _expanded(text: str) -> str:
-    return str(Path(text).expanduser())
+    path = expanded(text)
+    if path.parts[:1] and path.parts[0].startswith("~"):
+        raise ValueError(f"there is no user '{path.parts[0][1:]}' on this machine")
+    return str(path)
 
 
 class RetryBudgets(StrictModel):

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from redco_flow.errors import Problem
+from redco_flow.local_paths import is_file, is_folder
 from redco_flow.spec.data_files import as_list, missing
 from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
 from redco_flow.spec.interpolation import find_path
@@ -27,7 +28,7 @@ from redco_flow.spec.model import (
     is_open,
     marked,
 )
-from redco_flow.spec.names import dotted, module_problem, shown
+from redco_flow.spec.names import dotted, module_problem, shown, shown_path
 from redco_flow.spec.overrides import (
     KeySpace,
     Override,
@@ -192,10 +193,10 @@ def _surroundings(
         if path in names:
             continue
         for file in [] if isinstance(value, dict) else as_list(value):
-            if path not in folders and not Path(file).is_file():
+            if path not in folders and not is_file(file):
                 yield path, missing(file)
-            if path in folders and not Path(file).is_dir():
-                yield path, f"there is no folder {shown(file)}"
+            if path in folders and not is_folder(file):
+                yield path, f"there is no folder {shown_path(file)}"
     for path, relative in marked(config, InWorkspace):
         if relative is not None and workspace is not None:
             try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
+from redco_flow.local_paths import expanded
 from redco_flow.text.conversations import BadConversation, Conversation
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -57,7 +58,7 @@ def template_text(name: str) -> str | None:
     if name == TOKENIZER_DEFAULT:
         return None
     if name.endswith(".jinja"):
-        return Path(name).expanduser().read_text("utf-8")
+        return expanded(name).read_text("utf-8")
     if name not in NAMED_TEMPLATES:
         known = ", ".join((TOKENIZER_DEFAULT, *NAMED_TEMPLATES))
         raise ValueError(f"there is no chat template '{name}': give {known}, or a FILE.jinja.")

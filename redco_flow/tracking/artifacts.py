@@ -274,14 +274,17 @@ class ArtifactStore:
 
         Reads the manifests of these and of what was published since the last look.
         """
-        sequences = {
-            (sequence, parent.name, name)
-            for parent in (self._kinds() if kind is None else (self._root / kind,))
-            for name, sequence in self._sequences(parent).items()
-        }
-        newest = heapq.nlargest(count, sequences)
-        found = (self._load(self._root / parent / name) for _, parent, name in newest)
-        return [one for one in found if one is not None], len(sequences)
+        num_artifacts, newest = 0, []
+        for parent in self._kinds() if kind is None else (self._root / kind,):
+            sequences = self._sequences(parent)
+            num_artifacts += len(sequences)
+            of_kind = heapq.nlargest(count, zip(sequences.values(), sequences, strict=True))
+            newest += [(sequence, parent.name, name) for sequence, name in of_kind]
+        found = (
+            self._load(self._root / folder / name)
+            for _, folder, name in heapq.nlargest(count, newest)
+        )
+        return [one for one in found if one is not None], num_artifacts
 
     def _sequences(self, parent: Path) -> dict[str, int]:
         """The sequence numbers of one kind's artifacts; none of those that are damaged."""

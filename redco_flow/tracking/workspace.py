@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import UsageError, WorkspaceError
+from redco_flow.local_paths import expanded
 from redco_flow.records import open_no_link, who_may_write
 from redco_flow.tracking.locks import exclusive
 
@@ -48,7 +49,7 @@ class Workspace:
             WorkspaceError: it cannot be made, or this user may not write all of it; names each
                 path, the reason, whose it is and what to do.
         """
-        root = Path(path).expanduser().absolute()
+        root = expanded(path).absolute()
         try:
             for folder in _FOLDERS:
                 (root / folder).mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ def test_a_pattern_that_matches_nothing_is_told_with_its_place(problems, put, tm
 
     assert (problem.line, problem.message) == (
         5,
-        f"'data.train': no file matches {tmp_path / 'logs' / '*.jsonl'}",
+        f"'data.train': no file matches '{tmp_path / 'logs' / '*.jsonl'}'",
     )
 
 

@@ -1,6 +1,7 @@
 """Thousands of broken pipelines and profiles: each is refused with its place, or loads."""
 
 import copy
+import json
 import os
 import random
 import traceback
@@ -284,6 +285,42 @@ def test_a_value_of_another_type_is_a_problem_with_its_place(tmp_path, change, p
         load_pipeline(file)
 
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000, "a\0b", "~nobody-of-this-name/x"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"train": "NAME", "source_key": "a", "target_key": "b"}},
+        {"data": {"dataset": "NAME", "source_key": "a", "target_key": "b"}},
+        {"model": {"name_or_path": "NAME"}},
+        {"stages": {"own": {"kind": "script", "path": "NAME"}}},
+        {"stages": {"own": {"kind": "script", "path": "a.py", "inputs": {"teacher": "NAME"}}}},
+    ],
+    ids=["file", "dataset", "model", "script", "input"],
+)
+def test_a_name_that_no_file_can_have_is_a_file_that_is_not_there(
+    tmp_path, monkeypatch, change, name
+):
+    """Each was a traceback of pathlib."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("")
+    written = {"name": "a", "recipe": "text_to_text", "stages": {"preprocess": {}}} | change
+    text = yaml.safe_dump(written)
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(text.replace("NAME", json.dumps(name)))
+    workspace = Workspace.open(tmp_path / "workspace")
+    local = load_profile(ROOT / "cluster_profiles" / "local.yaml")
+
+    def check():
+        resolved = load_pipeline(file, (), local)
+        check_run(resolved, local, make_plan(resolved, workspace, sources=Sources()))
+
+    with pytest.raises(RedcoFlowError) as raised:
+        check()
+
+    assert str(raised.value).startswith(f"{file}:")
+    assert not any(name in problem.message for problem in raised.value.problems if "\0" in name)
 
 
 def test_a_check_that_takes_a_type_for_granted_names_the_value_it_broke_at(tmp_path, monkeypatch):

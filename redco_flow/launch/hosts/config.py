@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from redco_flow.errors import DoesNotFit
 from redco_flow.launch.config import ExecutorConfig, Line
+from redco_flow.local_paths import expanded
 from redco_flow.spec.model import Name, NonNegativeInt, PositiveInt, StrictModel, VariableName
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _expanded(text: str) -> str:
-    return str(Path(text).expanduser())
+    return str(expanded(text))
 
 
 def _on_a_host(text: str) -> str:

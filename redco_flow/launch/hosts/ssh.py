@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import ClusterUnreachable
 from redco_flow.launch.hosts.config import Host
+from redco_flow.local_paths import expanded
 from redco_flow.records import open_no_link
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class SshSettings:
     @property
     def known_hosts_file(self) -> Path:
         """The file that decides which keys are known."""
-        return Path(self.known_hosts or "~/.ssh/known_hosts").expanduser()
+        return expanded(self.known_hosts or "~/.ssh/known_hosts")
 
 
 class SshConnection:

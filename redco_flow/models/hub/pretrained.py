@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from redco_flow.hub import download_model, has_weights, is_hub_name
+from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.tensors import (
     INDEX_FILE,
@@ -41,8 +42,8 @@ def find_checkpoint(
         ValueError: neither a directory with a config.json nor a model that the hub, or its local
             cache, has.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    path = expanded(name_or_path)
+    if is_folder(path):
         if not (path / CONFIG_FILE).is_file():
             raise ValueError(f"model directory {path} has no {CONFIG_FILE}.")
         return path

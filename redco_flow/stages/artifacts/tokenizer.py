@@ -17,6 +17,7 @@ from redco_flow.hub import (
     model_type_in,
     whole_download,
 )
+from redco_flow.local_paths import expanded, is_folder
 from redco_flow.records import reading
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.text.chat import TOKENIZER_DEFAULT
@@ -62,13 +63,13 @@ def family_in_files(model: ModelSection) -> str | None:
     """Return what a local directory's config.json calls its family; None where nothing does."""
     if model.name_or_path is None:
         return None
-    return model_type_in(Path(model.name_or_path).expanduser()) or None
+    return model_type_in(expanded(model.name_or_path)) or None
 
 
 def _existing(name_or_path: str | None, patterns: tuple[str, ...]) -> list[Path]:
     if name_or_path is None:
         return []
-    folder = Path(name_or_path).expanduser()
+    folder = expanded(name_or_path)
     found = {path for pattern in patterns for path in folder.glob(pattern)}
     return sorted(path.absolute() for path in found)
 
@@ -118,8 +119,8 @@ def save_pretrained_tokenizer(
 
 def _find_tokenizer(name_or_path: str, revision: str | None) -> Path:
     """The directory of a tokenizer's files, downloaded where the name is a hub id."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir() or not is_hub_name(name_or_path):
+    path = expanded(name_or_path)
+    if is_folder(path) or not is_hub_name(name_or_path):
         return path
 
     def is_whole(folder: Path) -> bool:
@@ -141,7 +142,7 @@ def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) ->
     if name is None or model.from_scratch:
         return
     found = _find_tokenizer(name, model.revision)
-    is_local = Path(name).expanduser().is_dir()
+    is_local = is_folder(expanded(name))
     if not (tokenizer_files(model, DataSection()) if is_local else has_tokenizer(found)):
         return
     with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as folder:

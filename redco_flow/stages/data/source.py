@@ -17,6 +17,7 @@ from typing import Any
 from redco_flow import hub
 from redco_flow.errors import UsageError
 from redco_flow.hub import Kind, is_commit, is_hub_name
+from redco_flow.local_paths import exists, expanded, is_folder
 from redco_flow.recipes.recipe import has_no_texts
 from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.names import import_named
@@ -115,9 +116,9 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
 
 def _is_missing_path(dataset: str) -> bool:
     """Whether a name that is no hub id names nothing on this machine."""
-    path = Path(dataset).expanduser()
+    path = expanded(dataset)
     looks_local = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in READERS
-    return looks_local and not path.exists()
+    return looks_local and not exists(path)
 
 
 def data_files(data: DataSection) -> list[Path]:
@@ -129,8 +130,8 @@ def data_files(data: DataSection) -> list[Path]:
         return [file for files in files_by_split(data).values() for file in files]
     if data.dataset.startswith(_PYTHON):
         return list(_python_module(data.dataset).files())
-    path = Path(data.dataset).expanduser()
-    return [file for _, file in _files_by_split(path)] if path.exists() else []
+    path = expanded(data.dataset)
+    return [file for _, file in _files_by_split(path)] if exists(path) else []
 
 
 def files_by_split(data: DataSection) -> dict[str, list[Path]]:
@@ -148,9 +149,9 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
     if data.dataset is None:
         named = {split: as_list(getattr(data, split)) for split in SPLITS}
         return {split: list(map(Path, files)) for split, files in named.items() if files}
-    path = Path(data.dataset).expanduser()
+    path = expanded(data.dataset)
     files: dict[str, list[Path]] = {}
-    for split, file in _files_by_split(path) if path.exists() else []:
+    for split, file in _files_by_split(path) if exists(path) else []:
         files.setdefault(split, []).append(file)
     return files
 
@@ -169,7 +170,7 @@ def data_identity(data: DataSection) -> dict[str, Any]:
 def hub_dataset(data: DataSection) -> str | None:
     """Return the hub id of the dataset; None where the data is on this machine or a module's."""
     name = data.dataset
-    if name is None or name.startswith(_PYTHON) or Path(name).expanduser().exists():
+    if name is None or name.startswith(_PYTHON) or exists(expanded(name)):
         return None
     return name
 
@@ -206,7 +207,7 @@ def open_sources(data: DataSection) -> list[Source]:
     if data.dataset.startswith(_PYTHON):
         name = data.dataset.removeprefix(_PYTHON)
         return [Source("train", name.rpartition(".")[2], name, partial(_module_rows, data.dataset))]
-    path = Path(data.dataset).expanduser()
+    path = expanded(data.dataset)
     if path.exists():
         root = path if path.is_dir() else path.parent
         if images := _images(path):
@@ -515,4 +516,4 @@ def hub_identities(config: StageConfig) -> dict[str, Any]:
 
 def _is_local(name: str) -> bool:
     """Whether the name of a model is a path: what exists, or looks like one."""
-    return not is_hub_name(name) or Path(name).expanduser().is_dir()
+    return not is_hub_name(name) or is_folder(expanded(name))

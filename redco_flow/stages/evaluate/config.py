@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from redco_flow.local_paths import is_file
 from redco_flow.metrics.metric import AnswersMetric, find_any_metric, metric_module
 from redco_flow.spec.model import (
     DataFile,
@@ -146,7 +147,7 @@ def data_files(config: Config) -> list[Path]:
 def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what keeps the judge's program from starting."""
     for path in data_files(config):
-        if not path.is_file():
+        if not is_file(path):
             continue  # that is told already
         if path.suffix != ".py":
             if not os.access(path, os.X_OK):
@@ -159,5 +160,5 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _script(config: Config) -> Path | None:
-    paths = [path for path in data_files(config) if path.suffix == ".py" and path.is_file()]
+    paths = [path for path in data_files(config) if path.suffix == ".py" and is_file(path)]
     return paths[0] if paths else None

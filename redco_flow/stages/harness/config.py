@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
+from redco_flow.local_paths import is_file, is_folder
 from redco_flow.models.find import FAMILIES, find_module_name
 from redco_flow.spec.model import DataFolder, NonNegativeInt, Placement, PositiveInt, Text
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
@@ -90,14 +91,14 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     folder = config.tasks_folder
     if (
         folder is not None
-        and Path(folder).is_dir()
+        and is_folder(folder)
         and not any(path.suffix == ".yaml" for path in data_files(config))
     ):
         yield ("tasks_folder",), f"{folder} is no folder with tasks: it has no .yaml file"
 
 
 def _is_part(path: Path) -> bool:
-    return path.is_file() and "__pycache__" not in path.parts
+    return is_file(path) and "__pycache__" not in path.parts
 
 
 def _is_installed() -> bool:

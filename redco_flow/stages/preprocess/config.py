@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from redco_flow.local_paths import is_file
 from redco_flow.recipes.recipe import (
     RecipeName,
     RecipeSettings,
@@ -160,7 +161,7 @@ def _heads_problems(data: DataSection, asked: _Asked) -> Iterator[tuple[str, str
         return
     for split, paths in files.items():
         key = "mixture" if data.mixture else "dataset" if data.dataset else split
-        read = [path for path in paths if path.is_file() and not asked.skips_file(path)]
+        read = [path for path in paths if is_file(path) and not asked.skips_file(path)]
         heads = [_head_of_state(path, asked) for path in read]
         for problem in (problem for head in heads for problem in head.problems):
             yield key, problem

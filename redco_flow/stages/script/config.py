@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from redco_flow.errors import UsageError
+from redco_flow.local_paths import exists, expanded, is_file, is_folder
 from redco_flow.spec.find import find_file
 from redco_flow.spec.model import ContentOf, DataFile, Scalar, Text
 from redco_flow.spec.names import shown
@@ -25,8 +26,8 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 def _found(text: str) -> str:
     """The path made absolute; one in `examples/` may be that of the project's own."""
-    path = Path(text).expanduser()
-    if path.parts[:1] == ("examples",) and not path.exists():
+    path = expanded(text)
+    if path.parts[:1] == ("examples",) and not exists(path):
         with suppress(UsageError):
             path = find_file("examples", path)
     return str(path.absolute())
@@ -87,7 +88,7 @@ def data_files(config: Config) -> list[Path]:
 def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what keeps the script from starting: it is not Python."""
     path = Path(config.path)
-    if not path.is_file():
+    if not is_file(path):
         return  # that is told already
     try:
         compile(path.read_bytes(), str(path), "exec")
@@ -130,11 +131,11 @@ def _is_reference(text: Any, stages: Collection[str]) -> bool:
     if not isinstance(text, str) or not text:
         return False
     names_stage = any(text == stage or text.startswith(f"{stage}/") for stage in stages)
-    return names_stage or not Path(text).expanduser().exists()
+    return names_stage or not exists(expanded(text))
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     return sorted(one for one in path.rglob("*") if one.is_file())
 
