@@ -64,6 +64,7 @@ def tell_end(
     run: RunDirectory,
     log: Log,
     *,
+    state: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
     pauses: Sequence[float] = SECONDS_BEFORE_AGAIN,
 ) -> None:
@@ -71,13 +72,14 @@ def tell_end(
 
     Args:
         log: takes a line on what could not be sent.
+        state: the run's state when it ended; None: as its files say now.
         environ: holds the addresses and passwords that the section names.
         pauses: seconds before each further try.
     """
     try:
         section = read_section(run)
         if section is not None:
-            _tell(run, section, environ, pauses, log)
+            _tell(run, state or run.read_state(), section, environ, pauses, log)
     except Exception as error:  # noqa: BLE001 (a run is no failure because it cannot be told)
         log(f"warning: the run's end could not be told: {type(error).__name__}: {error}")
 
@@ -105,21 +107,24 @@ def read_section(run: RunDirectory) -> NotifySection | None:
     return NotifySection.from_json(values) if values is not None else None
 
 
-def notices_of(run: RunDirectory, events: Sequence[str]) -> Iterator[Notice]:
+def notices_of(
+    run: RunDirectory, state: Mapping[str, Any], events: Sequence[str]
+) -> Iterator[Notice]:
     """Yield what there is to tell of a run, promotions first.
 
     Args:
+        state: the run's state when it ended.
         events: which kinds are asked for.
     """
     if "promotion" in events:
-        yield from _promotions(run)
-    state = run.read_state()
+        yield from _promotions(run, state)
     if "failure" in events and state["state"] == State.FAILED:
         yield _failure(run, state)
 
 
 def _tell(
     run: RunDirectory,
+    state: Mapping[str, Any],
     section: NotifySection,
     environ: Mapping[str, str],
     pauses: Sequence[float],
@@ -129,7 +134,7 @@ def _tell(
     with exclusive(run.path / ".notified.lock"):
         told = (find_record(path, ToldRecord) or ToldRecord()).told
         known = {(one.notice, one.channel) for one in told}
-        for notice in notices_of(run, section.events):
+        for notice in notices_of(run, state, section.events):
             for channel, send in channels_of(section, environ).items():
                 if (notice.key, channel) in known:
                     continue
@@ -172,9 +177,9 @@ def _failure(run: RunDirectory, state: Mapping[str, Any]) -> Notice:
     )
 
 
-def _promotions(run: RunDirectory) -> Iterator[Notice]:
+def _promotions(run: RunDirectory, state: Mapping[str, Any]) -> Iterator[Notice]:
     """The promotions that the run's own stages have decided."""
-    stages = run.read_state()["stages"].values()
+    stages = state["stages"].values()
     decisions = {stage.get("fingerprint") for stage in stages} - {None, ""}
     workspace = Workspace(Path(LaunchRecord.read(run).workspace))
     for alias in AliasStore(workspace).list():

@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with acquire(run) as lease:
             exit_code, flow = _drive(run, lease, options)
+            ended = run.read_state()
     except RedcoFlowError as error:
         log(str(error))
         return error.exit_code
@@ -60,8 +61,9 @@ def main(arguments: Sequence[str]) -> int:
             f"space, then `redco-flow resume {run.id}`."
         )
         return 1
-    # The run has ended and has let go of its lease: no one waits for what follows.
-    tell_end(run, log)
+    # The run has ended and has let go of its lease: no one waits for what follows, and who gives
+    # it new attempts meanwhile changes its state, not what this end was.
+    tell_end(run, log, state=ended)
     if flow is not None:
         flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
     return exit_code

@@ -18,6 +18,7 @@ from redco_flow.orchestrate.notices import tell_end
 from redco_flow.orchestrate.prefect.api import ask
 from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.orchestrate.recurring.firing import Firer, Terms
+from redco_flow.records import write_json
 from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.yaml import parse_file, read_yaml, write_yaml
 from redco_flow.tracking.run_directory import RunDirectory
@@ -88,6 +89,17 @@ def test_a_failure_is_posted_once_to_the_address_that_the_environment_holds(fail
     assert told(run) == [("failure", "webhook", "")]
     written = b"".join(path.read_bytes() for path in run.path.rglob("*") if path.is_file())
     assert SECRET.encode() not in written
+
+
+def test_an_end_is_told_though_the_run_was_given_new_attempts_meanwhile(failed, receiver):
+    run = failed()
+    ended = run.read_state()
+    write_json(run.state_path, ended | {"state": "running", "message": ""})
+
+    tell_end(run, print, state=ended, environ={"HOOK": receiver.url("")})
+
+    [(_, body)] = receiver.bodies
+    assert body["message"] == ended["message"]
 
 
 @pytest.mark.slow
