@@ -58,7 +58,7 @@ def schedules(tmp_path_factory, prefect_server):
 @pytest.fixture(scope="module")
 def often(schedules, ui):  # which is there before the first firing
     """The page of a schedule that has fired twice by itself."""
-    page = schedules.add("often", "--every", "30s", skill=100)
+    page = schedules.add("often", "--every", "15s", skill=100)
     wait_for(lambda: len(fired(page)) > 1, MOST_SECONDS)
     return page
 
@@ -102,7 +102,7 @@ def test_a_schedule_that_fires_by_itself_is_seen_and_paused_on_its_page(schedule
 
 
 def switched_off(schedules, ui):
-    """Whether the schedule is paused; a switch that jumped back, of a busy server, is clicked anew."""
+    """Whether the schedule is paused; a switch that a busy server left on is clicked anew."""
     if (switch := ui.get_by_role("switch")).is_checked():
         switch.click()
     return schedules.json("schedule", "show", "often")["is_paused"]
