@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from redco_flow.errors import DamagedRecord
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
+from redco_flow.report.curated import CurationSet, curation_sets
 from redco_flow.report.environment import Environment, read_environment
 from redco_flow.report.learnt import LearntSet, learnt_sets
 from redco_flow.report.lineage import LineageItem, lineage_items
@@ -221,6 +222,7 @@ class Page:
     times: list[TimeShare]
     overlaid: list[Figure]
     trainings: list[TrainingSection]
+    curated: list[CurationSet]
     learnt: list[LearntSet]
     samples: list[SampleSet]
     stages: list[StageRow]
@@ -264,6 +266,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
         overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
         trainings=attempt("The training", lambda: read_trainings(run, each), []),
+        curated=attempt("What was left out", lambda: list(curation_sets(each, store)), []),
         learnt=attempt("What is learnt", lambda: learnt_sets(each, store), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),
         stages=attempt("The table of stages", lambda: stage_rows(run, each, store), []),

@@ -314,7 +314,8 @@ class DatasetSummary:
         splits: per split: rows and references, and of both sides: tokens, texts that were cut,
             and the longest in tokens.
         files: per split: its Arrow files, in order.
-        skipped_rows: bad rows that the pipeline allowed to leave out, by reason.
+        skipped_rows: rows left out, by reason: bad ones that the pipeline allows, and those of a
+            curation.
         tokenizer: digest, vocab_size, pad_id, eos_id.
         most_frequent_target: what a model that ignores its input would say: text (or number),
             count, and the number of training rows it was counted among; empty where unknown.

@@ -5,12 +5,14 @@ Ends with an error where the data cannot be used: bad rows, changed files, split
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from redco_flow.recipes.recipe import find_recipe, takes_conversations
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.recipe_settings import values_of
+from redco_flow.stages.artifacts.curation import dropped_rows
 from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.rows import BadRowLog, NoRows
@@ -42,6 +44,7 @@ class RawPairs:
         bad_rows: the rows that cannot be used, of all blocks.
         counts: the numbers of all blocks.
         labels: what read the targets of pairs, where they are no texts.
+        digests: of the files, from the first batch on.
     """
 
     def __init__(
@@ -57,6 +60,12 @@ class RawPairs:
         )
         self._read_row = read_row or own
         self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
+        self.digests: Mapping[Path, str] = {}
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """The rows of all blocks that are not kept, by reason."""
+        return self.bad_rows.counts + self.counts.left_out
 
     def batches(
         self, phase: str, is_wanted: Callable[[int], bool]
@@ -71,10 +80,13 @@ class RawPairs:
             is_wanted: takes a block's number.
 
         Raises:
+            WrongCuration: rows are to be left out of other data.
             BadRows, NoRows, DataChanged: the data cannot be used; after the last batch.
         """
         data, bad_rows, counts = self._config.data, self.bad_rows, self.counts
         guard = DataGuard(self._context, data_files(self._config))
+        self.digests = guard.digests
+        left_out = dropped_rows(self._context, data, guard.digests)
 
         def on_row() -> None:
             if counts.rows % _ROWS_BETWEEN_REPORTS == 0:
@@ -82,7 +94,9 @@ class RawPairs:
                 self._context.report(phase=phase, step=counts.rows)
 
         sources = open_sources(data)
-        pairs = read_pairs(sources, data, self._read_row, bad_rows, counts, on_row, is_wanted)
+        pairs = read_pairs(
+            sources, data, self._read_row, bad_rows, counts, on_row, is_wanted, left_out
+        )
         for block_split, batch in batches_by_block(pairs):
             if data.on_bad_row == "skip" or not bad_rows.counts:
                 yield block_split, batch
@@ -105,6 +119,11 @@ class KeptPairs:
         self._context, self._raw, self._path = context, raw, path
         self._block_splits: list[BlockSplit] = []
         self.bad_rows, self.counts, self.labels = raw.bad_rows, raw.counts, raw.labels
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """See `RawPairs.skipped`."""
+        return self._raw.skipped
 
     def keep(self, phase: str) -> Iterator[tuple[BlockSplit, PairBatch]]:
         """Yield every batch of the raw data, and keep it.

@@ -274,7 +274,10 @@ _SCHEMAS: Mapping[str, Callable[[Path], _Schema]] = {
 }
 
 SECTIONS = ("recipe", "settings", "model", "data")
-INPUTS = {"tokenizer_of": InputSlot(kind="", is_optional=True)}
+INPUTS = {
+    "tokenizer_of": InputSlot(kind="", is_optional=True),
+    "curation": InputSlot(kind="curation", is_optional=True),
+}
 OUTPUTS = {"dataset": "dataset"}
 
 
@@ -292,7 +295,8 @@ class TokenizerModel(ModelSection):
 
 
 class Config(StageConfig):
-    """Preprocessing; the input `tokenizer_of` takes the tokenizer of a dataset or checkpoint.
+    """Preprocessing; the input `tokenizer_of` takes the tokenizer of a dataset or checkpoint, and
+    `curation` leaves out the rows that a stage of kind curate found.
 
     Args:
         recipe: the pipeline's own where the stage does not say it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -43,10 +43,13 @@ class BlockSplit(NamedTuple):
 
 @dataclass
 class RowCounts:
-    """What was read: rows of all sources, usable or not, and the usable ones by split."""
+    """What was read: rows of all sources, usable or not; the usable ones that are kept, by split;
+    those that a curation leaves out, by reason.
+    """
 
     rows: int = 0
     usable: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_blocks(self) -> int:
@@ -94,6 +97,7 @@ def read_pairs(
     counts: RowCounts,
     on_row: Callable[[], None],
     is_wanted: Callable[[int], bool],
+    left_out: Mapping[str, str],
 ) -> Iterator[Any]:
     """Yield what is made of the usable rows of the wanted blocks, in reading order.
 
@@ -104,6 +108,7 @@ def read_pairs(
         counts: gets the numbers of all blocks.
         on_row: called once for each row read, good or bad: progress, and the place to stop.
         is_wanted: takes a block's number.
+        left_out: rows that are usable and not wanted: id to reason.
     """
     split_of_train = _held_out(sources, data)
     num_read = Counter[tuple[str, str]]()
@@ -120,6 +125,9 @@ def read_pairs(
                 bad_rows.add(pair)
                 continue
             num_read[source.split, source.part] += 1
+            if (reason := left_out.get(pair.row_id)) is not None:
+                counts.left_out[reason] += 1
+                continue
             counts.usable[pair.split] += 1
             if is_wanted(block):
                 yield pair

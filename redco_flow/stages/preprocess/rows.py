@@ -178,7 +178,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         again = damaged(context, store, set(range(num_blocks)) - written)
         if again:
             _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
-        summary = _summary(config, store, columns, num_blocks, source.bad_rows.counts)
+        summary = _summary(config, store, columns, num_blocks, source.skipped)
         summary = replace(
             summary,
             classes=class_names(labels),

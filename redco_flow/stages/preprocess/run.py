@@ -124,7 +124,7 @@ class _Blocks:
             if number not in written and is_wanted(number):  # it has no usable row
                 self.store.commit(number, Block((), {}))
                 written.add(number)
-        counted = source.counts.num_blocks, written, source.bad_rows.counts
+        counted = source.counts.num_blocks, written, source.skipped
         return _Encoded(*counted, source.labels)
 
     def _held_back(

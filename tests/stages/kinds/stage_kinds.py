@@ -16,4 +16,4 @@ class Kind:
 preprocess, train, predict, evaluate, compare, script, harness = map(
     Kind, ("preprocess", "train", "predict", "evaluate", "compare", "script", "harness")
 )
-reference_scores = Kind("reference_scores")
+reference_scores, curate = map(Kind, ("reference_scores", "curate"))
