@@ -87,7 +87,6 @@ STEPS = {
     "model": (llama, {"num_model_shards": 2}),
     "fsdp": (llama, {"num_fsdp_shards": 2}),
     "context": (llama, {"num_context_shards": 2}),
-    "experts": (mixtral, {}),
     "experts and model": (mixtral, {"num_model_shards": 2}),
     "experts and context": (mixtral, {"num_context_shards": 2}),
 }

@@ -424,7 +424,6 @@ CHOICES = [
 @pytest.mark.parametrize(
     ("family", "mesh"),
     [
-        ("llama", "fsdp 1"),
         ("llama", "fsdp 8"),
         ("gpt2", "model 2, fsdp 4"),
         ("t5", "fsdp 1"),
@@ -435,7 +434,8 @@ def test_every_choice_gives_the_same_gradients(family, mesh):
     """Engine case 55: on CPUs too, where what is offloaded stays where it is."""
     expected = real(family, "none", mesh)
 
-    for remat in CHOICES:
+    # T5's two kinds of layers are slow to compile: the choices that hold all others' parts.
+    for remat in CHOICES[3:] if family == "t5" else CHOICES:
         found = real(family, remat, mesh)
         for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             # The same operations on the same numbers: XLA may only fuse them otherwise.

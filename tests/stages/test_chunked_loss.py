@@ -106,7 +106,7 @@ def test_every_familys_head_has_the_same_loss_and_gradients_with_a_z_loss_too(to
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", [name for name in MESHES if "data" not in name or "fsdp" in name])
 def test_loss_and_gradients_are_the_same_on_every_mesh(tokenizer, mesh):
     assert_same_step(tokenizer, "gemma2", MESHES[mesh])
 

@@ -443,11 +443,9 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frozen_dtype", ["float32", "bfloat16"])
-def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(
-    bench, dataset, pretrained, frozen_dtype
-):
+def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, pretrained):
     """Only the attention's kernels differ from the base; predictions are those that were scored."""
+    frozen_dtype = "bfloat16"
     settings = {
         **SETTINGS,
         "model": {"name_or_path": str(pretrained)},
