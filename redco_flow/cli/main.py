@@ -16,6 +16,7 @@ from typing import NoReturn
 from redco_flow import __version__
 from redco_flow.cli import (
     artifacts,
+    chat,
     compare,
     diff,
     doctor,
@@ -75,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = Verbs(parser.add_subparsers(title="verbs", metavar="VERB", required=True))
     groups = (
         *(init, run, status, artifacts, diff, compare, history),
-        *(promote, schedule, export, doctor, drill),
+        *(promote, schedule, export, chat, doctor, drill),
     )
     for group in groups:
         group.register(verbs)

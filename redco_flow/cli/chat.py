@@ -1,0 +1,174 @@
+"""The verb chat: ask a checkpoint in the terminal, or for each line of standard input."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Any
+
+from redco_flow.cli.arguments import Verbs, add_checkpoint, add_json, add_workspace, workspace_path
+from redco_flow.cli.text import short_id
+from redco_flow.errors import UsageError
+from redco_flow.terminal_text import visible
+from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:
+    from redco_flow.orchestrate.chat import Chat
+
+_NEW, _QUIT = "/new", "/quit"
+_LINES_OF_LOG = 20
+
+
+def register(verbs: Verbs) -> None:
+    """Declare the verb."""
+    chat = verbs.add("chat", _chat, "converse with a checkpoint on this machine")
+    add_checkpoint(chat)
+    chat.add_argument("--message", metavar="TEXT", help="ask this alone, and print the answer")
+    chat.add_argument("--system", metavar="TEXT", help="begin with this system message")
+    chat.add_argument(
+        "--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (256)"
+    )
+    chat.add_argument(
+        "--temperature", type=float, metavar="T", help="draw tokens (the likeliest ones)"
+    )
+    chat.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest")
+    chat.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest share P")
+    chat.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+    chat.add_argument(
+        "--template",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="what the chat template gets besides: enable_thinking=false",
+    )
+    chat.add_argument(
+        "--num-model-shards", type=int, default=1, metavar="N", help="devices that share it (1)"
+    )
+    add_json(chat)
+    add_workspace(chat)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    import tempfile
+
+    from redco_flow.orchestrate.chat import Chat, ProcessDied
+    from redco_flow.orchestrate.export import find_checkpoint
+
+    request = _request(options)
+    workspace = Workspace(workspace_path(options).absolute())
+    checkpoint = find_checkpoint(workspace, options.checkpoint)
+    is_terminal = options.message is None and sys.stdin.isatty()
+    if is_terminal:
+        sys.stderr.write(f"loading checkpoint {short_id(checkpoint.id)}\n")
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        try:
+            with Chat({"checkpoint": str(checkpoint.path), **request}, log.fileno()) as chat:
+                if is_terminal:
+                    sys.stderr.write(_greeting(chat.ready))
+                return _converse(chat, options, is_terminal=is_terminal)
+        except ProcessDied as error:
+            raise ProcessDied(f"{error} It said:{_end_of(log)}") from error
+
+
+def _request(options: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask of the model.
+
+    Raises:
+        UsageError: they say something that cannot be.
+    """
+    drawn = {"--top-k": options.top_k, "--top-p": options.top_p}
+    given = [name for name, value in drawn.items() if value is not None]
+    if given and options.temperature is None:
+        raise UsageError(f"without --temperature, {', '.join(given)} would change nothing.")
+    limits = {
+        "--max-new-tokens": options.max_new_tokens,
+        "--num-model-shards": options.num_model_shards,
+        "--temperature": options.temperature,
+        **drawn,
+    }
+    for name, value in limits.items():
+        if value is not None and value <= 0:
+            raise UsageError(f"{name} {value} must be above 0.")
+    if options.top_p is not None and options.top_p > 1:
+        raise UsageError(f"--top-p {options.top_p} is a share: at most 1.")
+    return {
+        "max_new_tokens": options.max_new_tokens,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": 1.0 if options.top_p is None else options.top_p,
+        "seed": options.seed,
+        "num_model_shards": options.num_model_shards,
+        "template_kwargs": dict(map(_template_value, options.template)),
+    }
+
+
+def _template_value(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    try:
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        equals = ""
+    if not (name and equals):
+        raise UsageError(f"--template {text!r}: give KEY=VALUE, as enable_thinking=false.")
+    return name, found
+
+
+def _greeting(ready: dict[str, Any]) -> str:
+    return (
+        f"recipe {ready['recipe']}, step {ready['step']}, on {ready['devices']}; up to "
+        f"{ready['max_length']:,} tokens\n"
+        f"{_NEW} begins a new conversation, {_QUIT} or Ctrl-D ends\n"
+    )
+
+
+def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> int:
+    """Ask for each message, each with all before it; one that gets no answer is forgotten."""
+    from redco_flow.orchestrate.chat import CannotConverse, ProcessDied
+
+    begin = [{"role": "system", "content": options.system}] if options.system else []
+    messages = list(begin)
+    for text in _messages(options, is_terminal=is_terminal):
+        if text == _NEW:
+            messages = list(begin)
+            continue
+        asked = [*messages, {"role": "user", "content": text}]
+        try:
+            answer = chat.ask(asked)
+        except CannotConverse as error:
+            if not is_terminal or isinstance(error, ProcessDied):
+                raise
+            sys.stderr.write(f"{error}\n")
+            continue
+        messages = [*asked, {"role": "assistant", "content": answer["text"]}]
+        print(json.dumps(answer) if options.json else visible(answer["text"]), flush=True)
+        if not answer["is_whole"] and is_terminal:
+            sys.stderr.write(f"(cut at {answer['num_tokens']} tokens: --max-new-tokens)\n")
+    return 0
+
+
+def _messages(options: argparse.Namespace, *, is_terminal: bool) -> Iterator[str]:
+    """Yield what the user says; lines without text say nothing."""
+    if options.message is not None:
+        yield options.message
+        return
+    if is_terminal:
+        import readline  # noqa: F401 (input() edits lines and remembers them where it is imported)
+    while True:
+        try:
+            text = input("> " if is_terminal else "").strip()
+        except EOFError:
+            return
+        if text == _QUIT:
+            return
+        if text:
+            yield text
+
+
+def _end_of(log: IO[str]) -> str:
+    log.seek(0)
+    lines = log.read().splitlines()[-_LINES_OF_LOG:]
+    return "".join(f"\n  {visible(line)}" for line in lines)

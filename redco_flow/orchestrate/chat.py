@@ -1,0 +1,106 @@
+"""Converse with a checkpoint: a process that has JAX answers, one line of JSON for each.
+
+What they say to each other, `stages.predict.conversation` defines.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from redco_flow import search_path
+from redco_flow.errors import RedcoFlowError
+
+_PROGRAM = "redco_flow.stages.predict.conversation"
+_GRACE_SECONDS = 5.0
+
+
+class CannotConverse(RedcoFlowError):
+    """The checkpoint does not answer; the message says why."""
+
+
+class ProcessDied(CannotConverse):
+    """The process with the model ended without an answer: its log may say why."""
+
+
+class Chat:
+    """A checkpoint that answers, for as long as this context lasts.
+
+    Args:
+        request: `conversation.Request` as JSON.
+        log: takes what the process says besides; a file's descriptor.
+
+    Attributes:
+        ready: `conversation.Ready` as JSON, once entered.
+    """
+
+    def __init__(self, request: Mapping[str, Any], log: int) -> None:
+        self._request, self._log = dict(request), log
+        self.ready: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM],
+            env={**os.environ, **search_path.variables()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for who asks
+        )
+        try:
+            self.ready = self._say(self._request)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def ask(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """Return the answer to a conversation, `conversation.Answer` as JSON.
+
+        Raises:
+            CannotConverse: there is none; the next one may be.
+        """
+        return self._say({"messages": list(messages)})
+
+    def _say(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = ""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(value) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise ProcessDied(f"the process with the model ended with exit code {code}.")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise CannotConverse(answer["error"])
+        return answer
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

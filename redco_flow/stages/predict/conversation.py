@@ -1,0 +1,226 @@
+"""Answer a conversation turn by turn with a checkpoint, in a process of its own.
+
+`python -m redco_flow.stages.predict.conversation` reads lines of JSON from standard input and
+writes one for each: first a `Request`, answered by a `Ready`, then {"messages": […]}, answered by
+an `Answer`; or {"error": …}. It ends with its input. Whatever else is printed goes to standard
+error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, TextIO
+
+import numpy as np
+
+from redco_flow.engine.deployer import Deployer
+from redco_flow.engine.errors import EngineError
+from redco_flow.engine.predictor import Predictor
+from redco_flow.errors import ArtifactError, RedcoFlowError
+from redco_flow.recipes.recipe import (
+    Generation,
+    RandomChoice,
+    Recipe,
+    matmul_precision,
+    shares_model,
+)
+from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
+from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
+from redco_flow.stages.process_group import describe_devices
+from redco_flow.text.chat import ChatTemplate
+from redco_flow.text.conversations import BadConversation, Conversation, check_messages
+
+_RECIPE = "chat"
+_SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
+
+
+@dataclass(frozen=True)
+class Request:
+    """Who is to answer, and how.
+
+    Args:
+        checkpoint: the artifact's files.
+        max_new_tokens: of an answer.
+        temperature: what logits are divided by before a token is drawn; None: the likeliest one.
+        top_k, top_p, seed: of draws; see `predict`.
+        template_kwargs: what the chat template gets besides the messages.
+        num_model_shards: devices that split every product among them.
+    """
+
+    checkpoint: str
+    max_new_tokens: int = 256
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    num_model_shards: int = 1
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Who answers.
+
+    Args:
+        devices: in words.
+        max_length: tokens of a conversation, the next answer included.
+    """
+
+    recipe: str
+    step: int
+    devices: str
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says next.
+
+    Args:
+        num_tokens: of it, with what ends it.
+        num_prompt_tokens: that it read.
+        is_whole: whether it ended by itself, and not at `max_new_tokens`.
+        seconds: that it took; the first of a longer prompt compiles.
+    """
+
+    text: str
+    num_tokens: int
+    num_prompt_tokens: int
+    is_whole: bool
+    seconds: float
+
+
+class Conversant:
+    """A checkpoint that answers.
+
+    Args:
+        request: see there.
+
+    Raises:
+        ArtifactError: it is no checkpoint of a model that converses.
+        CheckpointError: it is damaged.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._checkpoint = CheckpointArtifact(Path(request.checkpoint))
+        record = self._checkpoint.record
+        if not shares_model(record.recipe, _RECIPE):
+            raise ArtifactError(
+                f"the checkpoint is of recipe '{record.recipe}', which does not converse: that do "
+                "those of chat, preference and language_modeling."
+            )
+        tokenizer = self._checkpoint.path / TOKENIZER_FOLDER
+        try:
+            self._template = ChatTemplate.load(tokenizer, request.template_kwargs)
+        except ValueError as error:
+            raise ArtifactError(f"the checkpoint cannot be asked: {error}") from error
+        self._deployer = Deployer(
+            request.num_model_shards,
+            seed=request.seed,
+            matmul_precision=matmul_precision(record.model),
+        )
+        recipe = self._recipe(1)
+        example = {"row_id": "", "source_ids": [0], "target_ids": [0, 0]}
+        shapes, batch = recipe.abstract_params(), recipe.collate_fn([example])
+        self._rules = self._deployer.get_sharding_rules(shapes, recipe.loss_fn, batch, None, False)
+        self._params = self._checkpoint.load_params(recipe, self._deployer, self._rules)
+        self._predictors: dict[int, Predictor] = {}
+        likelihoods = recipe.token_likelihoods
+        assert likelihoods is not None, "every decoder-only model tells how likely tokens are"
+        self.ready = Ready(record.recipe, record.step, describe_devices(), likelihoods.max_length)
+
+    def answer(self, messages: Sequence[Mapping[str, Any]], turn: int) -> Answer:
+        """Return what the assistant says next.
+
+        Args:
+            turn: draws of another one are others.
+
+        Raises:
+            BadConversation: there is nothing to answer, or the template fails.
+            ArtifactError: the conversation is longer than the model reads.
+        """
+        asked = [dict(message) for message in messages]
+        check_messages(asked, ends_with_answer=False)
+        ids = self._template.encode_prompt(Conversation(asked))
+        began = monotonic()
+        predictor = self._predictor(self._width(len(ids)))
+        example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
+        (tokens,) = predictor.predict([example], self._params, seed=self._request.seed + turn)
+        end = self._template.tokenizer.eos_id
+        found = np.asarray(tokens).tolist()
+        kept = found[: found.index(end) + 1] if end in found else found
+        (text,) = self._template.tokenizer.decode_until_end(np.asarray([found]))
+        took = monotonic() - began
+        return Answer(text.strip(), len(kept), len(ids), end in found, took)
+
+    def _width(self, num_tokens: int) -> int:
+        """The width that a prompt is padded to."""
+        room = self.ready.max_length - self._request.max_new_tokens
+        if num_tokens > room:
+            raise ArtifactError(
+                f"the conversation has {num_tokens} tokens, and the model reads "
+                f"{self.ready.max_length}, of which an answer may take "
+                f"{self._request.max_new_tokens}: begin a new one, or lower --max-new-tokens."
+            )
+        width = _SMALLEST_WIDTH
+        while width < num_tokens:
+            width *= 2
+        return min(width, room)
+
+    def _predictor(self, width: int) -> Predictor:
+        if width not in self._predictors:
+            request, recipe = self._request, self._recipe(width)
+            sampling = None
+            if request.temperature is not None:
+                sampling = RandomChoice(request.temperature, request.top_k, request.top_p)
+            generation = Generation(max_length=request.max_new_tokens, sampling=sampling)
+            self._predictors[width] = Predictor(
+                self._deployer,
+                collate_fn=recipe.collate_for_prediction,
+                pred_fn=recipe.make_pred_fn(generation),
+                sharding_rules=self._rules,
+                batch_size=self._deployer.num_data_shards,
+            )
+        return self._predictors[width]
+
+    def _recipe(self, width: int) -> Recipe:
+        return self._checkpoint.build_recipe(width, 2, recipe=_RECIPE)
+
+
+def main(lines: Iterable[str], answers: TextIO) -> None:
+    """Answer until the input ends."""
+    conversant: Conversant | None = None
+
+    def said(line: str, turn: int) -> Ready | Answer:
+        nonlocal conversant
+        if conversant is None:
+            conversant = Conversant(Request(**json.loads(line)))
+            return conversant.ready
+        return conversant.answer(json.loads(line)["messages"], turn)
+
+    for answer in _answers(lines, said):
+        answers.write(json.dumps(answer, ensure_ascii=False) + "\n")
+        answers.flush()
+
+
+def _answers(
+    lines: Iterable[str], said: Callable[[str, int], Ready | Answer]
+) -> Iterator[dict[str, Any]]:
+    for turn, line in enumerate(lines):
+        try:
+            yield asdict(said(line, turn))
+        except (BadConversation, EngineError, RedcoFlowError, OSError, ValueError) as error:
+            yield {"error": str(error)}
+
+
+if __name__ == "__main__":
+    own_output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    main(sys.stdin, own_output)
