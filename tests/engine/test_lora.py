@@ -111,6 +111,27 @@ def test_factors_have_the_kernels_inputs_and_outputs():
     }
 
 
+def test_separate_kernels_of_a_stack_have_factors_of_their_own():
+    lora, ids = plan(separate=True), collate(examples(2))["ids"]
+    adapted = with_factors(lora)
+
+    qkv = adapted["lora"]["layers/qkv"]
+    assert (qkv["a"].shape, qkv["b"].shape) == ((2, 3, 16, 2), (2, 3, 2, 4, 4))
+    together = with_factors(plan())["lora"]
+    for path in together.keys() - {"layers/qkv"}:
+        assert adapted["lora"][path]["a"].shape == together[path]["a"].shape
+    base, merged = (np.asarray(p["layers"]["qkv"]) for p in (params(), lora.merge(adapted)))
+    for layer in range(LAYERS):
+        for part in range(3):
+            change = qkv["a"][layer, part] @ qkv["b"][layer, part].reshape(RANK, -1)
+            expected = base[layer, :, part].reshape(WIDTH, -1) + ALPHA / RANK * np.asarray(change)
+            found = merged[layer, :, part].reshape(WIDTH, -1)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        lora.adapt(logits)(adapted, ids), logits(lora.merge(adapted), ids), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_training_starts_from_the_base_exactly():
     lora, ids = plan(), collate(examples(2))["ids"]
 
@@ -243,7 +264,8 @@ class Losses(Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "kinds"), [((1, 1, 4), {}), ((2, 2, 2), {}), ((2, 2, 2), {"dora": True})]
+    ("mesh", "kinds"),
+    [((1, 1, 4), {}), ((2, 2, 2), {}), ((2, 2, 2), {"dora": True, "separate": True})],
 )
 def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):
     """The vocabulary of 97 lies padded in the base, and in the head's B and magnitudes."""
@@ -315,6 +337,9 @@ def test_a_models_kernels_are_found_by_what_they_do():
     assert len(lora.targets) >= 4
     everything = plan_lora(shapes, forward, IDS, rank=2, alpha=4, targets="all-linear")
     assert everything.targets == lora.targets
+    apart = plan_lora(shapes, forward, IDS, rank=2, alpha=4, targets="layers", separate=True)
+    stacks = {target.path.split("/")[-1]: target.stack for target in apart.targets}
+    assert stacks == {"q": (0,), "kv": (0, 2), "out": (0,), "wi": (0, 2), "wo": (0,)}
 
 
 @pytest.mark.parametrize(

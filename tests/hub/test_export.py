@@ -55,7 +55,7 @@ PRIVATE = "/home/somebody/secret-project"
 class Published:
     """A workspace with a checkpoint of a tiny model, as a training publishes it."""
 
-    def __init__(self, root, tokenizer_files, name, *, is_factored=False, **record):
+    def __init__(self, root, tokenizer_files, name, *, is_factored=False, separate=False, **record):
         recipe_name, family, config, targets = MODELS[name]
         tokenizer = root / "tokenizer"
         tokenizer.mkdir()
@@ -71,7 +71,7 @@ class Published:
         state = {"params": self.params}
         lora = None
         if is_factored:
-            lora = self._plan_lora(targets)
+            lora = self._plan_lora(targets, separate)
             state = self._factored(lora)
         self.merged = state["params"]
         step = root / "checkpoints"
@@ -106,11 +106,11 @@ class Published:
             identity=checkpoint_identity(digests, parameter_digests(step)),
         )
 
-    def _plan_lora(self, targets):
+    def _plan_lora(self, targets, separate):
         example = {"row_id": "x", "source_ids": np.array([5, 6]), "target_ids": np.array([7, 1])}
         shapes = jax.eval_shape(lambda: self.params)
         traced = (shapes, self.recipe.loss_fn, self.recipe.collate_fn([example]), None, False)
-        return plan_lora(*traced, rank=2, alpha=6.0, targets=targets)
+        return plan_lora(*traced, rank=2, alpha=6.0, targets=targets, separate=separate)
 
     def _factored(self, lora):
         state = lora.start(self.params, jax.random.key(0))
@@ -286,11 +286,17 @@ def test_checkpoints_are_named_by_id_path_run_and_stage(llama):
         find_checkpoint(llama.workspace, metrics.id[:8])
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-def test_an_adapter_over_its_base_gives_the_trained_models_logits(make, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "separate"),
+    [
+        *((name, False) for name in MODELS),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("llama", "t5")),
+    ],
+)
+def test_an_adapter_over_its_base_gives_the_trained_models_logits(make, tmp_path, name, separate):
     pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
     peft = pytest.importorskip("peft", reason="pip install peft==0.21.2 (extra: reference)")
-    published = make(name, is_factored=True)
+    published = make(name, is_factored=True, separate=separate)
     published.recipe.save_pretrained(published.params, tmp_path / "base")
 
     for form in ("adapter", "model"):

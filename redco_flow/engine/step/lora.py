@@ -4,7 +4,8 @@ Which dims of a kernel are inputs and which outputs comes from what the function
 holds for any model. A kernel and its factors meet where the kernel is used: in a scan over layers
 one layer at a time.
 Dims in this file: R rank.
-Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A.
+Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, v) has one A, unless
+they are asked to be `separate`.
 Kalajdzievski 2023, rank-stabilised: the product counts alpha / sqrt(R) times. Liu et al. 2024,
 DoRA: a trained magnitude for each output takes the place of its column's norm, which gradients take
 for a constant, as in PEFT.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -57,6 +58,12 @@ class Target:
     stack: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+    def separated(self, parts: Sequence[int]) -> Target:
+        """Return it with factors of its own for each part that some of its outputs number."""
+        stack = tuple(sorted((*self.stack, *parts)))
+        outputs = tuple(position for position in self.outputs if position not in parts)
+        return replace(self, stack=stack, outputs=outputs)
 
     @property
     def equation(self) -> str:
@@ -132,6 +139,7 @@ class Lora:
         alpha: the product counts alpha / rank times.
         rank_stabilized: it counts alpha / sqrt(rank) times.
         dora: each output has a magnitude, `"m"` beside its A and B.
+        separate: kernels that are stacked into one have an A each.
     """
 
     rank: int
@@ -139,6 +147,7 @@ class Lora:
     targets: tuple[Target, ...]
     rank_stabilized: bool = False
     dora: bool = False
+    separate: bool = False
 
     @property
     def trainable(self) -> str:
@@ -255,6 +264,7 @@ def plan_lora(
     targets: str,
     rank_stabilized: bool = False,
     dora: bool = False,
+    separate: bool = False,
 ) -> Lora:
     """Find the kernels to adapt.
 
@@ -266,7 +276,7 @@ def plan_lora(
         alpha: the factors' product counts alpha / rank times.
         targets: a regex searched in the paths of the parameters that data is multiplied with, or
             `ALL_LINEAR`.
-        rank_stabilized, dora: see `Lora`.
+        rank_stabilized, dora, separate: see `Lora`.
 
     Raises:
         EngineError: rank below 1, not a regex, or no such parameter; the message lists them.
@@ -278,7 +288,7 @@ def plan_lora(
     except re.error as error:
         raise EngineError(f"lora targets={targets!r} is not a regex: {error}.") from error
     roles = read_roles(params, function, inputs)
-    kernels = _find_kernels(params, roles)
+    kernels = _find_kernels(params, roles, separate=separate)
     if targets == ALL_LINEAR:
         tables = _of_vocabularies(kernels, params, roles)
         chosen = tuple(kernel for kernel in kernels if kernel.path not in tables)
@@ -289,7 +299,7 @@ def plan_lora(
             f"lora targets={targets!r} matches no kernel; kernels: "
             f"{', '.join(kernel.path for kernel in kernels)}."
         )
-    return Lora(rank, alpha, chosen, rank_stabilized, dora)
+    return Lora(rank, alpha, chosen, rank_stabilized, dora, separate)
 
 
 def _of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
@@ -311,7 +321,7 @@ def _of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> se
     return tables | heads
 
 
-def _find_kernels(params: Any, roles: Roles) -> list[Target]:
+def _find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:
     """List the parameters that data is multiplied with, by what their first product does."""
     paths = [join(path) for path, _ in named_leaves(params)]
     found: dict[int, Target] = {}
@@ -325,7 +335,10 @@ def _find_kernels(params: Any, roles: Roles) -> list[Target]:
             outer = tuple(position for position, dim in dims if dim and set(dim) <= made)
             stack = tuple(position for position, _ in dims if position not in (*inner, *outer))
             if inner and outer:
-                found[number] = Target(paths[number], stack, inner, outer)
+                target = Target(paths[number], stack, inner, outer)
+                parts = [at for at in outer if roles.are_parts(roles.parameters[number][at])]
+                is_apart = separate and len(parts) < len(outer)
+                found[number] = target.separated(parts) if is_apart else target
     return [found[number] for number in sorted(found)]
 
 

@@ -198,6 +198,8 @@ class Lora(StrictModel):
         rank_stabilized: the product counts alpha / sqrt(rank) times (rsLoRA).
         dora: a magnitude for each output is trained beside the factors, which then only turn
             the weights (DoRA).
+        separate: q, k and v, or an MLP's gate and what it gates, which are one kernel here, have
+            factors of their own each, as in PEFT; otherwise they share one A.
     """
 
     rank: PositiveInt = 8
@@ -205,6 +207,7 @@ class Lora(StrictModel):
     targets: Text
     rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
     dora: Annotated[bool, OnlyWhereSet()] = False
+    separate: Annotated[bool, OnlyWhereSet()] = False
 
     @field_validator("targets")
     @classmethod
