@@ -27,7 +27,10 @@ or, around a model that the pipeline's `model` names, instead of those functions
         beside TEXT_COLUMNS, used by preprocessing: they are kept beside the row, `source_ids` those
         of what is asked, others of what is answered. `build(model, texts)` then gets how long both
         are together, as `TokenLengths`; what cannot be used raises `BadExample`
+    TAKES_MESSAGES: whether those columns may hold messages; `encode_row` gets `template` then,
+        () -> ChatTemplate
     SPLIT_BY: columns whose hash decides which rows are held out; optional: all
+    split_key(example) -> bytes whose hash does so, instead
     needs_reference(settings) -> whether examples need scores of a reference (`reference_scores`)
     SAME_MODEL_AS: a recipe whose checkpoints it begins with, and which reads its own; optional
 
@@ -310,6 +313,11 @@ def takes_conversations(recipe: ModuleType) -> bool:
 def encodes_rows(recipe: ModuleType) -> bool:
     """Whether preprocessing keeps token ids beside the rows of a recipe that takes them."""
     return hasattr(recipe, "encode_row")
+
+
+def takes_messages(recipe: ModuleType) -> bool:
+    """Whether columns of a recipe of rows may hold messages, which a chat template renders."""
+    return bool(getattr(recipe, "TAKES_MESSAGES", False))
 
 
 def needs_reference(name: str, settings: Mapping[str, Any]) -> bool:

@@ -235,3 +235,127 @@ def test_scores_of_other_rows_are_refused(bench, finetuned, pairs, scored):
 
     with pytest.raises(WrongReference, match=f"reference scores are of dataset {pairs.id[:12]}"):
         bench.run(train, PREFER, {"dataset": [fewer], "reference_scores": [scored]})
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+def asked(words):
+    return [turn("system", "Repeat."), turn("user", words)]
+
+
+def messages_of(row, form):
+    """The same pair in each of the forms that TRL takes."""
+    prompt = asked(row["prompt"])
+    answers = {name: [turn("assistant", row[name])] for name in ("chosen", "rejected")}
+    if form == "prompt and answers":
+        return {"prompt": prompt, **answers}
+    whole = {name: [*prompt, *one] for name, one in answers.items()}
+    return whole if form == "without a prompt" else {"prompt": "not read", **whole}
+
+
+@pytest.fixture(scope="module")
+def chats(shared_bench):
+    """A dataset of conversations that are answered rightly."""
+    rows = [
+        {"messages": [*asked(row["prompt"]), turn("assistant", row["chosen"])]} for row in PAIRS
+    ]
+    path = write(shared_bench.root / "chats.jsonl", rows)
+    data = data_of(path, tokenizer={"train": {"vocab_size": 300, "type": "bpe"}})
+    return shared_bench.run(preprocess, {"recipe": "chat", "data": data})["dataset"]
+
+
+@pytest.mark.parametrize("form", ["prompt and answers", "whole conversations", "without a prompt"])
+def test_messages_have_the_ids_of_the_tokenizers_template(shared_bench, chats, form):
+    from transformers import AutoTokenizer
+
+    path = write(
+        shared_bench.root / f"{form.replace(' ', '-')}.jsonl",
+        [messages_of(row, form) for row in PAIRS],
+    )
+    inputs = {"tokenizer_of": [chats]}
+    more = {"columns": {"prompt": "chosen"}} if form == "without a prompt" else {}
+    settings = PREFERENCE | {"data": data_of(path, **more)}
+    made = shared_bench.run(preprocess, settings, inputs)["dataset"]
+
+    dataset = DatasetArtifact(made.path)
+    tokenizer = AutoTokenizer.from_pretrained(str(made.path / "tokenizer"))
+    test = dataset.split("test")
+    rows = {row["row_id"]: row for row in test.__getitems__(range(len(test)))}
+    assert len(rows) > 3
+    for row_id, row in rows.items():
+        pair = PAIRS[int(row_id.rpartition(":")[2]) - 1]
+        prompt = asked(pair["prompt"])
+        ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
+        assert list(row["source_ids"]) == list(ids)
+        for name in ("chosen", "rejected"):
+            whole = tokenizer.apply_chat_template(
+                [*prompt, turn("assistant", pair[name])], return_dict=False
+            )
+            assert [*row["source_ids"], *row[f"{name}_ids"]] == list(whole)
+    # A prompt that the finetuning holds out is held out here.
+    held_out = DatasetArtifact(chats.path).split("test")
+    numbers = {
+        row["row_id"].rpartition(":")[2] for row in held_out.__getitems__(range(len(held_out)))
+    }
+    assert {row_id.rpartition(":")[2] for row_id in rows} == numbers
+
+
+@pytest.mark.slow
+def test_what_learnt_conversations_learns_preferences_over_them(shared_bench, chats):
+    """Finetuned as a chat, then by low-rank factors over it, which is the reference too."""
+    model = {"model": {"family": "gpt2", "config": TINY | {"n_positions": 64}}}
+    tuned = shared_bench.run(train, {"recipe": "chat"} | model | TRAIN, {"dataset": [chats]})
+    path = write(
+        shared_bench.root / "preferred.jsonl",
+        [messages_of(row, "prompt and answers") for row in PAIRS],
+    )
+    inputs = {"tokenizer_of": [chats]}
+    pairs = shared_bench.run(preprocess, PREFERENCE | {"data": data_of(path)}, inputs)["dataset"]
+    given = {"dataset": [pairs], "checkpoint": [tuned["checkpoint/last"]]}
+    scores = shared_bench.run(reference_scores, PREFERENCE | {"batch_size": 8}, given)
+    inputs = {
+        "dataset": [pairs],
+        "start_from": [tuned["checkpoint/last"]],
+        "reference_scores": [scores["reference_scores"]],
+    }
+
+    made = shared_bench.run(train, PREFERENCE | model | TRAIN | LORA | {"num_epochs": 4}, inputs)
+
+    records = [r for r in shared_bench.records() if r["kind"] == "training"]
+    assert records[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)  # as the reference itself
+    assert records[-1]["rewards/margins"] > 0.1
+    asked_of = {"dataset": [chats], "checkpoint": [made["checkpoint/last"]]}
+    shared_bench.run(predict, {"recipe": "chat"}, asked_of)  # and answers as before
+
+
+BAD_MESSAGES = [
+    ({"chosen": [turn("assistant", "a")], "rejected": "b"}, "field 'rejected' has no messages"),
+    ({"chosen": [turn("assistant", "a")]}, "chosen equals rejected: both are 'a'"),
+    ({"prompt": [turn("assistant", "Hello.")]}, "roles out of order"),
+    (
+        {"chosen": [*asked("x"), turn("assistant", "a"), turn("user", "b")]},
+        "field 'chosen' is not one answer to the prompt: it has 2 messages",
+    ),
+    ({"rejected": [turn("assistant", " ")]}, "an empty answer"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_MESSAGES, ids=[m for _, m in BAD_MESSAGES])
+def test_messages_that_are_no_pair_are_told_with_file_and_line(bench, chats, change, message):
+    good = {"prompt": asked("one"), "chosen": [turn("assistant", "one")]}
+    good |= {"rejected": [turn("assistant", "a")]}
+    bad = good | change
+    if message.startswith("field 'chosen' is not one"):
+        bad |= {"rejected": [*asked("x"), turn("assistant", "c")]}
+    path = write(bench.root / "bad.jsonl", [good, bad])
+
+    with pytest.raises(BadRows) as raised:
+        bench.run(
+            preprocess,
+            PREFERENCE | {"data": {"train": path, "validation_fraction": 0.0}},
+            {"tokenizer_of": [chats]},
+        )
+
+    assert f"bad.jsonl:2: {message}" in str(raised.value)

@@ -14,12 +14,13 @@ from redco_flow.recipes.preference.config import (
     DEFAULT_FAMILY,
     FAMILIES,
     SAME_MODEL_AS,
-    SPLIT_BY,
+    TAKES_MESSAGES,
     TEXT_COLUMNS,
     Settings,
     collate_fn,
     encode_row,
     needs_reference,
+    split_key,
 )
 from redco_flow.recipes.recipe import Recipe, TokenLengths
 
@@ -28,13 +29,14 @@ __all__ = [
     "DEFAULT_FAMILY",
     "FAMILIES",
     "SAME_MODEL_AS",
-    "SPLIT_BY",
+    "TAKES_MESSAGES",
     "TEXT_COLUMNS",
     "Settings",
     "build",
     "collate_fn",
     "encode_row",
     "needs_reference",
+    "split_key",
 ]
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from redco_flow.recipes.language_modeling.config import DEFAULT_FAMILY, FAMILIES, encode
 from redco_flow.recipes.recipe import BadExample, Batch, Example
 from redco_flow.spec.model import NonNegativeFloat, OfTraining, PositiveFloat, StrictModel
+from redco_flow.text.chat import ChatTemplate
+from redco_flow.text.conversations import (
+    BadConversation,
+    Conversation,
+    Message,
+    check_messages,
+    read_messages,
+)
 from redco_flow.text.tokenizer import TextTokenizer
 
-__all__ = ["DEFAULT_FAMILY", "FAMILIES", "Settings", "collate_fn", "encode_row"]
+__all__ = ["DEFAULT_FAMILY", "FAMILIES", "Settings", "collate_fn", "encode_row", "split_key"]
 
 COLUMNS = ("prompt", "chosen", "rejected")
 TEXT_COLUMNS = COLUMNS
-SPLIT_BY = ("prompt",)
+TAKES_MESSAGES = True
 SAME_MODEL_AS = "language_modeling"
 
+_ANSWERS = ("chosen", "rejected")
 _OF_A_REFERENCE = ("dpo", "ipo")
 _DEFAULT_BETA = {"dpo": 0.1, "ipo": 0.1, "orpo": 0.1, "simpo": 2.0}
 _UNCUT = 2**31 - 1
@@ -81,20 +90,37 @@ def needs_reference(settings: Settings) -> bool:
     return settings.loss.type in _OF_A_REFERENCE
 
 
+class _Messages(NamedTuple):
+    """A prompt, which ends with what is answered, and both answers to it."""
+
+    prompt: list[Message]
+    chosen: Message
+    rejected: Message
+
+
 def collate_fn(examples: Sequence[Example], _settings: Settings) -> Batch:
     """Check rows; batches are of what `encode_row` makes of them.
 
     Raises:
-        BadExample: a text is missing or empty, or both answers are the same.
+        BadExample, BadConversation: a text is missing or empty, messages are no conversation, or
+            both answers are the same.
     """
     for example in examples:
-        for name in COLUMNS:
-            _check_text(name, example[name])
-        if example["chosen"].strip() == example["rejected"].strip():
-            raise BadExample(
-                "chosen equals rejected", f"both are {_shortened(example['chosen'].strip())!r}"
-            )
+        answers = [example[name] for name in _ANSWERS]
+        if found := _messages_of(example):
+            answers = [str(answer["content"]) for answer in (found.chosen, found.rejected)]
+        else:
+            for name in COLUMNS:
+                _check_text(name, example[name])
+        _check_differ(*answers)
     return {}
+
+
+def split_key(example: Example) -> bytes:
+    """Return what decides whether a row is held out: its prompt, as a finetuning's."""
+    if found := _messages_of(example):
+        return Conversation(found.prompt).to_json().encode()
+    return str(example["prompt"]).encode()
 
 
 def encode_row(
@@ -104,15 +130,45 @@ def encode_row(
     *,
     source_prefix: str,
     source_suffix: str,
+    template: Callable[[], ChatTemplate] | None = None,
 ) -> dict[str, Sequence[int]]:
-    """Return the token ids of a prompt and of both answers, as language_modeling makes them.
+    """Return the token ids of a prompt, with what begins it, and of both answers.
+
+    Texts are encoded as language_modeling does, messages as chat.
+
+    Args:
+        template: gives what renders messages.
 
     Raises:
-        BadExample: there are more tokens than `settings.max_length`.
+        BadExample, BadConversation: there are more tokens than `settings.max_length`, or messages
+            that cannot be rendered.
     """
+    found = _messages_of(row)
+    if found is None:
+        ids = _encode_texts(row, tokenizer, source_prefix, source_suffix)
+    elif source_prefix or source_suffix:
+        raise BadExample(
+            "messages with a source_prefix or source_suffix",
+            "the chat template puts what belongs around them: leave both out",
+        )
+    else:
+        ids = _encode_messages(found, template)
+    longest = len(ids["source_ids"]) + max(len(ids[f"{name}_ids"]) for name in _ANSWERS)
+    if longest > settings.max_length:
+        raise BadExample(
+            "longer than max_length",
+            f"prompt and answer have {longest} tokens; settings.max_length is "
+            f"{settings.max_length}",
+        )
+    return ids
+
+
+def _encode_texts(
+    row: Mapping[str, Any], tokenizer: TextTokenizer, source_prefix: str, source_suffix: str
+) -> dict[str, Sequence[int]]:
     pairs = encode(
         [row["prompt"]] * 2,
-        [row["chosen"], row["rejected"]],
+        [row[name] for name in _ANSWERS],
         tokenizer,
         source_prefix=source_prefix,
         source_suffix=source_suffix,
@@ -121,19 +177,89 @@ def encode_row(
     )
     prompt, _ = pairs.source_ids
     chosen, rejected = pairs.target_ids
-    longest = len(tokenizer.prefix_ids) + len(prompt) + max(len(chosen), len(rejected))
-    if longest > settings.max_length:
+    # What a first token needs before it, where there is no prompt.
+    begin = tokenizer.prefix_ids if len(prompt) else tokenizer.prefix_ids or (tokenizer.eos_id,)
+    return {"source_ids": [*begin, *prompt], "chosen_ids": chosen, "rejected_ids": rejected}
+
+
+def _encode_messages(
+    found: _Messages, template: Callable[[], ChatTemplate] | None
+) -> dict[str, Sequence[int]]:
+    try:
+        renders = template() if template else None
+    except ValueError as error:
+        raise BadExample("no chat template for messages", str(error)) from error
+    assert renders is not None, "preprocessing gives the tokenizer's template"
+    chats = [Conversation([*found.prompt, answer]) for answer in (found.chosen, found.rejected)]
+    sides = []
+    for one in renders.encode(chats, train_on="last"):
+        if isinstance(one, BadConversation):
+            raise one
+        sides.append((one.ids[: one.start], one.ids[one.start :]))
+    (prompt, chosen), (other, rejected) = sides
+    if prompt != other:
         raise BadExample(
-            "longer than max_length",
-            f"prompt and answer have {longest} tokens; settings.max_length is "
-            f"{settings.max_length}",
+            "the chat template renders a prompt otherwise with another answer",
+            "what stands before the answers has other tokens",
         )
     return {"source_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
 
 
+def _messages_of(row: Mapping[str, Any]) -> _Messages | None:
+    """Read a row of messages; None where its answers are texts.
+
+    Both answers are either whole conversations, whose beginning they share (the column of the
+    prompt is not read then), or one message to the prompt.
+
+    Raises:
+        BadExample, BadConversation: it is no prompt with two answers.
+    """
+    answers = [row[name] for name in _ANSWERS]
+    are_messages = list(map(_are_messages, answers))
+    if not any(are_messages):
+        return None
+    if not all(are_messages):
+        name = _ANSWERS[are_messages.index(False)]
+        raise BadExample(f"field '{name}' has no messages", "and the other answer has")
+    chosen, rejected = map(read_messages, answers, _ANSWERS)
+    if chosen == rejected:
+        _check_differ(*(str(one[-1].get("content", "")) for one in (chosen, rejected)))
+    if chosen[0]["role"] == "assistant":
+        prompt = _prompt_of(row["prompt"])
+    else:
+        pairs = enumerate(zip(chosen, rejected, strict=False))
+        longest = min(len(chosen), len(rejected))
+        count = next((at for at, (one, other) in pairs if one != other), longest)
+        prompt, chosen, rejected = chosen[:count], chosen[count:], rejected[count:]
+    for name, answer in zip(_ANSWERS, (chosen, rejected), strict=True):
+        if len(answer) != 1:
+            raise BadExample(
+                f"field '{name}' is not one answer to the prompt",
+                f"it has {len(answer)} messages after those that both have",
+            )
+        check_messages([*prompt, *answer])
+    return _Messages(prompt, chosen[0], rejected[0])
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
+
+
+def _prompt_of(value: Any) -> list[Message]:
+    if isinstance(value, str):
+        _check_text("prompt", value)
+        return [{"role": "user", "content": value}]
+    return read_messages(value, "prompt")
+
+
+def _check_differ(chosen: str, rejected: str) -> None:
+    if chosen.strip() == rejected.strip():
+        raise BadExample("chosen equals rejected", f"both are {_shortened(chosen.strip())!r}")
+
+
 def _check_text(name: str, value: Any) -> None:
     if isinstance(value, list):
-        detail = "it is a list, as of messages: write prompts and answers as texts"
+        detail = "it is a list, and the answers are no messages"
         raise BadExample(f"field '{name}' is not text", detail)
     if not isinstance(value, str):
         raise BadExample(f"field '{name}' is not text", f"it is {type(value).__name__}")

@@ -1,6 +1,7 @@
 """The functions of a decoder-only model that learns which of two answers is the better one.
 
-Each answer is a row as language_modeling makes it, and both go through the model in one batch.
+Each answer is a row as language_modeling makes it, of ids with all special tokens, and both go
+through the model in one batch.
 Dims in this file: B pairs; 2 answers, the chosen one first; T tokens of a row, N examples.
 """
 
@@ -47,14 +48,14 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
     longest = texts.source_length + texts.target_length
     base = build_decoder_only(model, tokenizer, source_length=longest - 1, target_length=1)
     rows = Rows(
-        prefix=tokenizer.prefix_ids,
-        start=tokenizer.prefix_ids or (tokenizer.eos_id,),
+        prefix=(),
+        start=(),
         source_length=longest,
         target_length=longest,
         vocab_size=chosen.config.vocab_size,
         pad_id=tokenizer.pad_id,
     )
-    width = longest - 1 + len(rows.start)
+    width = longest - 1
     pairs = _Pairs(chosen, settings.loss)
 
     def collate_to(widths: Sequence[int]) -> Collate:

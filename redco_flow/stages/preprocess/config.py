@@ -32,6 +32,7 @@ from redco_flow.recipes.recipe import (
     kind_of_targets,
     makes_texts,
     takes_conversations,
+    takes_messages,
     text_columns,
 )
 from redco_flow.spec.model import (
@@ -399,6 +400,8 @@ def problem_of_rows(data: DataSection, name: str) -> str | None:
     recipe = find_recipe(name)
     used = ["data.tokenizer"] if text_columns(recipe) else []
     used += ["data.source_prefix", "data.source_suffix"] if encodes_rows(recipe) else []
+    if takes_messages(recipe):
+        used += ["data.chat_template", "data.chat_template_kwargs"]
     useless = [key for key in _changed(data, (*_OF_TEXTS, *_OF_CHATS)) if key not in used]
     if useless:
         return (
@@ -511,7 +514,8 @@ def code_modules(config: Config) -> list[str]:
 def data_files(config: Config) -> list[Path]:
     """The raw data, and a tokenizer that lies in a local directory."""
     files = [*source.data_files(config.data), *tokenizer_files(config.model, config.data)]
-    if takes_conversations(find_recipe(config.recipe)):
+    recipe = find_recipe(config.recipe)
+    if takes_conversations(recipe) or takes_messages(recipe):
         files += template_files(config.model, config.data)
     return files
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from redco_flow.errors import UnusableRow
 from redco_flow.recipes.build import collate_rows
 from redco_flow.recipes.recipe import (
     CLASSES,
-    BadExample,
     Batch,
     Collate,
     Example,
     RowColumns,
     encodes_rows,
     find_recipe,
+    takes_messages,
     text_columns,
 )
 from redco_flow.records import write_json
@@ -55,6 +56,7 @@ from redco_flow.stages.preprocess.joined import (
 from redco_flow.stages.preprocess.labels import ClassLabels, Labels, class_names, labels_for
 from redco_flow.stages.preprocess.pairs import SplitOf
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer_of
+from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.tokenizer import TextTokenizer
 
 
@@ -85,6 +87,7 @@ class RowReader:
         collate_fn: the recipe's.
         target: the column that `labels` reads, where they are there.
         split_by: the columns that decide which rows are held out; none: all.
+        split_key: the bytes that do so instead.
         encode: row -> token ids by column.
     """
 
@@ -94,6 +97,7 @@ class RowReader:
     target: str | None = None
     labels: Labels | None = None
     split_by: Sequence[str] = ()
+    split_key: Callable[[Example], bytes] | None = None
     encode: Callable[[Example], Mapping[str, Sequence[int]]] | None = None
 
     def __call__(
@@ -111,7 +115,7 @@ class RowReader:
             ids = {} if self.encode is None else self.encode(example)
         except MissingPillow:
             raise
-        except BadExample as error:
+        except UnusableRow as error:
             return BadRow(location, error.reason, error.detail)
         except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
             reason = f"collate_fn raised {type(error).__name__}"
@@ -121,6 +125,8 @@ class RowReader:
 
     def _identity(self, example: Example, packed: bytes) -> bytes:
         """Return what makes a row the same as another to its split."""
+        if self.split_key is not None:
+            return self.split_key(example)
         values = [example[name] for name in self.split_by]
         if not values:
             return packed
@@ -165,6 +171,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         columns.target,
         labels,
         getattr(recipe, "SPLIT_BY", ()),
+        getattr(recipe, "split_key", None),
     )
     if encodes_rows(recipe):
         read_row = _encoding(context, config, store, read_row)
@@ -201,17 +208,31 @@ def _encoding(
         for block_split, batch in source.batches("reading for the tokenizer", lambda _: True):
             if block_split.split == "train":
                 rows = map(unpack_row, batch["row"])
-                yield from (str(row[column]) for row in rows for column in text_columns(recipe))
+                yield from (
+                    _text_of(row[column]) for row in rows for column in text_columns(recipe)
+                )
 
     directory = ensure_tokenizer_of(context, config, store, texts())
+    renders = {}
+    if takes_messages(recipe):
+        kwargs = config.data.chat_template_kwargs
+        renders["template"] = cache(partial(ChatTemplate.load, directory, kwargs))
     encode = partial(
         recipe.encode_row,
+        **renders,
         tokenizer=TextTokenizer.load(directory),
         settings=read_settings(recipe, values_of(config.settings)),
         source_prefix=config.data.source_prefix,
         source_suffix=config.data.source_suffix,
     )
     return replace(read_row, encode=encode)
+
+
+def _text_of(value: Any) -> str:
+    """A text, or those of messages."""
+    if isinstance(value, list):
+        return "\n".join(str(one.get("content", "")) for one in value if isinstance(one, dict))
+    return str(value)
 
 
 def _checking(config: Config, labels: Labels | None) -> Collate:
