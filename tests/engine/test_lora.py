@@ -157,6 +157,26 @@ def test_with_magnitudes_training_starts_from_the_base():
     np.testing.assert_allclose(logits(lora.merge(start), ids), found, rtol=1e-5, atol=1e-5)
 
 
+def test_a_base_of_8_bits_is_off_by_half_a_step_at_most():
+    lora, ids = plan(base_dtype="int8"), collate(examples(2))["ids"]
+    start = lora.start(params(), jax.random.key(0))
+
+    merged = lora.merge(start)
+
+    for path in ("qkv", "out", "up", "down"):
+        kept, exact = (np.asarray(p["layers"][path]) for p in (start["base"], params()))
+        assert kept.dtype == np.int8
+        inputs = (1, 2) if path == "out" else (1,)
+        step = np.abs(exact).max(axis=inputs, keepdims=True) / 127
+        assert (np.abs(np.asarray(merged["layers"][path]) - exact) <= step / 2 + 1e-7).all()
+    assert start["base"]["table"].dtype == np.float32
+    scales = {path: scale.shape for path, scale in start["scales"].items()}
+    assert scales["layers/qkv"] == (2, 3, 4, 4)
+    np.testing.assert_allclose(
+        lora.adapt(logits)(start, ids), logits(merged, ids), rtol=1e-6, atol=1e-6
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [{}, {"rank_stabilized": True}, {"dora": True}], ids=str)
 def test_results_and_gradients_are_those_of_peft(kinds):
@@ -265,7 +285,11 @@ class Losses(Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "kinds"),
-    [((1, 1, 4), {}), ((2, 2, 2), {}), ((2, 2, 2), {"dora": True, "separate": True})],
+    [
+        ((1, 1, 4), {}),
+        ((2, 2, 2), {}),
+        ((2, 2, 2), {"dora": True, "separate": True, "base_dtype": "int8"}),
+    ],
 )
 def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):
     """The vocabulary of 97 lies padded in the base, and in the head's B and magnitudes."""
@@ -277,8 +301,9 @@ def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh
 
     np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
     assert expected.values[-2] < expected.values[0]
+    start = plan(**kinds).start(params(), jax.random.key(0))
     for one, two in zip(
-        jax.tree.leaves(split.state["params"]["base"]), jax.tree.leaves(params()), strict=True
+        jax.tree.leaves(split.state["params"]["base"]), jax.tree.leaves(start["base"]), strict=True
     ):
         np.testing.assert_array_equal(one, two)
 

@@ -443,6 +443,34 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 
 
 @pytest.mark.slow
+def test_factors_learn_over_a_base_of_8_bits_and_a_stop_changes_nothing(
+    bench, dataset, pretrained, stop_at_look
+):
+    settings = {
+        **SETTINGS,
+        "model": {"name_or_path": str(pretrained)},
+        "lora": {"rank": 2, "alpha": 4, "targets": "all-linear", "base_dtype": "int8"},
+        "keep": {"last": 1},
+        "fsdp": 2,
+        "num_model_shards": 2,
+    }
+    whole = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
+    losses = [record["loss"] for record in bench.records() if record["kind"] == "training"]
+    context = bench.context("train", {"dataset": [dataset]}, work="stopped")
+    context.stop = stop_at_look(3)
+
+    with pytest.raises(Stopped):
+        train.run(context, train.Config.from_json(settings))
+    resumed = bench.run(train, settings, {"dataset": [dataset]}, work="stopped")["checkpoint/last"]
+
+    assert losses[-1] < losses[0]
+    expected, found = params_of(whole), params_of(resumed)
+    for path, values in expected.items():
+        assert values.dtype == np.float32
+        np.testing.assert_array_equal(found[path], values, err_msg=path)
+
+
+@pytest.mark.slow
 def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, pretrained):
     """Only the attention's kernels differ from the base; predictions are those that were scored."""
     frozen_dtype = "bfloat16"

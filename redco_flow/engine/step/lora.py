@@ -8,7 +8,8 @@ Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, 
 they are asked to be `separate`.
 Kalajdzievski 2023, rank-stabilised: the product counts alpha / sqrt(R) times. Liu et al. 2024,
 DoRA: a trained magnitude for each output takes the place of its column's norm, which gradients take
-for a constant, as in PEFT.
+for a constant, as in PEFT. Dettmers et al. 2022, LLM.int8(), section 2.1: a frozen kernel in 8 bits
+has a scale for each output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,12 @@ from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, run_deferred
 from redco_flow.engine.step.model_flops import LowRank, Mark
 
-BASE, FACTORS = "base", "lora"
+BASE, FACTORS, SCALES = "base", "lora", "scales"
 ALL_LINEAR = "all-linear"
 """As `targets`: every kernel but what is looked up and what gives scores of a vocabulary."""
 
+BaseDtype = Literal["int8"]
+_LARGEST = 127  # of 8 bits, the same on both sides of zero
 _LETTERS = "abcdefghijklmnopq"
 _RANK = "r"
 
@@ -87,20 +90,25 @@ class Target:
 
 @dataclass(frozen=True)
 class _Adapted(Deferred):
-    """A kernel, A, B and maybe magnitudes that together are a kernel.
+    """A kernel, A, B, and maybe scales and magnitudes, that together are a kernel.
 
     Args:
-        inputs: positions of the dims along which a magnitude is a norm.
+        inputs: positions of the dims that scales and magnitudes do not have.
+        is_quantized: whether the kernel is one of 8 bits with scales.
     """
 
     equation: str
     scale: float
     inputs: tuple[int, ...]
     is_stacked: bool
+    is_quantized: bool = False
     casts_first: ClassVar[bool] = False
 
     def use(self, value: Any) -> jax.Array:
         kernel, a, b, *magnitudes = value
+        if self.is_quantized:
+            scales, *magnitudes = magnitudes
+            kernel = _dequantized(kernel, scales, self.inputs)
         change = self.scale * jnp.einsum(self.equation, a, b)
         # Not in the kernel's dtype where that is narrower: most of the change would be rounded off.
         adapted: jax.Array = kernel.astype(jnp.promote_types(kernel.dtype, change.dtype)) + change
@@ -119,7 +127,7 @@ class _Adapted(Deferred):
         letter = _LETTERS[0]
         rest = f"{first[1:]},{second[1:]}->{result.removeprefix(letter)}"
         inputs = tuple(position - 1 for position in self.inputs)
-        return _Adapted(rest, self.scale, inputs, is_stacked=False)
+        return replace(self, equation=rest, inputs=inputs, is_stacked=False)
 
 
 def _norms(kernel: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
@@ -127,12 +135,28 @@ def _norms(kernel: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(kernel.astype(jnp.float32)), axis=inputs))
 
 
+def _quantized(kernel: jax.Array, inputs: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Round a kernel to 8 bits; also return each output's scale, float32, without the inputs.
+
+    No weight is off by more than half of its output's scale, 1/254 of the largest weight there.
+    """
+    wide = kernel.astype(jnp.float32)
+    scales = jnp.max(jnp.abs(wide), axis=inputs) / _LARGEST
+    steps = wide / jnp.expand_dims(jnp.where(scales == 0, 1, scales), inputs)
+    return jnp.round(steps).astype(jnp.int8), scales
+
+
+def _dequantized(kernel: jax.Array, scales: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
+    return kernel.astype(jnp.float32) * jnp.expand_dims(scales, inputs)
+
+
 @dataclass(frozen=True)
 class Lora:
     """Which kernels have factors, and how they count; build it with `plan_lora`.
 
-    Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, and a checkpoint
-    holds them all: it can be restored without the file that the base once came from.
+    Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, of a base in 8
+    bits also `"scales": {path: …}`, and a checkpoint holds them all: it can be restored without the
+    file that the base once came from.
 
     Args:
         rank: of the factors.
@@ -140,6 +164,7 @@ class Lora:
         rank_stabilized: it counts alpha / sqrt(rank) times.
         dora: each output has a magnitude, `"m"` beside its A and B.
         separate: kernels that are stacked into one have an A each.
+        base_dtype: of the kernels that have factors; None: as they are given.
     """
 
     rank: int
@@ -148,6 +173,7 @@ class Lora:
     rank_stabilized: bool = False
     dora: bool = False
     separate: bool = False
+    base_dtype: BaseDtype | None = None
 
     @property
     def trainable(self) -> str:
@@ -160,6 +186,7 @@ class Lora:
         A is normal with variance 1 / inputs, as kernels are; B is zero; magnitudes are the kernel's
         norms; all float32.
         """
+        params, scales = self._stored(params)
         leaves = {join(path): leaf for path, leaf in named_leaves(params)}
         factors = {}
         for number, target in enumerate(self.targets):
@@ -176,8 +203,22 @@ class Lora:
                 "b": jnp.zeros((*stack, self.rank, *outputs), jnp.float32),
             }
             if self.dora:
-                factors[target.path]["m"] = _norms(leaves[target.path], target.inputs)
-        return {BASE: params, FACTORS: factors}
+                kernel = leaves[target.path]
+                if target.path in scales:
+                    kernel = _dequantized(kernel, scales[target.path], target.inputs)
+                factors[target.path]["m"] = _norms(kernel, target.inputs)
+        return {BASE: params, FACTORS: factors, **({SCALES: scales} if scales else {})}
+
+    def _stored(self, params: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """Return the model's parameters as they are kept, and the scales of those in 8 bits."""
+        if self.base_dtype is None:
+            return params, {}
+        inputs, scales = {target.path: target.inputs for target in self.targets}, {}
+        leaves, structure = jax.tree.flatten(params)
+        for position, (path, leaf) in enumerate(named_leaves(params)):
+            if (name := join(path)) in inputs:
+                leaves[position], scales[name] = _quantized(leaf, inputs[name])
+        return jax.tree.unflatten(structure, leaves), scales
 
     def shapes(self, params: Any) -> Any:
         """Return the shapes of the parameters with factors, given the model's or their shapes."""
@@ -188,13 +229,17 @@ class Lora:
         targets = {target.path: self._adapted(target) for target in self.targets}
 
         def adapted(params: Any, *inputs: Any) -> Any:
-            values, deferred = [], []
+            values, deferred, shapes = [], [], []
             for path, leaf in named_leaves(params[BASE]):
                 name = join(path)
                 deferred.append(targets.get(name))
-                factors = params[FACTORS].get(name)
-                values.append(leaf if factors is None else self._value(leaf, factors))
-            return run_deferred(function, params[BASE], values, deferred, inputs)
+                is_target = name in params[FACTORS]
+                values.append(self._value(leaf, params, name) if is_target else leaf)
+                # What is in 8 bits is made wide before it is used.
+                is_wide = is_target and self.base_dtype is not None
+                shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.float32) if is_wide else leaf)
+            used = jax.tree.unflatten(jax.tree.structure(params[BASE]), shapes)
+            return run_deferred(function, used, values, deferred, inputs)
 
         return adapted
 
@@ -205,7 +250,7 @@ class Lora:
         targets = {target.path: target for target in self.targets}
         for position, path in enumerate(paths):
             if path in targets:
-                value = self._value(leaves[position], params[FACTORS][path])
+                value = self._value(leaves[position], params, path)
                 leaves[position] = self._adapted(targets[path]).use(value)
         return jax.tree.unflatten(structure, leaves)
 
@@ -228,7 +273,12 @@ class Lora:
             for target in self.targets
             for rule in _factor_rules(target, kernels[target.path], has_magnitudes=self.dora)
         ]
-        return check_rules([*base, *factors], params, rules.axis_sizes)
+        scales = [
+            _rule_of_outputs(f"{SCALES}/{target.path}", target, kernels[target.path])
+            for target in self.targets
+            if self.base_dtype is not None
+        ]
+        return check_rules([*base, *factors, *scales], params, rules.axis_sizes)
 
     def marks(self, params: Any) -> list[Mark]:
         """Return, for each of the model's parameters, what gradients flow to in its place.
@@ -246,13 +296,16 @@ class Lora:
 
         return [mark(join(path), leaf.shape) for path, leaf in named_leaves(params)]
 
-    def _value(self, leaf: Any, factors: Any) -> tuple[Any, ...]:
-        return (leaf, *(factors[name] for name in ("abm" if self.dora else "ab")))
+    def _value(self, leaf: Any, params: Any, path: str) -> tuple[Any, ...]:
+        a, b, *magnitudes = (params[FACTORS][path][name] for name in ("abm" if self.dora else "ab"))
+        scales = [] if self.base_dtype is None else [params[SCALES][path]]
+        return (leaf, a, b, *scales, *magnitudes)
 
     def _adapted(self, target: Target) -> _Adapted:
         scale = self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
         is_stacked = target.stack[:1] == (0,)
-        return _Adapted(target.equation, scale, target.inputs, is_stacked=is_stacked)
+        is_quantized = self.base_dtype is not None
+        return _Adapted(target.equation, scale, target.inputs, is_stacked, is_quantized)
 
 
 def plan_lora(
@@ -265,6 +318,7 @@ def plan_lora(
     rank_stabilized: bool = False,
     dora: bool = False,
     separate: bool = False,
+    base_dtype: BaseDtype | None = None,
 ) -> Lora:
     """Find the kernels to adapt.
 
@@ -276,7 +330,7 @@ def plan_lora(
         alpha: the factors' product counts alpha / rank times.
         targets: a regex searched in the paths of the parameters that data is multiplied with, or
             `ALL_LINEAR`.
-        rank_stabilized, dora, separate: see `Lora`.
+        rank_stabilized, dora, separate, base_dtype: see `Lora`.
 
     Raises:
         EngineError: rank below 1, not a regex, or no such parameter; the message lists them.
@@ -299,7 +353,7 @@ def plan_lora(
             f"lora targets={targets!r} matches no kernel; kernels: "
             f"{', '.join(kernel.path for kernel in kernels)}."
         )
-    return Lora(rank, alpha, chosen, rank_stabilized, dora, separate)
+    return Lora(rank, alpha, chosen, rank_stabilized, dora, separate, base_dtype)
 
 
 def _of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
@@ -353,12 +407,10 @@ def _factor_rules(
     whole: list[str | None] = [None] * len(target.stack)
     a = PartitionSpec(*whole, *along(target.inputs), None)
     b = PartitionSpec(*whole, None, *along(target.outputs))
-    m = PartitionSpec(*along(target.magnitudes))
-    fused = fused_m = kernel.fused
+    fused = kernel.fused
     if kernel.fused is not None:
         position = kernel.fused.position
         fused = kernel.fused.at(len(whole) + 1 + target.outputs.index(position))
-        fused_m = kernel.fused.at(target.magnitudes.index(position))
     name = f"{FACTORS}/{target.path}"
     why = "split like its kernel's"
     rules = [
@@ -366,9 +418,18 @@ def _factor_rules(
         ShardingRule(f"{name}/b", b, f"{why} outputs", exact=True, is_padded=True, fused=fused),
     ]
     if has_magnitudes:
-        rules.append(
-            ShardingRule(
-                f"{name}/m", m, f"{why} outputs", exact=True, is_padded=True, fused=fused_m
-            )
-        )
+        rules.append(_rule_of_outputs(f"{name}/m", target, kernel))
     return rules
+
+
+def _rule_of_outputs(name: str, target: Target, kernel: ShardedParameter) -> ShardingRule:
+    """Of what has a kernel's dims without its inputs, such as magnitudes."""
+    axes = dict(enumerate(kernel.spec))
+    split = (
+        MODEL_AXIS if axes.get(position) == MODEL_AXIS else None for position in target.magnitudes
+    )
+    fused = kernel.fused
+    if fused is not None:
+        fused = fused.at(target.magnitudes.index(fused.position))
+    why = "split like its kernel's outputs"
+    return ShardingRule(name, PartitionSpec(*split), why, exact=True, is_padded=True, fused=fused)

@@ -200,6 +200,8 @@ class Lora(StrictModel):
             the weights (DoRA).
         separate: q, k and v, or an MLP's gate and what it gates, which are one kernel here, have
             factors of their own each, as in PEFT; otherwise they share one A.
+        base_dtype: int8 keeps the kernels that have factors in 8 bits, with a scale for each
+            output; None: as `frozen_dtype` says.
     """
 
     rank: PositiveInt = 8
@@ -208,6 +210,7 @@ class Lora(StrictModel):
     rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
     dora: Annotated[bool, OnlyWhereSet()] = False
     separate: Annotated[bool, OnlyWhereSet()] = False
+    base_dtype: Annotated[Literal["int8"] | None, OnlyWhereSet()] = None
 
     @field_validator("targets")
     @classmethod

@@ -206,4 +206,5 @@ def _decay_mask(traced: Sequence[Any], lora: Lora | None) -> Any:
     mask = weight_decay_mask(params, function, *inputs)
     if lora is None:
         return mask
-    return {BASE: mask, FACTORS: jax.tree.map(lambda _: True, lora.shapes(params)[FACTORS])}
+    masks = {BASE: mask, FACTORS: jax.tree.map(lambda _: True, lora.shapes(params)[FACTORS])}
+    return {**jax.tree.map(lambda _: False, lora.shapes(params)), **masks}
