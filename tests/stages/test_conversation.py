@@ -131,12 +131,17 @@ def test_in_a_terminal_a_conversation_begins_anew_and_ends_when_asked(words):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_both_processes(words):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "redco_flow.cli.main", *words, "--message", QUESTION],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    # What a shell runs in the background ignores Ctrl-C, and so would all that it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "redco_flow.cli.main", *words, "--message", QUESTION],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 30
     found = ""
