@@ -7,10 +7,9 @@ is kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.recipe import find_recipe, takes_conversations
@@ -24,6 +23,7 @@ from redco_flow.stages.curate.text_filters import (
     words_of,
 )
 from redco_flow.stages.preprocess.batches import RawPairs
+from redco_flow.text.conversations import Conversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
 _TRAIN = "train"
@@ -94,16 +94,9 @@ class _Rows:
 
     def _texts(self, source: str) -> list[str]:
         if self._are_chats:
-            return [_content(one) for one in json.loads(source)["messages"]]
+            messages = Conversation.from_json(source).messages
+            return [str(one.get("content", "")) for one in messages]
         return source.split(PAIR_SEPARATOR) if source else []
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """A message's text; the parts of one that has several."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(part.get("text", "")) for part in content)
 
 
 def _dropped(
@@ -127,11 +120,11 @@ def _judge(
     texts: Sequence[str],
 ) -> DroppedRow | None:
     """Say why a row is left out; a text that is not is one that later ones may repeat."""
-    text = "\n".join(texts)
-    words = words_of(text)
+    text, by_text = "\n".join(texts), list(map(words_of, texts))
+    words = list(chain.from_iterable(by_text))
     if reason := quality_problem(config, text, words):
         return DroppedRow(row_id, reason, text)
-    if evaluation is not None and (twin := evaluation.twin_of(texts)):
+    if evaluation is not None and (twin := evaluation.twin_of(by_text)):
         return DroppedRow(row_id, "in an evaluation split", text, twin.row_id, twin.text)
     if kept is not None and (twin := kept.twin_of(row_id, text, words)):
         reason = "duplicate" if twin.similarity == 1 else "near-duplicate"

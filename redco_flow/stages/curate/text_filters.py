@@ -98,13 +98,16 @@ class EvaluationTexts:
             for gram in self._grams(words):
                 self._rows.setdefault(_hash64(gram), row_id)
 
-    def twin_of(self, texts: Sequence[str]) -> Twin | None:
-        """Return a row that has an n-gram of these, or their last text if that is a shorter one."""
-        of_texts = [words_of(text) for text in texts]
-        last = " ".join(of_texts[-1])
+    def twin_of(self, texts: Sequence[Sequence[str]]) -> Twin | None:
+        """Return a row that has an n-gram of these, or their last text if that is a shorter one.
+
+        Args:
+            texts: the words of each.
+        """
+        last = " ".join(texts[-1])
         if row_id := self._short.get(_hash64(last)):
             return Twin(row_id, last)
-        for gram in (gram for words in of_texts for gram in self._grams(words)):
+        for gram in (gram for words in texts for gram in self._grams(words)):
             if row_id := self._rows.get(_hash64(gram)):
                 return Twin(row_id, gram)
         return None

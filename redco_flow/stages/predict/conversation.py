@@ -153,12 +153,12 @@ class Conversant:
         predictor = self._predictor(self._width(len(ids)))
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
         (tokens,) = predictor.predict([example], self._params, seed=self._request.seed + turn)
-        end = self._template.tokenizer.eos_id
-        found = np.asarray(tokens).tolist()
-        kept = found[: found.index(end) + 1] if end in found else found
-        (text,) = self._template.tokenizer.decode_until_end(np.asarray([found]))
+        tokenizer = self._template.tokenizer
+        (text,) = tokenizer.decode_until_end(np.asarray([tokens]))
+        num_said = len(tokenizer.until_end(np.asarray(tokens).tolist()))
+        is_whole = num_said < len(tokens)
         took = monotonic() - began
-        return Answer(text.strip(), len(kept), len(ids), end in found, took)
+        return Answer(text.strip(), num_said + is_whole, len(ids), is_whole, took)
 
     def _width(self, num_tokens: int) -> int:
         """The width that a prompt is padded to."""

@@ -45,6 +45,7 @@ from redco_flow.stages.data.source import SPLITS, Source
 from redco_flow.stages.preprocess.batches import RawPairs
 from redco_flow.stages.preprocess.blocks import DATASET, Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config
+from redco_flow.stages.preprocess.encoding import load_template
 from redco_flow.stages.preprocess.joined import (
     MAX_COUNTED_TARGETS,
     damaged,
@@ -56,7 +57,6 @@ from redco_flow.stages.preprocess.joined import (
 from redco_flow.stages.preprocess.labels import ClassLabels, Labels, class_names, labels_for
 from redco_flow.stages.preprocess.pairs import SplitOf
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer_of
-from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.tokenizer import TextTokenizer
 
 
@@ -215,8 +215,8 @@ def _encoding(
     directory = ensure_tokenizer_of(context, config, store, texts())
     renders = {}
     if takes_messages(recipe):
-        kwargs = config.data.chat_template_kwargs
-        renders["template"] = cache(partial(ChatTemplate.load, directory, kwargs))
+        kwargs = tuple(sorted(config.data.chat_template_kwargs.items()))
+        renders["template"] = partial(load_template, str(directory), kwargs)
     encode = partial(
         recipe.encode_row,
         **renders,

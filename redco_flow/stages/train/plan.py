@@ -206,5 +206,7 @@ def _decay_mask(traced: Sequence[Any], lora: Lora | None) -> Any:
     mask = weight_decay_mask(params, function, *inputs)
     if lora is None:
         return mask
-    masks = {BASE: mask, FACTORS: jax.tree.map(lambda _: True, lora.shapes(params)[FACTORS])}
-    return {**jax.tree.map(lambda _: False, lora.shapes(params)), **masks}
+    return {
+        name: mask if name == BASE else jax.tree.map(lambda _, name=name: name == FACTORS, part)
+        for name, part in lora.shapes(params).items()
+    }
