@@ -185,18 +185,22 @@ class ScheduleDirectory:
         write_json(self._firing_path(firing.id), asdict(firing))
         return firing
 
-    def claim(self, firing: Firing) -> Firing | None:
-        """Take a firing for this process: a new one, or one whose process is gone.
+    def claim(self, firing: Firing) -> tuple[Firing | None, bool]:
+        """Take a firing for this process: a new one, one whose process is gone, or one to retry.
 
         Returns:
-            The firing as it is now, or None where it has ended or another process has it.
+            The firing as it is now, or None where another process has it or it has ended well;
+            and whether it had failed or been cancelled, which is forgotten.
         """
         with self.locked():
-            present = self.find_firing(firing.id)
-            if present is not None and (present.has_ended or present.is_held):
-                return None
+            present = self.find_firing(firing.id) or firing
+            is_retry = present.state in (FiringState.FAILED, FiringState.CANCELLED)
+            if not is_retry and (present.is_held or present.has_ended):
+                return None, False
+            if is_retry:
+                present = replace(present, state=FiringState.WAITING, reason="", ended="")
             process = dict(ProcessIdentity.current().to_json())
-            return self.write_firing(replace(present or firing, process=process))
+            return self.write_firing(replace(present, process=process)), is_retry
 
     def firings(self) -> list[Firing]:
         """Return all firings by when they were due; damaged ones are said and left out."""

@@ -14,16 +14,19 @@ import psutil
 import pytest
 
 from redco_flow.orchestrate.prefect.server import server_status
+from redco_flow.orchestrate.recurring import serving
+from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
 from redco_flow.spec.yaml import read_yaml
-from redco_flow.tracking.process_identity import ProcessIdentity
+from redco_flow.tracking.process_identity import ProcessIdentity, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.schedules import ScheduleDirectory
+from redco_flow.tracking.schedules import Firing, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import Command, wait_for
 
 pytestmark = pytest.mark.slow
 
 BERLIN = ZoneInfo("Europe/Berlin")
+LATER = "2100-01-01T00:00:00.000+00:00"
 
 PIPELINE = """\
 name: weekly
@@ -108,6 +111,43 @@ def test_mistakes_are_told_before_anything_is_made(served):
     assert not directory_of(served).path.exists()
 
 
+def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, monkeypatch):
+    """What settles firings by their records must not undo what a user asked for on a page."""
+    assert settled("Cancelling").is_cancelling()  # whose end Prefect's worker tells
+    assert settled("Running", state="cancelled").is_running()  # retried: the end is the older one
+    assert settled("Running", state="cancelled", ended=LATER).is_cancelled()
+    assert settled("Running", state="completed", ended=LATER).is_completed()
+    assert settled("Crashed", state="failed").is_failed()
+    monkeypatch.setattr(serving, "_SECONDS_TO_CANCEL", 0)
+
+
+@pytest.fixture
+def settled(tmp_path, prefect_server):
+    """What settling makes of a flow run in a state, whose firing's record says another."""
+    from prefect import states
+
+    (tmp_path / "weekly.yaml").write_text(PIPELINE)
+    command = Command(tmp_path)
+    (tmp_path / "week.json").write_text(json.dumps({"skill": 100}))
+    command("schedule", "add", "weekly.yaml")
+    directory = directory_of(command)
+    with client_of(connect()) as client:
+        deployment = find_deployment("weekly", client)
+        flow_run = client.create_flow_run_from_deployment(deployment.id)
+        client.update_flow_run(flow_run.id, infrastructure_pid="1")  # as a worker says it
+
+        def settled(said, state="running", ended=None):
+            firing = Firing(str(flow_run.id), utc_now(), state, ended=ended or utc_now())
+            directory.write_firing(firing)
+            time.sleep(0.01)  # records have milliseconds
+            client.set_flow_run_state(flow_run.id, getattr(states, said)(), force=True)
+            serving.settle(client, print)
+            return client.read_flow_run(flow_run.id).state
+
+        yield settled
+    command("schedule", "rm", "weekly")
+
+
 @pytest.mark.timeout(600)
 def test_killed_twenty_times_nothing_fires_twice_and_nothing_is_lost(served):
     """Fault 50: server, what serves, and the firing's process, at random times of its run."""
@@ -120,7 +160,7 @@ def test_killed_twenty_times_nothing_fires_twice_and_nothing_is_lost(served):
     for _ in range(20):
         time.sleep(rng.uniform(0.1, 4.0))  # at a random time: that is the fault
         kill(rng.choice(victims()))
-        if serving() is None:
+        if who_serves() is None:
             served("serve", "--detach")
     (served.folder / "gate").touch()
     [firing] = wait_for(lambda: ended_firings(served, 1), seconds=300)
@@ -144,7 +184,7 @@ def own_server():
     return ProcessIdentity.from_json(record["process"])
 
 
-def serving():
+def who_serves():
     from redco_flow.orchestrate.recurring.serving_record import Serving
 
     return Serving.find()
@@ -154,7 +194,7 @@ def victims():
     """The processes that live: the server, what serves, a firing's from its start on."""
     found = [own_server()] if own_server().is_alive() else []
     firings = [one.pid for one in psutil.process_iter() if is_a_firing(one)]
-    return [*found, serving().process, *map(ProcessIdentity.of, firings)]
+    return [*found, who_serves().process, *map(ProcessIdentity.of, firings)]
 
 
 def kill(process):

@@ -110,8 +110,7 @@ class Firer:
         One that has ended as failed or cancelled is given new attempts: a user asked for that.
         """
         new = Firing(firing_id, _text(due), FiringState.WAITING, began=utc_now())
-        is_retry = self._reopen(firing_id)
-        firing = self._directory.claim(new)
+        firing, is_retry = self._directory.claim(new)
         if firing is None:
             return self._directory.find_firing(firing_id) or new
         try:
@@ -143,16 +142,6 @@ class Firer:
                 facts=facts,
             )
             tell_at_once(notice, section, self._log)
-
-    def _reopen(self, firing_id: str) -> bool:
-        """Forget the end of a firing that failed or was cancelled; return whether it had one."""
-        with self._directory.locked():
-            found = self._directory.find_firing(firing_id)
-            if found is None or found.state not in (FiringState.FAILED, FiringState.CANCELLED):
-                return False
-            opened = replace(found, state=FiringState.WAITING, reason="", ended="", process={})
-            self._directory.write_firing(opened)
-        return True
 
     def _begin(self, firing: Firing) -> Firing:
         """Start the run, or end the firing where there is to be none."""

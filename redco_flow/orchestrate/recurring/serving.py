@@ -54,6 +54,9 @@ _SECONDS_BETWEEN_LOOKS = 5.0
 _SECONDS_TO_SPAWN = 5.0  # from a worker's taking a flow run to its process
 _SECONDS_TO_BEGIN = 60.0  # from a worker's taking a flow run to its record, on another machine
 _SECONDS_TO_END = 20.0
+_SECONDS_TO_CANCEL = (
+    60.0  # from a firing's being cancelled to what Prefect's worker then says of it
+)
 _MOST_BEGINNINGS = 20
 _SECONDS_TO_START = 120.0
 
@@ -196,20 +199,32 @@ def _settle_flow_run(
     *,
     is_shared: bool,
 ) -> None:
-    state = flow_run.state
-    assert state is not None
     firing = unless_damaged(lambda: directory.find_firing(str(flow_run.id)))
     if firing is not None and firing.is_held:
         return
-    if state.is_cancelling() or state.is_cancelled():
+    state = client.read_flow_run(flow_run.id).state
+    if state is None or flow_run.state is None or state.id != flow_run.state.id:
+        return  # something happened to it since the flow runs were listed
+    if state.is_cancelling():
         leave(directory, str(flow_run.id))
-        _tell_end(flow_run, directory.find_firing(str(flow_run.id)), client)
-    elif firing is not None and firing.has_ended:
-        _tell_end(flow_run, firing, client)
-    elif firing is not None and (ended := note_end_of(directory, firing)) is not None:
+        # Whoever sees it cancelled may retry it, which what the worker says later must not undo.
+        if _age_of(state) > _SECONDS_TO_CANCEL:
+            _tell_end(flow_run, directory.find_firing(str(flow_run.id)), client)
+    elif (
+        firing is not None
+        and not _is_retry(state, firing)
+        and (ended := firing if firing.has_ended else note_end_of(directory, firing))
+    ):
         _tell_end(flow_run, ended, client)
     elif _has_no_process(flow_run, is_shared=is_shared):
         _schedule_again(flow_run, client, log)
+
+
+def _is_retry(state: State[Any], firing: Firing) -> bool:
+    """Whether a flow run was taken up after its firing's end, by a process that still starts."""
+    if not firing.has_ended or state.is_crashed():
+        return False
+    return bool(state.timestamp > datetime.fromisoformat(firing.ended))
 
 
 def _has_no_process(flow_run: FlowRun, *, is_shared: bool) -> bool:
@@ -256,10 +271,7 @@ def _schedule_again(flow_run: FlowRun, client: SyncPrefectClient, log: Log) -> N
 def _tell_end(flow_run: FlowRun, firing: Firing | None, client: SyncPrefectClient) -> None:
     from prefect.states import Cancelled, Completed, Failed
 
-    if firing is None or (flow_run.state and flow_run.state.is_cancelled()):
-        kinds: dict[str, Any] = {}
-    else:
-        kinds = {"completed": Completed, "failed": Failed, "skipped": Completed}
+    kinds: dict[str, Any] = {"completed": Completed, "failed": Failed, "skipped": Completed}
     message = firing.told if firing is not None else ""
     end = kinds.get(firing.state if firing is not None else "", Cancelled)(message=message)
     client.set_flow_run_state(flow_run.id, end, force=True)
