@@ -195,6 +195,7 @@ _FOREIGN_KEYS: Mapping[str, tuple[str, str]] = {
     "lora_r": (_AXOLOTL, "lora.rank"),
     "lora_rank": (_FACTORY, "lora.rank"),
     "lora_alpha": (_AXOLOTL, "lora.alpha"),
+    "lora_dropout": (_AXOLOTL, "lora.dropout"),
     "lora_target_modules": (_AXOLOTL, "lora.targets"),
     "lora_target": (_FACTORY, "lora.targets"),
     "peft_use_rslora": (_AXOLOTL, "lora.rank_stabilized"),

@@ -13,6 +13,8 @@ from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.errors import EngineError
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
+from redco_flow.engine.step.quantization import NF4_LEVELS, Blocks
+from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 16, 4, 32, 97, 6
@@ -177,6 +179,57 @@ def test_a_base_of_8_bits_is_off_by_half_a_step_at_most():
     )
 
 
+def test_a_base_of_4_bits_has_qloras_levels_and_a_scale_for_each_block():
+    lora, ids = plan(base_dtype="nf4"), collate(examples(2))["ids"]
+    start = lora.start(params(), jax.random.key(0))
+
+    merged = lora.merge(start)
+
+    for path, inputs in (("qkv", 1), ("out", 2), ("up", 1), ("down", 1)):
+        kept, exact = (np.asarray(p["layers"][path]) for p in (start["base"], params()))
+        assert kept.dtype == np.uint8
+        assert kept.size == exact.size / 2
+        size = exact.shape[inputs]
+        of_blocks = np.maximum.reduceat(np.abs(exact), range(0, size, 64), axis=inputs)
+        largest = np.repeat(of_blocks, 64, axis=inputs).take(range(size), axis=inputs)
+        steps = np.asarray(merged["layers"][path]) / largest
+        nearest = np.abs(exact / largest - NF4_LEVELS[:, *[None] * exact.ndim]).argmin(axis=0)
+        np.testing.assert_allclose(steps, NF4_LEVELS[nearest], atol=1e-6)
+    np.testing.assert_allclose(
+        lora.adapt(logits)(start, ids), logits(merged, ids), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 100, 128])
+def test_four_bits_are_off_by_half_a_gap_at_most(size):
+    kernel = np.random.default_rng(0).normal(size=(3, size, 5)).astype(np.float32)
+    blocks = Blocks(1, size)
+
+    stored, scales = blocks.store(kernel)
+    found = blocks.widen(stored, scales)
+
+    assert blocks.wide_shape(stored.shape) == found.shape == kernel.shape
+    of_weights = np.repeat(scales, 64, axis=1)[:, :size]
+    assert (np.abs(found - kernel) <= 0.152 * of_weights).all()
+
+
+def test_a_steps_factors_do_not_see_some_inputs():
+    lora, key = plan(dropout=0.25), jax.random.key(1)
+    start = with_factors(lora)
+
+    dropped = lora.drop(start, key)
+
+    for path, factors in dropped["lora"].items():
+        a, own = np.asarray(factors["a"]), np.asarray(start["lora"][path]["a"])
+        is_kept = (a != 0).any(axis=-1, keepdims=True)
+        assert 0.6 < is_kept.mean() < 0.9
+        np.testing.assert_allclose(a, np.where(is_kept, own / 0.75, 0), rtol=1e-6)
+        np.testing.assert_array_equal(factors["b"], start["lora"][path]["b"])
+    of_layers = np.asarray(dropped["lora"]["layers/up"]["a"] != 0)
+    assert (of_layers[0] != of_layers[1]).any()
+    assert plan().drop(start, key) is start
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [{}, {"rank_stabilized": True}, {"dora": True}], ids=str)
 def test_results_and_gradients_are_those_of_peft(kinds):
@@ -260,18 +313,17 @@ def test_gradients_of_the_factors_are_those_through_the_merged_kernels():
 def trainer_of(data, fsdp, model, **kinds):
     lora = plan(**kinds)
     deployer = Deployer(model, num_fsdp_shards=fsdp, devices=jax.devices()[: data * fsdp * model])
-    start = lora.start(params(), jax.random.key(0))
-    return Trainer(
+    settings = TrainingPlan(
         deployer,
-        collate_fn=collate,
-        loss_fn=lora.adapt(loss),
-        params=start,
+        loss_fn=loss,
+        params=params(),
         optimizer=optax.adamw(1e-2),
-        sharding_rules=lora.rules(deployer.get_sharding_rules(*TRACED), start),
+        sharding_rules=deployer.get_sharding_rules(*TRACED),
+        lora=lora,
         global_batch_size=8,
-        trainable=lora.trainable,
         max_grad_norm=1.0,
     )
+    return Trainer.from_plan(settings, params=params(), collate_fn=collate)
 
 
 class Losses(Callback):
@@ -289,6 +341,7 @@ class Losses(Callback):
         ((1, 1, 4), {}),
         ((2, 2, 2), {}),
         ((2, 2, 2), {"dora": True, "separate": True, "base_dtype": "int8"}),
+        ((1, 2, 4), {"dropout": 0.25, "base_dtype": "nf4"}),
     ],
 )
 def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):

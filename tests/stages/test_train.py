@@ -443,13 +443,13 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 
 
 @pytest.mark.slow
-def test_factors_learn_over_a_base_of_8_bits_and_a_stop_changes_nothing(
+def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
     bench, dataset, pretrained, stop_at_look
 ):
     settings = {
         **SETTINGS,
         "model": {"name_or_path": str(pretrained)},
-        "lora": {"rank": 2, "alpha": 4, "targets": "all-linear", "base_dtype": "int8"},
+        "lora": {"rank": 2, "alpha": 4, "targets": "all-linear", "base_dtype": "nf4", "dropout": 0.1},
         "keep": {"last": 1},
         "fsdp": 2,
         "num_model_shards": 2,

@@ -8,17 +8,17 @@ Source: Hu et al. 2021, LoRA; differs: what is one kernel here (a stacked q, k, 
 they are asked to be `separate`.
 Kalajdzievski 2023, rank-stabilised: the product counts alpha / sqrt(R) times. Liu et al. 2024,
 DoRA: a trained magnitude for each output takes the place of its column's norm, which gradients take
-for a constant, as in PEFT. Dettmers et al. 2022, LLM.int8(), section 2.1: a frozen kernel in 8 bits
-has a scale for each output.
+for a constant, as in PEFT. Lin et al. 2024, LoRA Dropout, section 3.2: in training a step's factors
+do not see inputs that are drawn anew; differs: B loses no outputs.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,13 +40,12 @@ from redco_flow.engine.sharding.splits import Roles
 from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, run_deferred
 from redco_flow.engine.step.model_flops import LowRank, Mark
+from redco_flow.engine.step.quantization import BaseDtype, Blocks, EachOutput, Quantization
 
 BASE, FACTORS, SCALES = "base", "lora", "scales"
 ALL_LINEAR = "all-linear"
 """As `targets`: every kernel but what is looked up and what gives scores of a vocabulary."""
 
-BaseDtype = Literal["int8"]
-_LARGEST = 127  # of 8 bits, the same on both sides of zero
 _LETTERS = "abcdefghijklmnopq"
 _RANK = "r"
 
@@ -93,22 +92,22 @@ class _Adapted(Deferred):
     """A kernel, A, B, and maybe scales and magnitudes, that together are a kernel.
 
     Args:
-        inputs: positions of the dims that scales and magnitudes do not have.
-        is_quantized: whether the kernel is one of 8 bits with scales.
+        inputs: positions of the dims that magnitudes do not have.
+        stored: how the kernel is quantized, with scales after the factors; None: it is not.
     """
 
     equation: str
     scale: float
     inputs: tuple[int, ...]
     is_stacked: bool
-    is_quantized: bool = False
+    stored: Quantization | None = None
     casts_first: ClassVar[bool] = False
 
     def use(self, value: Any) -> jax.Array:
         kernel, a, b, *magnitudes = value
-        if self.is_quantized:
+        if self.stored is not None:
             scales, *magnitudes = magnitudes
-            kernel = _dequantized(kernel, scales, self.inputs)
+            kernel = self.stored.widen(kernel, scales)
         change = self.scale * jnp.einsum(self.equation, a, b)
         # Not in the kernel's dtype where that is narrower: most of the change would be rounded off.
         adapted: jax.Array = kernel.astype(jnp.promote_types(kernel.dtype, change.dtype)) + change
@@ -127,7 +126,12 @@ class _Adapted(Deferred):
         letter = _LETTERS[0]
         rest = f"{first[1:]},{second[1:]}->{result.removeprefix(letter)}"
         inputs = tuple(position - 1 for position in self.inputs)
-        return replace(self, equation=rest, inputs=inputs, is_stacked=False)
+        stored = None if self.stored is None else self.stored.row()
+        return replace(self, equation=rest, inputs=inputs, is_stacked=False, stored=stored)
+
+
+def _numbered(key: jax.Array, numbers: jax.Array) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
 
 def _norms(kernel: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
@@ -135,27 +139,12 @@ def _norms(kernel: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(kernel.astype(jnp.float32)), axis=inputs))
 
 
-def _quantized(kernel: jax.Array, inputs: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Round a kernel to 8 bits; also return each output's scale, float32, without the inputs.
-
-    No weight is off by more than half of its output's scale, 1/254 of the largest weight there.
-    """
-    wide = kernel.astype(jnp.float32)
-    scales = jnp.max(jnp.abs(wide), axis=inputs) / _LARGEST
-    steps = wide / jnp.expand_dims(jnp.where(scales == 0, 1, scales), inputs)
-    return jnp.round(steps).astype(jnp.int8), scales
-
-
-def _dequantized(kernel: jax.Array, scales: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
-    return kernel.astype(jnp.float32) * jnp.expand_dims(scales, inputs)
-
-
 @dataclass(frozen=True)
 class Lora:
     """Which kernels have factors, and how they count; build it with `plan_lora`.
 
-    Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, of a base in 8
-    bits also `"scales": {path: …}`, and a checkpoint holds them all: it can be restored without the
+    Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, of a quantized
+    base also `"scales": {path: …}`, and a checkpoint holds them all: it can be restored without the
     file that the base once came from.
 
     Args:
@@ -164,7 +153,9 @@ class Lora:
         rank_stabilized: it counts alpha / sqrt(rank) times.
         dora: each output has a magnitude, `"m"` beside its A and B.
         separate: kernels that are stacked into one have an A each.
-        base_dtype: of the kernels that have factors; None: as they are given.
+        dropout: share of the inputs that a training step's factors do not see; the same ones for
+            all its tokens.
+        stored: by path, how kernels that have factors are quantized; none: they are not.
     """
 
     rank: int
@@ -173,7 +164,8 @@ class Lora:
     rank_stabilized: bool = False
     dora: bool = False
     separate: bool = False
-    base_dtype: BaseDtype | None = None
+    dropout: float = 0.0
+    stored: Mapping[str, Quantization] = field(default_factory=dict)
 
     @property
     def trainable(self) -> str:
@@ -186,11 +178,12 @@ class Lora:
         A is normal with variance 1 / inputs, as kernels are; B is zero; magnitudes are the kernel's
         norms; all float32.
         """
-        params, scales = self._stored(params)
+        shapes = {join(path): leaf.shape for path, leaf in named_leaves(params)}
+        params, scales = self._store(params)
         leaves = {join(path): leaf for path, leaf in named_leaves(params)}
         factors = {}
         for number, target in enumerate(self.targets):
-            shape = leaves[target.path].shape
+            shape = shapes[target.path]
             stack, inputs, outputs = (
                 tuple(shape[position] for position in positions)
                 for positions in (target.stack, target.inputs, target.outputs)
@@ -205,19 +198,17 @@ class Lora:
             if self.dora:
                 kernel = leaves[target.path]
                 if target.path in scales:
-                    kernel = _dequantized(kernel, scales[target.path], target.inputs)
+                    kernel = self.stored[target.path].widen(kernel, scales[target.path])
                 factors[target.path]["m"] = _norms(kernel, target.inputs)
         return {BASE: params, FACTORS: factors, **({SCALES: scales} if scales else {})}
 
-    def _stored(self, params: Any) -> tuple[Any, dict[str, jax.Array]]:
-        """Return the model's parameters as they are kept, and the scales of those in 8 bits."""
-        if self.base_dtype is None:
-            return params, {}
-        inputs, scales = {target.path: target.inputs for target in self.targets}, {}
+    def _store(self, params: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """Return the model's parameters as they are kept, and the scales of the quantized ones."""
+        scales = {}
         leaves, structure = jax.tree.flatten(params)
         for position, (path, leaf) in enumerate(named_leaves(params)):
-            if (name := join(path)) in inputs:
-                leaves[position], scales[name] = _quantized(leaf, inputs[name])
+            if (stored := self.stored.get(name := join(path))) is not None:
+                leaves[position], scales[name] = stored.store(leaf)
         return jax.tree.unflatten(structure, leaves), scales
 
     def shapes(self, params: Any) -> Any:
@@ -235,13 +226,32 @@ class Lora:
                 deferred.append(targets.get(name))
                 is_target = name in params[FACTORS]
                 values.append(self._value(leaf, params, name) if is_target else leaf)
-                # What is in 8 bits is made wide before it is used.
-                is_wide = is_target and self.base_dtype is not None
-                shapes.append(jax.ShapeDtypeStruct(leaf.shape, jnp.float32) if is_wide else leaf)
+                if (stored := self.stored.get(name)) is not None:  # is made wide before it is used
+                    leaf = jax.ShapeDtypeStruct(stored.wide_shape(leaf.shape), jnp.float32)
+                shapes.append(leaf)
             used = jax.tree.unflatten(jax.tree.structure(params[BASE]), shapes)
             return run_deferred(function, used, values, deferred, inputs)
 
         return adapted
+
+    def drop(self, params: Any, key: jax.Array) -> Any:
+        """Return the parameters with factors that do not see some inputs; traceable.
+
+        Which ones is drawn for each stack and input, whatever else lies in memory: on any mesh the
+        same. The others count 1 / (1 - dropout) times.
+        """
+        if not self.dropout:
+            return params
+        factors = dict(params[FACTORS])
+        for number, target in enumerate(self.targets):
+            own = factors[target.path]
+            keys = jax.random.fold_in(key, number)[None]
+            for size in own["a"].shape[:-1]:
+                keys = jax.vmap(_numbered, (0, None))(keys, jnp.arange(size)).reshape(-1)
+            kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.dropout))(keys)
+            kept = kept.reshape(*own["a"].shape[:-1], 1)
+            factors[target.path] = {**own, "a": jnp.where(kept, own["a"] / (1 - self.dropout), 0)}
+        return {**params, FACTORS: factors}
 
     def merge(self, params: Any) -> Any:
         """Return the model's parameters with the products added; traceable."""
@@ -274,9 +284,9 @@ class Lora:
             for rule in _factor_rules(target, kernels[target.path], has_magnitudes=self.dora)
         ]
         scales = [
-            _rule_of_outputs(f"{SCALES}/{target.path}", target, kernels[target.path])
+            _rule_of_scales(self.stored[target.path], target, kernels[target.path])
             for target in self.targets
-            if self.base_dtype is not None
+            if target.path in self.stored
         ]
         return check_rules([*base, *factors, *scales], params, rules.axis_sizes)
 
@@ -298,14 +308,14 @@ class Lora:
 
     def _value(self, leaf: Any, params: Any, path: str) -> tuple[Any, ...]:
         a, b, *magnitudes = (params[FACTORS][path][name] for name in ("abm" if self.dora else "ab"))
-        scales = [] if self.base_dtype is None else [params[SCALES][path]]
+        scales = [params[SCALES][path]] if path in self.stored else []
         return (leaf, a, b, *scales, *magnitudes)
 
     def _adapted(self, target: Target) -> _Adapted:
         scale = self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
         is_stacked = target.stack[:1] == (0,)
-        is_quantized = self.base_dtype is not None
-        return _Adapted(target.equation, scale, target.inputs, is_stacked, is_quantized)
+        stored = self.stored.get(target.path)
+        return _Adapted(target.equation, scale, target.inputs, is_stacked, stored)
 
 
 def plan_lora(
@@ -318,6 +328,7 @@ def plan_lora(
     rank_stabilized: bool = False,
     dora: bool = False,
     separate: bool = False,
+    dropout: float = 0.0,
     base_dtype: BaseDtype | None = None,
 ) -> Lora:
     """Find the kernels to adapt.
@@ -330,7 +341,8 @@ def plan_lora(
         alpha: the factors' product counts alpha / rank times.
         targets: a regex searched in the paths of the parameters that data is multiplied with, or
             `ALL_LINEAR`.
-        rank_stabilized, dora, separate, base_dtype: see `Lora`.
+        rank_stabilized, dora, separate, dropout: see `Lora`.
+        base_dtype: in which the kernels that have factors are kept; None: as they are given.
 
     Raises:
         EngineError: rank below 1, not a regex, or no such parameter; the message lists them.
@@ -353,7 +365,20 @@ def plan_lora(
             f"lora targets={targets!r} matches no kernel; kernels: "
             f"{', '.join(kernel.path for kernel in kernels)}."
         )
-    return Lora(rank, alpha, chosen, rank_stabilized, dora, separate, base_dtype)
+    shapes = {join(path): leaf.shape for path, leaf in named_leaves(params)}
+    stored = {
+        one.path: _quantization(base_dtype, one, shapes[one.path])
+        for one in chosen
+        if base_dtype is not None
+    }
+    return Lora(rank, alpha, chosen, rank_stabilized, dora, separate, dropout, stored)
+
+
+def _quantization(dtype: BaseDtype, target: Target, shape: Sequence[int]) -> Quantization:
+    if dtype == "int8":
+        return EachOutput(target.inputs)
+    position = target.inputs[-1]
+    return Blocks(position, shape[position])
 
 
 def _of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
@@ -420,6 +445,14 @@ def _factor_rules(
     if has_magnitudes:
         rules.append(_rule_of_outputs(f"{name}/m", target, kernel))
     return rules
+
+
+def _rule_of_scales(stored: Quantization, target: Target, kernel: ShardedParameter) -> ShardingRule:
+    name = f"{SCALES}/{target.path}"
+    if isinstance(stored, EachOutput):
+        return _rule_of_outputs(name, target, kernel)
+    why = "split like its kernel"
+    return ShardingRule(name, kernel.spec, why, exact=True, is_padded=True, fused=kernel.fused)
 
 
 def _rule_of_outputs(name: str, target: Target, kernel: ShardedParameter) -> ShardingRule:

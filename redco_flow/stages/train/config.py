@@ -200,8 +200,10 @@ class Lora(StrictModel):
             the weights (DoRA).
         separate: q, k and v, or an MLP's gate and what it gates, which are one kernel here, have
             factors of their own each, as in PEFT; otherwise they share one A.
+        dropout: share of the inputs that a step's factors do not see, the same for all its tokens.
         base_dtype: int8 keeps the kernels that have factors in 8 bits, with a scale for each
-            output; None: as `frozen_dtype` says.
+            output, nf4 in 4 (QLoRA's levels), with a scale for each block of 64; None: as
+            `frozen_dtype` says.
     """
 
     rank: PositiveInt = 8
@@ -210,7 +212,8 @@ class Lora(StrictModel):
     rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
     dora: Annotated[bool, OnlyWhereSet()] = False
     separate: Annotated[bool, OnlyWhereSet()] = False
-    base_dtype: Annotated[Literal["int8"] | None, OnlyWhereSet()] = None
+    dropout: Annotated[Fraction, OnlyWhereSet()] = 0.0
+    base_dtype: Annotated[Literal["int8", "nf4"] | None, OnlyWhereSet()] = None
 
     @field_validator("targets")
     @classmethod
