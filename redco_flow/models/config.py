@@ -63,6 +63,25 @@ class NormConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Queries, keys and values made of few numbers of each token (multi-head latent attention).
+
+    Attributes:
+        query_rank: how many numbers queries are made of; None: of the token itself.
+        rank: how many keys and values are made of.
+        rotary_dims: last dims of each head, whose keys are the same in all heads.
+        value_dim: of each head.
+        norm: of those numbers.
+    """
+
+    query_rank: int | None
+    rank: int
+    rotary_dims: int
+    value_dim: int
+    norm: NormConfig
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """Attention of grouped queries; as many key-value heads as heads is the plain kind.
 
@@ -76,6 +95,7 @@ class AttentionConfig:
         is_norm_joint: whether all heads of a token are normalised together, not each by itself.
         dropout: of the attention weights.
         query_init: factor of the initial stddev of queries.
+        latent: how queries, keys and values are made of few numbers; None: of the token itself.
     """
 
     num_heads: int
@@ -92,6 +112,7 @@ class AttentionConfig:
     cap: float | None = None
     dropout: float = 0.0
     query_init: float = 1.0
+    latent: LatentConfig | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -99,6 +120,11 @@ class AttentionConfig:
                 f"there are {self.num_kv_heads} key-value heads; they must divide the "
                 f"{self.num_heads} heads."
             )
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers that each head gathers."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
     def is_fused(self) -> bool:
@@ -126,6 +152,23 @@ class ClampedGate:
 
 
 @dataclass(frozen=True)
+class GroupedRouting:
+    """Routing as DeepSeek-V3's: by sigmoids, among the experts of a token's best groups.
+
+    A bias that no gradient reaches counts in the choice, and not in the weights.
+
+    Attributes:
+        num_groups: that the experts are divided into.
+        groups_per_token: the best ones, by the sum of their best two experts.
+        scale: what weights are multiplied by.
+    """
+
+    num_groups: int
+    groups_per_token: int
+    scale: float
+
+
+@dataclass(frozen=True)
 class MixtureConfig:
     """Gated feed-forward experts, of which a router picks some for each token.
 
@@ -133,6 +176,8 @@ class MixtureConfig:
         is_normalised: whether the probabilities of those picked are scaled to a sum of 1.
         has_bias: of the router, and of all products of experts.
         clamp: gates as gpt-oss has them, in place of `activation`.
+        routing: None: by the softmax of all experts.
+        shared_dim: units of a feed-forward layer that every token goes through besides; 0: none.
     """
 
     num_experts: int
@@ -142,6 +187,15 @@ class MixtureConfig:
     is_normalised: bool = True
     has_bias: bool = False
     clamp: ClampedGate | None = None
+    routing: GroupedRouting | None = None
+    shared_dim: int = 0
+
+    @property
+    def shared(self) -> MlpConfig | None:
+        """The layer that every token goes through besides."""
+        if not self.shared_dim:
+            return None
+        return MlpConfig(self.shared_dim, self.activation, is_gated=True)
 
 
 def yarn_factor(factor: float, mscale: float = 1.0) -> float:
@@ -498,6 +552,7 @@ class DecoderConfig(StackConfig):
         embedding_width: the table's, where it is not the model's; projected in and out.
         embedding_scale: what embeddings are multiplied by.
         logit_cap: logits are squeezed into (-cap, cap) by tanh.
+        num_leading: layers before the `num_layers`, whose feed-forward is `leading_mlp`.
     """
 
     vocab_size: int
@@ -507,6 +562,16 @@ class DecoderConfig(StackConfig):
     tie_word_embeddings: bool = True
     has_head_bias: bool = False
     logit_cap: float | None = None
+    num_leading: int = 0
+    leading_mlp: MlpConfig | None = None
+
+    @property
+    def leading(self) -> DecoderConfig | None:
+        """The leading layers' config; None: there are none."""
+        if self.leading_mlp is None or not self.num_leading:
+            return None
+        differing: dict[str, Any] = {"num_layers": self.num_leading, "mlp": self.leading_mlp}
+        return dataclasses.replace(self, **differing, num_leading=0, leading_mlp=None)
 
     @property
     def token_width(self) -> int:

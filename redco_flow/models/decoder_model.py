@@ -152,8 +152,8 @@ def decoding_params(config: FamilyConfig, params: Params) -> Params:
     Kernels are cast to the products' dtype, and the layers unstacked where that is faster, once for
     all steps.
     """
-    params = cast_for_products(params, config.core.dtype)
-    return {**params, "layers": unstack_where_faster(params["layers"])}
+    rest, layers = without_layers(cast_for_products(params, config.core.dtype))
+    return {**rest, "layers": unstack_where_faster(layers)}
 
 
 def prefill(

@@ -11,7 +11,8 @@ vocabulary, E experts; norms have `scale`, and `bias` for layer norms):
   layers/attention/{qkv (L, D, 3, H, K) or q (L, D, H, K) and kv (L, D, 2, G, K),
     out (L, H, K, D), q_norm, k_norm}
   layers/mlp/{wi (L, D, 1 or 2, F), wo (L, F, D)}, or
-  layers/experts/{router (L, D, E), wi (L, E, D, 2, F), wo (L, E, F, D)}
+  layers/experts/{router (L, D, E), wi (L, E, D, 2, F), wo (L, E, F, D), choice_bias}
+  layers/shared_experts/{wi, wo} · leading_layers like layers, but for their feed-forward
   biases beside their kernels, `<kernel>_bias`
 Further dims in this file: B batch, T sequence or new tokens, S prompt, N beams, M places in the
 cache.
@@ -107,6 +108,8 @@ class Decoder(nn.Module):
         if c.embedding_width:
             self.project_in = self.param("project_in", init, (c.token_width, c.width))
             self.project_out = self.param("project_out", init, (c.width, c.token_width))
+        if c.leading is not None:
+            self.leading_layers = scanned_layers(c.leading)
         self.layers = scanned_layers(c)
         if c.has_final_norm:
             self.final_norm = Norm(c.norm, c.width)
@@ -166,14 +169,21 @@ class Decoder(nn.Module):
         keys: jax.Array | None,
     ) -> Unscored:
         """Compute all but the logits."""
-        order = self._order(input_ids.shape[1], keys)
+        c, order = self.config, self._order(input_ids.shape[1], keys)
         input_ids, positions = order.arranged(input_ids), order.arranged(positions)
         hidden = self.embed(input_ids, positions)
-        hidden = dropout(hidden, self.config.embedding_dropout, keys, _EMBEDDED)
+        hidden = dropout(hidden, c.embedding_dropout, keys, _EMBEDDED)
         shared = WholeShared(
             biases, self._rotations(positions), fold_keys(keys, _LAYERS), order=order
         )
-        hidden, router_logits = self.layers(hidden, self._per_layer(), shared)
+        per_layer = self._per_layer()
+        if c.leading is not None:
+            first, per_layer = (
+                jax.tree.map(lambda x, part=part: x[part], per_layer)
+                for part in (slice(c.num_leading), slice(c.num_leading, None))
+            )
+            hidden, _ = self.leading_layers(hidden, first, shared)
+        hidden, router_logits = self.layers(hidden, per_layer, shared)
         if router_logits is not None:
             router_logits = jax.vmap(order.restored)(router_logits)
         return self.before_head(order.restored(hidden), router_logits)
@@ -187,10 +197,10 @@ class Decoder(nn.Module):
         num_places: int,
     ) -> Any:
         """Return the layers' keys and values with empty slots behind: the cache's `heads`."""
-        layer = Layer(self.config, parent=None)
         shared = WholeShared(biases, self._rotations(positions), None)
 
         def run_layer(params: Params, hidden: jax.Array, own: tuple[Any, ...]) -> Any:
+            layer = self._layer_of(params)
             hidden, heads = call_layer(layer, params, hidden, own, shared, method="prefill")
             return hidden, with_room(heads, num_places)
 
@@ -214,9 +224,14 @@ class Decoder(nn.Module):
         )
         _, windows, rotaries = self._per_layer()
         own = unstack_like(layers, StepLayer(windows, rotaries))
-        layer, hidden = Layer(self.config, parent=None), self.embed(tokens, at_beams)
-        hidden, heads = step_layers(layer, layers, hidden, cache.heads, own, shared)
+        hidden = self.embed(tokens, at_beams)
+        hidden, heads = step_layers(self._layer_of, layers, hidden, cache.heads, own, shared)
         return self.logits(hidden), cache._replace(beams=writers, heads=heads)
+
+    def _layer_of(self, params: Params) -> Layer:
+        """Return the module for one layer's parameters."""
+        leading = self.config.leading if "mlp" in params else None
+        return Layer(self.config if leading is None else leading, parent=None)
 
     def _order(self, length: int, keys: jax.Array | None) -> SequenceOrder:
         """Return the order in which tokens go through the layers."""
@@ -240,7 +255,7 @@ class Decoder(nn.Module):
         windows = None
         if not c.has_common_window:
             windows = jnp.asarray([w or ENDLESS_WINDOW for w in c.windows], jnp.int32)
-        return jnp.arange(c.num_layers), windows, rotaries
+        return jnp.arange(c.num_leading + c.num_layers), windows, rotaries
 
 
 def _joined(of_prompt: jax.Array, of_tokens: jax.Array) -> jax.Array:

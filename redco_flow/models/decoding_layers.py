@@ -13,23 +13,30 @@ K head dim.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from redco_flow.models.attention.kernels import mesh_device
 
 Params = dict[str, Any]
 
+# The parameters of layers before `layers`, where there are some that differ.
+LEADING = "leading_layers"
+LayerOf = Callable[[Any], nn.Module]
 # (one layer's parameters, carry, its own inputs) to (carry, output)
 RunLayer = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 # Used in float32: norms, what is added to float32 scores.
-_KEPT_IN_FLOAT32 = ("norm", "sinks", "relative_bias", "lm_head_bias", "final_logits_bias")
+_KEPT_IN_FLOAT32 = (
+    *("norm", "sinks", "choice_bias", "relative_bias", "lm_head_bias", "final_logits_bias"),
+)
 
 
 def cast_for_products(params: Params, dtype: jnp.dtype) -> Params:
@@ -48,7 +55,7 @@ def cast_for_products(params: Params, dtype: jnp.dtype) -> Params:
 
 
 def unstack_where_faster(layers: Any) -> Any:
-    """Return stacked layers as a tuple of layers, for TPUs as they are.
+    """Return stacked layers, or a list of stacks, as a tuple of layers, for TPUs as they are.
 
     The platform is that of the mesh that is being traced for, without one this process' default.
     """
@@ -56,17 +63,33 @@ def unstack_where_faster(layers: Any) -> Any:
     platform = jax.default_backend() if device is None else device.platform
     if isinstance(layers, tuple) or platform == "tpu":
         return layers
-    return _unstack(layers, jax.tree.leaves(layers)[0].shape[0])
+    stacks = layers if isinstance(layers, list) else [layers]
+    return tuple(layer for stack in stacks for layer in _unstack(stack, _num_layers(stack)))
 
 
 def without_layers(params: Params) -> tuple[Params, Any]:
-    """Return the parameters without `layers`, and these, stacked or unstacked."""
-    return {name: part for name, part in params.items() if name != "layers"}, params["layers"]
+    """Return the parameters without those of the layers, and these.
+
+    They are stacked or unstacked; stacked with others that lead, they are a list of both stacks.
+    """
+    rest = {name: part for name, part in params.items() if name not in ("layers", LEADING)}
+    return rest, [params[LEADING], params["layers"]] if LEADING in params else params["layers"]
 
 
 def unstack_like(layers: Any, per_layer: Any) -> Any:
-    """Unstack what each layer is given, arrays (L, …), if the layers' parameters are unstacked."""
-    return _unstack(per_layer, len(layers)) if isinstance(layers, tuple) else per_layer
+    """Divide what each layer is given, arrays (L, …), as the layers' parameters are divided."""
+    if isinstance(layers, tuple):
+        return _unstack(per_layer, len(layers))
+    if not isinstance(layers, list):
+        return per_layer
+    ends = np.cumsum([0, *map(_num_layers, layers)])
+    bounds = [slice(start, end) for start, end in itertools.pairwise(ends)]
+    return [jax.tree.map(lambda leaf, bound=bound: leaf[bound], per_layer) for bound in bounds]
+
+
+def _num_layers(stacked: Any) -> int:
+    number: int = jax.tree.leaves(stacked)[0].shape[0]
+    return number
 
 
 def _unstack(stacked: Any, num_layers: int) -> tuple[Any, ...]:
@@ -81,7 +104,13 @@ def call_layer(layer: nn.Module, params: Any, *inputs: Any, method: str) -> Any:
 
 
 def run_layers(run_layer: RunLayer, layers: Any, carry: Any, own: Any) -> tuple[Any, Any]:
-    """Return the last carry and each layer's output, stacked if `layers` and `own` are."""
+    """Return the last carry and each layer's output, divided as `layers` and `own` are."""
+    if isinstance(layers, list):
+        outputs_of_stacks = []
+        for stack, inputs in zip(layers, own, strict=True):
+            carry, output = run_layers(run_layer, stack, carry, inputs)
+            outputs_of_stacks.append(output)
+        return carry, outputs_of_stacks
     if not isinstance(layers, tuple):
         return jax.lax.scan(lambda carry, x: run_layer(x[0], carry, x[1]), carry, (layers, own))
     outputs: list[Any] = []
@@ -92,12 +121,13 @@ def run_layers(run_layer: RunLayer, layers: Any, carry: Any, own: Any) -> tuple[
 
 
 def step_layers(
-    layer: nn.Module, layers: Any, hidden: jax.Array, heads: Any, own: Any, shared: Any
+    layer_of: LayerOf, layers: Any, hidden: jax.Array, heads: Any, own: Any, shared: Any
 ) -> tuple[jax.Array, Any]:
     """Map one token of each beam, (B, N, D), by every layer's method `step`.
 
     Args:
-        heads: each layer's keys and values of the tokens so far, (B, G, M, K) each, stacked if
+        layer_of: the module for one layer's parameters.
+        heads: each layer's keys and values of the tokens so far, (B, G, M, K) each, divided as
             `layers` and `own` are.
 
     Returns:
@@ -105,8 +135,15 @@ def step_layers(
     """
 
     def step(params: Any, hidden: jax.Array, heads: Any, number: Any, own: Any) -> Any:
-        return call_layer(layer, params, hidden, heads, number, own, shared, method="step")
+        inputs = (hidden, heads, number, own, shared)
+        return call_layer(layer_of(params), params, *inputs, method="step")
 
+    if isinstance(layers, list):
+        kept = []
+        for stack, cache, inputs in zip(layers, heads, own, strict=True):
+            hidden, cache = step_layers(layer_of, stack, hidden, cache, inputs, shared)
+            kept.append(cache)
+        return hidden, kept
     if isinstance(layers, tuple):
 
         def run_unstacked(params: Any, hidden: jax.Array, inputs: Any) -> Any:

@@ -6,7 +6,7 @@ decoding, are multiplied by every expert, since reading the kernels is then what
 weigh zero where they were not sent.
 Dims in this file: L layers, B batch, T sequence, N tokens, D model, E experts, K experts per
 token, F feed-forward.
-Source: Jiang et al. 2024, Mixtral.
+Sources: Jiang et al. 2024, Mixtral; grouped routing: DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from redco_flow.models.blocks import activate, clamped_gate, normal, zeros
-from redco_flow.models.config import MixtureConfig
+from redco_flow.models.config import GroupedRouting, MixtureConfig
 from redco_flow.models.grouped_product import grouped_product
 from redco_flow.models.projections import SplitKernel, product, wide_product
 from redco_flow.models.token_shards import compute_on_shards
@@ -85,7 +85,8 @@ _FEW_TOKENS = 32
 class MixtureOfExperts(nn.Module):
     """The router (D, E) and the experts' kernels: `wi` (E, D, 2, F), `wo` (E, F, D); biases.
 
-    Biases are beside their kernels: (E), (E, 2, F) and (E, D).
+    Biases are beside their kernels: (E), (E, 2, F) and (E, D). `choice_bias` (E) where the routing
+    is grouped.
     """
 
     config: MixtureConfig
@@ -97,6 +98,8 @@ class MixtureOfExperts(nn.Module):
         """Declare the parameters."""
         c, init = self.config, normal(self.init_stddev)
         self.router = self.param("router", init, (self.width, c.num_experts))
+        if c.routing is not None:
+            self.choice_bias = self.param("choice_bias", zeros, (c.num_experts,))
         self.wi = self.param("wi", init, (c.num_experts, self.width, 2, c.mlp_dim))
         shape = (c.num_experts, c.mlp_dim, self.width)
         self.wo = self.param("wo", normal(self.out_stddev), shape)
@@ -113,13 +116,17 @@ class MixtureOfExperts(nn.Module):
         wi, wo = self.wi.astype(x.dtype), self.wo.astype(x.dtype)
 
         def compute(tokens: Sequence[jax.Array], kernels: Sequence[jax.Array]) -> jax.Array:
-            return mix_experts(self.config, *tokens, *kernels)
+            x, router_logits, *preferences = tokens
+            chosen = choose_experts(self.config, router_logits, *preferences)
+            return mix_experts(self.config, x, router_logits, *kernels, choice=chosen)
 
-        kernels = [SplitKernel(wi, 3), SplitKernel(wo, 1)]
+        tokens, kernels = [x, router_logits], [SplitKernel(wi, 3), SplitKernel(wo, 1)]
+        if self.config.routing is not None:
+            tokens.append(nn.sigmoid(router_logits) + self.choice_bias)
         if not self.config.has_bias:
-            return compute_on_shards(compute, [x, router_logits], kernels), router_logits
+            return compute_on_shards(compute, tokens, kernels), router_logits
         kernels.append(SplitKernel(self.wi_bias.astype(x.dtype), 2))
-        outer = compute_on_shards(compute, [x, router_logits], kernels)
+        outer = compute_on_shards(compute, tokens, kernels)
         # Every model shard has it in full, so it is added once and not to each shard's part.
         shares = expert_shares(self.config, router_logits).astype(x.dtype)
         return outer + product(shares, self.wo_bias.astype(x.dtype)), router_logits
@@ -130,15 +137,20 @@ class Choice(NamedTuple):
 
     Attributes:
         experts: (…, K) int32, the likeliest first.
-        weights: (…, K) float32, their probabilities, scaled to a sum of 1 where the config says so.
+        weights: (…, K) float32, their probabilities, or sigmoids where the routing is grouped,
+            scaled to a sum of 1 where the config says so.
     """
 
     experts: jax.Array
     weights: jax.Array
 
 
-def choose_experts(config: MixtureConfig, router_logits: jax.Array) -> Choice:
-    """Choose by router logits (…, E)."""
+def choose_experts(
+    config: MixtureConfig, router_logits: jax.Array, preferences: jax.Array | None = None
+) -> Choice:
+    """Choose by router logits (…, E), or by preferences (…, E) where the routing is grouped."""
+    if config.routing is not None and preferences is not None:
+        return _choose_in_groups(config, config.routing, router_logits, preferences)
     probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
     _, experts = jax.lax.top_k(probabilities, config.experts_per_token)
     is_chosen = jax.nn.one_hot(experts, config.num_experts)
@@ -146,6 +158,26 @@ def choose_experts(config: MixtureConfig, router_logits: jax.Array) -> Choice:
     if config.is_normalised:
         kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
     return Choice(experts, kept)
+
+
+def _choose_in_groups(
+    config: MixtureConfig,
+    routing: GroupedRouting,
+    router_logits: jax.Array,
+    preferences: jax.Array,
+) -> Choice:
+    in_groups = preferences.reshape(*preferences.shape[:-1], routing.num_groups, -1)
+    best_two = jax.lax.top_k(in_groups, min(2, in_groups.shape[-1]))[0]
+    _, groups = jax.lax.top_k(jnp.sum(best_two, axis=-1), routing.groups_per_token)
+    is_chosen = jnp.sum(jax.nn.one_hot(groups, routing.num_groups), axis=-2) > 0
+    allowed = jnp.where(is_chosen[..., None], in_groups, -jnp.inf).reshape(preferences.shape)
+    _, experts = jax.lax.top_k(allowed, config.experts_per_token)
+    scores = nn.sigmoid(router_logits.astype(jnp.float32))
+    of_experts = jax.nn.one_hot(experts, config.num_experts)
+    kept = jnp.sum(of_experts * scores[..., None, :], axis=-1)
+    if config.is_normalised:
+        kept = kept / (jnp.sum(kept, axis=-1, keepdims=True) + 1e-20)
+    return Choice(experts, kept * routing.scale)
 
 
 def expert_shares(config: MixtureConfig, router_logits: jax.Array) -> jax.Array:
@@ -166,12 +198,17 @@ def mix_experts(
     wi: jax.Array,
     wo: jax.Array,
     wi_bias: jax.Array | None = None,
+    *,
+    choice: Choice | None = None,
 ) -> jax.Array:
     """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D).
 
     Biases of `wo` are left out.
+
+    Args:
+        choice: None: by the logits alone.
     """
-    choice = choose_experts(config, router_logits)
+    choice = choose_experts(config, router_logits) if choice is None else choice
     mix = _mix_every if len(x) <= _FEW_TOKENS else _mix_chosen
     return mix(config, x, choice, wi, wo, wi_bias)
 

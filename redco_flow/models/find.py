@@ -38,6 +38,7 @@ FAMILIES = (
     "gemma3_text",
     "mixtral",
     "gpt_oss",
+    "deepseek_v3",
     "vit",
     "vision_encoder_decoder",
 )

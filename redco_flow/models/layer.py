@@ -9,6 +9,7 @@ dim, E experts; S source or prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -27,9 +28,10 @@ from redco_flow.models.attention.cache import (
 from redco_flow.models.attention.context import split_sequence
 from redco_flow.models.attention.ring import attend_sequence
 from redco_flow.models.attention.rotary import Rotation, choose_rotation
-from redco_flow.models.blocks import Attention, Mlp, Norm
+from redco_flow.models.blocks import Attention, Heads, Mlp, Norm
 from redco_flow.models.config import MlpConfig, StackConfig
 from redco_flow.models.experts import MixtureOfExperts
+from redco_flow.models.latent_attention import LatentAttention
 from redco_flow.models.mlp_chunks import feed_forward_in_chunks
 from redco_flow.models.numerics import attention_mask_bias
 from redco_flow.models.projections import SplitKernel, in_mesh, merge_together, project_together
@@ -53,14 +55,15 @@ class Layer(nn.Module):
     def setup(self) -> None:
         """Declare the parts."""
         c = self.config
-        from_heads = c.attention.num_heads * c.attention.head_dim
+        from_heads = c.attention.num_heads * c.attention.value_dim
         into, out_of_heads, out_of_units = (
             c.stddev(c.width),
             c.stddev(from_heads) * c.residual_init,
             c.stddev(c.mlp.mlp_dim) * c.residual_init,
         )
         self.attention_norm = Norm(c.norm, c.width)
-        self.attention = Attention(c.attention, c.width, into, out_of_heads)
+        kind: Any = Attention if c.attention.latent is None else LatentAttention
+        self.attention = kind(c.attention, c.width, into, out_of_heads)
         if c.cross_attention is not None:
             self.cross_attention_norm = Norm(c.norm, c.width)
             self.cross_attention = Attention(c.cross_attention, c.width, into, out_of_heads)
@@ -73,6 +76,9 @@ class Layer(nn.Module):
             self.mlp = Mlp(c.mlp, c.width, into, out_of_units)
         else:
             self.experts = MixtureOfExperts(c.mlp, c.width, into, out_of_units)
+            if (shared := c.mlp.shared) is not None:
+                out_of_shared = c.stddev(shared.mlp_dim) * c.residual_init
+                self.shared_experts = Mlp(shared, c.width, into, out_of_shared)
 
     def __call__(
         self, hidden: jax.Array, per_layer: tuple[Any, ...], shared: WholeShared
@@ -190,9 +196,9 @@ class Layer(nn.Module):
         if c.is_parallel:
             return self._side_by_side(hidden, rotation, attend, keys, num_mlp_chunks), None
 
-        normed = self._normed("attention", hidden)
-        projected = self._projected("qkv", normed, self.attention.kernels())
-        heads = attend(*self.attention.heads(projected, c.rotary, rotation))
+        heads = attend(*self._heads(self._normed("attention", hidden), rotation))
+        if c.attention.latent is not None:
+            heads = heads[..., : c.attention.value_dim]
         added = self._merged("attention_out", heads, self.attention)
         added = dropout(added, c.residual_dropout, keys, _ATTENTION_OUT)
         hidden = self._add("attention", hidden, added)
@@ -207,6 +213,16 @@ class Layer(nn.Module):
         added, router_logits = self._feed_forward(normed, keys, num_mlp_chunks)
         added = dropout(added, c.residual_dropout, keys, _MLP_OUT)
         return self._add("mlp", hidden, added), router_logits
+
+    def _heads(self, normed: jax.Array, rotation: Rotation | None) -> Heads:
+        """Return queries (B, T, H, K), keys and values (B, T, G, K)."""
+        attention, rotary = self.attention, self.config.rotary
+        if isinstance(attention, LatentAttention):
+            made: Heads = attention.heads(normed, partial(self._projected, "qkv"), rotary, rotation)
+            return made
+        projected = self._projected("qkv", normed, attention.kernels())
+        found: Heads = attention.heads(projected, rotary, rotation)
+        return found
 
     def _attention_to(
         self, encoded: jax.Array, bias: Bias | None, keys: jax.Array | None
@@ -243,21 +259,27 @@ class Layer(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         if not isinstance(self.config.mlp, MlpConfig):
             outer, router_logits = self.experts(normed)
+            if self.config.mlp.shared is not None:
+                outer = outer + self._dense(self.shared_experts, normed, keys)
             return outer, router_logits
         if num_chunks > 1:
             return self._in_chunks(normed, keys, num_chunks), None
-        (projected,) = self._projected("mlp_in", normed, self.mlp.kernels())
-        inner = self.mlp.inner(projected, keys, _MLP_INNER)
-        return self._merged("mlp_out", inner, self.mlp), None
+        return self._dense(self.mlp, normed, keys), None
+
+    def _dense(self, mlp: Mlp, normed: jax.Array, keys: jax.Array | None) -> jax.Array:
+        (projected,) = self._projected("mlp_in", normed, mlp.kernels())
+        return self._merged("mlp_out", mlp.inner(projected, keys, _MLP_INNER), mlp)
 
     def _in_chunks(self, normed: jax.Array, keys: jax.Array | None, num_chunks: int) -> jax.Array:
         """Return what the feed-forward makes of some tokens of each device at a time."""
         made = feed_forward_in_chunks(self.mlp, num_chunks, normed, keys, _MLP_INNER)
         return _biased(self._saved("mlp_out", made), self.mlp.output_bias())
 
-    def _merged(self, name: str, inner: jax.Array, block: Attention | Mlp) -> jax.Array:
+    def _merged(
+        self, name: str, inner: jax.Array, block: Attention | LatentAttention | Mlp
+    ) -> jax.Array:
         """Return a block's output projection of what it computed, with the bias."""
-        kernel = block.out if isinstance(block, Attention) else block.wo
+        kernel = block.wo if isinstance(block, Mlp) else block.out
         product = self._saved(name, merge_together([(inner, kernel)]))
         return _biased(product, block.output_bias())
 

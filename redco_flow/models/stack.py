@@ -133,7 +133,7 @@ class Stack(nn.Module):
             own = tuple(StepLayer(source=kept) for kept in source)
         layer = Layer(self.config, parent=None)
         placed = self._placed(embedded, step)
-        last, heads = step_layers(layer, layers, placed, heads, own, shared)
+        last, heads = step_layers(lambda _: layer, layers, placed, heads, own, shared)
         return self._finished(last), heads
 
     def bias_by_step(self, max_length: int) -> jax.Array | None:

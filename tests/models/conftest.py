@@ -113,6 +113,10 @@ _LLAMA = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hid
           "bos_token_id": 2, "eos_token_id": 1}  # fmt: skip
 _LLAMA3_SCALING = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
                    "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+_DEEPSEEK = {**_LLAMA, "num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 10,
+             "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7,
+             "first_k_dense_replace": 1, "moe_intermediate_size": 20, "n_routed_experts": 6,
+             "n_group": 3, "topk_group": 2, "num_experts_per_tok": 2}  # fmt: skip
 # Each family, and what published models of it do differently; windows are shorter than rows.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", _GPT),
@@ -170,6 +174,13 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                           "original_max_position_embeddings": 16}},
     ),
     "mixtral": ("mixtral", {**_LLAMA, "num_local_experts": 4}),
+    "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        {**_DEEPSEEK, "q_lora_rank": None, "norm_topk_prob": False, "rope_interleave": False,
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7,
+                          "original_max_position_embeddings": 16}},
+    ),
 }  # fmt: skip
 
 

@@ -17,10 +17,10 @@ EOS = 1
 # Weights with which some rows end early and others run to the limit.
 SEEDS = {
     "gpt2": 11, "llama": 7, "mistral": 4, "gemma2": 13, "qwen3_moe": 24, "olmo2": 27, "phi3": 11,
-    "smollm3": 4, "gemma3_text": 0, "gpt_oss": 0,
+    "smollm3": 4, "gemma3_text": 0, "gpt_oss": 0, "deepseek_v3": 1,
 }  # fmt: skip
 # Each has a part of its own in decoding: norms, positions, sinks, experts.
-NEWER = ("qwen3_moe", "olmo2", "phi3", "smollm3", "gemma3_text", "gpt_oss")
+NEWER = ("qwen3_moe", "olmo2", "phi3", "smollm3", "gemma3_text", "gpt_oss", "deepseek_v3")
 # All of their rows run to the limit.
 ENDLESS = ("gemma3_text", "gpt_oss")
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 # What reads the residual is split on its output side, what writes it on its input side.
 SPLIT_DIM = {
     "embedding": 0, "lm_head": 1, "lm_head_bias": 0, "qkv": 3, "qkv_bias": 2, "q": 2, "q_bias": 1,
-    "kv": 3, "kv_bias": 2, "out": 1, "wi": 3, "wi_bias": 2, "wo": 1,
+    "kv": 3, "kv_bias": 2, "out": 1, "wi": 3, "wi_bias": 2, "wo": 1, "q_up": 2, "kv_up": 2,
 }  # fmt: skip
 EXPERT_DIM = {"wi": 4, "wo": 2}
 SIZES = {"vocab_size": 64, "num_attention_heads": 8, "hidden_size": 32}
@@ -70,6 +70,8 @@ def eight_heads(case: Any) -> Any:
         ("gemma2", 4),
         ("mixtral", 4),
         ("gpt_oss", 4),
+        ("deepseek_v3", 4),
+        ("deepseek_v3-yarn", 2),
     ],
     indirect=["decoder"],
 )
@@ -92,7 +94,7 @@ def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("decoder", ["llama3", "gptj", "mixtral"], indirect=True)
+@pytest.mark.parametrize("decoder", ["llama3", "gptj", "mixtral", "deepseek_v3"], indirect=True)
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_generation_of_a_split_model_gives_the_same_tokens(decoder, num_beams):
     case = eight_heads(decoder)

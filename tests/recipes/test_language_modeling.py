@@ -267,6 +267,10 @@ FAMILY_CONFIGS = {
     "gpt_oss": {**_LLAMA, "head_dim": 4, "sliding_window": 3, "num_local_experts": 2,
                 "num_experts_per_tok": 1},
     "mixtral": {**_LLAMA, "num_local_experts": 2},
+    "deepseek_v3": {**_LLAMA, "num_key_value_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 6,
+                    "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
+                    "first_k_dense_replace": 1, "moe_intermediate_size": 8, "n_routed_experts": 4,
+                    "n_group": 2, "topk_group": 1, "num_experts_per_tok": 1},
 }  # fmt: skip
 
 

@@ -449,7 +449,13 @@ def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
     settings = {
         **SETTINGS,
         "model": {"name_or_path": str(pretrained)},
-        "lora": {"rank": 2, "alpha": 4, "targets": "all-linear", "base_dtype": "nf4", "dropout": 0.1},
+        "lora": {
+            "rank": 2,
+            "alpha": 4,
+            "targets": "all-linear",
+            "base_dtype": "nf4",
+            "dropout": 0.1,
+        },
         "keep": {"last": 1},
         "fsdp": 2,
         "num_model_shards": 2,

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -240,6 +240,17 @@ def mlp_layouts(config: MlpConfig, inner: str, outer: str, labels: tuple[str, ..
         layouts["wi_bias"] = TensorLayout("layer gate units", unit, f"{inner}.bias", names)
         layouts["wo_bias"] = TensorLayout("layer model", "model", f"{outer}.bias")
     return layouts
+
+
+def with_numbers(layouts: Layouts, numbers: Sequence[int]) -> Layouts:
+    """Let the layers that are stacked have these numbers in the names of tensors."""
+    labels = {"layer": tuple(map(str, numbers))}
+    return {
+        key: dataclasses.replace(layout, labels={**layout.labels, **labels})
+        if isinstance(layout, TensorLayout)
+        else with_numbers(layout, numbers)
+        for key, layout in layouts.items()
+    }
 
 
 def with_prefix(layouts: Layouts, prefix: str) -> Layouts:

@@ -272,7 +272,8 @@ def _by_tensor(layouts: list[TensorLayout], leaves: list[Any]) -> list[list[Para
     """Bring parameters together that are parts of the same tensors, in the parts' order."""
     found: dict[str, list[Parameter]] = {}
     for layout, leaf in zip(layouts, leaves, strict=True):
-        found.setdefault(layout.name, []).append((layout, leaf))
+        _, first = next(layout.tensor_names(leaf.shape))
+        found.setdefault(first, []).append((layout, leaf))
     return [sorted(parts, key=lambda part: part[0].part or (0, 0)) for parts in found.values()]
 
 

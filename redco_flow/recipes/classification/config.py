@@ -30,6 +30,7 @@ FAMILIES = (
     "gemma2",
     "mixtral",
     "gpt_oss",
+    "deepseek_v3",
 )
 DEFAULT_FAMILY = "bert"
 TARGETS = CLASSES

@@ -66,6 +66,7 @@ FAMILIES = (
     "gemma3_text",
     "mixtral",
     "gpt_oss",
+    "deepseek_v3",
 )
 DEFAULT_FAMILY = "gpt2"
 CAN_PACK = True
