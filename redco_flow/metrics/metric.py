@@ -83,22 +83,23 @@ class MetricWithBaselines(Metric, Protocol):
 
 @runtime_checkable
 class LikelihoodMetric(Protocol):
-    """A metric of how likely a model finds each example's first reference; it reads no text.
+    """A metric of how likely a model finds each example's first reference.
 
-    `losses[i]` is the summed cross-entropy of that reference in nats, `num_tokens[i]` of how many
-    tokens. As of a `PooledMetric`, the score of a set is that of its examples' summed statistics.
+    `losses[i]` is the summed cross-entropy of that reference in nats, `counts[i]` its number of
+    tokens, or of the text's bytes as UTF-8 where the module's `COUNTS` is "bytes". As of a
+    `PooledMetric`, the score of a set is that of its examples' summed statistics.
     """
 
     KEYS: dict[str, str]
 
     def of_likelihoods(
-        self, losses: Sequence[float], num_tokens: Sequence[int]
+        self, losses: Sequence[float], counts: Sequence[int]
     ) -> dict[str, list[float]]:
         """Score each example on its own: one list per key, in input order."""
         ...
 
     def likelihood_statistics(
-        self, losses: Sequence[float], num_tokens: Sequence[int]
+        self, losses: Sequence[float], counts: Sequence[int]
     ) -> list[list[float]]:
         """Return one vector of additive counts per example."""
         ...
@@ -160,6 +161,11 @@ def reads_of(metric: Metric) -> Reads:
     """Return what a metric's predictions are."""
     reads: Reads = getattr(metric, "READS", "texts")
     return reads
+
+
+def counts_bytes(metric: LikelihoodMetric) -> bool:
+    """Whether a metric of likelihoods is given the texts' bytes, and not their tokens."""
+    return getattr(metric, "COUNTS", "tokens") == "bytes"
 
 
 def check_predictions(name: str, metric: Metric, predictions: Sequence[Any]) -> None:

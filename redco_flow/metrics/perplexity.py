@@ -1,7 +1,7 @@
 """Perplexity: the exponential of the mean loss per token of the references, in nats.
 
 The mean is over the tokens of all examples together; it depends on the tokenizer, so models with
-different ones are not to be compared by it.
+different ones are not to be compared by it, but by `bits_per_byte`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def perplexity(mean_loss: float) -> float:
     return math.exp(min(mean_loss, _LARGEST_EXPONENT))
 
 
-def of_likelihoods(losses: Sequence[float], num_tokens: Sequence[int]) -> dict[str, list[float]]:
+def of_likelihoods(losses: Sequence[float], counts: Sequence[int]) -> dict[str, list[float]]:
     """Return each example's perplexity."""
-    means = (loss / count for loss, count in zip(losses, num_tokens, strict=True))
+    means = (loss / count for loss, count in zip(losses, counts, strict=True))
     return {"perplexity": [perplexity(mean) for mean in means]}
 
 
-def likelihood_statistics(losses: Sequence[float], num_tokens: Sequence[int]) -> list[list[float]]:
+def likelihood_statistics(losses: Sequence[float], counts: Sequence[int]) -> list[list[float]]:
     """Return each example's summed loss and number of tokens."""
-    return [[loss, count] for loss, count in zip(losses, num_tokens, strict=True)]
+    return [[loss, count] for loss, count in zip(losses, counts, strict=True)]
 
 
 def from_statistics(totals: Sequence[float]) -> dict[str, float]:

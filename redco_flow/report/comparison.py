@@ -35,6 +35,7 @@ class ComparedRun:
         settings: all of resolved.yaml, by dotted key.
         metrics: by the names that `status` gives them.
         directions: "max" or "min" of scores, as far as evaluations say.
+        parts: scores by metric, then by part of the data.
         trainings: what each training stage logged.
     """
 
@@ -46,6 +47,7 @@ class ComparedRun:
     settings: Mapping[str, Any]
     metrics: Mapping[str, float]
     directions: Mapping[str, str]
+    parts: Mapping[str, Mapping[str, float]]
     trainings: Mapping[str, History]
 
 
@@ -61,9 +63,14 @@ def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
     state = unless_damaged(run.read_state) or {}
     record = unless_damaged(lambda: run.record) or {}
     directions: dict[str, str] = {}
+    parts: dict[str, dict[str, float]] = {}
     for stage in stages.values():
-        artifact = metrics_artifact(stage, store)
-        directions |= (artifact.metadata.get("directions") or {}) if artifact else {}
+        if (artifact := metrics_artifact(stage, store)) is None:
+            continue
+        directions |= artifact.metadata.get("directions") or {}
+        for part, scored in (artifact.metadata.get("parts") or {}).items():
+            for name, value in scored["metrics"].items():
+                parts.setdefault(name, {})[part] = value
     trainings = {name: read_history(logging_attempts(stage)[0]) for name, stage in stages.items()}
     return ComparedRun(
         label=label or run.id,
@@ -74,6 +81,7 @@ def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
         settings=_settings(run),
         metrics=read_metrics(state.get("stages") or {}),
         directions=directions,
+        parts=parts,
         trainings={name: found for name, found in trainings.items() if found.logged},
     )
 
@@ -127,6 +135,7 @@ def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
         facts=[("runs", ", ".join(one.label for one in runs))],
         sections=[
             Section("Metrics", [metrics_table(runs)], note=_BEST if len(runs) > 1 else ""),
+            Section("Parts of the data", list(parts_tables(runs))),
             Section("Settings", list(_settings_table(runs))),
             Section("Training", figures=overlaid(runs)),
         ],
@@ -154,6 +163,18 @@ def metrics_table(runs: Sequence[ComparedRun]) -> Table:
         for one in runs
     ]
     return Table("Runs and their metrics", ["run", "state", *names, "time", "created (UTC)"], rows)
+
+
+def parts_tables(runs: Sequence[ComparedRun]) -> Iterator[Table]:
+    """Yield a table of each metric that parts of the data have: parts against runs."""
+    for name in dict.fromkeys(name for one in runs for name in one.parts):
+        parts = sorted({part for one in runs for part in one.parts.get(name, {})})
+        rows = []
+        for part in parts:
+            values = [one.parts.get(name, {}).get(part) for one in runs]
+            best = best_of(values, direction(name, runs))
+            rows.append([Cell(part), *(_value(value, best) for value in values)])
+        yield Table(f"{name} of each part", ["part", *(one.label for one in runs)], rows)
 
 
 def _value(value: float | None, best: float | None) -> Cell:

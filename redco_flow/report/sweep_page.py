@@ -16,6 +16,7 @@ from redco_flow.report.comparison import (
     metric_names,
     metrics_table,
     overlaid,
+    parts_tables,
 )
 from redco_flow.report.numbers import score
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
@@ -74,6 +75,7 @@ def sweep_page(name: str, state: str, points: Sequence[SweptRun], now: str) -> R
         sections=[
             Section("Over seeds", list(_seed_tables(points, metrics))),
             Section("Points", [metrics_table(runs)]),
+            Section("Parts of the data", list(parts_tables(runs))),
             Section("Settings and metrics", figures=list(_scatters(points, shown))),
             Section("Parallel coordinates", figures=list(_parallel(points, shown)), note=_PARALLEL),
             Section("Training", figures=overlaid(runs)),

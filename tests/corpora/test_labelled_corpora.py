@@ -2,7 +2,7 @@
 
 import math
 
-from redco_flow.corpora import character_names, library_names, statement_sizes
+from redco_flow.corpora import character_names, library_names, statement_sizes, time_phrases
 
 
 def test_names_of_characters_have_the_categories_of_the_unicode_standard():
@@ -13,6 +13,22 @@ def test_names_of_characters_have_the_categories_of_the_unicode_standard():
     assert found["digit seven"] == "Nd"
     assert found["square root"] == "Sm"
     assert not [name for name in found if name.startswith(("hangul syllable", "cjk unified"))]
+
+
+def test_the_same_is_said_in_every_language():
+    found = {}
+    for row in time_phrases.rows(time_phrases.files()):
+        found.setdefault(row["language"], []).append(row["text"])
+
+    assert set(found) == set(time_phrases.LANGUAGES)
+    # The third part is an amount, whose digits are the same in these languages.
+    amounts = [
+        {text.rsplit("; ", 1)[1].split()[0] for text in found[code]} for code in ("es", "pl")
+    ]
+    assert amounts[0] == amounts[1]
+    assert any("vor " in text and " und " in text for text in found["de"])
+    assert any("前" in text for text in found["ja"])
+    assert next(iter(time_phrases.rows(time_phrases.files())))["text"] == found["ar"][0]
 
 
 def test_a_statement_with_more_parts_compiles_to_more_instructions(tmp_path):

@@ -6,12 +6,13 @@ import sys
 
 import pytest
 
-from redco_flow.metrics import bleu, exact_match, perplexity, rouge
+from redco_flow.metrics import bits_per_byte, bleu, exact_match, perplexity, rouge
 from redco_flow.metrics.metric import (
     ExampleMetric,
     Metric,
     PooledMetric,
     Score,
+    counts_bytes,
     find_any_metric,
     find_metric,
     find_score,
@@ -123,6 +124,19 @@ def test_perplexity_is_of_all_tokens_together():
     assert whole == {"perplexity": pytest.approx(math.e**2)}
     assert each == {"perplexity": [pytest.approx(math.e), pytest.approx(math.e**5)]}
     assert math.isfinite(perplexity.perplexity(10**6))
+
+
+def test_bits_per_byte_are_of_all_bytes_together():
+    # By hand: 8 bits of loss over 4 bytes.
+    rows = bits_per_byte.likelihood_statistics([3 * math.log(2), 5 * math.log(2)], [3, 1])
+
+    whole = bits_per_byte.from_statistics([sum(column) for column in zip(*rows, strict=True)])
+    each = bits_per_byte.of_likelihoods([3 * math.log(2), 5 * math.log(2)], [3, 1])
+
+    assert whole == {"bits_per_byte": pytest.approx(2.0)}
+    assert each == {"bits_per_byte": [pytest.approx(1.0), pytest.approx(5.0)]}
+    assert counts_bytes(bits_per_byte)
+    assert not counts_bytes(perplexity)
 
 
 def test_a_metric_of_likelihoods_scores_no_texts():

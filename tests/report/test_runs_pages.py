@@ -1,5 +1,6 @@
 """Pages of several runs: comparison, sweep, history, diff; in a real browser too."""
 
+import dataclasses
 from statistics import mean, stdev
 
 import pytest
@@ -80,6 +81,19 @@ def test_a_comparison_has_the_settings_that_differ_and_marks_the_best_score(runs
     assert "epochs" not in page.text
     assert page.text.count("(best)") == 1
     assert "35.00 (best)" in page.text
+
+
+def test_scores_of_parts_stand_beside_each_other_and_the_best_of_each_is_marked(runs, tmp_path):
+    of_parts = [
+        dataclasses.replace(run, parts={"rouge1": {"de": score, "fr": 10.0}})
+        for run, score in zip(runs, (1.0, 3.0, 2.0), strict=False)
+    ]
+
+    page = read(comparison_page(of_parts, NOW), tmp_path)
+
+    assert "rouge1 of each part" in page.text
+    assert "de 1.00 3.00 (best) 2.00 fr 10.00 10.00 10.00" in page.text
+    assert "rouge1 of each part" not in read(comparison_page(runs, NOW), tmp_path).text
 
 
 def test_curves_of_several_runs_are_overlaid(runs):

@@ -201,19 +201,25 @@ def test_each_part_has_a_perplexity_of_its_own(bench):
     settings = RECIPE | {"split": "validation", "prompt_length": 2}
     predictions = bench.run(predict, settings, inputs)["predictions"]
     inputs = {"predictions": [predictions]}
-    metrics = bench.run(evaluate, {"metrics": ["perplexity", "exact_match"]}, inputs)["metrics"]
+    asked = {"metrics": ["perplexity", "bits_per_byte", "exact_match"]}
+    metrics = bench.run(evaluate, asked, inputs)["metrics"]
 
     summary, _ = read_metrics(metrics.path)
-    losses, tokens = defaultdict(float), Counter()
+    losses, tokens, sizes = defaultdict(float), Counter(), Counter()
     for line in read_predictions(predictions.path)[0]:
         part = "numbers" if line.source[0].isdigit() else "words"
         assert line.part == part
         losses[part] += line.loss
         tokens[part] += line.num_tokens
+        # Decoded apart, prompt and rest lose white space between them.
+        letters = f"{line.source}{line.references[0]}".replace(" ", "")
+        sizes[part] += len(next(t for t in TEXTS[part] if t.replace(" ", "") == letters))
     assert set(summary.parts) == {"words", "numbers"}
     for part, found in summary.parts.items():
         expected = math.exp(losses[part] / tokens[part])
         assert found["metrics"]["perplexity"] == pytest.approx(expected, rel=1e-9)
+        expected = losses[part] / math.log(2) / sizes[part]
+        assert found["metrics"]["bits_per_byte"] == pytest.approx(expected, rel=1e-9)
         assert "exact_match" in found["metrics"]
     assert sum(one["num_examples"] for one in summary.parts.values()) == summary.num_examples
 

@@ -34,6 +34,7 @@ class Prediction:
         references: of rows the value of the column to be predicted, if there is one.
         loss: summed cross-entropy of the first reference, in nats, where it was measured.
         num_tokens: how many tokens that is the sum of.
+        num_bytes: how many bytes those tokens' text has; None of conversations.
         predictions: all texts, `prediction` first, where `num_return_sequences` asked for several.
         row: what JSON has of a row, without arrays and images.
         part: of the data, where rows say it.
@@ -45,6 +46,7 @@ class Prediction:
     references: list[Any]
     loss: float | None = None
     num_tokens: int | None = None
+    num_bytes: int | None = None
     predictions: list[str] | None = None
     row: dict[str, Any] | None = None
     part: str | None = None

@@ -25,6 +25,7 @@ from redco_flow.metrics.metric import (
     Metric,
     MetricWithBaselines,
     PooledMetric,
+    counts_bytes,
     find_any_metric,
     reads_of,
 )
@@ -240,7 +241,13 @@ def _likelihoods(
         if not isinstance(metric, LikelihoodMetric):
             continue
         losses = [line.loss for line in predictions if line.loss is not None]
-        counts = [line.num_tokens for line in predictions if line.num_tokens is not None]
+        what = "num_bytes" if counts_bytes(metric) else "num_tokens"
+        counts = [count for line in predictions if (count := getattr(line, what)) is not None]
+        if losses and not counts:
+            raise CannotEvaluate(
+                f"the metric '{name}' reads how many bytes each reference has, which predictions "
+                "of conversations, and those of before this metric, do not say."
+            )
         if not len(losses) == len(counts) == len(predictions):
             raise CannotEvaluate(
                 f"the metric '{name}' reads how likely each reference is, and the predictions do "

@@ -14,6 +14,7 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import OutputFn, Predictor
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError
+from redco_flow.recipes.chat.config import LEARNT
 from redco_flow.recipes.recipe import (
     CLASSES,
     Generation,
@@ -218,9 +219,10 @@ class _Prediction:
         if not self._scores_targets():
             return lines
         scores = self._score(rules, params, examples)
+        sizes = self._bytes_of(examples)
         return [
-            replace(line, loss=float(loss), num_tokens=int(weight))
-            for line, (loss, weight) in zip(lines, scores, strict=True)
+            replace(line, loss=float(loss), num_tokens=int(weight), num_bytes=size)
+            for line, (loss, weight), size in zip(lines, scores, sizes, strict=True)
         ]
 
     def _lines_of_rows(
@@ -350,6 +352,13 @@ class _Prediction:
             on_progress=self._reporter("scoring targets"),
             verb="scored targets of",
         )
+
+    def _bytes_of(self, examples: Sequence[dict[str, Any]]) -> Sequence[int | None]:
+        """Return the bytes of the text whose loss `_score` sums; cut where the tokens were."""
+        if examples and LEARNT in examples[0]:  # of a conversation only some tokens count
+            return [None] * len(examples)
+        texts = self._dataset.tokenizer.decode_batch([one["target_ids"] for one in examples])
+        return [len(text.encode()) for text in texts]
 
     def _reporter(self, phase: str) -> Callable[[int, int], None]:
         def on_progress(done: int, total: int) -> None:
