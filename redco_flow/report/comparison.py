@@ -166,15 +166,17 @@ def metrics_table(runs: Sequence[ComparedRun]) -> Table:
 
 
 def parts_tables(runs: Sequence[ComparedRun]) -> Iterator[Table]:
-    """Yield a table of each metric that parts of the data have: parts against runs."""
+    """Yield a table of each metric that parts of the data have: runs against parts."""
     for name in dict.fromkeys(name for one in runs for name in one.parts):
-        parts = sorted({part for one in runs for part in one.parts.get(name, {})})
-        rows = []
-        for part in parts:
-            values = [one.parts.get(name, {}).get(part) for one in runs]
-            best = best_of(values, direction(name, runs))
-            rows.append([Cell(part), *(_value(value, best) for value in values)])
-        yield Table(f"{name} of each part", ["part", *(one.label for one in runs)], rows)
+        of_runs = [one.parts.get(name, {}) for one in runs]
+        parts = sorted({part for found in of_runs for part in found})
+        way = direction(name, runs)
+        best = {part: best_of([found.get(part) for found in of_runs], way) for part in parts}
+        rows = [
+            [Cell(one.label), *(_value(found.get(part), best[part]) for part in parts)]
+            for one, found in zip(runs, of_runs, strict=True)
+        ]
+        yield Table(f"{name} of each part", ["run", *parts], rows)
 
 
 def _value(value: float | None, best: float | None) -> Cell:

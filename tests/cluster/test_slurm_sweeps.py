@@ -250,7 +250,8 @@ def test_a_failed_point_is_tried_again_alone_a_preempted_one_goes_on_a_cancelled
     view = sweeps.wait_for_end(sweep)
 
     ends = [point["state"] for point in view["points"]]
-    assert ends == [*["completed"] * 3, "cancelled"], sweep.log_path.read_text()
+    logs = [one.log_path.read_text() for one in (sweep, *sweep.runs) if one.log_path.exists()]
+    assert ends == [*["completed"] * 3, "cancelled"], "\n\n".join(logs)
     assert [len(run.attempts("train")) for run in sweep.runs] == [1, 1, 2, 1]
     assert [len(run.attempts("compare")) for run in sweep.runs] == [1, 1, 2, 1]
     assert causes(sweep, "train")[3] == "cancelled"
