@@ -70,9 +70,10 @@ def factors_of(factors, kernels):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decoder", ["gpt2", "llama3", "opt-350m"], indirect=True)
+@pytest.mark.parametrize("decoder", ["gpt2", "llama3", "opt-350m", "deepseek_v3"], indirect=True)
 def test_what_each_module_adds_is_what_merging_adds_to_its_tensor(decoder):
-    factors, kernels, merged = adapted(decoder, r"attention/(q|kv|qkv|out)$|mlp/w|project")
+    targets = r"attention/(q|kv|qkv|out|(q|kv)_(down|up))$|mlp/w|project|shared_experts/w"
+    factors, kernels, merged = adapted(decoder, targets)
 
     found = adapter_tensors(factors_of(factors, kernels))
 

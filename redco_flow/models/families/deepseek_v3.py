@@ -173,8 +173,8 @@ def _dense_layouts(config: MlpConfig, name: str) -> dict[str, Any]:
 
 def _attention_layouts(config: DeepseekV3Config) -> dict[str, Any]:
     name = name_in_layer("self_attn")
-    of_heads = ("layer rank heads head_dim", "(heads head_dim) rank")
-    down = ("layer model rank", "rank model")
+    of_heads = ("layer latent heads head_dim", "(heads head_dim) latent")
+    down = ("layer model latent", "latent model")
     layouts: dict[str, Any] = {
         "kv_down": TensorLayout(*down, f"{name}.kv_a_proj_with_mqa.weight"),
         "kv_norm": norm_layouts(f"{name}.kv_a_layernorm", has_bias=False),
