@@ -154,9 +154,10 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     sweeps, slurm, tmp_path, prefect_server
 ):
     before = jobs_in_slurm(slurm)
-    sweep = sweeps.start()
+    sweep = sweeps.start(holds_first=True)  # on a busy machine it might end before all wait for it
     sweeps.wait_until_queued(sweep)
     queued = jobs_in_slurm(slurm) - before
+    (tmp_path / "first-gate").touch()
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
     wait_until(lambda: sweeps.states(sweep) == ["running", "running", "waiting", "waiting"], 60)
     text = sweep_text(sweeps.view(sweep))
@@ -201,8 +202,9 @@ def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_colle
     """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
     as crashed.
     """
-    sweep = sweeps.start()
+    sweep = sweeps.start(holds_first=True)  # on a busy machine it might end before all wait for it
     sweeps.wait_until_queued(sweep)
+    (tmp_path / "first-gate").touch()
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
     kill_launchers(sweep)
     during = wait_until(
