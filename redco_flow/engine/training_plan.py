@@ -180,7 +180,7 @@ class TrainingPlan:
             max_grad_norm=max_grad_norm,
             trainable=mask,
             sharding=self.storage["params"].stored_sharding,
-            drop=lora.drop if lora is not None and lora.dropout else None,
+            drop=None if lora is None else lora.drop,
         )
         self.train_step = jit_train_step(deployer, step, self.storage)
         self.eval_step = deployer.jit(

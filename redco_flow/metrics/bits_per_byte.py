@@ -10,6 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from redco_flow.metrics.perplexity import likelihood_statistics
+
+__all__ = ["COUNTS", "KEYS", "from_statistics", "likelihood_statistics", "of_likelihoods"]
+
 KEYS = {"bits_per_byte": "min"}
 COUNTS = "bytes"
 
@@ -18,11 +22,6 @@ def of_likelihoods(losses: Sequence[float], counts: Sequence[int]) -> dict[str, 
     """Return each example's bits per byte; of an empty text its bits."""
     pairs = zip(losses, counts, strict=True)
     return {"bits_per_byte": [_bits_per_byte(loss, count) for loss, count in pairs]}
-
-
-def likelihood_statistics(losses: Sequence[float], counts: Sequence[int]) -> list[list[float]]:
-    """Return each example's summed loss and number of bytes."""
-    return [[loss, count] for loss, count in zip(losses, counts, strict=True)]
 
 
 def from_statistics(totals: Sequence[float]) -> dict[str, float]:

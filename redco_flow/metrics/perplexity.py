@@ -28,7 +28,7 @@ def of_likelihoods(losses: Sequence[float], counts: Sequence[int]) -> dict[str, 
 
 
 def likelihood_statistics(losses: Sequence[float], counts: Sequence[int]) -> list[list[float]]:
-    """Return each example's summed loss and number of tokens."""
+    """Return each example's summed loss and its count, of tokens here."""
     return [[loss, count] for loss, count in zip(losses, counts, strict=True)]
 
 

@@ -35,7 +35,12 @@ RunLayer = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 # Used in float32: norms, what is added to float32 scores.
 _KEPT_IN_FLOAT32 = (
-    *("norm", "sinks", "choice_bias", "relative_bias", "lm_head_bias", "final_logits_bias"),
+    "norm",
+    "sinks",
+    "choice_bias",
+    "relative_bias",
+    "lm_head_bias",
+    "final_logits_bias",
 )
 
 

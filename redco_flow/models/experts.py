@@ -117,8 +117,8 @@ class MixtureOfExperts(nn.Module):
 
         def compute(tokens: Sequence[jax.Array], kernels: Sequence[jax.Array]) -> jax.Array:
             x, router_logits, *preferences = tokens
-            chosen = choose_experts(self.config, router_logits, *preferences)
-            return mix_experts(self.config, x, router_logits, *kernels, choice=chosen)
+            preferred = next(iter(preferences), None)
+            return mix_experts(self.config, x, router_logits, *kernels, preferences=preferred)
 
         tokens, kernels = [x, router_logits], [SplitKernel(wi, 3), SplitKernel(wo, 1)]
         if self.config.routing is not None:
@@ -148,36 +148,30 @@ class Choice(NamedTuple):
 def choose_experts(
     config: MixtureConfig, router_logits: jax.Array, preferences: jax.Array | None = None
 ) -> Choice:
-    """Choose by router logits (…, E), or by preferences (…, E) where the routing is grouped."""
-    if config.routing is not None and preferences is not None:
-        return _choose_in_groups(config, config.routing, router_logits, preferences)
-    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
-    _, experts = jax.lax.top_k(probabilities, config.experts_per_token)
+    """Choose by router logits (…, E), or where the routing is grouped by preferences (…, E)."""
+    wide, routing = router_logits.astype(jnp.float32), config.routing
+    if routing is None:
+        scores = preferred = jax.nn.softmax(wide, axis=-1)
+    else:
+        assert preferences is not None
+        scores, preferred = nn.sigmoid(wide), _in_best_groups(routing, preferences)
+    _, experts = jax.lax.top_k(preferred, config.experts_per_token)
     is_chosen = jax.nn.one_hot(experts, config.num_experts)
-    kept = jnp.sum(is_chosen * probabilities[..., None, :], axis=-1)
+    kept = jnp.sum(is_chosen * scores[..., None, :], axis=-1)
     if config.is_normalised:
-        kept = kept / jnp.sum(kept, axis=-1, keepdims=True)
-    return Choice(experts, kept)
+        total = jnp.sum(kept, axis=-1, keepdims=True)
+        # Sigmoids may all be zero, other than probabilities.
+        kept = kept / (total if routing is None else total + 1e-20)
+    return Choice(experts, kept if routing is None else kept * routing.scale)
 
 
-def _choose_in_groups(
-    config: MixtureConfig,
-    routing: GroupedRouting,
-    router_logits: jax.Array,
-    preferences: jax.Array,
-) -> Choice:
+def _in_best_groups(routing: GroupedRouting, preferences: jax.Array) -> jax.Array:
+    """Return preferences (…, E), minus infinity in all but a token's best groups of experts."""
     in_groups = preferences.reshape(*preferences.shape[:-1], routing.num_groups, -1)
     best_two = jax.lax.top_k(in_groups, min(2, in_groups.shape[-1]))[0]
     _, groups = jax.lax.top_k(jnp.sum(best_two, axis=-1), routing.groups_per_token)
     is_chosen = jnp.sum(jax.nn.one_hot(groups, routing.num_groups), axis=-2) > 0
-    allowed = jnp.where(is_chosen[..., None], in_groups, -jnp.inf).reshape(preferences.shape)
-    _, experts = jax.lax.top_k(allowed, config.experts_per_token)
-    scores = nn.sigmoid(router_logits.astype(jnp.float32))
-    of_experts = jax.nn.one_hot(experts, config.num_experts)
-    kept = jnp.sum(of_experts * scores[..., None, :], axis=-1)
-    if config.is_normalised:
-        kept = kept / (jnp.sum(kept, axis=-1, keepdims=True) + 1e-20)
-    return Choice(experts, kept * routing.scale)
+    return jnp.where(is_chosen[..., None], in_groups, -jnp.inf).reshape(preferences.shape)
 
 
 def expert_shares(config: MixtureConfig, router_logits: jax.Array) -> jax.Array:
@@ -199,16 +193,16 @@ def mix_experts(
     wo: jax.Array,
     wi_bias: jax.Array | None = None,
     *,
-    choice: Choice | None = None,
+    preferences: jax.Array | None = None,
 ) -> jax.Array:
     """Return what the chosen experts make of tokens (N, D) with router logits (N, E): (N, D).
 
     Biases of `wo` are left out.
 
     Args:
-        choice: None: by the logits alone.
+        preferences: (N, E), where the routing is grouped.
     """
-    choice = choose_experts(config, router_logits) if choice is None else choice
+    choice = choose_experts(config, router_logits, preferences)
     mix = _mix_every if len(x) <= _FEW_TOKENS else _mix_chosen
     return mix(config, x, choice, wi, wo, wi_bias)
 

@@ -63,14 +63,12 @@ def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
     state = unless_damaged(run.read_state) or {}
     record = unless_damaged(lambda: run.record) or {}
     directions: dict[str, str] = {}
-    parts: dict[str, dict[str, float]] = {}
-    for stage in stages.values():
+    parts: dict[str, Mapping[str, Any]] = {}
+    for name, stage in stages.items():
         if (artifact := metrics_artifact(stage, store)) is None:
             continue
         directions |= artifact.metadata.get("directions") or {}
-        for part, scored in (artifact.metadata.get("parts") or {}).items():
-            for name, value in scored["metrics"].items():
-                parts.setdefault(name, {})[part] = value
+        parts[name] = artifact.metadata.get("parts") or {}
     trainings = {name: read_history(logging_attempts(stage)[0]) for name, stage in stages.items()}
     return ComparedRun(
         label=label or run.id,
@@ -81,9 +79,20 @@ def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
         settings=_settings(run),
         metrics=read_metrics(state.get("stages") or {}),
         directions=directions,
-        parts=parts,
+        parts=_by_metric({name: found for name, found in parts.items() if found}),
         trainings={name: found for name, found in trainings.items() if found.logged},
     )
+
+
+def _by_metric(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the scores of parts by metric, whose name says the stage where several have parts."""
+    found: dict[str, dict[str, float]] = {}
+    for stage, of_stage in parts.items():
+        prefix = f"{stage}/" if len(parts) > 1 else ""
+        for part, scored in of_stage.items():
+            for name, value in scored["metrics"].items():
+                found.setdefault(f"{prefix}{name}", {})[part] = value
+    return found
 
 
 def _settings(run: RunDirectory) -> dict[str, Any]:

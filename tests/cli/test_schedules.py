@@ -119,6 +119,7 @@ def test_a_firing_that_is_retried_is_left_to_the_process_that_starts(settled, mo
     assert settled("Running", state="completed", ended=LATER).is_completed()
     assert settled("Crashed", state="failed").is_failed()
     monkeypatch.setattr(serving, "_SECONDS_TO_CANCEL", 0)
+    assert settled("Cancelling").is_cancelled()
 
 
 @pytest.fixture

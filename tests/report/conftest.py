@@ -237,7 +237,15 @@ class RunBuilder:
         )
 
     def evaluate(
-        self, predictions: str, scores, metrics, *, baselines=None, confusion=None, stage="evaluate"
+        self,
+        predictions: str,
+        scores,
+        metrics,
+        *,
+        baselines=None,
+        confusion=None,
+        parts=None,
+        stage="evaluate",
     ) -> dict[str, str]:
         made = self.store.get(predictions)
         summary = MetricsSummary(
@@ -254,6 +262,7 @@ class RunBuilder:
             config="7" * 64,
             examples_digest="8" * 64,
             confusion=confusion,
+            parts=parts,
         )
         lines = [
             json.dumps({"row_id": str(index), "scores": one, "statistics": {}})

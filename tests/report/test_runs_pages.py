@@ -97,6 +97,21 @@ def test_scores_of_parts_stand_beside_each_other_and_the_best_of_each_is_marked(
     assert "rouge1 of each part" not in read(comparison_page(runs, NOW), tmp_path).text
 
 
+def test_scores_of_parts_name_their_stage_where_several_stages_have_some(make_builder):
+    builder = make_builder()
+    dataset = builder.preprocess()["dataset"]
+    checkpoint = builder.train(dataset, records=training_records())["checkpoint/last"]
+    predictions = builder.predict(checkpoint, dataset, sample_rows(4))["predictions"]
+    for stage, value in (("evaluate", 1.0), ("evaluate_again", 2.0)):
+        parts = {"de": {"num_examples": 4, "metrics": {"rouge1": value}}}
+        scores = [{"rouge1": value}] * 4
+        builder.evaluate(predictions, scores, {"rouge1": value}, parts=parts, stage=stage)
+
+    found = read_compared(builder.close()).parts
+
+    assert found == {"evaluate/rouge1": {"de": 1.0}, "evaluate_again/rouge1": {"de": 2.0}}
+
+
 def test_curves_of_several_runs_are_overlaid(runs):
     figures = {figure.title: figure for figure in overlaid(runs)}
 
