@@ -4,8 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 from safetensors.numpy import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -39,8 +37,14 @@ IGNORED = -100
 TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
 
 
+def import_torch():
+    """The reference; who has none skips the tests that compare with it."""
+    return pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
+
+
 def torch_losses(loss, logps, counts, reference):
     """The papers' formulas, in float64; of logps (B, 2) summed over tokens."""
+    torch = import_torch()
     beta, share = (
         loss.get("beta", 2.0 if loss["type"] == "simpo" else 0.1),
         loss.get("label_smoothing", 0.0),
@@ -76,6 +80,7 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def published(tokenizer, tmp_path_factory):
     """A tiny GPT-2 of transformers, and its directory."""
+    torch = import_torch()
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=280, n_embd=16, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0.0,
@@ -107,13 +112,16 @@ def built(tokenizer, model, loss):
 
 def torch_scores(model, rows):
     """Summed log-probabilities of both answers, and their numbers of tokens, one text at a time."""
+    torch = import_torch()
     logps, counts = [], []
     for row in rows:
         for name in ("chosen_ids", "rejected_ids"):
             prompt, answer = (torch.tensor(np.array(row[key])) for key in ("source_ids", name))
             ids = torch.cat([prompt, answer]).long()
             logits = model(ids[None]).logits[0, len(prompt) - 1 : -1]
-            picked = torch.gather(F.log_softmax(logits, -1), 1, answer.long()[:, None])
+            picked = torch.gather(
+                torch.nn.functional.log_softmax(logits, -1), 1, answer.long()[:, None]
+            )
             logps.append(picked.sum())
             counts.append(len(answer))
     return torch.stack(logps).reshape(-1, 2), torch.tensor(counts).reshape(-1, 2)
@@ -121,6 +129,7 @@ def torch_scores(model, rows):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 def test_losses_are_the_papers(loss):
+    torch = import_torch()
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 9, (6, 2))
     logps = -rng.uniform(0.2, 3.0, (6, 2)) * counts
@@ -139,6 +148,7 @@ def test_losses_and_gradients_are_those_of_torch_over_model_shards(
     tokenizer, published, num_shards, tmp_path
 ):
     """Engine case 63: pairs of unequal lengths, each type, label smoothing included; 1e-5."""
+    torch = import_torch()
     reference, folder = published
     rows = examples(tokenizer)
     scores = torch_scores(reference, rows)
