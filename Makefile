@@ -1,4 +1,4 @@
-# make quickstart | slurm-demo | test | test-all | test-pythons | lint | format | docs | bench | dist | clean
+# make quickstart | slurm-demo | test | test-all | test-gpu | test-pythons | lint | format | docs | bench | dist | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
 PYTHON ?= python3
@@ -19,7 +19,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-all test-quick test-pythons lint format docs bench dist clean constraints plotly
+.PHONY: quickstart slurm-demo test test-all test-gpu test-quick test-pythons lint format docs bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -32,17 +32,21 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # What every machine can run, in minutes.
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not cluster"
+	$(PYTEST) -m "not slow and not cluster and not gpu"
 
 # The rest too: it needs Slurm, sshd, Chromium, torch; what is missing is skipped, and named.
 # Three at once on two cores: many of these wait for a cluster, a server or a browser.
 test-all: test
 	$(PYTEST) -n 3 -m "slow or cluster"
 
+# On the first NVIDIA GPU that JAX finds (pip install 'jax[cuda13]'), beside the processor it is compared with.
+test-gpu: $(VENV)/.installed-dev
+	REDCO_FLOW_TEST_PLATFORMS=cuda,cpu $(PYTEST) -m gpu tests/gpu
+
 # What most depends on the versions of JAX and Python: the sharding rules, train step and checkpoints; a whole run.
 QUICK_TESTS := tests/spec/test_load.py tests/corpora tests/engine/dataflow \
 	$(patsubst %,tests/engine/test_%.py,sharding two_rules rules_end traffic trainer remat \
-	training_plan checkpoint)
+	training_plan checkpoint compiler_options)
 test-quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" $(QUICK_TESTS)
 	$(PYTEST) tests/test_installed.py

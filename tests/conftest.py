@@ -18,7 +18,9 @@ import submitit  # noqa: F401
 
 pytest.register_assert_rewrite("tiny_stages.contract")
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+# `make test-gpu` asks for a GPU, too, of which each test's process takes what it needs.
+os.environ["JAX_PLATFORMS"] = os.environ.get("REDCO_FLOW_TEST_PLATFORMS", "cpu")
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 # Tests compile much and compute little: the cheap compiler passes halve their time.
 _CHEAP_COMPILING = "--xla_backend_optimization_level=0"
 # XLA ends the process for a flag that it does not know: jaxlib after 0.10 has this one no more.
@@ -26,6 +28,9 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10):
     _CHEAP_COMPILING += " --xla_cpu_use_fusion_emitters=false"
     # Small programs are compiled in one piece: to cut each in 32 took 15% of the tests' CPU time.
     _CHEAP_COMPILING += " --xla_cpu_parallel_codegen_split_count=1"
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    # What docs/limits.md says a training needs there to repeat to the last bit.
+    _CHEAP_COMPILING += " --xla_gpu_autotune_level=0 --xla_gpu_exclude_nondeterministic_ops=true"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {_CHEAP_COMPILING}"
 # What is traced makes millions of objects that live on: to look for garbage at every 700 new ones,
 # and to note the stack of each operation, took 3 to 16% of the tests' CPU time.

@@ -1,25 +1,35 @@
 """Say with which options of XLA's the programs for a mesh are compiled, by its devices' platform.
 
 They are given to each program (`compiler_options` of `jax.jit`), so nothing has to stand in the
-environment before JAX starts, and a program compiled ahead of time has them too.
+environment before JAX starts, and a program compiled ahead of time has them too. A compiler that
+does not know an option refuses the program, so it is asked which it knows.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from jax.sharding import Mesh
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, SingleDeviceSharding
 
 CompilerOptions = dict[str, bool | int | str]
 
+_PIPELINED = "COLLECTIVE_PIPELINING_MODE_ON"
 # XLA for GPUs computes while it reduces and gathers only if told to.
 GPU_OPTIONS: CompilerOptions = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_enable_pipelined_all_gather": True,
     "xla_gpu_enable_pipelined_all_reduce": True,
     "xla_gpu_enable_pipelined_reduce_scatter": True,
+    # Their names since JAX 0.11.
+    "xla_gpu_pipeline_all_gather": _PIPELINED,
+    "xla_gpu_pipeline_all_reduce": _PIPELINED,
+    "xla_gpu_pipeline_reduce_scatter": _PIPELINED,
 }
 
 # libtpu 0.0.42 does so by itself for v5e; for v5p no collective is asynchronous without them.
@@ -48,16 +58,43 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 def compiler_options(mesh: Mesh, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the options for programs on a mesh, without those that the environment names.
 
-    An option of a program would win over the same one in the environment, so that one is left out.
+    An option of a program would win over the same one in the environment, so that one is left out;
+    and so is what this version of the devices' compiler does not know.
 
     Args:
         mesh: its devices need not be there.
         environ: where the user's own flags stand, in `XLA_FLAGS` or `LIBTPU_INIT_ARGS`.
     """
     named = {_name(flag) for variable in _VARIABLES for flag in environ.get(variable, "").split()}
-    device = mesh.devices.flat[0]
+    own = (device for device in mesh.devices.flat if device.process_index == jax.process_index())
+    device = next(own, mesh.devices.flat[0])
     ours = {**_BY_PLATFORM.get(device.platform, {}), **_BY_DEVICE_KIND.get(device.device_kind, {})}
-    return {name: value for name, value in ours.items() if name not in named}
+    known = known_options(device, tuple(ours.items())) if ours else {}
+    return {name: value for name, value in known.items() if name not in named}
+
+
+@functools.cache
+def known_options(
+    device: jax.Device, options: tuple[tuple[str, bool | int | str], ...]
+) -> CompilerOptions:
+    """Return those of the options, (name, value), that a device's compiler knows.
+
+    Args:
+        device: need not be there.
+    """
+    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=SingleDeviceSharding(device))
+    program = jax.jit(jnp.negative).lower(scalar)
+    known: dict[str, Any] = dict(options)
+    while True:
+        try:
+            program.compile(known)
+        except jax.errors.JaxRuntimeError as error:
+            unknown = re.search(r"No such compile option: '(\w+)'", str(error))
+            if unknown is None or unknown[1] not in known:
+                return known  # What else there is, the program that is wanted will meet, too.
+            del known[unknown[1]]
+        else:
+            return known
 
 
 def _name(flag: str) -> str:

@@ -64,13 +64,18 @@ def test_cpus_have_no_options():
     assert compiler_options(Deployer().mesh, {}) == {}
 
 
-def test_the_gpu_options_are_known_to_this_xla():
-    """One compiler reads the options of all platforms but TPUs."""
-    lowered = jax.jit(jnp.sin).lower(1.0)
+def test_each_xla_is_given_the_gpu_options_that_it_knows():
+    """One compiler reads the options of all platforms but TPUs; some were renamed."""
+    given = {"xla_gpu_enable_nothing": True, **options.GPU_OPTIONS}
 
-    assert lowered.compile(options.GPU_OPTIONS)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_enable_nothing"):
-        lowered.compile({"xla_gpu_enable_nothing": True})
+    known = options.known_options(jax.devices()[0], tuple(given.items()))
+
+    assert jax.jit(jnp.sin).lower(1.0).compile(known)
+    assert "xla_gpu_enable_latency_hiding_scheduler" in known
+    for name in ("all_gather", "all_reduce", "reduce_scatter"):
+        names = {f"xla_gpu_enable_pipelined_{name}", f"xla_gpu_pipeline_{name}"}
+        assert len(names & known.keys()) == 1
+    assert len(known) == 4
 
 
 @pytest.mark.slow

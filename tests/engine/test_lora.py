@@ -57,6 +57,10 @@ def loss(params, batch, rngs, is_training):
     return cross_entropy(logits(params, batch["ids"]), jnp.roll(batch["ids"], -1, 1))
 
 
+def loss_of_logits(scores, ids):
+    return cross_entropy(scores, jnp.roll(ids, -1, 1))[0]
+
+
 def examples(count=16):
     rng = np.random.default_rng(1)
     return [{"ids": rng.integers(0, VOCAB, LENGTH).astype(np.int32)} for _ in range(count)]
@@ -111,6 +115,46 @@ def test_factors_have_the_kernels_inputs_and_outputs():
         "layers/up": ((2, 16, 2), (2, 2, 32)),
         "layers/down": ((2, 32, 2), (2, 2, 16)),
     }
+
+
+@pytest.mark.parametrize("base_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_computes_in_any_dtype_beside_a_base_of_any(dtype, base_dtype):
+    """A narrow base is made wider by its factors: the model must not take it as narrow already."""
+    model = find_model("llama")
+    sizes = {
+        "vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    }  # fmt: skip
+    config = model.Config.from_hugging_face({"model_type": "llama", **sizes})
+    config = config.updated({"dtype": dtype})
+    base = jax.tree.map(
+        lambda leaf: leaf.astype(base_dtype), model.init_params(config, jax.random.key(0))
+    )
+    ids = collate(examples(2))["ids"]
+
+    def total(params, ids):
+        return jnp.sum(loss_of_logits(model.apply(config, params, ids), ids))
+
+    lora = plan_lora(base, total, ids, rank=RANK, alpha=ALPHA, targets="attention")
+    start = lora.start(base, jax.random.key(0))
+
+    def adapted(factors):
+        return lora.adapt(total)({**start, "lora": factors}, ids)
+
+    def merged(factors):
+        return total(lora.merge({**start, "lora": factors}), ids)
+
+    found, expected = (jax.value_and_grad(f)(start["lora"]) for f in (adapted, merged))
+    tolerance = 1e-5 if dtype == "float32" else 0.05
+    np.testing.assert_allclose(found[0], expected[0], rtol=tolerance)
+    for one, two in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True):
+        np.testing.assert_allclose(one, two, atol=tolerance * float(jnp.max(jnp.abs(two)) + 1e-6))
+
+
+def test_a_base_of_no_known_dtype_is_an_error():
+    with pytest.raises(EngineError, match="base_dtype='int4' must be one of int8, nf4, or None"):
+        plan(base_dtype="int4")
 
 
 def test_separate_kernels_of_a_stack_have_factors_of_their_own():

@@ -87,6 +87,38 @@ def test_results_and_gradients_are_those_of_formed_scores(config, biases, window
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("blocks", [BlockSizes(64, 16, 16, 32), BlockSizes(16, 64, 32, 16)])
+def test_results_do_not_depend_on_the_blocks(blocks, monkeypatch):
+    """Each side of a pass has blocks of its own, and each pass is filled up to all of them."""
+    config, biases, window = FORMS["packed, soft cap, window known when it runs"]
+    monkeypatch.setattr(BlockSizes, "of", lambda *_: blocks)
+
+    found = with_gradients(interpreted, config, biases, window, LENGTH)
+
+    expected = with_gradients(attend_grouped, config, biases, window, LENGTH)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_blocks_of_other_documents_are_not_read(is_causal):
+    """Were they, a NaN there would be one here: even what is hidden is multiplied."""
+    config = config_of(1, 1, is_causal=is_causal)
+    documents = np.repeat([[1, 2, 3]], 256, axis=1)
+    biases = row_biases(None, documents)
+    heads = [draw(1, 768, 1, HEAD_DIM, seed=seed) for seed in range(3)]
+    broken = [jnp.where(documents[..., None, None] == 2, x, jnp.nan) for x in heads]
+
+    def attended(*heads: jax.Array) -> jax.Array:
+        return interpreted(config, *heads, biases)[:, 256:512]
+
+    for run in (attended, jax.grad(lambda *heads: jnp.sum(attended(*heads)), argnums=(0, 1, 2))):
+        found, expected = jax.tree.leaves(run(*broken)), jax.tree.leaves(run(*heads))
+        for one, other in zip(found, expected, strict=True):
+            ours = slice(256, 512) if one.shape[1] == 768 else slice(None)
+            np.testing.assert_array_equal(one[:, ours], other[:, ours])
+
+
 def test_a_query_that_sees_no_key_gives_0():
     config, heads = config_of(1, 1, is_causal=False), [draw(1, 20, 1, HEAD_DIM)] * 3
     biases = (SameDocument(jnp.asarray([[1] * 5 + [2] * 15]), jnp.asarray([[2] * 20])),)
@@ -186,10 +218,10 @@ def test_residuals_have_a_name_unless_they_are_scores():
 @pytest.mark.parametrize(
     ("lengths", "head_dim", "itemsize", "expected"),
     [
-        ((1, 1), 8, 2, BlockSizes(16, 16, 16)),
-        ((600, 77), 128, 2, BlockSizes(128, 64, 32)),
-        ((600, 600), 256, 2, BlockSizes(64, 32, 32)),
-        ((600, 20), 256, 4, BlockSizes(32, 32, 32)),
+        ((1, 1), 8, 2, BlockSizes(16, 16, 16, 16)),
+        ((600, 77), 128, 2, BlockSizes(128, 32, 64, 64)),
+        ((600, 600), 256, 2, BlockSizes(64, 32, 32, 32)),
+        ((600, 20), 256, 4, BlockSizes(32, 32, 32, 32)),
     ],
 )
 def test_blocks_are_powers_of_two_and_smaller_where_heads_are_wide(

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -224,10 +224,10 @@ class Lora:
             for path, leaf in named_leaves(params[BASE]):
                 name = join(path)
                 deferred.append(targets.get(name))
-                is_target = name in params[FACTORS]
-                values.append(self._value(leaf, params, name) if is_target else leaf)
-                if (stored := self.stored.get(name)) is not None:  # is made wide before it is used
-                    leaf = jax.ShapeDtypeStruct(stored.wide_shape(leaf.shape), jnp.float32)
+                values.append(leaf)
+                if name in params[FACTORS]:
+                    values[-1] = self._value(leaf, params, name)
+                    leaf = jax.eval_shape(targets[name].use, values[-1])
                 shapes.append(leaf)
             used = jax.tree.unflatten(jax.tree.structure(params[BASE]), shapes)
             return run_deferred(function, used, values, deferred, inputs)
@@ -345,8 +345,12 @@ def plan_lora(
         base_dtype: in which the kernels that have factors are kept; None: as they are given.
 
     Raises:
-        EngineError: rank below 1, not a regex, or no such parameter; the message lists them.
+        EngineError: rank below 1, not a regex, no such dtype, or no such parameter; the message
+            lists them.
     """
+    if base_dtype not in (None, *get_args(BaseDtype)):
+        allowed = ", ".join(get_args(BaseDtype))
+        raise EngineError(f"lora: base_dtype={base_dtype!r} must be one of {allowed}, or None.")
     if rank < 1 or not alpha > 0:
         raise EngineError(f"lora: rank={rank} must be at least 1 and alpha={alpha} above 0.")
     try:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from redco_flow.engine.errors import EngineError
+from redco_flow.engine.sharding.dataflow.trace import scan_sizes
 from redco_flow.engine.step.loss import LossFn
 from redco_flow.engine.step.step import MicroBatches, masked_sums
 
@@ -168,7 +169,7 @@ def _follow(equation: Any, operands: list[Mark]) -> _Found:
     if name in _PRODUCTS:
         return _product(_PRODUCTS[name](equation), operands[:2])
     if name in _CALLS:
-        return _CALLS[name](equation.params, operands)
+        return _CALLS[name](equation, operands)
     if _OPAQUE.fullmatch(name):
         raise NotCounted(f"it calls {name}, whose operations are not known")
     inner = _inner_jaxpr(equation)
@@ -248,11 +249,14 @@ _PRODUCTS: dict[str, Callable[[Any], float]] = {
 }
 
 
-def _scan(params: dict[str, Any], operands: list[Mark]) -> _Found:
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carry, stacked = operands[:first], operands[first:last], operands[last:]
-    marks, flops = _until_stable(params["jaxpr"], consts, carry, stacked)
-    return marks, flops * params["length"]
+def _scan(equation: Any, operands: list[Mark]) -> _Found:
+    body, length = equation.params["jaxpr"], equation.params["length"]
+    num_consts, num_carry = scan_sizes(
+        body, [v.aval.ndim for v in equation.invars], [v.aval.ndim for v in equation.outvars]
+    )
+    consts, rest = operands[:num_consts], operands[num_consts:]
+    marks, flops = _until_stable(body, consts, rest[:num_carry], rest[num_carry:])
+    return marks, flops * length
 
 
 def _until_stable(
@@ -273,7 +277,8 @@ def _joined(alternatives: Sequence[Sequence[Mark]]) -> list[Mark]:
     return [one[0] if len(set(one)) == 1 else any(map(bool, one)) for one in together]
 
 
-def _while(params: dict[str, Any], operands: list[Mark]) -> _Found:
+def _while(equation: Any, operands: list[Mark]) -> _Found:
+    params = equation.params
     operands = operands[params["cond_nconsts"] :]
     num_consts = params["body_nconsts"]
     marks, flops = _until_stable(
@@ -284,13 +289,13 @@ def _while(params: dict[str, Any], operands: list[Mark]) -> _Found:
     return marks, 0.0
 
 
-def _cond(params: dict[str, Any], operands: list[Mark]) -> _Found:
+def _cond(equation: Any, operands: list[Mark]) -> _Found:
     """Of branches the dearest counts."""
-    found = [_walk(branch, operands[1:]) for branch in params["branches"]]
+    found = [_walk(branch, operands[1:]) for branch in equation.params["branches"]]
     return _joined([marks for marks, _ in found]), max(flops for _, flops in found)
 
 
-_CALLS: dict[str, Callable[[dict[str, Any], list[Mark]], _Found]] = {
+_CALLS: dict[str, Callable[[Any, list[Mark]], _Found]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,

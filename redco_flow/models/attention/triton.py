@@ -105,13 +105,13 @@ def _attend_rows(
     # What fills up is not kept for the backward pass: it is done again.
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, ids: Any) -> jax.Array:
-        query = padded_to(query, 1, blocks.queries)
-        key, value = (padded_to(x, 1, blocks.keys) for x in (key, value))
+        query = padded_to(query, 1, blocks.of_queries)
+        key, value = (padded_to(x, 1, blocks.of_keys) for x in (key, value))
         if ids is not None:
             of_queries, of_keys = ids
             ids = triton_kernels.Segments(
-                padded_to(of_queries, 1, blocks.queries),
-                padded_to(of_keys, 1, blocks.keys, fill=HIDDEN),
+                padded_to(of_queries, 1, blocks.of_queries),
+                padded_to(of_keys, 1, blocks.of_keys, fill=HIDDEN),
             )
         return named(query, key, value, ids, window)
 

@@ -1,7 +1,8 @@
 """Flash attention in Pallas' Triton: causal order, windows, segments, soft caps, grouped queries.
 
 No array as large as the scores is made: a program of the grid holds a block of queries (or, for
-the gradients of keys and values, of keys) and walks over the blocks of the other that it sees.
+the gradients of keys and values, of keys) and walks over the blocks of the other that it sees; of
+packed rows those of other documents are passed by.
 Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithms 1 and 2; a group's gradients are added
 up inside of the kernel, so keys and values are never repeated for their heads.
 Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, R heads of a group,
@@ -22,22 +23,33 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from redco_flow.models.attention.kernel_calls import HIDDEN
+
 # Triton's products have no shorter dim.
 MIN_BLOCK = 16
 _LOG2_E = math.log2(math.e)
 # Below all scores, and finite: of a block that shows nothing it leaves no NaN.
 _LOWEST = -0.7 * float(np.finfo(np.float32).max)
+# On an H200, of the times with other blocks, warps and stages: those of 128 or fewer dims in
+# bfloat16 are the best, or within 4% of them.
+_FORWARD_STAGES = {128: 3}
 _BACKWARD_WARPS = 4
 _NUM_STAGES = 2
 
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """Tokens of a block, powers of 2; those of the backward pass divide those of the forward."""
+    """Tokens of a block, powers of 2.
+
+    Args:
+        queries, keys: that the forward pass holds, and walks over.
+        held, walked: the same of the backward pass, whose programs hold queries, or keys.
+    """
 
     queries: int
     keys: int
-    backward: int
+    held: int
+    walked: int
 
     @classmethod
     def of(cls, num_queries: int, num_keys: int, head_dim: int, itemsize: int) -> BlockSizes:
@@ -48,9 +60,19 @@ class BlockSizes:
         """
         head_bytes = _padded_head_dim(head_dim) * itemsize
         wide = 128 if head_bytes <= 256 else (64 if head_bytes <= 512 else 32)
-        queries = min(wide, _block_of(num_queries))
-        keys = min(max(wide // 2, 32), _block_of(num_keys))
-        return cls(queries, keys, min(32, queries, keys))
+        queries, keys = _block_of(num_queries), _block_of(num_keys)
+        backward = min(64 if wide == 128 else 32, queries, keys)
+        return cls(min(wide, queries), min(32, keys), backward, backward)
+
+    @property
+    def of_queries(self) -> int:
+        """What a number of queries is filled up to a multiple of."""
+        return max(self.queries, self.held, self.walked)
+
+    @property
+    def of_keys(self) -> int:
+        """What a number of keys is filled up to a multiple of."""
+        return max(self.keys, self.held, self.walked)
 
 
 class Segments(NamedTuple):
@@ -67,6 +89,7 @@ class Operands(NamedTuple):
         query, key, value: (B, Q, H, K), (B, M, G, K) twice.
         window: (1,) int32; how many tokens back, itself included, a query looks. Query i stands
             at the place of key i.
+        ranges: `_ranges` of the segments, where there are some; each pass makes its own.
     """
 
     query: Any
@@ -74,6 +97,7 @@ class Operands(NamedTuple):
     value: Any
     segments: Segments | None
     window: Any
+    ranges: Any = None
 
 
 class Results(NamedTuple):
@@ -137,18 +161,21 @@ flash_attention.defvjp(_flash_forward, _flash_backward)
 def _forward(form: Form, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Return heads (B, Q, H, K), and their softmax' `Results.log_sums`."""
     num_rows, num_queries, num_heads, head_dim = operands.query.shape
-    specs = _specs_of_queries(operands, form.blocks.queries)
+    block = form.blocks.queries
+    operands = _with_ranges(operands, 0, block, form.blocks.keys)
+    specs = _specs_of_queries(operands, block)
     found: tuple[jax.Array, jax.Array] = pl.pallas_call(
         functools.partial(_forward_kernel, form, head_dim),
-        grid=(num_queries // form.blocks.queries, num_heads, num_rows),
+        grid=(num_queries // block, num_heads, num_rows),
         in_specs=[specs],
-        out_specs=[specs.query, _sums_spec(form.blocks.queries)],
+        out_specs=[specs.query, _sums_spec(block)],
         out_shape=[
             operands.query,
             jax.ShapeDtypeStruct((num_rows, num_heads, num_queries), jnp.float32),
         ],
         compiler_params=plgpu.CompilerParams(
-            num_warps=4 if head_dim <= 64 else 8, num_stages=_NUM_STAGES
+            num_warps=4 if head_dim <= 64 and block < 128 else 8,
+            num_stages=_FORWARD_STAGES.get(block, _NUM_STAGES),
         ),
         interpret=form.is_interpreted,
         name="flash_forward",
@@ -183,7 +210,7 @@ def _forward_kernel(form: Form, head_dim: int, refs: Operands, out_ref: Any, sum
         jnp.full(block, _LOWEST, jnp.float32),
         jnp.zeros(block, jnp.float32),
     )
-    first, end = _keys_seen(form, number * block, block, step, window)
+    first, end = _in_range(refs, *_keys_seen(form, number * block, block, step, window))
     accumulated, largest, total = jax.lax.fori_loop(first, end, visit, start)
     total = jnp.where(total > 0, total, 1.0)
     load.store(out_ref, accumulated / total[:, None])
@@ -193,7 +220,8 @@ def _forward_kernel(form: Form, head_dim: int, refs: Operands, out_ref: Any, sum
 def _query_gradient(form: Form, operands: Operands, results: Results) -> jax.Array:
     """Return the gradient of queries (B, Q, H, K)."""
     num_rows, num_queries, num_heads, head_dim = operands.query.shape
-    block = form.blocks.backward
+    block = form.blocks.held
+    operands = _with_ranges(operands, 0, block, form.blocks.walked)
     specs, sums = _specs_of_queries(operands, block), _sums_spec(block)
     gradient: jax.Array = pl.pallas_call(
         functools.partial(_query_gradient_kernel, form, head_dim),
@@ -212,7 +240,7 @@ def _query_gradient_kernel(
     form: Form, head_dim: int, refs: Operands, results: Results, out_ref: Any
 ) -> None:
     """Compute a block of queries' gradient: walk over the keys that they see."""
-    block = form.blocks.backward
+    block, step = form.blocks.held, form.blocks.walked
     number = pl.program_id(0)
     load = _Loader(refs.query.shape[-1], head_dim)
     query, cotangent, window = load(refs.query), load(results.cotangent), _window_of(refs)
@@ -220,14 +248,14 @@ def _query_gradient_kernel(
     side = _Side.of(number, block, refs.segments, 0)
 
     def visit(index: Any, accumulated: jax.Array) -> jax.Array:
-        where = pl.ds(index * block, block)
+        where = pl.ds(index * step, step)
         key, value = load(refs.key.at[where, :]), load(refs.value.at[where, :])
-        shown = _visible(form, side, _Side.of(index, block, refs.segments, 1, where), window)
+        shown = _visible(form, side, _Side.of(index, step, refs.segments, 1, where), window)
         arrays = (query, key, value, cotangent)
         _, of_products = _weights_and_gradient(form, arrays, sums, shown)
         return accumulated + _product(of_products.astype(key.dtype), key)
 
-    first, end = _keys_seen(form, number * block, block, block, window)
+    first, end = _in_range(refs, *_keys_seen(form, number * block, block, step, window))
     zeros = jnp.zeros(query.shape, jnp.float32)
     load.store(out_ref, jax.lax.fori_loop(first, end, visit, zeros))
 
@@ -237,7 +265,8 @@ def _key_gradients(form: Form, operands: Operands, results: Results) -> tuple[ja
     num_rows, num_keys, num_groups, head_dim = operands.key.shape
     num_queries = operands.query.shape[1]
     num_repeats = operands.query.shape[2] // num_groups
-    block = form.blocks.backward
+    block = form.blocks.held
+    operands = _with_ranges(operands, 1, block, form.blocks.walked)
     of_queries = pl.BlockSpec(
         (None, num_queries, num_repeats, _padded_head_dim(head_dim)), lambda i, g, b: (b, 0, g, 0)
     )
@@ -271,7 +300,7 @@ def _key_gradients_kernel(
     value_ref: Any,
 ) -> None:
     """Compute a block of keys' gradients: walk over the queries, of all heads, that see them."""
-    block = form.blocks.backward
+    block, step = form.blocks.held, form.blocks.walked
     number = pl.program_id(0)
     load = _Loader(refs.key.shape[-1], head_dim)
     key, value, window = load(refs.key), load(refs.value), _window_of(refs)
@@ -279,9 +308,9 @@ def _key_gradients_kernel(
 
     def visit(head: Any, index: Any, carry: Any) -> Any:
         of_key, of_value = carry
-        where = pl.ds(index * block, block)
+        where = pl.ds(index * step, step)
         query, cotangent = (load(x.at[where, head, :]) for x in (refs.query, results.cotangent))
-        shown = _visible(form, _Side.of(index, block, refs.segments, 0, where), keys, window)
+        shown = _visible(form, _Side.of(index, step, refs.segments, 0, where), keys, window)
         sums = results.log_sums[head, where], results.inner[head, where]
         arrays = (query, key, value, cotangent)
         weights, of_products = _weights_and_gradient(form, arrays, sums, shown)
@@ -289,7 +318,9 @@ def _key_gradients_kernel(
         of_key += _product(of_products.astype(query.dtype), query, trans_a=True)
         return of_key, of_value
 
-    first, end = _queries_seeing(form, number * block, block, refs.query.shape[0], window)
+    num_steps = refs.query.shape[0] // step
+    first, end = _queries_seeing(form, number * block, block, step, num_steps, window)
+    first, end = _in_range(refs, first, end)
 
     def visit_head(head: Any, carry: Any) -> Any:
         return jax.lax.fori_loop(first, end, functools.partial(visit, head), carry)
@@ -345,7 +376,7 @@ def _visible(form: Form, queries: _Side, keys: _Side, window: Any) -> jax.Array 
         parts.append(back < window)
     if queries.segments is not None and keys.segments is not None:
         parts.append(queries.segments[:, None] == keys.segments[None, :])
-    if form.num_keys % form.blocks.keys:
+    if form.num_keys % form.blocks.of_keys:
         parts.append(jnp.broadcast_to(keys.places[None, :] < form.num_keys, back.shape))
     return functools.reduce(jnp.logical_and, parts) if parts else None
 
@@ -402,14 +433,59 @@ def _keys_seen(form: Form, first: Any, count: int, step: int, window: Any) -> tu
 
 
 def _queries_seeing(
-    form: Form, first: Any, block: int, num_queries: int, window: Any
+    form: Form, first: Any, count: int, step: int, end: Any, window: Any
 ) -> tuple[Any, Any]:
-    """Return from which block of queries to which see some of the keys of a block."""
-    start = jax.lax.div(first, block) if form.is_causal else 0
-    end: Any = num_queries // block
+    """Return from which block of `step` queries to which see some of `count` keys from `first` on.
+
+    Args:
+        end: number of blocks.
+    """
+    start = jax.lax.div(first, step) if form.is_causal else 0
     if window is not None:
-        end = jnp.minimum(end, jax.lax.div(first + block - 1 + window + block - 1, block))
+        end = jnp.minimum(end, jax.lax.div(first + count - 1 + window + step - 1, step))
     return start, end
+
+
+def _with_ranges(operands: Operands, side: int, block: int, step: int) -> Operands:
+    """Return operands with the ranges of programs that hold blocks of this side's tokens.
+
+    Args:
+        side: 0: queries; 1: keys.
+    """
+    if operands.segments is None:
+        return operands
+    held, walked = operands.segments[side], operands.segments[1 - side]
+    return operands._replace(ranges=_ranges(held, walked, block, step))
+
+
+def _ranges(held: jax.Array, walked: jax.Array, block: int, step: int) -> jax.Array:
+    """Return (B, held blocks, 2): from which block of the other side to which one may see it.
+
+    Those outside have segments that are all larger, or all smaller.
+
+    Args:
+        held, walked: segments, (B, held tokens) and (B, walked tokens).
+        block, step: tokens of a block of each.
+    """
+
+    def bounds(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+        blocks = segments.reshape(len(segments), -1, size)
+        largest = np.iinfo(np.int32).max
+        low = jnp.min(jnp.where(blocks == HIDDEN, largest, blocks), axis=2)
+        return low, jnp.max(blocks, axis=2)
+
+    (low, high), (other_low, other_high) = bounds(held, block), bounds(walked, step)
+    meet = (low[:, :, None] <= other_high[:, None]) & (other_low[:, None] <= high[:, :, None])
+    places = jnp.arange(meet.shape[2], dtype=jnp.int32)
+    first = jnp.min(jnp.where(meet, places, meet.shape[2]), axis=2)
+    end = jnp.max(jnp.where(meet, places + 1, 0), axis=2)
+    return jnp.stack([first, end], axis=2)
+
+
+def _in_range(refs: Operands, first: Any, end: Any) -> tuple[Any, Any]:
+    if refs.ranges is None:
+        return first, end
+    return jnp.maximum(first, refs.ranges[0]), jnp.minimum(end, refs.ranges[1])
 
 
 def _specs_of_queries(operands: Operands, block: int) -> Operands:
@@ -435,13 +511,14 @@ def _by_head(num_tokens: int, head_dim: int, index: Callable[..., Any]) -> pl.Bl
 
 def _shared_specs(
     operands: Operands, *sides: tuple[int, Callable[..., Any]]
-) -> tuple[Segments | None, Any]:
-    """Return how segments and the window are taken; `sides`: tokens, and which, of both."""
-    of_segments = None
+) -> tuple[Segments | None, Any, Any]:
+    """Return how segments, window and ranges are taken; `sides`: tokens, and which, of both."""
+    of_segments, of_ranges = None, None
     if operands.segments is not None:
         of_segments = Segments(*(pl.BlockSpec((None, count), index) for count, index in sides))
+        of_ranges = pl.BlockSpec((None, None, 2), lambda i, h, b: (b, i, 0))
     of_window = None if operands.window is None else pl.BlockSpec((1,), lambda i, h, b: (0,))
-    return of_segments, of_window
+    return of_segments, of_window, of_ranges
 
 
 def _padded_head_dim(head_dim: int) -> int:
