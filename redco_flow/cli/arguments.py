@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,30 @@ VerbFunction = Callable[[argparse.Namespace], int]
 
 
 class Verbs:
-    """The verbs of the command line, each a subparser with its function."""
+    """Verbs, each a subparser with its function.
 
-    def __init__(self, subparsers: Any) -> None:
+    Args:
+        subparsers: of the parser whose verbs they are.
+        summaries: of each verb, its line in the help page; in its order.
+    """
+
+    def __init__(self, subparsers: Any, summaries: Mapping[str, str]) -> None:
         self._subparsers = subparsers
+        self._summaries = summaries
 
-    def add(self, name: str, function: VerbFunction, summary: str) -> argparse.ArgumentParser:
-        """Declare the verb `name`; `summary` is its line in the help page."""
+    def add(self, name: str, function: VerbFunction) -> argparse.ArgumentParser:
+        """Declare the verb `name`."""
+        summary = self._summaries[name]
         parser: argparse.ArgumentParser = self._subparsers.add_parser(
             name, help=summary, description=summary, allow_abbrev=False
         )
         parser.set_defaults(verb=function)
         return parser
 
-    @staticmethod
-    def names(parser: argparse.ArgumentParser) -> list[str]:
-        """The verbs that `parser` knows, in the order of the help page."""
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                return list(action.choices)
-        return []
+    def list_all(self) -> None:
+        """Have the help page name all verbs, none of which was added."""
+        for name, summary in self._summaries.items():
+            self._subparsers.add_parser(name, help=summary)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

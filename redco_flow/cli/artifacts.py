@@ -113,21 +113,21 @@ def impact_lines(node: ImpactNode, indent: str = "") -> list[str]:
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    artifacts = verbs.add("artifacts", _artifacts, "list the published artifacts, newest first")
+    artifacts = verbs.add("artifacts", _artifacts)
     artifacts.add_argument("--kind", help="dataset, checkpoint, predictions or metrics")
     artifacts.add_argument(
         "-n", "--last", type=int, metavar="N", help=f"how many ({_NUM_LISTED}; all with --json)"
     )
-    why = verbs.add("why", _why, "where a metric or artifact came from, back to the data")
+    why = verbs.add("why", _why)
     why.add_argument(
         "target",
         metavar="WHAT",
         help="metric of the last run, artifact id, @ALIAS, RUN/STAGE, RUN/METRIC",
     )
     why.add_argument("--all", action="store_true", help="also the settings left at their defaults")
-    impact = verbs.add("impact", _impact, "what was made from an artifact or a data file")
+    impact = verbs.add("impact", _impact)
     impact.add_argument("target", metavar="ID", help="artifact id, @ALIAS, or a data file's BLAKE3")
-    verify = verbs.add("verify", _verify, "read artifacts whole and compare their digests")
+    verify = verbs.add("verify", _verify)
     verify.add_argument("ids", nargs="*", metavar="ARTIFACT", help="which (all)")
     for parser in (artifacts, why, impact, verify):
         add_json(parser)

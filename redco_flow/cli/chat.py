@@ -23,7 +23,7 @@ _LINES_OF_LOG = 20
 
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
-    chat = verbs.add("chat", _chat, "converse with a checkpoint on this machine")
+    chat = verbs.add("chat", _chat)
     add_checkpoint(chat)
     chat.add_argument("--message", metavar="TEXT", help="ask this alone, and print the answer")
     chat.add_argument("--system", metavar="TEXT", help="begin with this system message")

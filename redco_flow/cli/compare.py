@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    compare = verbs.add("compare", _compare, "runs side by side: settings that differ, metrics")
+    compare = verbs.add("compare", _compare)
     compare.add_argument("runs", nargs="+", metavar="RUN", help="run ids or their beginnings")
     add_html(compare)
     add_json(compare)
     add_workspace(compare)
-    report = verbs.add("report", _report, "write the page of a run or of a sweep anew")
+    report = verbs.add("report", _report)
     add_run(report)
     add_html(report)
     add_workspace(report)

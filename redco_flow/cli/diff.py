@@ -30,7 +30,7 @@ _TITLES = {"placement": "placement (no part of a result's identity)"}
 
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
-    diff = verbs.add("diff", _diff, "what differs between two runs: settings, data, code, scores")
+    diff = verbs.add("diff", _diff)
     diff.add_argument("first", metavar="RUN", help="the earlier run: id, its beginning or path")
     diff.add_argument("second", nargs="?", default="@last", metavar="RUN", help="the later (@last)")
     diff.add_argument(

@@ -27,23 +27,21 @@ _KEPT = """\
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    doctor = verbs.add("doctor", _doctor, "check that a profile can run, and say how to mend it")
+    doctor = verbs.add("doctor", _doctor)
     doctor.add_argument("-p", "--profile", default="local", metavar="PROFILE")
     add_json(doctor)
-    clean = verbs.add(
-        "clean", _clean, "delete jobs and copies that a profile's hosts need not keep"
-    )
+    clean = verbs.add("clean", _clean)
     clean.add_argument("-p", "--profile", default="hosts", metavar="PROFILE")
     clean.add_argument("--dry-run", action="store_true", help="only list it, with sizes")
     add_json(clean)
-    schema = verbs.add("schema", _schema, "print the JSON Schema of a pipeline file, for editors")
+    schema = verbs.add("schema", _schema)
     schema.add_argument(
         "file", nargs="?", metavar="PIPELINE", help="with the settings of this one's own recipe"
     )
-    profile = verbs.add("profile", _profile, "print a cluster profile, defaults included")
+    profile = verbs.add("profile", _profile)
     profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
     add_json(profile)
-    ui = verbs.add("ui", _ui, "start the Prefect server, if none runs, and print a link to it")
+    ui = verbs.add("ui", _ui)
     ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
     add_workspace(ui)
     ui.add_argument("--stop", action="store_true", help="stop the server that was started here")
@@ -51,7 +49,7 @@ def register(verbs: Verbs) -> None:
         "--force", action="store_true", help="with --stop: even while runs report to it"
     )
     ui.add_argument("--status", action="store_true", help="only say whether one runs")
-    completion = verbs.add("completion", _completion, "print a shell's completion script")
+    completion = verbs.add("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
@@ -161,7 +159,9 @@ def _ui(options: argparse.Namespace) -> int:
 def _completion(options: argparse.Namespace) -> int:
     import shtab
 
-    parser: argparse.ArgumentParser = options.whole_parser
+    from redco_flow.cli.main import build_parser
+
+    parser = build_parser()
     # Files and runs are looked for by the shell: no Python starts at the press of a key.
     completers: dict[str, Any] = {
         "file": shtab.FILE,

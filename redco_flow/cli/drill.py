@@ -18,7 +18,7 @@ _VERDICTS = {True: "bitwise", False: "NO"}
 
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
-    drill = verbs.add("drill", _drill, "harm small trainings on a cluster and see them survive")
+    drill = verbs.add("drill", _drill)
     drill.add_argument("-p", "--profile", default="local", metavar="PROFILE")
     drill.add_argument(
         "--fault",

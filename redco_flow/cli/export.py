@@ -17,7 +17,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
-    export = verbs.add("export", _export, "write a checkpoint as transformers or PEFT reads it")
+    export = verbs.add("export", _export)
     add_checkpoint(export)
     export.add_argument(
         "folder", type=Path, metavar="DIR", help="where to: new, empty, or this export already"

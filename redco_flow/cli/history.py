@@ -70,7 +70,7 @@ class HistoryEntry:
 
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
-    history = verbs.add("history", _history, "the runs of one pipeline over time, oldest first")
+    history = verbs.add("history", _history)
     history.add_argument("pipeline", metavar="PIPELINE", help="the pipeline's name, or its file")
     history.add_argument(
         "--metric", action="append", default=[], metavar="NAME", help="which (the first three)"

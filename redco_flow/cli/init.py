@@ -21,7 +21,7 @@ _NUM_DAYS = 365 * 60
 
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
-    init = verbs.add("init", _init, "write a small project that runs: pipeline, profile, data")
+    init = verbs.add("init", _init)
     init.add_argument("directory", metavar="DIRECTORY", help="new, or without files of these names")
 
 

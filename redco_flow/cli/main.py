@@ -1,7 +1,7 @@
 """The `redco-flow` command: reads the words, calls the verb, turns errors into exit codes.
 
-argparse, because it starts in 30 ms and a help page must appear at once. Every verb's module
-is light; what a verb needs it imports when it runs.
+argparse, because it starts in 30 ms and a help page must appear at once. A verb's module is
+imported where the verb is asked for; what else it needs it imports when it runs.
 """
 
 from __future__ import annotations
@@ -11,28 +11,51 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from redco_flow import __version__
-from redco_flow.cli import (
-    artifacts,
-    chat,
-    compare,
-    diff,
-    doctor,
-    drill,
-    export,
-    history,
-    init,
-    promote,
-    run,
-    schedule,
-    status,
-)
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import RedcoFlowError, WorkspaceError
 from redco_flow.search_path import append_current_directory
 from redco_flow.terminal_text import VisibleStream
+
+# In the order of the help page: each verb's module in `redco_flow.cli`, and its summary.
+VERBS = {
+    "init": ("init", "write a small project that runs: pipeline, profile, data"),
+    "run": ("run", "run a pipeline"),
+    "plan": ("run", "print what a run would do, and why"),
+    "resume": ("run", "take up a run that was interrupted, failed or cancelled"),
+    "retry": ("run", "new attempts for an ended run's failed, cancelled stages"),
+    "cancel": ("run", "stop a run; what its stages saved is kept"),
+    "ls": ("status", "list the runs, newest first"),
+    "status": ("status", "show one run: stages, progress, metrics"),
+    "attach": ("status", "follow a run until it ends; Ctrl-C detaches again"),
+    "logs": ("status", "print what a run's stages printed"),
+    "artifacts": ("artifacts", "list the published artifacts, newest first"),
+    "why": ("artifacts", "where a metric or artifact came from, back to the data"),
+    "impact": ("artifacts", "what was made from an artifact or a data file"),
+    "verify": ("artifacts", "read artifacts whole and compare their digests"),
+    "diff": ("diff", "what differs between two runs: settings, data, code, scores"),
+    "compare": ("compare", "runs side by side: settings that differ, metrics"),
+    "report": ("compare", "write the page of a run or of a sweep anew"),
+    "history": ("history", "the runs of one pipeline over time, oldest first"),
+    "promote": ("promote", "name a checkpoint, such as production, if it is better"),
+    "rollback": ("promote", "have an alias name again what it named before"),
+    "aliases": ("promote", "list what checkpoints were promoted as"),
+    "schedule": ("schedule", "run a pipeline again and again"),
+    "serve": ("schedule", "fire the schedules when they are due"),
+    "export": ("export", "write a checkpoint as transformers or PEFT reads it"),
+    "chat": ("chat", "converse with a checkpoint on this machine"),
+    "doctor": ("doctor", "check that a profile can run, and say how to mend it"),
+    "clean": ("doctor", "delete jobs and copies that a profile's hosts need not keep"),
+    "schema": ("doctor", "print the JSON Schema of a pipeline file, for editors"),
+    "profile": ("doctor", "print a cluster profile, defaults included"),
+    "ui": ("doctor", "start the Prefect server, if none runs, and print a link to it"),
+    "completion": ("doctor", "print a shell's completion script"),
+    "drill": ("drill", "harm small trainings on a cluster and see them survive"),
+}
+_MODULES = tuple(dict.fromkeys(module for module, _ in VERBS.values()))
 
 _DESCRIPTION = """\
 Launch, shard, track and chain JAX finetuning jobs. A pipeline is a YAML file.
@@ -65,6 +88,11 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
+    return _parser(_MODULES)
+
+
+def _parser(modules: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of these modules' verbs; without any, that of the help page."""
     parser = _Parser(
         prog="redco-flow",
         description=_DESCRIPTION,
@@ -73,24 +101,29 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"redco-flow {__version__}")
-    verbs = Verbs(parser.add_subparsers(title="verbs", metavar="VERB", required=True))
-    groups = (
-        *(init, run, status, artifacts, diff, compare, history),
-        *(promote, schedule, export, chat, doctor, drill),
-    )
-    for group in groups:
-        group.register(verbs)
-    parser.set_defaults(whole_parser=parser)  # for the shells' completion
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = Verbs(subparsers, {verb: summary for verb, (_, summary) in VERBS.items()})
+    for module in modules:
+        import_module(f"redco_flow.cli.{module}").register(verbs)
+    if not modules:
+        verbs.list_all()
     return parser
 
 
-def _refuse_unknown_verb(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    verb = next((word for word in words if not word.startswith("-")), None)
-    known = Verbs.names(parser)
-    if verb is not None and verb == words[0] and verb not in known:
-        near = difflib.get_close_matches(verb, known, n=1)
+def _modules_for(words: Sequence[str]) -> Sequence[str]:
+    """Return the modules whose verbs a command line may need: importing them all takes a while."""
+    if words[0] in VERBS:
+        return [VERBS[words[0]][0]]
+    if words[0] in ("-h", "--help", "--version"):
+        return []
+    return _MODULES
+
+
+def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
+    if not word.startswith("-") and word not in VERBS:
+        near = difflib.get_close_matches(word, VERBS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        parser.error(f"there is no verb {verb!r}{hint} Verbs: {', '.join(known)}.")
+        parser.error(f"there is no verb {word!r}{hint} Verbs: {', '.join(VERBS)}.")
 
 
 def _take_overrides(parser: argparse.ArgumentParser, extras: list[str]) -> list[str]:
@@ -111,11 +144,9 @@ def run_command(words: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    parser = build_parser()
-    if not words:
-        parser.print_help()
-        return 0
-    _refuse_unknown_verb(parser, words)
+    words = words or ["--help"]
+    parser = _parser(_modules_for(words))
+    _refuse_unknown_verb(parser, words[0])
     options, extras = parser.parse_known_args(words)
     if extras and not hasattr(options, "overrides"):
         parser.error(f"unknown argument {extras[0]!r}")

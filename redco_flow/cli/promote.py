@@ -22,9 +22,7 @@ _MOST_METRICS = 3
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    promote = verbs.add(
-        "promote", _promote, "name a checkpoint, such as production, if it is better"
-    )
+    promote = verbs.add("promote", _promote)
     add_checkpoint(promote)
     promote.add_argument("--as", dest="alias", required=True, metavar="ALIAS", help="its name")
     promote.add_argument(
@@ -45,11 +43,11 @@ def register(verbs: Verbs) -> None:
         metavar="SHARE",
         help="of the bootstrap's interval of the gain, which must lie above 0 (0.95)",
     )
-    rollback = verbs.add("rollback", _roll_back, "have an alias name again what it named before")
+    rollback = verbs.add("rollback", _roll_back)
     rollback.add_argument("alias", nargs="?", default=_DEFAULT_ALIAS, metavar="ALIAS")
     for parser in (promote, rollback):
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the history")
-    aliases = verbs.add("aliases", _aliases, "list what checkpoints were promoted as")
+    aliases = verbs.add("aliases", _aliases)
     aliases.add_argument("alias", nargs="?", metavar="ALIAS", help="all that this one ever named")
     for parser, what in (
         (promote, "whose alias it is (the pipeline that made the checkpoint)"),

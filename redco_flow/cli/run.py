@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    run = verbs.add("run", _run, "run a pipeline")
+    run = verbs.add("run", _run)
     run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
     run.add_argument("--detach", action="store_true", help="start it and return at once")
     run.add_argument(
@@ -46,7 +46,7 @@ def register(verbs: Verbs) -> None:
         help="the id that the run gets: a command that is repeated starts it once",
     )
     add_sweep(run)
-    plan = verbs.add("plan", _plan, "print what a run would do, and why")
+    plan = verbs.add("plan", _plan)
     plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
     plan.add_argument(
         "--show-examples",
@@ -55,10 +55,10 @@ def register(verbs: Verbs) -> None:
         metavar="N",
         help="print what is learnt of the first N conversations, too",
     )
-    resume = verbs.add("resume", _resume, "take up a run that was interrupted, failed or cancelled")
-    retry = verbs.add("retry", _retry, "new attempts for an ended run's failed, cancelled stages")
+    resume = verbs.add("resume", _resume)
+    retry = verbs.add("retry", _retry)
     retry.add_argument("--failed", action="store_true", help="leave cancelled stages alone")
-    cancel = verbs.add("cancel", _cancel, "stop a run; what its stages saved is kept")
+    cancel = verbs.add("cancel", _cancel)
     for parser in (run, plan):
         add_pipeline(parser)
         parser.add_argument(

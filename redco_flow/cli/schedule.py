@@ -50,28 +50,40 @@ WantedBy=default.target
 """
 
 
+_SUMMARIES = {
+    "add": "make a schedule, or change the one of this name",
+    "ls": "list the schedules: when each fires next, and what came of it",
+    "show": "print one schedule",
+    "pause": "have a schedule fire no more until it is resumed",
+    "resume": "have a paused schedule fire again",
+    "run": "have a schedule fire now",
+    "rm": "delete a schedule and its history; its runs stay",
+    "history": "list what each firing came to",
+}
+
+
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    schedule = verbs.add("schedule", _help, "run a pipeline again and again")
-    own = Verbs(schedule.add_subparsers(title="verbs", metavar="VERB"))
+    schedule = verbs.add("schedule", _help)
+    own = Verbs(schedule.add_subparsers(title="verbs", metavar="VERB"), _SUMMARIES)
     schedule.set_defaults(schedule_parser=schedule)
-    add = own.add("add", _add, "make a schedule, or change the one of this name")
+    add = own.add("add", _add)
     add_pipeline(add)
     _add_when(add)
-    listed = own.add("ls", _list, "list the schedules: when each fires next, and what came of it")
-    show = own.add("show", _show, "print one schedule")
-    pause = own.add("pause", _pause, "have a schedule fire no more until it is resumed")
-    resume = own.add("resume", _resume, "have a paused schedule fire again")
-    run = own.add("run", _run, "have a schedule fire now")
-    remove = own.add("rm", _remove, "delete a schedule and its history; its runs stay")
-    history = own.add("history", _history, "list what each firing came to")
+    listed = own.add("ls", _list)
+    show = own.add("show", _show)
+    pause = own.add("pause", _pause)
+    resume = own.add("resume", _resume)
+    run = own.add("run", _run)
+    remove = own.add("rm", _remove)
+    history = own.add("history", _history)
     for parser in (show, pause, resume, run, remove, history):
         parser.add_argument("name", metavar="NAME", help="the schedule's name")
     for parser in (listed, show, pause, resume, run, remove, history):
         add_workspace(parser)
     for parser in (add, listed, show, history):
         add_json(parser)
-    serve = verbs.add("serve", _serve, "fire the schedules when they are due")
+    serve = verbs.add("serve", _serve)
     serve.add_argument("--detach", action="store_true", help="as a process of its own")
     serve.add_argument("--stop", action="store_true", help="end it; runs that it began go on")
     serve.add_argument(

@@ -218,12 +218,12 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
 
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
-    listing = verbs.add("ls", _list, "list the runs, newest first")
+    listing = verbs.add("ls", _list)
     listing.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (20)")
-    status = verbs.add("status", _status, "show one run: stages, progress, metrics")
+    status = verbs.add("status", _status)
     status.add_argument("--watch", action="store_true", help="follow it until it ends")
-    attach = verbs.add("attach", _attach, "follow a run until it ends; Ctrl-C detaches again")
-    logs = verbs.add("logs", _logs, "print what a run's stages printed")
+    attach = verbs.add("attach", _attach)
+    logs = verbs.add("logs", _logs)
     logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     logs.add_argument("-n", "--last", type=int, default=None, metavar="N", help="the last N lines")

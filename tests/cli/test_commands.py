@@ -1,3 +1,4 @@
+import argparse
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from redco_flow.cli import main
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import wait_for
@@ -212,6 +214,40 @@ def test_the_command_imports_nothing_heavy():
     )
 
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_verb_is_declared_by_the_module_that_the_table_says():
+    """In its order: the help page is made of the table alone."""
+    verbs = next(
+        action.choices
+        for action in main.build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+
+    declared = [(verb, own.get_default("verb").__module__) for verb, own in verbs.items()]
+
+    assert declared == [
+        (verb, f"redco_flow.cli.{module}") for verb, (module, _) in main.VERBS.items()
+    ]
+
+
+def test_the_help_page_imports_no_verb_and_a_verb_no_other(command):
+    program = (
+        "import sys, redco_flow.cli.main as m\n"
+        "try: m.run_command(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "modules = {f'redco_flow.cli.{module}' for module, _ in m.VERBS.values()}\n"
+        "print(*sorted(modules & set(sys.modules)))"
+    )
+
+    def imported(*words):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout.splitlines()[-1].split()
+
+    assert imported("--help") == imported() == imported("--version") == []
+    assert imported("init", "--help") == ["redco_flow.cli.init"]
 
 
 def test_an_unknown_verb_is_answered_with_the_nearest(command):

@@ -17,7 +17,7 @@ from redco_flow.models.attention.bias import Biases, SameDocument, VisibleKeys, 
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.kernel_calls import with_named_residuals
 from redco_flow.models.attention.triton import triton_attend
-from redco_flow.models.attention.triton_kernels import BlockSizes
+from redco_flow.models.attention.triton_blocks import BlockSizes
 from redco_flow.models.config import ENDLESS_WINDOW, AttentionConfig
 
 # Several blocks of the forward pass, the last of which it does not fill.

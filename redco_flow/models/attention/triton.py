@@ -86,17 +86,17 @@ def _attend_rows(
 ) -> jax.Array:
     """Attend on one device, with lengths filled up to whole blocks."""
     # Importing Triton's dialect takes a while, which only GPUs' users should wait for.
-    from redco_flow.models.attention import triton_kernels
+    from redco_flow.models.attention import triton_blocks, triton_kernels
 
     num_queries, num_keys = query.shape[1], key.shape[1]
     itemsize = query.dtype.itemsize
-    blocks = triton_kernels.BlockSizes.of(num_queries, num_keys, config.head_dim, itemsize)
-    form = triton_kernels.Form(
+    blocks = triton_blocks.BlockSizes.of(num_queries, num_keys, config.head_dim, itemsize)
+    form = triton_blocks.Form(
         config.scale, config.cap, config.is_causal, num_keys, blocks, is_interpreted
     )
 
     def kernel(*operands: Any) -> jax.Array:
-        given = triton_kernels.Operands(*operands)
+        given = triton_blocks.Operands(*operands)
         heads: jax.Array = triton_kernels.flash_attention(form, given)
         return heads
 
@@ -109,7 +109,7 @@ def _attend_rows(
         key, value = (padded_to(x, 1, blocks.of_keys) for x in (key, value))
         if ids is not None:
             of_queries, of_keys = ids
-            ids = triton_kernels.Segments(
+            ids = triton_blocks.Segments(
                 padded_to(of_queries, 1, blocks.of_queries),
                 padded_to(of_keys, 1, blocks.of_keys, fill=HIDDEN),
             )

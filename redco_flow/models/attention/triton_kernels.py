@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -23,81 +21,29 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from redco_flow.models.attention.kernel_calls import HIDDEN
+from redco_flow.models.attention.triton_blocks import (
+    Form,
+    Operands,
+    Segments,
+    by_head,
+    in_range,
+    keys_seen,
+    padded_head_dim,
+    queries_seeing,
+    shared_specs,
+    specs_of_queries,
+    sums_spec,
+    with_ranges,
+)
 
-# Triton's products have no shorter dim.
-MIN_BLOCK = 16
 _LOG2_E = math.log2(math.e)
 # Below all scores, and finite: of a block that shows nothing it leaves no NaN.
 _LOWEST = -0.7 * float(np.finfo(np.float32).max)
-# On an H200, of the times with other blocks, warps and stages: those of 128 or fewer dims in
-# bfloat16 are the best, or within 4% of them.
+# With the blocks of `triton_blocks`, for heads of 64 and 128 dims in bfloat16: within 10% of the
+# fastest of 96 other choices on an H200.
 _FORWARD_STAGES = {128: 3}
 _BACKWARD_WARPS = 4
 _NUM_STAGES = 2
-
-
-@dataclass(frozen=True)
-class BlockSizes:
-    """Tokens of a block, powers of 2.
-
-    Args:
-        queries, keys: that the forward pass holds, and walks over.
-        held, walked: the same of the backward pass, whose programs hold queries, or keys.
-    """
-
-    queries: int
-    keys: int
-    held: int
-    walked: int
-
-    @classmethod
-    def of(cls, num_queries: int, num_keys: int, head_dim: int, itemsize: int) -> BlockSizes:
-        """Choose blocks that an A100's shared memory holds: fewer tokens where heads are wide.
-
-        Args:
-            itemsize: of queries, keys and values, in bytes.
-        """
-        head_bytes = _padded_head_dim(head_dim) * itemsize
-        wide = 128 if head_bytes <= 256 else (64 if head_bytes <= 512 else 32)
-        queries, keys = _block_of(num_queries), _block_of(num_keys)
-        backward = min(64 if wide == 128 else 32, queries, keys)
-        return cls(min(wide, queries), min(32, keys), backward, backward)
-
-    @property
-    def of_queries(self) -> int:
-        """What a number of queries is filled up to a multiple of."""
-        return max(self.queries, self.held, self.walked)
-
-    @property
-    def of_keys(self) -> int:
-        """What a number of keys is filled up to a multiple of."""
-        return max(self.keys, self.held, self.walked)
-
-
-class Segments(NamedTuple):
-    """Which tokens see each other: queries (B, Q) the keys (B, M) of their number."""
-
-    queries: Any
-    keys: Any
-
-
-class Operands(NamedTuple):
-    """Arrays, how a program of the grid takes them, or what it took.
-
-    Args:
-        query, key, value: (B, Q, H, K), (B, M, G, K) twice.
-        window: (1,) int32; how many tokens back, itself included, a query looks. Query i stands
-            at the place of key i.
-        ranges: `_ranges` of the segments, where there are some; each pass makes its own.
-    """
-
-    query: Any
-    key: Any
-    value: Any
-    segments: Segments | None
-    window: Any
-    ranges: Any = None
 
 
 class Results(NamedTuple):
@@ -112,22 +58,6 @@ class Results(NamedTuple):
     cotangent: Any
     log_sums: Any
     inner: Any
-
-
-@dataclass(frozen=True)
-class Form:
-    """What is known of an attention while it is traced.
-
-    Args:
-        num_keys: M without what keys are filled up with.
-    """
-
-    scale: float
-    cap: float | None
-    is_causal: bool
-    num_keys: int
-    blocks: BlockSizes
-    is_interpreted: bool = False
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -162,13 +92,13 @@ def _forward(form: Form, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Return heads (B, Q, H, K), and their softmax' `Results.log_sums`."""
     num_rows, num_queries, num_heads, head_dim = operands.query.shape
     block = form.blocks.queries
-    operands = _with_ranges(operands, 0, block, form.blocks.keys)
-    specs = _specs_of_queries(operands, block)
+    operands = with_ranges(operands, 0, block, form.blocks.keys)
+    specs = specs_of_queries(operands, block)
     found: tuple[jax.Array, jax.Array] = pl.pallas_call(
         functools.partial(_forward_kernel, form, head_dim),
         grid=(num_queries // block, num_heads, num_rows),
         in_specs=[specs],
-        out_specs=[specs.query, _sums_spec(block)],
+        out_specs=[specs.query, sums_spec(block)],
         out_shape=[
             operands.query,
             jax.ShapeDtypeStruct((num_rows, num_heads, num_queries), jnp.float32),
@@ -210,7 +140,7 @@ def _forward_kernel(form: Form, head_dim: int, refs: Operands, out_ref: Any, sum
         jnp.full(block, _LOWEST, jnp.float32),
         jnp.zeros(block, jnp.float32),
     )
-    first, end = _in_range(refs, *_keys_seen(form, number * block, block, step, window))
+    first, end = in_range(refs, *keys_seen(form, number * block, block, step, window))
     accumulated, largest, total = jax.lax.fori_loop(first, end, visit, start)
     total = jnp.where(total > 0, total, 1.0)
     load.store(out_ref, accumulated / total[:, None])
@@ -221,8 +151,8 @@ def _query_gradient(form: Form, operands: Operands, results: Results) -> jax.Arr
     """Return the gradient of queries (B, Q, H, K)."""
     num_rows, num_queries, num_heads, head_dim = operands.query.shape
     block = form.blocks.held
-    operands = _with_ranges(operands, 0, block, form.blocks.walked)
-    specs, sums = _specs_of_queries(operands, block), _sums_spec(block)
+    operands = with_ranges(operands, 0, block, form.blocks.walked)
+    specs, sums = specs_of_queries(operands, block), sums_spec(block)
     gradient: jax.Array = pl.pallas_call(
         functools.partial(_query_gradient_kernel, form, head_dim),
         grid=(num_queries // block, num_heads, num_rows),
@@ -255,7 +185,7 @@ def _query_gradient_kernel(
         _, of_products = _weights_and_gradient(form, arrays, sums, shown)
         return accumulated + _product(of_products.astype(key.dtype), key)
 
-    first, end = _in_range(refs, *_keys_seen(form, number * block, block, step, window))
+    first, end = in_range(refs, *keys_seen(form, number * block, block, step, window))
     zeros = jnp.zeros(query.shape, jnp.float32)
     load.store(out_ref, jax.lax.fori_loop(first, end, visit, zeros))
 
@@ -266,13 +196,13 @@ def _key_gradients(form: Form, operands: Operands, results: Results) -> tuple[ja
     num_queries = operands.query.shape[1]
     num_repeats = operands.query.shape[2] // num_groups
     block = form.blocks.held
-    operands = _with_ranges(operands, 1, block, form.blocks.walked)
+    operands = with_ranges(operands, 1, block, form.blocks.walked)
     of_queries = pl.BlockSpec(
-        (None, num_queries, num_repeats, _padded_head_dim(head_dim)), lambda i, g, b: (b, 0, g, 0)
+        (None, num_queries, num_repeats, padded_head_dim(head_dim)), lambda i, g, b: (b, 0, g, 0)
     )
-    of_keys = _by_head(block, head_dim, lambda i, g, b: (b, i, g, 0))
+    of_keys = by_head(block, head_dim, lambda i, g, b: (b, i, g, 0))
     sums = pl.BlockSpec((None, num_repeats, num_queries), lambda i, g, b: (b, g, 0))
-    shared = _shared_specs(
+    shared = shared_specs(
         operands, (num_queries, lambda i, g, b: (b, 0)), (block, lambda i, g, b: (b, i))
     )
     gradients: list[jax.Array] = pl.pallas_call(
@@ -319,8 +249,8 @@ def _key_gradients_kernel(
         return of_key, of_value
 
     num_steps = refs.query.shape[0] // step
-    first, end = _queries_seeing(form, number * block, block, step, num_steps, window)
-    first, end = _in_range(refs, first, end)
+    first, end = queries_seeing(form, number * block, block, step, num_steps, window)
+    first, end = in_range(refs, first, end)
 
     def visit_head(head: Any, carry: Any) -> Any:
         return jax.lax.fori_loop(first, end, functools.partial(visit, head), carry)
@@ -420,111 +350,3 @@ def _product(one: jax.Array, other: jax.Array, **transposed: bool) -> jax.Array:
     precision = jax.lax.Precision.HIGHEST if one.dtype == jnp.float32 else None
     product: jax.Array = plgpu.dot(one, other, precision=precision, **transposed)
     return product.astype(jnp.float32)
-
-
-def _keys_seen(form: Form, first: Any, count: int, step: int, window: Any) -> tuple[Any, Any]:
-    """Return from which block of `step` keys to which `count` queries from `first` on look."""
-    end: Any = pl.cdiv(form.num_keys, step)
-    if form.is_causal:
-        end = jnp.minimum(end, jax.lax.div(first + count + step - 1, step))
-    if window is None:
-        return 0, end
-    return jax.lax.div(jnp.maximum(first + 1 - window, 0), step), end
-
-
-def _queries_seeing(
-    form: Form, first: Any, count: int, step: int, end: Any, window: Any
-) -> tuple[Any, Any]:
-    """Return from which block of `step` queries to which see some of `count` keys from `first` on.
-
-    Args:
-        end: number of blocks.
-    """
-    start = jax.lax.div(first, step) if form.is_causal else 0
-    if window is not None:
-        end = jnp.minimum(end, jax.lax.div(first + count - 1 + window + step - 1, step))
-    return start, end
-
-
-def _with_ranges(operands: Operands, side: int, block: int, step: int) -> Operands:
-    """Return operands with the ranges of programs that hold blocks of this side's tokens.
-
-    Args:
-        side: 0: queries; 1: keys.
-    """
-    if operands.segments is None:
-        return operands
-    held, walked = operands.segments[side], operands.segments[1 - side]
-    return operands._replace(ranges=_ranges(held, walked, block, step))
-
-
-def _ranges(held: jax.Array, walked: jax.Array, block: int, step: int) -> jax.Array:
-    """Return (B, held blocks, 2): from which block of the other side to which one may see it.
-
-    Those outside have segments that are all larger, or all smaller.
-
-    Args:
-        held, walked: segments, (B, held tokens) and (B, walked tokens).
-        block, step: tokens of a block of each.
-    """
-
-    def bounds(segments: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-        blocks = segments.reshape(len(segments), -1, size)
-        largest = np.iinfo(np.int32).max
-        low = jnp.min(jnp.where(blocks == HIDDEN, largest, blocks), axis=2)
-        return low, jnp.max(blocks, axis=2)
-
-    (low, high), (other_low, other_high) = bounds(held, block), bounds(walked, step)
-    meet = (low[:, :, None] <= other_high[:, None]) & (other_low[:, None] <= high[:, :, None])
-    places = jnp.arange(meet.shape[2], dtype=jnp.int32)
-    first = jnp.min(jnp.where(meet, places, meet.shape[2]), axis=2)
-    end = jnp.max(jnp.where(meet, places + 1, 0), axis=2)
-    return jnp.stack([first, end], axis=2)
-
-
-def _in_range(refs: Operands, first: Any, end: Any) -> tuple[Any, Any]:
-    if refs.ranges is None:
-        return first, end
-    return jnp.maximum(first, refs.ranges[0]), jnp.minimum(end, refs.ranges[1])
-
-
-def _specs_of_queries(operands: Operands, block: int) -> Operands:
-    """Return what a program (block of queries, head, row) takes: those queries, and all keys."""
-    head_dim, num_keys = operands.query.shape[3], operands.key.shape[1]
-    num_repeats = operands.query.shape[2] // operands.key.shape[2]
-    of_keys = _by_head(num_keys, head_dim, lambda i, h, b: (b, 0, h // num_repeats, 0))
-    shared = _shared_specs(
-        operands, (block, lambda i, h, b: (b, i)), (num_keys, lambda i, h, b: (b, 0))
-    )
-    of_queries = _by_head(block, head_dim, lambda i, h, b: (b, i, h, 0))
-    return Operands(of_queries, of_keys, of_keys, *shared)
-
-
-def _sums_spec(block: int) -> pl.BlockSpec:
-    return pl.BlockSpec((None, None, block), lambda i, h, b: (b, h, i))
-
-
-def _by_head(num_tokens: int, head_dim: int, index: Callable[..., Any]) -> pl.BlockSpec:
-    """Return how a head's tokens are taken of (B, T, H, K)."""
-    return pl.BlockSpec((None, num_tokens, None, _padded_head_dim(head_dim)), index)
-
-
-def _shared_specs(
-    operands: Operands, *sides: tuple[int, Callable[..., Any]]
-) -> tuple[Segments | None, Any, Any]:
-    """Return how segments, window and ranges are taken; `sides`: tokens, and which, of both."""
-    of_segments, of_ranges = None, None
-    if operands.segments is not None:
-        of_segments = Segments(*(pl.BlockSpec((None, count), index) for count, index in sides))
-        of_ranges = pl.BlockSpec((None, None, 2), lambda i, h, b: (b, i, 0))
-    of_window = None if operands.window is None else pl.BlockSpec((1,), lambda i, h, b: (0,))
-    return of_segments, of_window, of_ranges
-
-
-def _padded_head_dim(head_dim: int) -> int:
-    return max(MIN_BLOCK, pl.next_power_of_2(head_dim))
-
-
-def _block_of(length: int) -> int:
-    """Return the smallest block that holds so many tokens."""
-    return max(MIN_BLOCK, pl.next_power_of_2(length))
