@@ -46,7 +46,7 @@ test-gpu: $(VENV)/.installed-dev
 # What most depends on the versions of JAX and Python: the sharding rules, train step and checkpoints; a whole run.
 QUICK_TESTS := tests/spec/test_load.py tests/corpora tests/engine/dataflow \
 	$(patsubst %,tests/engine/test_%.py,sharding two_rules rules_end traffic trainer remat \
-	training_plan checkpoint compiler_options)
+	training_plan checkpoint compiler_options model_flops)
 test-quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" $(QUICK_TESTS)
 	$(PYTEST) tests/test_installed.py

@@ -154,23 +154,26 @@ def test_of_rows_that_show_nothing_no_result_of_cudnn_is_infinite():
 
 
 @pytest.mark.parametrize(
-    ("options", "biases", "dtype", "drops", "expected"),
+    ("options", "asked", "dtype", "expected"),
     [
-        ({}, (), "bfloat16", False, "cudnn"),
-        ({}, row_biases(RIGHT, None), "bfloat16", False, "cudnn"),
-        ({}, PACKED, "bfloat16", False, "triton"),
-        ({"cap": 5.0}, (), "bfloat16", False, "triton"),
-        ({}, (), "float32", False, "triton"),
-        ({}, (), "bfloat16", True, "xla"),
+        ({}, {}, "bfloat16", "cudnn"),
+        ({}, {"biases": row_biases(RIGHT, None)}, "bfloat16", "cudnn"),
+        ({}, {"biases": PACKED}, "bfloat16", "triton"),
+        ({"cap": 5.0}, {}, "bfloat16", "triton"),
+        ({}, {}, "float32", "triton"),
+        ({}, {"length": LENGTH - 1}, "bfloat16", "triton"),
+        ({}, {"drops": True}, "bfloat16", "xla"),
     ],
-    ids=["plain", "padded", "packed", "soft cap", "float32", "dropout"],
+    ids=["plain", "padded", "packed", "soft cap", "float32", "odd length", "dropout"],
 )
-def test_this_gpu_attends_by_the_best_kernel_that_can(options, biases, dtype, drops, expected):
+def test_this_gpu_attends_by_the_best_kernel_that_can(options, asked, dtype, expected):
     config = config_of(8, 2, 64, **options)
     query, key, _ = draw_heads(config, dtype)
+    length = asked.get("length", LENGTH)
     chosen = []
 
     def choose(query: jax.Array, key: jax.Array) -> jax.Array:
+        biases, drops = asked.get("biases", ()), asked.get("drops", False)
         chosen.append(
             kernels.choose_kernel(
                 "auto", config, query, key, biases, window=None, windows=(), drops=drops
@@ -178,6 +181,7 @@ def test_this_gpu_attends_by_the_best_kernel_that_can(options, biases, dtype, dr
         )
         return query
 
-    jax.eval_shape(Deployer(devices=jax.devices()[:1]).on_mesh(choose), query, key)
+    on_mesh = Deployer(devices=jax.devices()[:1]).on_mesh(choose)
+    jax.eval_shape(on_mesh, query[:, :length], key[:, :length])
 
     assert chosen == [expected]
