@@ -29,7 +29,7 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10):
     # Small programs are compiled in one piece: to cut each in 32 took 15% of the tests' CPU time.
     _CHEAP_COMPILING += " --xla_cpu_parallel_codegen_split_count=1"
 if os.environ["JAX_PLATFORMS"] != "cpu":
-    # What docs/limits.md says a training needs there to repeat to the last bit.
+    # What a training needs there to repeat to the last bit; see docs/limits.md.
     _CHEAP_COMPILING += " --xla_gpu_autotune_level=0 --xla_gpu_exclude_nondeterministic_ops=true"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {_CHEAP_COMPILING}"
 # What is traced makes millions of objects that live on: to look for garbage at every 700 new ones,
