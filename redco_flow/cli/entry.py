@@ -6,7 +6,7 @@ from __future__ import annotations
 def main() -> None:
     """Run the command line."""
     try:
-        # Here, because importing the verbs takes longer than a hand on the keyboard.
+        # Here, because the import takes longer than a hand on the keyboard.
         from redco_flow.cli.main import main as run
 
         run()

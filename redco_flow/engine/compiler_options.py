@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 CompilerOptions = dict[str, bool | int | str]
@@ -83,7 +84,9 @@ def known_options(
         device: need not be there.
     """
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=SingleDeviceSharding(device))
-    program = jax.jit(jnp.negative).lower(scalar)
+    # JAX lowers nothing for devices that are not all of a mesh that the caller has set.
+    with jax.set_mesh(Mesh(np.asarray([device]), ("device",))):
+        program = jax.jit(jnp.negative).lower(scalar)
     known: dict[str, Any] = dict(options)
     while True:
         try:

@@ -26,6 +26,8 @@ from redco_flow.tracking.workspace import Workspace
 
 _PEACE = "peace"
 _STALL_MINUTES = 0.5
+# Without them a GPU adds up in any order, and no two trainings end with the same bits.
+_REPEATING_FLAGS = "--xla_gpu_exclude_nondeterministic_ops=true --xla_gpu_autotune_level=0"
 _MINUTES_TO_WARNING = 2
 _TRAIN, _DIGESTS = "train", "digests"
 
@@ -142,6 +144,8 @@ class _Drills:
     def _profile_for(self, fault: str) -> Profile:
         """The profile with budgets that a single fault cannot use up, and the fault's name."""
         environment = dict(self.profile.environment)
+        flags = (environment.get("XLA_FLAGS", ""), _REPEATING_FLAGS)
+        environment["XLA_FLAGS"] = " ".join(flags).strip()
         if fault != _PEACE:
             environment[FAULT_VARIABLE] = fault
         return self.profile.model_copy(

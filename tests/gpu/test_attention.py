@@ -37,7 +37,7 @@ def config_of(num_heads: int, num_groups: int, head_dim: int, **options: Any) ->
 
 
 def draw_heads(config: AttentionConfig, dtype: str) -> list[jax.Array]:
-    """Queries, keys and values, each new with every call of a test."""
+    """Queries, keys and values: the same ones for one config."""
     random = np.random.default_rng(config.num_heads * config.head_dim)
     num_keys = OTHER_LENGTH if config.is_cross else LENGTH
     shapes = [
@@ -53,7 +53,8 @@ def with_gradients(
     """Return results and gradients of the queries that count, as float32."""
 
     def total(*heads: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = attend(*heads, biases, window=window).astype(jnp.float32)
+        looks = jnp.asarray(window) if isinstance(window, np.integer) else window
+        found = attend(*heads, biases, window=looks).astype(jnp.float32)
         found *= counted[..., None, None]
         return jnp.sum(jnp.sin(found)), found
 
@@ -85,7 +86,7 @@ TRITON = {
         config_of(4, 4, 64, is_causal=False), row_biases(LEFT, None), None, LEFT
     ),
     "window, soft cap, wide": (config_of(4, 2, 256, cap=5.0), (), 100, None),
-    "packed, window known when it runs": (config_of(4, 2, 128), PACKED, jnp.array(100), None),
+    "packed, window known when it runs": (config_of(4, 2, 128), PACKED, np.int32(100), None),
     "cross": (config_of(4, 4, 64, is_causal=False, is_cross=True), CROSS, None, None),
 }  # fmt: skip
 

@@ -24,14 +24,20 @@ def redco_flow(tmp_path, prefect_home):
     """Start the command line on the GPU, in a folder of its own."""
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
 
+    started = []
+
     def start(*words):
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "redco_flow.cli.main", *words],
             cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
+            text=True,
         )  # fmt: skip
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
 
 
 def answer(process):
@@ -40,7 +46,7 @@ def answer(process):
     return out
 
 
-def test_a_run_names_the_gpu_that_it_computes_on_and_goes_on_after_its_end(redco_flow, tmp_path):
+def test_a_run_names_the_gpu_that_it_computes_on_and_goes_on_after_a_cancel(redco_flow, tmp_path):
     stopped = redco_flow("run", "quickstart.yaml", *SMALL, "--json")
     while not list(tmp_path.glob("**/commit.json")):
         assert stopped.poll() is None, stopped.communicate()
@@ -52,7 +58,6 @@ def test_a_run_names_the_gpu_that_it_computes_on_and_goes_on_after_its_end(redco
 
     stages = json.loads(answer(redco_flow("status", "--json")))["stages"]
     log = answer(redco_flow("logs", "@last"))
-    print(log)
     assert result["state"] == "completed"
     assert "NVIDIA" in stages["train"]["devices"]
     assert "NVIDIA" in stages["predict"]["devices"]

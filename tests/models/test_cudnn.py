@@ -17,6 +17,7 @@ from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.attention.cudnn import cudnn_attend, needs_bias
 from redco_flow.models.attention.grouped import attend_grouped
+from redco_flow.models.attention.kernels import Asked, cudnn_obstacle
 from redco_flow.models.config import AttentionConfig
 
 ROWS, LENGTH = 4, 24
@@ -177,3 +178,25 @@ def test_moving_hidden_keys_exchanges_nothing_between_devices():
     compiled = jax.jit(attend, out_shardings=heads).lower(*inputs, jax.device_put(LEFT, rows))
 
     assert read_collectives(compiled.compile().as_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "dtype", "expected"),
+    [
+        ({}, 24, "bfloat16", None),
+        ({}, 23, "bfloat16", "lengths are odd, and JAX trains by cuDNN only where they are even"),
+        ({}, 24, "float32", "cuDNN does not compute in float32"),
+        ({"cap": 5.0}, 24, "bfloat16", "cuDNN has no soft cap"),
+        (
+            {"head_dim": 256}, 24, "bfloat16",
+            "heads have 256 dims; cuDNN takes 128 or fewer, by 8",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cudnn_cannot_is_told(changes, length, dtype, expected):
+    config = replace(CAUSAL, **{"head_dim": 64, **changes})
+    heads = [jax.ShapeDtypeStruct((2, length, num, config.head_dim), dtype) for num in (4, 2)]
+
+    found = cudnn_obstacle(Asked(config, *heads, (), None, (), drops=False))
+
+    assert found == expected

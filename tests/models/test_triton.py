@@ -88,12 +88,11 @@ def test_results_and_gradients_are_those_of_formed_scores(config, biases, window
 
 
 @pytest.mark.parametrize("blocks", [BlockSizes(64, 16, 16, 32), BlockSizes(16, 64, 32, 16)])
-def test_results_do_not_depend_on_the_blocks(blocks, monkeypatch):
+def test_results_do_not_depend_on_the_blocks(blocks):
     """Each side of a pass has blocks of its own, and each pass is filled up to all of them."""
     config, biases, window = FORMS["packed, soft cap, window known when it runs"]
-    monkeypatch.setattr(BlockSizes, "of", lambda *_: blocks)
 
-    found = with_gradients(interpreted, config, biases, window, LENGTH)
+    found = with_gradients(partial(interpreted, blocks=blocks), config, biases, window, LENGTH)
 
     expected = with_gradients(attend_grouped, config, biases, window, LENGTH)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -37,7 +37,7 @@ _WHOLE_BIAS = "cuDNN would be told what rows hide by a bias as large as the scor
 logger = logging.getLogger(__name__)
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """What an attention asks of a kernel; see `choose_kernel`."""
 
     config: AttentionConfig
@@ -83,7 +83,7 @@ def choose_kernel(
             f"capability {_MIN_COMPUTE_CAPABILITY} or above where sequences are not split. Take "
             "auto or xla."
         )
-    attention = _Asked(config, query, key, biases, window, windows, drops)
+    attention = Asked(config, query, key, biases, window, windows, drops)
     obstacles = {
         kernel: missing or _sinks_obstacle(config) or _OBSTACLES[kernel](attention)
         for kernel, missing in kernels.items()
@@ -160,7 +160,7 @@ def _sinks_obstacle(config: AttentionConfig) -> str | None:
     return "heads have attention sinks, of which no kernel is told" if config.has_sinks else None
 
 
-def _splash_obstacle(asked: _Asked) -> str | None:
+def _splash_obstacle(asked: Asked) -> str | None:
     if asked.drops:
         return "attention weights are dropped out"
     if not _are_told_by_ids(asked.biases):
@@ -172,7 +172,8 @@ def _splash_obstacle(asked: _Asked) -> str | None:
     return _heads_obstacle(asked)
 
 
-def _cudnn_obstacle(asked: _Asked) -> str | None:
+def cudnn_obstacle(asked: Asked) -> str | None:
+    """Return why cuDNN cannot compute an attention, or JAX not have it do so; None: it can."""
     config = asked.config
     if asked.drops:
         return "attention weights are dropped out"
@@ -193,7 +194,7 @@ def _cudnn_obstacle(asked: _Asked) -> str | None:
     return None
 
 
-def _triton_obstacle(asked: _Asked) -> str | None:
+def _triton_obstacle(asked: Asked) -> str | None:
     if asked.drops:
         return "attention weights are dropped out"
     if asked.config.head_dim > _TRITON_MAX_HEAD_DIM:
@@ -206,14 +207,14 @@ def _triton_obstacle(asked: _Asked) -> str | None:
     return _heads_obstacle(asked)
 
 
-_OBSTACLES: dict[str, Callable[[_Asked], str | None]] = {
+_OBSTACLES: dict[str, Callable[[Asked], str | None]] = {
     "splash": _splash_obstacle,
-    "cudnn": _cudnn_obstacle,
+    "cudnn": cudnn_obstacle,
     "triton": _triton_obstacle,
 }
 
 
-def _heads_obstacle(asked: _Asked) -> str | None:
+def _heads_obstacle(asked: Asked) -> str | None:
     """Return why heads cannot be split over model shards by hand."""
     num_heads, num_groups = asked.query.shape[2], asked.key.shape[2]
     num_shards = 1 if "model" in mapped_axes() else num_model_shards()
@@ -229,12 +230,12 @@ def _are_told_by_ids(biases: Biases) -> bool:
     return all(isinstance(bias, VisibleKeys | SameDocument) for bias in biases)
 
 
-def _is_told_by_bias(asked: _Asked) -> bool:
+def _is_told_by_bias(asked: Asked) -> bool:
     """Say whether cuDNN would need a bias (B, 1, Q, M)."""
     return needs_bias(
         asked.config, asked.query, asked.key, asked.biases, asked.window, asked.windows
     )
 
 
-def _lengths(asked: _Asked) -> tuple[int, int]:
+def _lengths(asked: Asked) -> tuple[int, int]:
     return asked.query.shape[1], asked.key.shape[1]

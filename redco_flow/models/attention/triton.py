@@ -8,7 +8,7 @@ Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, K he
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from redco_flow.models.attention.kernel_calls import (
 )
 from redco_flow.models.config import AttentionConfig
 
+if TYPE_CHECKING:
+    from redco_flow.models.attention.triton_blocks import BlockSizes
+
 
 def triton_attend(
     config: AttentionConfig,
@@ -33,6 +36,7 @@ def triton_attend(
     biases: Biases = (),
     *,
     window: Window = None,
+    blocks: BlockSizes | None = None,
     is_interpreted: bool = False,
 ) -> jax.Array:
     """Attend with queries (B, Q, H, K) over keys and values (B, M, G, K): (B, Q, H, K).
@@ -43,9 +47,10 @@ def triton_attend(
     Args:
         biases: VisibleKeys and SameDocument, one of each at most.
         window: how many tokens back, itself included, a query looks; None: all.
+        blocks: how many tokens a program works on at once; None: as GPUs do it fast.
         is_interpreted: by Pallas' interpreter, on any device: for tests.
     """
-    attend = partial(_attend_rows, config, is_interpreted=is_interpreted)
+    attend = partial(_attend_rows, config, blocks=blocks, is_interpreted=is_interpreted)
     shared = _window_array(window, query.shape[1], key.shape[1])
     return on_shards(attend, shared, (query, key, value), _segments(query, key, biases))
 
@@ -82,6 +87,7 @@ def _attend_rows(
     value: jax.Array,
     segments: tuple[jax.Array, jax.Array] | None,
     *,
+    blocks: BlockSizes | None,
     is_interpreted: bool,
 ) -> jax.Array:
     """Attend on one device, with lengths filled up to whole blocks."""
@@ -89,8 +95,9 @@ def _attend_rows(
     from redco_flow.models.attention import triton_blocks, triton_kernels
 
     num_queries, num_keys = query.shape[1], key.shape[1]
-    itemsize = query.dtype.itemsize
-    blocks = triton_blocks.BlockSizes.of(num_queries, num_keys, config.head_dim, itemsize)
+    blocks = blocks or triton_blocks.BlockSizes.of(
+        num_queries, num_keys, config.head_dim, query.dtype.itemsize
+    )
     form = triton_blocks.Form(
         config.scale, config.cap, config.is_causal, num_keys, blocks, is_interpreted
     )
