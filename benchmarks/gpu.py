@@ -30,6 +30,7 @@ from typing import Any
 # Torch's memory is beside ours, not in what JAX would take beforehand.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import decode_cost
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +38,7 @@ import optax
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
+from redco_flow.engine.progress import peak_memory_bytes
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.training_plan import TrainingPlan
@@ -55,11 +57,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192,
         "tie_word_embeddings": True,
     },
-    "8b": {
-        "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
-        "tie_word_embeddings": False,
-    },
+    "8b": decode_cost.SHAPES["8b"] | {"tie_word_embeddings": False},
     "tiny": {
         "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 256, "tie_word_embeddings": True,
@@ -194,10 +192,7 @@ def collate(is_packed: bool, examples: list[dict[str, Any]]) -> dict[str, Any]:
     if is_packed:
         length = ids.shape[1] - 1
         segments = np.arange(length, dtype=np.int32) // (length // 3 + 1)
-        starts = np.maximum.accumulate(
-            np.where(np.diff(segments, prepend=-1), np.arange(length), 0)
-        )
-        places = np.arange(length, dtype=np.int32) - starts.astype(np.int32)
+        places = np.arange(length, dtype=np.int32) % (length // 3 + 1)
         batch["segment_ids"] = np.broadcast_to(segments, batch["labels"].shape)
         batch["position_ids"] = np.broadcast_to(places, batch["labels"].shape)
     return batch
@@ -276,8 +271,8 @@ def _train_ours(options: argparse.Namespace, name: dict[str, Any], **planned: An
 
 
 def _peak_gib() -> float | None:
-    stats = jax.devices()[0].memory_stats()
-    return round(stats["peak_bytes_in_use"] / 2**30, 1) if stats else None
+    peak = peak_memory_bytes(jax.devices())
+    return None if peak is None else round(peak / 2**30, 1)
 
 
 def _train_torch(options: argparse.Namespace, *, is_compiled: bool) -> None:

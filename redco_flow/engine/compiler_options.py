@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from redco_flow.engine.sharding.mesh import own_device
+
 CompilerOptions = dict[str, bool | int | str]
 
 _PIPELINED = "COLLECTIVE_PIPELINING_MODE_ON"
@@ -67,8 +69,7 @@ def compiler_options(mesh: Mesh, environ: Mapping[str, str] = os.environ) -> dic
         environ: where the user's own flags stand, in `XLA_FLAGS` or `LIBTPU_INIT_ARGS`.
     """
     named = {_name(flag) for variable in _VARIABLES for flag in environ.get(variable, "").split()}
-    own = (device for device in mesh.devices.flat if device.process_index == jax.process_index())
-    device = next(own, mesh.devices.flat[0])
+    device = own_device(mesh.devices.flatten().tolist())
     ours = {**_BY_PLATFORM.get(device.platform, {}), **_BY_DEVICE_KIND.get(device.device_kind, {})}
     known = known_options(device, tuple(ours.items())) if ours else {}
     return {name: value for name, value in known.items() if name not in named}

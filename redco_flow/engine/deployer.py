@@ -36,6 +36,7 @@ from redco_flow.engine.sharding.mesh import (
     build_mesh,
     find_data_process,
     merge_context,
+    own_device,
     parameter_axis_sizes,
 )
 from redco_flow.engine.sharding.rules import Axes, ShardingRules
@@ -149,7 +150,7 @@ class Deployer:
     @property
     def device_memory_bytes(self) -> int | None:
         """Memory of one device, where it tells or `device_memory_gib` was given; else None."""
-        device = _own_device(self._mesh.devices.flatten().tolist())
+        device = own_device(self._mesh.devices.flatten().tolist())
         return known_memory_bytes(device, self._device_memory_gib)
 
     def get_sharding_rules(
@@ -213,7 +214,7 @@ class Deployer:
         devices = self._mesh.devices.flatten().tolist()
 
         def decide() -> int:
-            memory = device_memory_bytes(_own_device(devices), self._device_memory_gib)
+            memory = device_memory_bytes(own_device(devices), self._device_memory_gib)
             split = choose_parameter_split(
                 rules,
                 states,
@@ -326,9 +327,3 @@ class Deployer:
         of_jax = jax.config.values["jax_default_matmul_precision"]
         is_cpu = self.mesh.devices.flat[0].platform == "cpu"
         return of_jax if is_cpu or of_jax is not None else self.matmul_precision
-
-
-def _own_device(devices: Sequence[jax.Device]) -> jax.Device:
-    """Return a device that this process can ask; of devices that are not there, any."""
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    return (own or devices)[0]

@@ -15,6 +15,7 @@ import pytest
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
+from redco_flow.engine.progress import peak_memory_bytes
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
@@ -160,7 +161,7 @@ def measure_memory(remat: str) -> None:
     )
     trainer.fit(examples(16, 2049), max_steps=1)
     jax.block_until_ready(trainer.state["params"])
-    print(planned, device.memory_stats()["peak_bytes_in_use"])
+    print(planned, peak_memory_bytes([device]))
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])

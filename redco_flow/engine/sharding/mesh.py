@@ -130,6 +130,12 @@ class DataProcess:
     count: int
 
 
+def own_device(devices: Sequence[jax.Device]) -> jax.Device:
+    """Return a device that this process can ask; of devices that are not there, any."""
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    return (own or devices)[0]
+
+
 def find_data_process(processes: np.ndarray, process_index: int) -> DataProcess:
     """Return the share of the batch that a process reads.
 

@@ -173,7 +173,7 @@ def _splash_obstacle(asked: Asked) -> str | None:
 
 
 def cudnn_obstacle(asked: Asked) -> str | None:
-    """Return why cuDNN cannot compute an attention, or JAX not have it do so; None: it can."""
+    """Return why an attention cannot be trained by cuDNN; None: it can."""
     config = asked.config
     if asked.drops:
         return "attention weights are dropped out"
