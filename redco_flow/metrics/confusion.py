@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redco_flow.metrics.metric import check_pairs
 
 Class = str | int
 Counts = Mapping[tuple[Class, Class], int]
+
+
+class ClassNames(NamedTuple):
+    """The classes of a dataset.
+
+    Args:
+        names: class number 0 first.
+        are_ordered: whether the data or the pipeline give this order; otherwise the names were
+            collected from the training rows and sorted.
+    """
+
+    names: Sequence[Class]
+    are_ordered: bool
 
 
 def confusion(predictions: Sequence[Class], references: Sequence[Sequence[Class]]) -> Counts:
@@ -22,10 +35,14 @@ def confusion(predictions: Sequence[Class], references: Sequence[Sequence[Class]
     return Counter((found if found in true else true[0], found) for found, true in pairs)
 
 
-def classes_of(counts: Counts) -> list[Class]:
-    """Return every class that is true or predicted; numbers first, each kind in its order."""
+def classes_of(counts: Counts, known: ClassNames | None = None) -> list[Class]:
+    """Return every class that is true or predicted: in the data's order, then the others sorted.
+
+    Numbers come before texts.
+    """
     found = {one for pair in counts for one in pair}
-    return sorted(found, key=lambda one: (isinstance(one, str), one))
+    place = {name: number for number, name in enumerate(known.names if known else ())}
+    return sorted(found, key=lambda one: (place.get(one, len(place)), isinstance(one, str), one))
 
 
 def f1_of(counts: Counts, one: Class) -> float:
@@ -37,14 +54,15 @@ def f1_of(counts: Counts, one: Class) -> float:
     return 2 * hits / others if others else 0.0
 
 
-def as_table(counts: Counts, max_classes: int) -> dict[str, Any]:
+def as_table(counts: Counts, max_classes: int, known: ClassNames | None = None) -> dict[str, Any]:
     """Return JSON of the counts: `classes`, and `counts` by true and by predicted class.
 
     Args:
-        max_classes: that have a row and a column of their own, the commonest; the others share one,
-            which is called None.
+        max_classes: the number of most frequent classes that have a row and a column; the others
+            share one, which is called None.
+        known: the data's classes, in whose order the rows are.
     """
-    classes = classes_of(counts)
+    classes = classes_of(counts, known)
     if len(classes) > max_classes:
         common = Counter[Class]()
         for (true, _), count in counts.items():

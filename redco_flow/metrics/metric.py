@@ -24,7 +24,7 @@ from redco_flow.spec.names import (
     nearest,
 )
 
-_NOT_METRICS = frozenset({"metric", "confusion", "correlation"})
+_NOT_METRICS = frozenset({"metric", "confusion", "correlation", "settings", "tokenizers"})
 
 
 @runtime_checkable

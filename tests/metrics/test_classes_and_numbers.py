@@ -31,18 +31,8 @@ def test_macro_f1_equals_scikit_learn():
     assert f1_macro.compute(FOUND, as_references(TRUE))["f1_macro"] == percent(expected)
 
 
-@pytest.mark.parametrize("positive", ["yes", 1])
-def test_f1_of_two_classes_is_scikit_learns_of_the_last_one(positive):
-    other = "no" if positive == "yes" else 0
-    true, found = ([positive if one == "apple" else other for one in of] for of in (TRUE, FOUND))
-
-    expected = sklearn_metrics.f1_score(true, found, pos_label=positive)
-
-    assert f1.compute(found, as_references(true))["f1"] == percent(expected)
-
-
 def test_f1_of_more_than_two_classes_says_which_metric_to_take():
-    with pytest.raises(ValueError, match=r"3 classes \(a, b, c, …\): take f1_macro"):
+    with pytest.raises(ValueError, match=r"3 classes \(a, b, c\): use f1_macro"):
         f1.compute(["a", "b"], [["c"], ["a"]])
 
 

@@ -30,21 +30,26 @@ SUMMARY = {
 REFERENCES = [f"the {animal} sat on the mat" for animal in ["cat", "dog", "cow", "pig", "ape"]] * 8
 
 
-def predictions(bench, texts, name="predictions", references=REFERENCES):
+def predictions(
+    bench, texts, name="predictions", references=REFERENCES, others=("something else",), **more
+):
     lines = [
-        Prediction(f"test.csv:{i}", f"animal {i}", text, [reference, "something else"])
+        Prediction(f"test.csv:{i}", f"animal {i}", text, [reference, *others])
         for i, (text, reference) in enumerate(zip(texts, references, strict=True))
     ]
     folder = bench.root / name
-    summary = PredictionsSummary(num_examples=len(lines), **SUMMARY)
+    summary = PredictionsSummary(num_examples=len(lines), **{**SUMMARY, **more})
     write_predictions(folder, lines, summary)
     outputs = StageOutputs({"predictions": Output("predictions", folder)})
     return bench.publish(outputs)["predictions"]
 
 
-def evaluated(bench, texts, name="predictions", metrics=("bleu", "exact_match"), **more):
+def evaluated(
+    bench, texts, name="predictions", metrics=("bleu", "exact_match"), metric_settings=None, **more
+):
     inputs = {"predictions": [predictions(bench, texts, name, **more)]}
-    return bench.run(evaluate, {"metrics": list(metrics)}, inputs)["metrics"]
+    config = {"metrics": list(metrics), "metric_settings": metric_settings or {}}
+    return bench.run(evaluate, config, inputs)["metrics"]
 
 
 def test_scores_are_those_of_the_metrics_over_all_references(bench):
@@ -57,6 +62,55 @@ def test_scores_are_those_of_the_metrics_over_all_references(bench):
     assert summary.metrics == expected
     assert [line["row_id"] for line in lines] == [f"test.csv:{i}" for i in range(40)]
     assert np.mean([line["scores"]["exact_match"] for line in lines]) == 100 * 24 / 40
+
+
+def test_settings_and_the_order_of_classes_are_used_and_recorded(bench, caplog):
+    names = ["not_equivalent", "equivalent"]
+    found = [names[1]] * 30 + [names[0]] * 10
+    most_frequent = {"text": names[0], "count": 3, "among": 9}
+
+    summary, _ = read_metrics(
+        evaluated(
+            bench,
+            found,
+            metrics=("f1", "bleu"),
+            metric_settings={"bleu": {"tokenize": "char"}},
+            references=[names[one] for one in [1] * 20 + [0] * 20],
+            classes=names,
+            classes_are_ordered=True,
+            most_frequent_target=most_frequent,
+        ).path
+    )
+
+    # Of 30 predicted `equivalent` 20 are right, and no true one is missing: F1 = 2 * 20 / 50.
+    assert summary.metrics["f1"] == pytest.approx(80.0)
+    assert summary.settings == {
+        "f1": {"positive_class": "equivalent"},
+        "bleu": {"tokenize": "char", "lowercase": False},
+    }
+    assert summary.confusion["classes"][:2] == names
+    assert summary.warnings is None
+
+
+def test_a_metric_that_does_not_suit_the_references_is_warned_of(bench, caplog):
+    texts = ["今天天气很好"] * len(REFERENCES)
+    most_frequent = {"text": texts[0], "count": 3, "among": 9}
+
+    summary, _ = read_metrics(
+        evaluated(
+            bench,
+            texts,
+            metrics=("rouge",),
+            references=texts,
+            others=(),
+            most_frequent_target=most_frequent,
+        ).path
+    )
+
+    assert summary.metrics["rouge1"] == 0
+    [warning] = summary.warnings
+    assert "rouge: 100% of the references have no token of [a-z0-9]" in warning
+    assert warning in caplog.text
 
 
 def test_half_a_surrogate_pair_is_written_read_back_and_scored(bench):

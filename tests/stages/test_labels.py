@@ -128,6 +128,26 @@ def test_names_in_the_settings_give_the_classes_their_order_and_are_all_that_the
         dataset_of(bench, blobs(["a", "b", "c"]), settings)
 
 
+def test_a_dataset_knows_whether_its_classes_have_an_order(bench):
+    """Class number 1 is the positive one only where the pipeline or the data order the classes."""
+    sorted_names = dataset_of(bench, blobs(["ham", "spam"]))
+    given = dataset_of(bench, blobs(["ham", "spam"]), {"classes": ["spam", "ham"]})
+
+    assert summary_of(sorted_names).class_names == (["ham", "spam"], False)
+    assert summary_of(given).class_names == (["spam", "ham"], True)
+
+
+def test_a_score_that_the_classes_do_not_define_ends_a_training_before_its_first_step(bench):
+    dataset = dataset_of(bench, blobs(["ham", "spam"]), **HELD_OUT)
+
+    with pytest.raises(CannotTrain, match=r"'f1': it is unknown which of the classes ham, spam"):
+        bench.run(train, TRAIN | {"eval": {"metrics": ["f1"]}}, {"dataset": [dataset]})
+
+    named = {"metrics": ["f1"], "metric_settings": {"f1": {"positive_class": "spam"}}}
+    outputs = bench.run(train, TRAIN | {"eval": named}, {"dataset": [dataset]})
+    assert outputs["checkpoint/last"]
+
+
 def test_training_with_other_classes_than_the_datasets_does_not_start(bench):
     dataset = dataset_of(bench, blobs(["a", "b"]))
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_flow.errors import ArtifactError
+from redco_flow.metrics.confusion import ClassNames
 from redco_flow.recipes.recipe import Class, TokenLengths
 from redco_flow.records import digest_file, read_json, reading
 from redco_flow.stages.context import StageContext
@@ -322,6 +323,7 @@ class DatasetSummary:
         target: of rows as they are: the column that predictions are compared with, "" for none;
             None of texts.
         classes: of a recipe whose targets are classes: their names, of which the first is number 0.
+        classes_are_ordered: whether the data or the pipeline give the classes in this order.
         mean_target: of the training rows, where targets are numbers.
         parts: whose rows say which part of the data they are of: the weights of a mixture, by name,
             or empty where a field of the data says it; None where the rows say nothing.
@@ -341,6 +343,7 @@ class DatasetSummary:
     format: int = FORMAT
     target: str | None = None
     classes: Sequence[Class] | None = None
+    classes_are_ordered: bool | None = None
     mean_target: float | None = None
     parts: Mapping[str, float] | None = None
     id_columns: Sequence[str] | None = None
@@ -348,6 +351,13 @@ class DatasetSummary:
     def to_json(self) -> dict[str, Any]:
         """Return the record; that of texts says nothing of a target column, nor of classes."""
         return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @property
+    def class_names(self) -> ClassNames | None:
+        """The classes, in the form that metrics take; None of other targets."""
+        if self.classes is None:
+            return None
+        return ClassNames(self.classes, bool(self.classes_are_ordered))
 
     @property
     def is_of_rows(self) -> bool:

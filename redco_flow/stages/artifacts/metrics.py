@@ -27,6 +27,7 @@ class MetricsSummary:
         metrics: score by key, in percent.
         directions: "max" or "min" by key: which is better.
         modules: names of the metrics.
+        settings: by metric: the settings that it computed with, of those that have some.
         baselines: by name: its text where it has only one, and its metrics.
         predictions, checkpoint, data: ids of the artifacts behind the scores.
         config: digest of the evaluate stage's settings.
@@ -36,6 +37,7 @@ class MetricsSummary:
         parts: where rows say which part of the data they are of: `num_examples` and `metrics` of
             each part; a metric that a part has too few examples for is left out.
         judged: where a judge found answers right or wrong: how many judgings ended how.
+        warnings: why some of these scores may mean little.
     """
 
     metrics: Mapping[str, float]
@@ -54,6 +56,8 @@ class MetricsSummary:
     confusion: Mapping[str, Any] | None = None
     parts: Mapping[str, Mapping[str, Any]] | None = None
     judged: Mapping[str, int] | None = None
+    settings: Mapping[str, Mapping[str, Any]] | None = None
+    warnings: list[str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record; what was not asked for is left out."""

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from redco_flow.errors import ArtifactError
-from redco_flow.metrics.metric import Metric, check_predictions, find_metric, reads_of
+from redco_flow.metrics.confusion import Class, ClassNames
+from redco_flow.metrics.metric import Metric, check_predictions, reads_of
 from redco_flow.records import read_json, read_json_lines, write_json
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.stages.data.row_values import as_json_value
@@ -84,13 +85,12 @@ class Targets:
         """Return what a metric takes beside the predictions."""
         return self.rows if reads_of(metric) == "rows" else self.references
 
-    def score(self, name: str, predictions: Sequence[Any]) -> dict[str, float]:
-        """Score predictions by the metric of this name.
+    def score(self, name: str, metric: Metric, predictions: Sequence[Any]) -> dict[str, float]:
+        """Score predictions by a metric, which messages call `name`.
 
         Raises:
             ValueError: it cannot read them.
         """
-        metric = find_metric(name)
         check_predictions(name, metric, predictions)
         return metric.compute(predictions, self.of(metric))
 
@@ -139,6 +139,7 @@ class PredictionsSummary:
             that is not known.
         mean_target: likewise, where targets are numbers.
         target: of rows the column to be predicted, if there is one.
+        classes, classes_are_ordered: the dataset's, where targets are classes.
     """
 
     split: str
@@ -152,9 +153,18 @@ class PredictionsSummary:
     format: int = FORMAT
     mean_target: float | None = None
     target: str | None = None
+    classes: Sequence[Class] | None = None
+    classes_are_ordered: bool | None = None
+
+    @property
+    def class_names(self) -> ClassNames | None:
+        """The classes, in the form that metrics take; None of other targets."""
+        if self.classes is None:
+            return None
+        return ClassNames(self.classes, bool(self.classes_are_ordered))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record; a mean and a target column only where there is one."""
+        """Return the record without what these predictions do not have."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.local_paths import is_file
 from redco_flow.metrics.metric import AnswersMetric, find_any_metric, metric_module
+from redco_flow.metrics.settings import MetricSettings, check_metric_settings
 from redco_flow.spec.model import (
     DataFile,
     OnlyWhereSet,
@@ -87,11 +88,13 @@ class Config(StageConfig):
 
     Args:
         metrics: names of metrics of this package, or dotted modules.
+        metric_settings: by metric: settings such as `{bleu: {tokenize: zh}}`.
         judge: what finds answers right or wrong, where a metric is of several answers to each
             prompt (`pass_at_k`, `majority_at_k`).
     """
 
     metrics: list[Text] = Field(default_factory=lambda: ["rouge"], min_length=1)
+    metric_settings: Annotated[MetricSettings, OnlyWhereSet()] = Field(default_factory=dict)
     judge: Annotated[JudgeSection | None, OnlyWhereSet()] = None
 
     @field_validator("metrics")
@@ -102,6 +105,15 @@ class Config(StageConfig):
         if len(set(metrics)) < len(metrics):
             raise ValueError("names a metric twice")
         return metrics
+
+    @field_validator("metric_settings")
+    @classmethod
+    def _settings_of_the_metrics(
+        cls, settings: MetricSettings, info: ValidationInfo
+    ) -> MetricSettings:
+        if "metrics" in info.data:
+            check_metric_settings(settings, info.data["metrics"])
+        return settings
 
     @field_validator("judge")
     @classmethod

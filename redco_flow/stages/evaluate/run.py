@@ -8,15 +8,16 @@ texts, one that repeats its source. A metric of rows brings baselines of its own
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.confusion import as_table, classes_of, confusion
+from redco_flow.metrics.confusion import ClassNames, as_table, classes_of, confusion
 from redco_flow.metrics.metric import (
     AnswersMetric,
     AnyMetric,
@@ -26,9 +27,9 @@ from redco_flow.metrics.metric import (
     MetricWithBaselines,
     PooledMetric,
     counts_bytes,
-    find_any_metric,
     reads_of,
 )
+from redco_flow.metrics.settings import configured_metric, described_settings, warnings_of
 from redco_flow.records import digest_json, write_json
 from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
 from redco_flow.stages.artifacts.predictions import (
@@ -41,6 +42,8 @@ from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge
 from redco_flow.stages.provenance import provenance_of
+
+logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 12
 _MAX_CLASSES = 1000  # more are texts of which hardly two are the same
@@ -69,11 +72,12 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     targets = Targets.of_lines(predictions, source.target or "")
     found = [line.prediction for line in predictions]
     provenance = provenance_of(context, config, data=source.data)
-    all_metrics = {name: find_any_metric(name) for name in config.metrics}
+    all_metrics = _configured(config, source)
     metrics = {name: metric for name, metric in all_metrics.items() if isinstance(metric, Metric)}
     likelihoods = _likelihoods(predictions, all_metrics)
     judgement = _judge(context, config, all_metrics, predictions)
     context.report(phase="scoring", step=0, total_steps=len(metrics))
+    warnings = _warnings(all_metrics, targets)
     scores = _compute(context, metrics, found, targets)
     summary = MetricsSummary(
         metrics={**scores, **likelihoods.scores, **judgement.scores},
@@ -89,9 +93,11 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         data=provenance.data,
         config=provenance.config,
         examples_digest=digest_json([[line.row_id, line.references] for line in predictions]),
-        confusion=_confusion(metrics, found, targets),
+        confusion=_confusion(metrics, found, targets, source.class_names),
         parts=_by_part(all_metrics, predictions, source, judgement) or None,
         judged=judgement.counts,
+        settings=_settings_in_use(all_metrics) or None,
+        warnings=warnings or None,
     )
     folder = context.work_dir / "metrics"
     examples = _per_example(metrics, predictions, targets)
@@ -107,15 +113,52 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     )
 
 
+def _configured(config: Config, source: PredictionsSummary) -> dict[str, AnyMetric]:
+    """Return the metrics with their settings, which are refused before anything is scored."""
+    found = {}
+    for name in config.metrics:
+        try:
+            found[name] = configured_metric(name, config.metric_settings, source.class_names)
+        except ValueError as error:
+            raise CannotEvaluate(f"{name}: {error}") from error
+    return found
+
+
+def _settings_in_use(metrics: Mapping[str, AnyMetric]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each metric that has some, and log them."""
+    found = {name: described_settings(metric) for name, metric in metrics.items()}
+    for name, settings in found.items():
+        if settings:
+            listed = ", ".join(f"{key} {value}" for key, value in settings.items())
+            logger.info("%s: %s", name, listed)
+    return {name: settings for name, settings in found.items() if settings}
+
+
+def _warnings(metrics: Mapping[str, AnyMetric], targets: Targets) -> list[str]:
+    """Return what makes scores doubtful, and log it."""
+    found = [
+        warning
+        for metric in metrics.values()
+        if isinstance(metric, Metric)
+        for warning in warnings_of(metric, targets.of(metric))
+    ]
+    for warning in found:
+        logger.warning("%s", warning)
+    return found
+
+
 def _compute(
-    context: StageContext, names: Iterable[str], predictions: Sequence[Any], targets: Targets
+    context: StageContext,
+    metrics: Mapping[str, Metric],
+    predictions: Sequence[Any],
+    targets: Targets,
 ) -> dict[str, float]:
     scores: dict[str, float] = {}
-    for name in names:
+    for name, metric in metrics.items():
         context.raise_if_stopped()
         context.report(phase=f"scoring {name}")
         try:
-            scores |= targets.score(name, predictions)
+            scores |= targets.score(name, metric, predictions)
         except ValueError as error:
             raise CannotEvaluate(f"{name}: {error}") from error
     return scores
@@ -161,20 +204,23 @@ def _by_part(
             if isinstance(metric, Metric):
                 # A correlation of one example is none; the part's other scores are.
                 with suppress(ValueError):
-                    scores |= targets.score(name, [line.prediction for line in lines])
+                    scores |= targets.score(name, metric, [line.prediction for line in lines])
         found[part] = {"num_examples": len(lines), "metrics": scores}
     return found
 
 
 def _confusion(
-    metrics: Mapping[str, Metric], predictions: Sequence[Any], targets: Targets
+    metrics: Mapping[str, Metric],
+    predictions: Sequence[Any],
+    targets: Targets,
+    classes: ClassNames | None,
 ) -> dict[str, Any] | None:
     """Count true and predicted classes, where classes are what is scored."""
     if not any(reads_of(metric) == "classes" for metric in metrics.values()):
         return None
     counts = confusion(predictions, targets.references)
     is_readable = len(classes_of(counts)) <= _MAX_CLASSES
-    return as_table(counts, _MAX_ROWS) if is_readable else None
+    return as_table(counts, _MAX_ROWS, classes) if is_readable else None
 
 
 def _baselines(
@@ -185,15 +231,16 @@ def _baselines(
     targets: Targets,
 ) -> dict[str, dict[str, Any]]:
     """Score what needs no model, by the metrics that can."""
-    of_texts = [name for name, metric in metrics.items() if reads_of(metric) == "texts"]
-    of_classes = [name for name, metric in metrics.items() if reads_of(metric) == "classes"]
+    of_texts, of_classes, of_numbers = (
+        {name: metric for name, metric in metrics.items() if reads_of(metric) == kind}
+        for kind in ("texts", "classes", "numbers")
+    )
     frequent = source.most_frequent_target.get("text")
     baselines: dict[str, dict[str, Any]] = {}
-    names = [*of_texts, *of_classes] if isinstance(frequent, str) else of_classes
-    if names and frequent is not None:
-        scores = _compute(context, names, [frequent] * len(predictions), targets)
+    of_frequent = of_texts | of_classes if isinstance(frequent, str) else of_classes
+    if of_frequent and frequent is not None:
+        scores = _compute(context, of_frequent, [frequent] * len(predictions), targets)
         baselines["most_frequent_target"] = {"text": str(frequent), "metrics": scores}
-    of_numbers = [name for name, metric in metrics.items() if reads_of(metric) == "numbers"]
     if of_numbers and source.mean_target is not None:
         mean = source.mean_target
         scores = _compute(context, of_numbers, [mean] * len(predictions), targets)

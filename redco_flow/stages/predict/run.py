@@ -96,6 +96,8 @@ def run(context: StageContext, config: Config) -> StageOutputs:
         most_frequent_target=dataset.summary.most_frequent_target,
         mean_target=dataset.summary.mean_target,
         target=dataset.summary.target or None,
+        classes=dataset.summary.classes,
+        classes_are_ordered=dataset.summary.classes_are_ordered,
     )
     folder = context.work_dir / "predictions"
     if context.attempt_dir.rank == 0:  # every process has all texts, in input order

@@ -42,7 +42,7 @@ from redco_flow.stages.preprocess.encoding import (
     encode_batches,
     load_tokenizer,
 )
-from redco_flow.stages.preprocess.labels import Labels, NumberLabels, class_names
+from redco_flow.stages.preprocess.labels import Labels, NumberLabels, are_ordered, class_names
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces, tell_learnt
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
 from redco_flow.text.tokenizer import TextTokenizer
@@ -132,6 +132,7 @@ class DatasetJoin:
             skipped_rows=dict(sorted(skipped_rows.items())),
             tokenizer=record_of(tokenizer),
             classes=class_names(labels),
+            classes_are_ordered=are_ordered(labels),
             parts=_parts(config.data),
             id_columns=self._id_columns(),
             **trivial_targets(self._first_targets(files["train"], labels)),

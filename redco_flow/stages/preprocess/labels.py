@@ -42,6 +42,11 @@ class ClassLabels:
         """The classes, of which the first is number 0."""
         return list(self._names) if self._are_all_known else sorted(self._names, key=_order)
 
+    @property
+    def are_ordered(self) -> bool:
+        """Whether the pipeline or the data give the classes in their order."""
+        return self._are_all_known
+
     def read(self, fields: Mapping[str, Any], key: str, source: Source) -> Class:
         """Return the class that a row is of.
 
@@ -114,6 +119,11 @@ def labels_for(recipe: ModuleType, settings: Mapping[str, Any]) -> Labels | None
 def class_names(labels: Labels | None) -> list[Class] | None:
     """Return the classes after all rows were read; None where there are none."""
     return labels.names if isinstance(labels, ClassLabels) else None
+
+
+def are_ordered(labels: Labels | None) -> bool | None:
+    """Return whether the pipeline or the data order the classes; None where there are none."""
+    return labels.are_ordered if isinstance(labels, ClassLabels) else None
 
 
 def _class_name(fields: Mapping[str, Any], key: str, own: Sequence[str] | None) -> Class:

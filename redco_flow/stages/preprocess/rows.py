@@ -54,7 +54,13 @@ from redco_flow.stages.preprocess.joined import (
     summed,
     trivial_targets,
 )
-from redco_flow.stages.preprocess.labels import ClassLabels, Labels, class_names, labels_for
+from redco_flow.stages.preprocess.labels import (
+    ClassLabels,
+    Labels,
+    are_ordered,
+    class_names,
+    labels_for,
+)
 from redco_flow.stages.preprocess.pairs import SplitOf
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer_of
 from redco_flow.text.tokenizer import TextTokenizer
@@ -189,6 +195,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         summary = replace(
             summary,
             classes=class_names(labels),
+            classes_are_ordered=are_ordered(labels),
             tokenizer=_tokenizer_record(context, config, store, summary),
         )
         return _dataset(store, summary, num_blocks)

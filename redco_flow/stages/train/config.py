@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.metrics.metric import Score, find_metric, find_score, metric_module
+from redco_flow.metrics.settings import MetricSettings, check_metric_settings
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
 from redco_flow.recipes.recipe import (
     RecipeName,
@@ -106,6 +107,7 @@ class Evaluation(StrictModel):
         every_epochs, every_steps: give one; once per epoch by default. The end is always scored.
         num_examples: the first ones of the split; None: all.
         metrics: whose scores to compute on generated texts, besides those `keep.best` needs.
+        metric_settings: by metric: settings such as `{bleu: {tokenize: zh}}`.
         num_beams: for generating them; 1 is greedy.
     """
 
@@ -113,6 +115,7 @@ class Evaluation(StrictModel):
     every_steps: PositiveInt | None = None
     num_examples: PositiveInt | None = None
     metrics: list[Text] = Field(default_factory=list)
+    metric_settings: Annotated[MetricSettings, OnlyWhereSet()] = Field(default_factory=dict)
     num_beams: PositiveInt = 1
 
     @field_validator("metrics")
@@ -397,6 +400,14 @@ class Config(StageConfig):
         default = type(self).model_fields["num_epochs"].default
         if self.max_steps is not None and self.num_epochs != default:
             raise ValueError("give 'num_epochs' or 'max_steps', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_have_these_settings(self) -> Config:
+        try:
+            check_metric_settings(self.eval.metric_settings, metrics_needed(self))
+        except ValueError as error:
+            raise ValueError(f"'eval.metric_settings' {error}") from error
         return self
 
     @model_validator(mode="after")

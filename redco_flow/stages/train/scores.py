@@ -5,18 +5,21 @@ Brings together recipe, predictor and metrics.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from redco_flow.engine.checkpoint.directory import Mode
 from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.watching import EarlyStopping
 from redco_flow.errors import RedcoFlowError
+from redco_flow.metrics.metric import Metric
 from redco_flow.metrics.perplexity import perplexity
+from redco_flow.metrics.settings import configured_metric, warnings_of
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
-from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.predictions import targets_of
+from redco_flow.stages.artifacts.dataset import DatasetArtifact, DatasetSummary
+from redco_flow.stages.artifacts.predictions import Targets, targets_of
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.train.config import (
@@ -28,6 +31,8 @@ from redco_flow.stages.train.config import (
     texts_scores,
 )
 from redco_flow.stages.train.data import TrainingData
+
+logger = logging.getLogger(__name__)
 
 # (params, step) -> scores
 EvalFn = Callable[[Any, int], Mapping[str, float]]
@@ -100,6 +105,7 @@ def make_text_scores(
     )
     bucketing = bucket_prompts(recipe, validation, predictor.batch_size)
     targets = targets_of(validation, summary)
+    metrics = _metrics(names, config, summary, targets)
 
     def on_progress(done: int, total: int) -> None:
         context.report(phase="evaluating", step=done, total_steps=total)
@@ -108,11 +114,31 @@ def make_text_scores(
         params = trainer.plan.model_params(params)
         texts = predictor.predict(validation, params, bucketing=bucketing, on_progress=on_progress)
         scores: dict[str, float] = {}
-        for name in names:
-            scores |= targets.score(name, texts)
+        for name, metric in metrics.items():
+            scores |= targets.score(name, metric, texts)
         return scores
 
     return score_texts
+
+
+def _metrics(
+    names: list[str], config: Config, summary: DatasetSummary, targets: Targets
+) -> dict[str, Metric]:
+    """Return the metrics with their settings; what makes their scores doubtful is logged.
+
+    Raises:
+        CannotTrain: a metric cannot use its settings with the data's classes.
+    """
+    metrics = {}
+    for name in names:
+        try:
+            found = configured_metric(name, config.eval.metric_settings, summary.class_names)
+        except ValueError as error:
+            raise CannotTrain(f"eval: the metric '{name}': {error}") from error
+        metric = metrics[name] = cast("Metric", found)
+        for warning in warnings_of(metric, targets.of(metric)):
+            logger.warning("%s", warning)
+    return metrics
 
 
 def keys_of_best(config: Config) -> dict[str, str]:
