@@ -1,4 +1,4 @@
-"""What every test shares: eight CPU devices, no hub, no telemetry. Set before JAX is imported."""
+"""Settings of all tests: eight CPU devices, no hub, no telemetry; set before JAX is imported."""
 
 import gc
 import json
@@ -11,12 +11,23 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Its import configures logging anew and closes every handler's stream: imported later, it would
 # close the captured stderr that absl, imported by JAX's libraries, still holds.
 import submitit  # noqa: F401
 
 pytest.register_assert_rewrite("tiny_stages.contract")
+
+# How long an example takes depends on the machine and on what else it does.
+settings.register_profile("redco_flow", deadline=None)
+settings.load_profile("redco_flow")
+
+# A caller's workspace, home and settings of ours are no part of a test.
+_OF_TESTS = ("REDCO_FLOW_TEST_", "REDCO_FLOW_FORBID_SKIPS")
+for _name in [name for name in os.environ if name.startswith("REDCO_FLOW_")]:
+    if not _name.startswith(_OF_TESTS):
+        del os.environ[_name]
 
 # `make test-gpu` asks for a GPU, too, of which each test's process takes what it needs.
 os.environ["JAX_PLATFORMS"] = os.environ.get("REDCO_FLOW_TEST_PLATFORMS", "cpu")
