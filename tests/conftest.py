@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 # Its import configures logging anew and closes every handler's stream: imported later, it would
 # close the captured stderr that absl, imported by JAX's libraries, still holds.
 import submitit  # noqa: F401
+from hypothesis import settings
 
 pytest.register_assert_rewrite("tiny_stages.contract")
 
