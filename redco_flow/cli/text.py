@@ -48,6 +48,23 @@ def columns(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+class Footnotes:
+    """Numbers the remarks on a table's cells: [1], [2], …; equal remarks share a number."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """Return the mark of a remark."""
+        if text not in self._texts:
+            self._texts.append(text)
+        return f"[{self._texts.index(text) + 1}]"
+
+    def lines(self, prefix: str = "") -> list[str]:
+        """Return the remarks with their marks, one a line."""
+        return [f"[{index}] {prefix}{text}" for index, text in enumerate(self._texts, 1)]
+
+
 def size(num_bytes: int) -> str:
     """1536 → "1.5 KiB"."""
     amount = float(num_bytes)

@@ -246,6 +246,7 @@ class RunBuilder:
         confusion=None,
         parts=None,
         stage="evaluate",
+        split="test",
     ) -> dict[str, str]:
         made = self.store.get(predictions)
         summary = MetricsSummary(
@@ -254,7 +255,7 @@ class RunBuilder:
             modules=["rouge"],
             baselines=baselines or {},
             num_examples=len(scores),
-            split="test",
+            split=split,
             step=300,
             predictions=predictions,
             checkpoint=made.metadata["checkpoint"],

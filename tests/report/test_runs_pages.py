@@ -115,9 +115,13 @@ def test_scores_of_parts_name_their_stage_where_several_stages_have_some(make_bu
 def test_curves_of_several_runs_are_overlaid(runs):
     figures = {figure.title: figure for figure in overlaid(runs)}
 
-    assert {"training loss", "eval_loss", "rouge2", "learning rate", "gradient norm"} <= set(
-        figures
-    )
+    assert {
+        "training loss",
+        "val/eval_loss",
+        "val/rouge2",
+        "learning rate",
+        "gradient norm",
+    } <= set(figures)
     names = [trace["name"] for trace in figures["training loss"].plot["data"]]
     assert names == [run.label for run in runs]
 
