@@ -48,6 +48,27 @@ def columns(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def fitted_columns(rows: Sequence[Sequence[str]], header: Sequence[str], width: int) -> str:
+    """Rows under a header in blocks of aligned columns, each at most `width` wide if possible.
+
+    Each block begins with the first column. No cell is cut.
+    """
+    table = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    blocks: list[list[int]] = []
+    left = 0
+    for column in range(1, len(header)):
+        if not blocks or left < widths[column] + 2:
+            blocks.append([0])
+            left = width - widths[0]
+        blocks[-1].append(column)
+        left -= widths[column] + 2
+    return "\n\n".join(
+        columns([[row[i] for i in block] for row in rows], [header[i] for i in block])
+        for block in blocks
+    )
+
+
 class Footnotes:
     """Numbers the remarks on a table's cells: [1], [2], …; equal remarks share a number."""
 

@@ -23,6 +23,7 @@ from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE = 60
+_MAX_COLUMNS = 9
 _NOT_COMPARED = ("name", "description", "tags")
 _LOGGED = {"loss": "training loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
 
@@ -175,13 +176,21 @@ def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
         title=f"{len(runs)} runs",
         facts=[("runs", ", ".join(one.label for one in runs))],
         sections=[
-            Section("Metrics", [metrics_table(runs)], note=_BEST if len(runs) > 1 else ""),
+            Section(
+                "Metrics", [_readable(metrics_table(runs))], note=_BEST if len(runs) > 1 else ""
+            ),
             Section("Parts of the data", list(parts_tables(runs))),
             Section("Settings", list(_settings_table(runs))),
             Section("Training", figures=overlaid(runs)),
         ],
         built_at=now,
     )
+
+
+def _readable(table: Table) -> Table:
+    """The table with a column for each run where it would be wide otherwise."""
+    is_wide = len(table.header) > max(_MAX_COLUMNS, len(table.rows))
+    return table.transposed() if is_wide else table
 
 
 _BEST = (
