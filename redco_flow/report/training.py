@@ -74,6 +74,7 @@ def view_training(
     *,
     source: str = "",
     goodput: TimeParts | None = None,
+    parameters: str = "",
 ) -> TrainingSection:
     """Return a stage's training for the page.
 
@@ -83,6 +84,7 @@ def view_training(
         units: of its loss and its speed.
         source: whose records they are, if not this run's.
         goodput: what its time went into, where that is known.
+        parameters: how many there are, and how many of them are trained.
     """
     figures = [
         *_loss_figure(history, units.loss),
@@ -100,7 +102,11 @@ def view_training(
     return TrainingSection(
         stage=stage,
         source=source,
-        facts=(*_facts(history, units), *_goodput_facts(goodput)),
+        facts=(
+            *_facts(history, units),
+            *([("model", parameters)] if parameters else []),
+            *_goodput_facts(goodput),
+        ),
         figures=tuple(figures),
         tables=(*_tables(history, units), *_time_table(goodput)),
         remarks=(*history.remarks, *_not_finite(history)),
