@@ -362,9 +362,10 @@ def _sample_row(sample: Sample) -> dict[str, str]:
         "prediction": _picture(sample.picture) or _clipped(prediction),
         "reference": _picture(sample.reference_picture) or _clipped(references),
         **{markdown.text(name): value for name, value in sample.scores},
-        "source": _clipped(
-            sample.source
-        ),  # last: cells have one line each, and this is the longest
+        # Last: cells have one line each, and this is the longest.
+        "source": " ".join(
+            filter(None, [_picture(sample.source_picture), _clipped(sample.source)])
+        ),
     }
 
 
