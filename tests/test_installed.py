@@ -43,7 +43,7 @@ def test_the_bundled_quickstart_runs_from_any_directory(tmp_path):
     assert "data " in why
     assert status["report"] is not None
     assert status["stages"]["train"]["devices"] == "cpu"
-    for line in ("step 1/", "evaluation: eval_loss", "checkpoint committed"):
+    for line in ("step 1/", "val/eval_loss", "checkpoint committed"):
         assert line in log
     # How many of the rows are test data depends on the Python, whose library the rows are made of.
     assert re.search(r"(?m)^predict \| predicted (\d+)/\1 rows", log)

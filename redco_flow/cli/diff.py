@@ -151,6 +151,8 @@ def _interval(change: MetricChange) -> str:
 
 def _verdict(change: MetricChange) -> str:
     """Whether the second run is better or worse, or why that cannot be said."""
+    if change.not_compared:
+        return f"not compared: {change.not_compared}"
     if change.is_significant is None or not change.difference or math.isnan(change.difference):
         return f"no interval: {change.remark}" if change.remark else ""
     if not change.is_significant:

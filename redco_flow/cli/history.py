@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_html, add_json, add_workspace, workspace_path
-from redco_flow.cli.text import columns, duration, moment, number
+from redco_flow.cli.text import Footnotes, columns, duration, moment, number
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.records import digest_json
+from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.aliases import AliasStore
+from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
-from redco_flow.tracking.run_metrics import locate_metrics
+from redco_flow.tracking.run_metrics import locate_metrics, require_metric, role_of
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -41,7 +43,9 @@ class HistoryEntry:
         cause: why its first failed stage ended, such as "out_of_memory"; empty where none failed.
         message: what that stage, or else the run, said last; empty of a run that went well.
         metrics: by name, as `status` has them.
-        differences: of each metric, to the last run before that has it.
+        differences: of each metric, to the last run before that has it, where the two scores can
+            be compared.
+        not_compared: why a metric has no difference to the last run before that has it.
         data: digest of what identifies the raw data; empty before a stage has a result.
         data_changed: whether raw data of stages that this run and the last before it with
             results both have differ; None where there is nothing to compare.
@@ -58,6 +62,7 @@ class HistoryEntry:
     message: str
     metrics: dict[str, float]
     differences: dict[str, float]
+    not_compared: dict[str, str]
     data: str
     data_changed: bool | None
     code_changed: bool | None
@@ -130,6 +135,7 @@ def write_history_page(
             failure=" ".join(filter(None, (entry.cause, entry.message))),
             metrics=entry.metrics,
             differences=entry.differences,
+            not_compared=entry.not_compared,
             data=entry.data,
             is_data_new=bool(entry.data_changed),
             promoted=promoted.get(entry.run, []),
@@ -213,6 +219,7 @@ class _Reader:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._metrics: dict[str, float] = {}
+        self._identities: dict[str, ScoreIdentity] = {}
         self._ingredients: dict[str, Ingredients] = {}
 
     def read(self, run: RunDirectory) -> HistoryEntry:
@@ -222,10 +229,13 @@ class _Reader:
         ingredients = {stage: result.ingredients for stage, result in found.items()}
         cause, message = _failure(run, view)
         metrics = _scores_first(run, view["metrics"])
+        stages = (unless_damaged(run.read_state) or {}).get("stages") or {}
+        identities = identify_scores(stages, found, ArtifactStore(self._workspace))
+        not_compared = dict(self._not_compared(metrics, identities))
         differences = {
             key: value - self._metrics[key]
             for key, value in metrics.items()
-            if key in self._metrics
+            if key in self._metrics and key not in not_compared
         }
         entry = HistoryEntry(
             run=run.id,
@@ -237,6 +247,7 @@ class _Reader:
             message=message,
             metrics=metrics,
             differences=differences,
+            not_compared=not_compared,
             data=_data_version(ingredients),
             data_changed=self._has_changed("data", ingredients),
             code_changed=self._has_changed("code", ingredients),
@@ -245,8 +256,18 @@ class _Reader:
             ),
         )
         self._metrics |= metrics
+        self._identities |= {key: identities.get(key, ScoreIdentity()) for key in metrics}
         self._ingredients |= ingredients
         return entry
+
+    def _not_compared(
+        self, metrics: Mapping[str, float], identities: Mapping[str, ScoreIdentity]
+    ) -> Iterator[tuple[str, str]]:
+        """The metrics whose scores here and in the last run before have no difference, and why."""
+        for key in metrics:
+            before = self._identities.get(key)
+            if before and (why := before.comparable_with(identities.get(key, ScoreIdentity()))):
+                yield key, why
 
     def _has_changed(self, section: str, ingredients: Mapping[str, Ingredients]) -> bool | None:
         """Whether a part of the ingredients of any stage is another than when it last had some."""
@@ -264,7 +285,7 @@ def _scores_first(run: RunDirectory, metrics: Mapping[str, float]) -> dict[str, 
     """A run's metrics, those of scoring stages before what trainings report."""
     stages = run.read_state().get("stages") or {}
     places = locate_metrics(stages)
-    scoring = {name for name, entry in stages.items() if "metrics" in entry.get("artifacts", {})}
+    scoring = {name for name, entry in stages.items() if role_of(entry) == "evaluation"}
     scores = {key: metrics[key] for key in metrics if places.get(key, ("",))[0] in scoring}
     return scores | dict(metrics)
 
@@ -296,10 +317,7 @@ def _shown_metrics(entries: Sequence[HistoryEntry], asked: Sequence[str]) -> lis
     """
     known = dict.fromkeys(key for entry in reversed(entries) for key in entry.metrics)
     for name in asked:
-        if name not in known:
-            raise UsageError(
-                f"no run here has a metric {name!r}; there are {', '.join(known) or 'none'}."
-            )
+        require_metric(name, known, "the runs shown")
     return list(asked) or list(known)[:_MAX_METRICS]
 
 
@@ -311,18 +329,24 @@ def history_text(entries: Sequence[HistoryEntry], metrics: Sequence[str], *, num
         num_runs: of the pipeline in all.
     """
     header = ["RUN", "CREATED (UTC)", "STATE", "TIME", *metrics, "DATA", "CODE", ""]
-    table = columns([list(_cells(entry, metrics)) for entry in entries], header)
-    num_left = num_runs - len(entries)
-    return f"{table}\n{num_left} earlier runs (-n {num_runs} shows all)" if num_left else table
+    notes = Footnotes()
+    lines = [columns([list(_cells(entry, metrics, notes)) for entry in entries], header)]
+    lines += notes.lines("not compared with the run before: ")
+    if num_left := num_runs - len(entries):
+        lines.append(f"{num_left} earlier runs (-n {num_runs} shows all)")
+    return "\n".join(lines)
 
 
-def _cells(entry: HistoryEntry, metrics: Sequence[str]) -> Iterator[str]:
+def _cells(entry: HistoryEntry, metrics: Sequence[str], notes: Footnotes) -> Iterator[str]:
     yield entry.run
     yield entry.created_at[:16].replace("T", " ")
     yield entry.state
     yield duration(entry.seconds)
     for key in metrics:
-        yield _metric(entry.metrics.get(key), entry.differences.get(key))
+        if why := entry.not_compared.get(key):
+            yield f"{number(entry.metrics[key])} {notes.mark(why)}"
+        else:
+            yield _metric(entry.metrics.get(key), entry.differences.get(key))
     yield f"{entry.data[:_DIGITS_OF_DATA]} {_changed(entry.data_changed)}".strip()
     yield _changed(entry.code_changed)
     cause = entry.cause if entry.cause != State.FAILED else ""

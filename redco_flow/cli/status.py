@@ -294,6 +294,7 @@ def status_text(view: dict[str, Any]) -> str:
     stages = view["stages"]
     for name, stage in stages.items():
         lines.append(f"  {stage_line(name, stage)}")
+        lines += [f"    {stage['parameters']}"] if stage.get("parameters") else []
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
     # A failed run's message is its first failed stage's, which stands in that stage's line, and a

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,15 @@ from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.locks import Lease, find_holder
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.sweep_directory import SweepDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ _MARKS = {"min": "lowest", "max": "highest"}
 def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
+    A metric by which not all completed points can be compared has no best one; `not_compared`
+    says why.
     A point whose turn has not come is WAITING while a process starts the sweep's runs, or while
     its jobs are in a cluster's queue.
     """
@@ -41,10 +46,12 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
     is_driven, is_queued = starter is not None, False
     points: list[dict[str, Any]] = []
     directions: dict[str, str] = {}
+    identities: dict[str, Mapping[str, ScoreIdentity]] = {}
     for point in sweep.points:
         directory = sweep.run_of(point)
         run = read_run_view(directory)
         directions |= _directions(run, workspace)
+        identities[point.run] = _identities(directory, run, workspace)
         is_queued |= run["queued"]
         points.append(
             {
@@ -56,12 +63,14 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
                 "metrics": run["metrics"],
             }
         )
+    not_compared = dict(_not_compared(points, identities))
     return {
         "sweep": sweep.id,
         "state": _state([point["state"] for point in points], goes_on=is_driven or is_queued),
         "queued": is_queued and not is_driven,
         "points": points,
-        "best": _best(points, directions),
+        "best": _best(points, directions, not_compared),
+        "not_compared": not_compared,
     }
 
 
@@ -89,6 +98,7 @@ def sweep_text(view: dict[str, Any]) -> str:
     for name, best in view["best"].items():
         where = "  ".join(best["point"])
         lines.append(f"{best['is']} {name}: {number(best['value'])}  {where}  ({best['run']})")
+    lines += [f"no best {name}: {why}" for name, why in view["not_compared"].items()]
     if view["queued"]:
         lines.append(
             f"its jobs go on without a launcher; `redco-flow resume {view['sweep']}` collects them."
@@ -99,7 +109,7 @@ def sweep_text(view: dict[str, Any]) -> str:
 
 
 def _shown_metrics(view: dict[str, Any]) -> list[str]:
-    """The metrics that have columns: those that can be compared, then others, a few in all."""
+    """The metrics that have columns: those with a best point, then others, a few in all."""
     names = dict.fromkeys(view["best"])
     names |= dict.fromkeys(name for point in view["points"] for name in point["metrics"])
     return list(names)[:_NUM_METRICS_SHOWN]
@@ -117,7 +127,35 @@ def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
     return found
 
 
-def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str, Any]:
+def _identities(
+    run: RunDirectory, view: dict[str, Any], workspace: Workspace
+) -> Mapping[str, ScoreIdentity]:
+    """What a completed run's scores were measured on and by; empty of any other run."""
+    if view["state"] != State.COMPLETED:
+        return {}
+    stages = (unless_damaged(run.read_state) or {}).get("stages") or {}
+    results = unless_damaged(lambda: run_results(workspace, run)) or {}
+    return identify_scores(stages, results, ArtifactStore(workspace))
+
+
+def _not_compared(
+    points: Sequence[dict[str, Any]], identities: Mapping[str, Mapping[str, ScoreIdentity]]
+) -> Iterator[tuple[str, str]]:
+    """The metrics by which the completed points cannot be compared, and why."""
+    completed = [point for point in points if point["state"] == State.COMPLETED]
+    for name in dict.fromkeys(name for point in completed for name in point["metrics"]):
+        first, *others = [point["run"] for point in completed if name in point["metrics"]]
+        measured = identities[first].get(name, ScoreIdentity())
+        for run in others:
+            why = measured.comparable_with(identities[run].get(name, ScoreIdentity()))
+            if why:
+                yield name, f"{run} cannot be compared with {first} ({why})"
+                break
+
+
+def _best(
+    points: list[dict[str, Any]], directions: dict[str, str], not_compared: Mapping[str, str]
+) -> dict[str, Any]:
     """The best completed point of each metric that can be compared."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.metrics import direction_of
@@ -125,7 +163,7 @@ def _best(points: list[dict[str, Any]], directions: dict[str, str]) -> dict[str,
     completed = [point for point in points if point["state"] == State.COMPLETED]
     found = {}
     for name in dict.fromkeys(name for point in completed for name in point["metrics"]):
-        direction = direction_of(name, directions)
+        direction = "" if name in not_compared else direction_of(name, directions)
         having = [point for point in completed if name in point["metrics"]]
         if direction and len(having) > 1:
             sign = 1 if direction == "min" else -1

@@ -48,6 +48,44 @@ def columns(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def fitted_columns(rows: Sequence[Sequence[str]], header: Sequence[str], width: int) -> str:
+    """Rows under a header in blocks of aligned columns, each at most `width` wide if possible.
+
+    Each block begins with the first column. No cell is cut.
+    """
+    table = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    blocks: list[list[int]] = []
+    left = 0
+    for column in range(1, len(header)):
+        if not blocks or left < widths[column] + 2:
+            blocks.append([0])
+            left = width - widths[0]
+        blocks[-1].append(column)
+        left -= widths[column] + 2
+    return "\n\n".join(
+        columns([[row[i] for i in block] for row in rows], [header[i] for i in block])
+        for block in blocks
+    )
+
+
+class Footnotes:
+    """Numbers the remarks on a table's cells: [1], [2], …; equal remarks share a number."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """Return the mark of a remark."""
+        if text not in self._texts:
+            self._texts.append(text)
+        return f"[{self._texts.index(text) + 1}]"
+
+    def lines(self, prefix: str = "") -> list[str]:
+        """Return the remarks with their marks, one a line."""
+        return [f"[{index}] {prefix}{text}" for index, text in enumerate(self._texts, 1)]
+
+
 def size(num_bytes: int) -> str:
     """1536 → "1.5 KiB"."""
     amount = float(num_bytes)

@@ -102,8 +102,8 @@ def _shared_entry(attempt: AttemptDirectory, status: JobStatus) -> dict[str, Any
     }
 
 
-# What a stage's progress says of its devices, while it runs and afterwards.
-_OF_DEVICES = ("devices", "tflops_per_device", "mfu", "peak_memory_bytes")
+# What a stage's progress says of its devices and model, while it runs and afterwards.
+_OF_DEVICES = ("devices", "parameters", "tflops_per_device", "mfu", "peak_memory_bytes")
 LIVE_STATES = (State.PENDING, State.RUNNING)
 _START_GRACE_SECONDS = 60.0
 

@@ -157,8 +157,8 @@ class GuardedLog(Callback):
         self._write("train", record)
 
     def on_eval(self, record: Record) -> None:
-        """Pass on an evaluation as `eval/…`."""
-        self._write("eval", record)
+        """Pass on an evaluation on the validation rows as `val/…`."""
+        self._write("val", record)
 
     def close(self) -> None:
         """Close the log."""

@@ -117,9 +117,9 @@ class TrainingLines:
             self._sums = _Sums()
 
     def hear_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
-        """Log the metrics of an evaluation."""
-        shown = [f"{name} {value:.4g}" for name, value in metrics.items()]
-        self._log(step, f"evaluation: {', '.join(shown)}", f"took {duration(seconds)}")
+        """Log the metrics of an evaluation on the validation rows."""
+        shown = [f"val/{name} {value:.4g}" for name, value in metrics.items()]
+        self._log(step, ", ".join(shown), f"took {duration(seconds)}")
 
     def hear_saved(self, step: int) -> None:
         """Log that a checkpoint is being written, in the background perhaps."""

@@ -7,6 +7,7 @@ Dims in this file: M micro-batches, B rows of one micro-batch over all data shar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,7 +30,7 @@ from redco_flow.engine.step.compiled import (
     on_unpadded_params,
     plan_state_storage,
 )
-from redco_flow.engine.step.lora import Lora
+from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step.loss import LossFn
 from redco_flow.engine.step.model_flops import ModelFlops, trained_marks
 from redco_flow.engine.step.step import (
@@ -92,6 +93,8 @@ class TrainingPlan:
         layout: how a global batch is cut into micro-batches and over processes.
         model_rules: a PartitionSpec with its reason for each parameter of the model.
         rules: the same for all parameters of the state; with factors there are more.
+        num_parameters, num_trained: elements of all parameters, factors included, and of those
+            that are trained.
         storage: shapes, specs and padding of the whole state: `params`, `opt_state`, `step`, …
         train_step: the jitted (stored state, batch) -> (stored state, metrics).
         eval_step: the jitted (stored params, seed, batch of one micro-batch) -> metrics.
@@ -162,6 +165,7 @@ class TrainingPlan:
             self.rules = lora.rules(self.model_rules, params)
         optimizer, mask = restrict(optimizer, params, trainable)
         marks = lora.marks(model_params) if lora is not None else trained_marks(params, mask)
+        self.num_parameters, self.num_trained = _count(model_params, params, mask, lora)
         self._flops = ModelFlops(model_loss, model_params, marks)
         kind: dict[str, Any] = {
             "counts_skipped": on_nonfinite == "skip",
@@ -187,6 +191,15 @@ class TrainingPlan:
             on_stored_params(make_eval_step(loss_fn), self.storage["params"]),
             out_shardings=deployer.named_sharding(),
         )
+
+    def parameters_text(self) -> str:
+        """Say how many parameters there are, and how many of them are trained if not all are."""
+        text = self.model_rules.counts()
+        if self.num_trained == self.num_parameters:
+            return text
+        share = self.num_trained / self.num_parameters
+        of_all = f"{self.num_trained:,} of {self.num_parameters:,} ({share:.2%})"
+        return f"{text}; trained {of_all}{', LoRA' if self.lora is not None else ''}"
 
     @property
     def mesh(self) -> Mesh:
@@ -296,3 +309,22 @@ def shapes_of(tree: Any) -> Any:
 
 def _placed(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _count(model_params: Any, params: Any, mask: Any, lora: Lora | None) -> tuple[int, int]:
+    """How many parameters there are, those beside the model's included, and how many are trained.
+
+    Args:
+        params: of the state: with factors where there are some.
+        mask: a tree like `params`, of what is trained; None: all of it.
+    """
+    num_model = _num_elements(model_params)
+    if mask is None:
+        return num_model, num_model
+    trained = jax.tree.map(lambda leaf, is_trained: leaf if is_trained else None, params, mask)
+    num_added = _num_elements(trained[FACTORS]) if lora is not None else 0
+    return num_model + num_added, _num_elements(trained)
+
+
+def _num_elements(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

@@ -74,7 +74,8 @@ class RunSession:
         self._ended: dict[str, Finished | StageFailed | RunCancelled] = {}
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
         self._locks = {node.name: threading.Lock() for node in self.stages}
-        context.state_store.open_run(context.plan.stages, begin=[node.name for node in self.stages])
+        kinds = {name: context.pipeline.stages[name].kind for name in context.plan.stages}
+        context.state_store.open_run(kinds, begin=[node.name for node in self.stages])
         self.upstream = {node.name: node.upstream for node in self.stages}
         self._attempts = StageAttempts(context, self.upstream, judges_ended=judges_ended)
         self._chain = JobChain(context, self._attempts, self.upstream) if context.ahead else None

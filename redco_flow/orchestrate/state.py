@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,19 @@ class StateStore:
         self._state: dict[str, Any] = run.read_state()
         self.journal = Journal(run.journal_path, clock=clock)
 
-    def open_run(self, stages: Iterable[str], begin: Collection[str]) -> None:
+    def open_run(self, stages: Mapping[str, str], begin: Collection[str]) -> None:
         """Say that the run runs (again).
 
         Args:
-            stages: all of the pipeline's, in order.
+            stages: the kind of each of the pipeline's stages, in order.
             begin: those that are to be brought to their end now; what others are stays.
         """
         with self._mutex:
             known = self._state.get("stages", {})
-            entries = {name: _at_start(known.get(name), begins=name in begin) for name in stages}
+            entries = {
+                name: _at_start(known.get(name), begins=name in begin) | {"kind": kind}
+                for name, kind in stages.items()
+            }
             self._state |= {
                 "state": State.RUNNING,
                 "exit_code": None,

@@ -15,13 +15,15 @@ from redco_flow.report.run_diff.settings import read_settings
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
 from redco_flow.report.stage_facts import DAMAGED, logging_attempts, read_stages
 from redco_flow.report.training_history import History, points_of, read_history
+from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.run_metrics import read_metrics
+from redco_flow.tracking.run_metrics import read_metrics, training_metric
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_VALUE = 60
+_MAX_COLUMNS = 9
 _NOT_COMPARED = ("name", "description", "tags")
 _LOGGED = {"loss": "training loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
 
@@ -34,6 +36,7 @@ class ComparedRun:
         label: how tables and legends call it.
         settings: all of resolved.yaml, by dotted key.
         metrics: by the names that `status` gives them.
+        identities: what each of the metrics was measured on and by.
         directions: "max" or "min" of scores, as far as evaluations say.
         parts: scores by metric, then by part of the data.
         trainings: what each training stage logged.
@@ -46,6 +49,7 @@ class ComparedRun:
     seconds: float | None
     settings: Mapping[str, Any]
     metrics: Mapping[str, float]
+    identities: Mapping[str, ScoreIdentity]
     directions: Mapping[str, str]
     parts: Mapping[str, Mapping[str, float]]
     trainings: Mapping[str, History]
@@ -69,6 +73,8 @@ def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
             continue
         directions |= artifact.metadata.get("directions") or {}
         parts[name] = artifact.metadata.get("parts") or {}
+    entries = state.get("stages") or {}
+    results = {name: one.result for name, one in stages.items() if one.result is not None}
     trainings = {name: read_history(logging_attempts(stage)[0]) for name, stage in stages.items()}
     return ComparedRun(
         label=label or run.id,
@@ -77,7 +83,8 @@ def read_compared(run: RunDirectory, label: str = "") -> ComparedRun:
         created_at=str(record.get("created_at") or ""),
         seconds=seconds_between(state.get("started_at"), state.get("ended_at")),
         settings=_settings(run),
-        metrics=read_metrics(state.get("stages") or {}),
+        metrics=read_metrics(entries),
+        identities=identify_scores(entries, results, store),
         directions=directions,
         parts=_by_metric({name: found for name, found in parts.items() if found}),
         trainings={name: found for name, found in trainings.items() if found.logged},
@@ -126,10 +133,36 @@ def best_of(values: Sequence[float | None], direction: str) -> float | None:
     return min(known) if direction == "min" else max(known)
 
 
+def not_compared(name: str, runs: Sequence[ComparedRun]) -> dict[str, str]:
+    """Return why a metric of a run cannot be compared with the first run's that has it, by label.
+
+    Args:
+        name: the metric's.
+    """
+    scored = [one for one in runs if name in one.metrics]
+    first = scored[0].identities.get(name, ScoreIdentity()) if scored else ScoreIdentity()
+    reasons = {
+        one.label: first.comparable_with(one.identities.get(name, ScoreIdentity()))
+        for one in scored[1:]
+    }
+    return {
+        label: f"not compared with {scored[0].label}: {why}"
+        for label, why in reasons.items()
+        if why
+    }
+
+
+def best_run_value(name: str, runs: Sequence[ComparedRun]) -> float | None:
+    """Return the best value of a metric; None where not all of its values can be compared."""
+    if not_compared(name, runs):
+        return None
+    return best_of([one.metrics.get(name) for one in runs], direction(name, runs))
+
+
 def direction(name: str, runs: Sequence[ComparedRun]) -> str:
     """Return "max" or "min", which is better of a metric; empty where no evaluation says."""
     known = {key: way for one in runs for key, way in one.directions.items()}
-    return direction_of(name.rpartition("/")[2], known)
+    return direction_of(name, known)
 
 
 def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
@@ -143,7 +176,9 @@ def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
         title=f"{len(runs)} runs",
         facts=[("runs", ", ".join(one.label for one in runs))],
         sections=[
-            Section("Metrics", [metrics_table(runs)], note=_BEST if len(runs) > 1 else ""),
+            Section(
+                "Metrics", [_readable(metrics_table(runs))], note=_BEST if len(runs) > 1 else ""
+            ),
             Section("Parts of the data", list(parts_tables(runs))),
             Section("Settings", list(_settings_table(runs))),
             Section("Training", figures=overlaid(runs)),
@@ -152,20 +187,31 @@ def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
     )
 
 
-_BEST = "Of each metric for which it is known whether more is better, the best is bold."
+def _readable(table: Table) -> Table:
+    """The table with a column for each run where it would be wide otherwise."""
+    is_wide = len(table.header) > max(_MAX_COLUMNS, len(table.rows))
+    return table.transposed() if is_wide else table
+
+
+_BEST = (
+    "Of each metric for which it is known whether more is better, the best is bold, unless the "
+    "runs' scores cannot be compared; a score that cannot is marked with the reason."
+)
 
 
 def metrics_table(runs: Sequence[ComparedRun]) -> Table:
     """Return a table of runs and their metrics, the best of each marked."""
     names = metric_names(runs)
-    best = {
-        name: best_of([r.metrics.get(name) for r in runs], direction(name, runs)) for name in names
-    }
+    best = {name: best_run_value(name, runs) for name in names}
+    reasons = {name: not_compared(name, runs) for name in names}
     rows = [
         [
             Cell(one.label),
             Cell("", mark=one.state),
-            *(_value(one.metrics.get(name), best[name]) for name in names),
+            *(
+                _value(one.metrics.get(name), best[name], reasons[name].get(one.label, ""))
+                for name in names
+            ),
             Cell(duration(one.seconds), is_number=True),
             Cell(one.created_at[:16].replace("T", " "), is_number=True),
         ]
@@ -179,7 +225,7 @@ def parts_tables(runs: Sequence[ComparedRun]) -> Iterator[Table]:
     for name in dict.fromkeys(name for one in runs for name in one.parts):
         of_runs = [one.parts.get(name, {}) for one in runs]
         parts = sorted({part for found in of_runs for part in found})
-        way = direction(name, runs)
+        way = "" if not_compared(name, runs) else direction(name, runs)
         best = {part: best_of([found.get(part) for found in of_runs], way) for part in parts}
         rows = [
             [Cell(one.label), *(_value(found.get(part), best[part]) for part in parts)]
@@ -188,9 +234,9 @@ def parts_tables(runs: Sequence[ComparedRun]) -> Iterator[Table]:
         yield Table(f"{name} of each part", ["run", *parts], rows)
 
 
-def _value(value: float | None, best: float | None) -> Cell:
+def _value(value: float | None, best: float | None, note: str = "") -> Cell:
     is_best = value is not None and value == best
-    return Cell(score(value), is_number=True, mark="best" if is_best else "")
+    return Cell(score(value), is_number=True, mark="best" if is_best else "", note=note)
 
 
 def _settings_table(runs: Sequence[ComparedRun]) -> Iterator[Table]:
@@ -233,7 +279,7 @@ def _of_stage(stage: str, prefix: str, runs: Sequence[ComparedRun]) -> Iterator[
             if (points := points_of(found, name))
         ]
         if lines:
-            title = _LOGGED.get(name, name)
+            title = training_metric(name) if name in scored else _LOGGED.get(name, name)
             shown = f"{title} over optimizer steps of stage {stage}"
             chart = LineChart(shown, "step", title, lines, may_be_log="loss" in name)
             yield Figure(f"{prefix}{title}", chart, is_wide=name in ("loss", "eval_loss"))

@@ -75,7 +75,8 @@ def _row(change: MetricChange) -> Iterator[Cell]:
     yield Cell(score(change.second), is_number=True)
     yield Cell("" if change.difference is None else signed(change.difference), is_number=True)
     if change.low is None or change.high is None:
-        yield Cell("", note=change.remark)
+        why = f"not compared: {change.not_compared}" if change.not_compared else change.remark
+        yield Cell("", note=why)
         yield Cell("")
         return
     yield Cell(f"{signed(change.low)} to {signed(change.high)}", is_number=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redco_flow.report.charts import Figure, Group, PointChart
 from redco_flow.report.numbers import duration, moment, score, signed
@@ -22,6 +22,7 @@ class HistoryPoint:
         data: digest of its raw data; empty where it is not known.
         is_data_new: whether the data are others than those of the run before.
         promoted: the names that its checkpoints were given, with the time: "production, 2026-…".
+        not_compared: why a metric has no difference to the last run before that has it.
     """
 
     run: str
@@ -34,6 +35,7 @@ class HistoryPoint:
     data: str
     is_data_new: bool
     promoted: Sequence[str]
+    not_compared: Mapping[str, str] = field(default_factory=dict)
 
 
 def history_page(
@@ -125,6 +127,8 @@ def _told(point: HistoryPoint, name: str) -> Iterator[str]:
     difference = point.differences.get(name)
     change = f" ({signed(difference)})" if difference else ""
     yield f"{name} {score(point.metrics[name])}{change}"
+    if name in point.not_compared:
+        yield f"not compared with the run before: {point.not_compared[name]}"
     yield point.run
     yield moment(point.created_at)
     if point.data:
@@ -162,4 +166,5 @@ def _table(points: Sequence[HistoryPoint], metrics: Sequence[str]) -> Table:
 def _score(point: HistoryPoint, name: str) -> Cell:
     difference = point.differences.get(name)
     note = "" if difference is None else signed(difference) if difference else "="
+    note = point.not_compared.get(name, note)
     return Cell(score(point.metrics.get(name)), is_number=True, note=note)

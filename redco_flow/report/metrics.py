@@ -12,6 +12,7 @@ from typing import Any
 from redco_flow.report.numbers import signed
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.run_metrics import Role, role_of, training_metric
 
 _MAX_TEXT = 200
 
@@ -57,12 +58,14 @@ class MetricsGroup:
 
     Args:
         is_evaluation: whether the stage made a metrics artifact; the others only report.
+        is_training: whether it made a checkpoint instead.
         num_examples: how many were scored; None where that is not said.
         scored: what was scored: split and checkpoint; empty where that is not said.
     """
 
     stage: str
     is_evaluation: bool
+    is_training: bool
     rows: tuple[MetricRow, ...]
     baselines: tuple[Baseline, ...]
     num_examples: int | None
@@ -91,9 +94,17 @@ def metrics_artifact(stage: StageFacts, store: ArtifactStore) -> Artifact | None
     return next((one for one in found if one is not None), None)
 
 
-def direction_of(key: str, directions: Mapping[str, str]) -> str:
-    """Return "max" or "min", which is better for this score; "" where that is not known."""
-    return directions.get(key) or ("min" if key.endswith("loss") else "")
+def direction_of(name: str, directions: Mapping[str, str]) -> str:
+    """Return "max" or "min", which is better of a metric; "" where that is not known.
+
+    Args:
+        name: a score's key, also with its stage or `val/` before it.
+        directions: by key, as evaluations have them.
+    """
+    parts = name.split("/")
+    keys = ["/".join(parts[start:]) for start in range(len(parts))]
+    known = next((directions[key] for key in keys if key in directions), "")
+    return known or ("min" if parts[-1].endswith(("loss", "perplexity")) else "")
 
 
 def _is_metrics(output: str) -> bool:
@@ -112,8 +123,9 @@ def _group(
     scores = [one.get("metrics") or {} for one in baselines.values()]
     return MetricsGroup(
         stage=stage.name,
-        is_evaluation=any(_is_metrics(name) for name in stage.outputs),
-        rows=tuple(_rows(stage.metrics, scores, directions)),
+        is_evaluation=_role(stage) == "evaluation",
+        is_training=_role(stage) == "training",
+        rows=tuple(_rows(_named_metrics(stage), scores, directions)),
         baselines=tuple(
             Baseline(name.replace("_", " "), _shortened(one.get("text")))
             for name, one in baselines.items()
@@ -121,6 +133,18 @@ def _group(
         num_examples=count if isinstance(count, int) else None,
         scored=", ".join(_scored(known, store)),
     )
+
+
+def _role(stage: StageFacts) -> Role:
+    return role_of({**stage.entry, "artifacts": stage.outputs})
+
+
+def _named_metrics(stage: StageFacts) -> dict[str, float]:
+    """A stage's metrics; what a training measured has `val/` or `train/` before it."""
+    is_training = _role(stage) == "training"
+    return {
+        training_metric(key) if is_training else key: value for key, value in stage.metrics.items()
+    }
 
 
 def _rows(

@@ -42,6 +42,7 @@ from redco_flow.tracking.damage import find_damaged_records
 from redco_flow.tracking.goodput import find_goodput
 from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 _SHORT = 12
@@ -295,7 +296,16 @@ def read_trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Trai
             continue
         units = Units(_LOSS_UNITS.get(stage.recipe, ""), _COUNTED.get(stage.recipe, "examples"))
         goodput = find_goodput(run, stage.name) if stage.attempts else None
-        found.append(view_training(stage.name, history, units, source=source, goodput=goodput))
+        progress = unless_damaged(attempts[-1].read_progress) if attempts else None
+        section = view_training(
+            stage.name,
+            history,
+            units,
+            source=source,
+            goodput=goodput,
+            parameters=str((progress or {}).get("parameters") or ""),
+        )
+        found.append(section)
     return found
 
 

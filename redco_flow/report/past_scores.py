@@ -6,15 +6,27 @@ Reads run.json, state.json and aliases; a run's page in the Prefect UI is the re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 from redco_flow.report.stage_facts import DAMAGED
+from redco_flow.stages.promote.evaluations import evaluations_of, scores_of
+from redco_flow.stages.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.aliases import Alias, AliasEvent, AliasStore
+from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.lineage import run_results
+from redco_flow.tracking.results import read_result
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
-from redco_flow.tracking.run_metrics import locate_metrics, read_metrics
+from redco_flow.tracking.run_metrics import (
+    TRAINING_LOSS,
+    is_validation,
+    locate_metrics,
+    read_metrics,
+    role_of,
+    training_metric,
+)
+from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 _PRODUCTION = "production"
@@ -27,19 +39,38 @@ class Scores:
 
     Args:
         name: the run's id, or the alias.
-        metrics: by name, as `status` has them.
+        metrics: by name, as `status` has them; of a promoted checkpoint by an evaluation's keys.
         created_at: ISO time of the run's start, or of the promotion.
         address: the run's page in the Prefect UI; empty where it has none.
+        identities: what each metric was measured on and by, as far as records say it.
     """
 
     name: str
     metrics: Mapping[str, float]
     created_at: str = ""
     address: str = ""
+    identities: Mapping[str, ScoreIdentity] = field(default_factory=dict)
 
     def find(self, metric: str) -> float | None:
-        """Return a metric's value; of a stage's metric also where it stands without the stage."""
-        return self.metrics.get(metric, self.metrics.get(metric.rpartition("/")[2]))
+        """Return a metric's value; of `STAGE/KEY` also an evaluation's that is called `KEY`."""
+        return self.metrics.get(self._name_here(metric))
+
+    def minus(self, other: Scores, metric: str) -> float | str | None:
+        """Return the difference to another's value; why there is none; None without a value."""
+        here, there = self.find(metric), other.find(metric)
+        if here is None or there is None:
+            return None
+        why = other._identity(metric).comparable_with(self._identity(metric))
+        return here - there if why is None else why
+
+    def _name_here(self, metric: str) -> str:
+        is_of_training = is_validation(metric) or metric.endswith(training_metric(TRAINING_LOSS))
+        if metric in self.metrics or is_of_training:
+            return metric
+        return metric.partition("/")[2]
+
+    def _identity(self, metric: str) -> ScoreIdentity:
+        return self.identities.get(self._name_here(metric), ScoreIdentity())
 
 
 def scores_of_run(run: RunDirectory) -> Scores:
@@ -48,17 +79,19 @@ def scores_of_run(run: RunDirectory) -> Scores:
     Raises:
         DamagedRecord: its records are damaged.
     """
+    workspace = Workspace(run.path.parents[1])
     state = run.read_state()
     stages = state["stages"]
     found, located = read_metrics(stages), locate_metrics(stages)
-    ordered = sorted(found, key=lambda name: not _is_evaluated(stages[located[name][0]]))
-    metrics = {name: found[name] for name in ordered}
-    address = str(state.get("prefect_url") or "")
-    return Scores(run.id, metrics, str(run.record.get("created_at") or ""), address)
-
-
-def _is_evaluated(stage: Mapping[str, Any]) -> bool:
-    return any(name.partition("/")[0] == "metrics" for name in stage.get("artifacts") or ())
+    ordered = sorted(found, key=lambda name: role_of(stages[located[name][0]]) != "evaluation")
+    results = unless_damaged(lambda: run_results(workspace, run)) or {}
+    return Scores(
+        run.id,
+        {name: found[name] for name in ordered},
+        str(run.record.get("created_at") or ""),
+        str(state.get("prefect_url") or ""),
+        identify_scores(stages, results, ArtifactStore(workspace)),
+    )
 
 
 def earlier_scores(run: RunDirectory, workspace: Workspace, num_runs: int) -> list[Scores]:
@@ -100,7 +133,17 @@ def production_scores(run: RunDirectory, workspace: Workspace) -> Scores | None:
     event = _event_beside(alias, _own_artifacts(run)) if alias is not None else None
     if alias is None or event is None or not event.metrics:
         return None
-    return Scores(str(alias.name), event.metrics, event.time)
+    identities = _promoted_identities(workspace, event)
+    return Scores(str(alias.name), event.metrics, event.time, identities=identities)
+
+
+def _promoted_identities(workspace: Workspace, event: AliasEvent) -> dict[str, ScoreIdentity]:
+    """What a promoted checkpoint's scores were measured on and by: those of its evaluation."""
+    for evaluation in evaluations_of(workspace, event.checkpoint):
+        if scores_of(evaluation) == event.metrics:
+            result = read_result(workspace, str(evaluation.produced_by.get("fingerprint", "")))
+            return {key: of_evaluation(evaluation, result, key) for key in event.metrics}
+    return {}
 
 
 def _event_beside(alias: Alias, own: set[str]) -> AliasEvent | None:

@@ -30,6 +30,7 @@ from redco_flow.report.training import TrainingSection
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.run_metrics import role_of, training_metric
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -135,8 +136,9 @@ def _metrics_beside_baselines(
     evaluation = _evaluation(stage, store)
     baselines: Mapping[str, Any] = evaluation.get("baselines") or {}
     names = [markdown.text(title.replace("_", " ")) for title in baselines]
+    is_training = role_of(stage) == "training"
     rows = [
-        [markdown.text(key), _short(value)]
+        [markdown.text(training_metric(key) if is_training else key), _short(value)]
         + [_short((one.get("metrics") or {}).get(key)) for one in baselines.values()]
         for key, value in stage["metrics"].items()
     ]
@@ -248,14 +250,16 @@ def _metric_row(
     for other in beside:
         theirs = other.find(name)
         row[markdown.text(other.name)] = "" if theirs is None else score(theirs)
-        row[f"minus {markdown.text(other.name)}"] = (
-            "" if theirs is None else _judged(value - theirs, direction_of(name, directions))
+        row[f"minus {markdown.text(other.name)}"] = _judged(
+            mine.minus(other, name), direction_of(name, directions)
         )
     return row
 
 
-def _judged(difference: float, better: str) -> str:
-    """A difference, and whether it is one for the better."""
+def _judged(difference: float | str | None, better: str) -> str:
+    """A difference, and whether it is one for the better; or why there is none."""
+    if difference is None or isinstance(difference, str):
+        return f"not compared: {markdown.text(difference)}" if difference else ""
     if not difference or not better:
         return signed(difference)
     return f"{signed(difference)} {'better' if (difference > 0) == (better == 'max') else 'worse'}"
@@ -265,9 +269,9 @@ def _beside(name: str, mine: Scores, beside: Sequence[Scores]) -> str:
     """A metric in one line: its value, and how far it is from others'."""
     value = mine.metrics[name]
     differences = [
-        f"{signed(value - theirs)} to {markdown.text(other.name)}"
+        f"{signed(difference)} to {markdown.text(other.name)}"
         for other in beside
-        if (theirs := other.find(name)) is not None
+        if isinstance(difference := mine.minus(other, name), float)
     ]
     said = f"{markdown.text(name)} **{score(value)}**"
     return f"{said} ({', '.join(differences)})" if differences else said
@@ -288,7 +292,9 @@ def _metric_over_runs(
         said = f"{said}; before: {', '.join(before)}"
     rows = [
         [markdown.link(one.name, one.address), moment(one.created_at), score(value), change]
-        for (one, value), change in zip(scored, _changes([v for _, v in scored]), strict=True)
+        for (one, value), change in zip(
+            scored, _changes([one for one, _ in scored], name), strict=True
+        )
     ]
     columns = ["run", "created", markdown.text(name), "difference"]
     parts = [f"# {markdown.text(name)}", said, markdown.table(columns, rows)]
@@ -310,9 +316,9 @@ def _level_of(production: Scores, name: str, num_runs: int) -> list[Line]:
     return [Line(production.name, [(1.0, value), (float(num_runs), value)], 2)]
 
 
-def _changes(values: Sequence[float]) -> list[str]:
-    """Each value's difference to the one of the run before, which follows it."""
-    changes = [signed(value - before) for value, before in pairwise(values)]
+def _changes(runs: Sequence[Scores], name: str) -> list[str]:
+    """Each run's difference to the one before, which follows it."""
+    changes = [_judged(one.minus(before, name), "") for one, before in pairwise(runs)]
     return [*changes, ""]
 
 
@@ -356,9 +362,10 @@ def _sample_row(sample: Sample) -> dict[str, str]:
         "prediction": _picture(sample.picture) or _clipped(prediction),
         "reference": _picture(sample.reference_picture) or _clipped(references),
         **{markdown.text(name): value for name, value in sample.scores},
-        "source": _clipped(
-            sample.source
-        ),  # last: cells have one line each, and this is the longest
+        # Last: cells have one line each, and this is the longest.
+        "source": " ".join(
+            filter(None, [_picture(sample.source_picture), _clipped(sample.source)])
+        ),
     }
 
 

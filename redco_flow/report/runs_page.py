@@ -42,6 +42,14 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
+    def transposed(self) -> Table:
+        """Return it with rows and columns exchanged."""
+        rows = [
+            [Cell(name), *(row[index] for row in self.rows)]
+            for index, name in enumerate(self.header[1:], 1)
+        ]
+        return Table(self.caption, [self.header[0], *(row[0].text for row in self.rows)], rows)
+
     def is_number(self, column: int) -> bool:
         """Whether a column is of numbers."""
         return any(row[column].is_number for row in self.rows)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -19,6 +19,7 @@ from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.numbers import score
 from redco_flow.report.pictures import picture_url
 from redco_flow.report.stage_facts import StageFacts
+from redco_flow.report.thumbnails import row_thumbnails
 from redco_flow.spec.secrets import hide_secrets
 from redco_flow.stages.artifacts.metrics import LINES_FILE as SCORES_FILE
 from redco_flow.stages.artifacts.predictions import LINES_FILE as PREDICTIONS_FILE
@@ -46,6 +47,7 @@ class Sample:
         num_left_out: references that are not shown.
         picture, reference_picture: where they are pictures, as `data:` URLs in place of pieces and
             references.
+        source_picture: the row's image as a `data:` URL; empty where it has none.
     """
 
     why: str
@@ -58,6 +60,7 @@ class Sample:
     scores: tuple[tuple[str, str], ...]
     picture: str = ""
     reference_picture: str = ""
+    source_picture: str = ""
 
     @property
     def opening(self) -> str:
@@ -117,12 +120,12 @@ def sample_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[Samp
         artifact = store.find(artifact_id)
         if artifact is not None and artifact.kind == "predictions":
             maker = own.get(artifact_id, "")
-            sets.append(_sample_set(maker, artifact, scored.get(artifact_id, [])))
+            sets.append(_sample_set(maker, artifact, scored.get(artifact_id, []), store))
     return [one for one in sets if one.samples]
 
 
 def _sample_set(
-    maker: str, artifact: Artifact, scored: Sequence[tuple[str, Artifact]]
+    maker: str, artifact: Artifact, scored: Sequence[tuple[str, Artifact]], store: ArtifactStore
 ) -> SampleSet:
     """Return samples with the scores of the first stage that scored every example, if one did."""
     num_rows = sum(1 for _ in _rows(artifact))
@@ -138,11 +141,18 @@ def _sample_set(
     others = sorted(sorted(rest, key=lambda index: _draw(artifact.id, index))[:_NUM_MORE])
     wanted = shown.union(others)
     rows = {index: row for index, row in enumerate(_rows(artifact)) if index in wanted}
+    in_order = dict.fromkeys([*(choice.index for choice in chosen), *others])
+    ids = {index: str(rows[index].get("row_id", "")) for index in in_order}
+    thumbnails = row_thumbnails(artifact, ids, store)
+    target = str(artifact.metadata.get("target") or "")
+
+    def sample(choice: _Choice) -> Sample:
+        row, scored = rows[choice.index], scores[choice.index] if scores else {}
+        picture = thumbnails.get(choice.index, "")
+        return replace(_sample(choice.why, row, scored, target), source_picture=picture)
+
     samples, more = (
-        tuple(
-            _sample(choice.why, rows[choice.index], scores[choice.index] if scores else {})
-            for choice in choices
-        )
+        tuple(map(sample, choices))
         for choices in (chosen, [_Choice(index, "random") for index in others])
     )
     made_how = ", ".join(_made_how(artifact.metadata))
@@ -194,9 +204,11 @@ def _draw(seed: str, index: int) -> str:
     return hashlib.sha256(f"{seed}/{index}".encode()).hexdigest()
 
 
-def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float]) -> Sample:
+def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float], target: str) -> Sample:
+    """One prediction; what was to be predicted, the column `target`, is no part of its source."""
     given, found = row.get("references") or (), row.get("prediction")
-    source = row.get("source") or (json.dumps(row["row"]) if row.get("row") else "")
+    fields = {key: value for key, value in (row.get("row") or {}).items() if key != target}
+    source = row.get("source") or (json.dumps(fields, ensure_ascii=False) if fields else "")
     picture = picture_url(found)
     reference_picture = picture_url(given[0]) if isinstance(given, list) and given else ""
     # Pages are sent around: what looks like a secret in the data stays in the data.

@@ -12,9 +12,11 @@ from redco_flow.report.charts import Figure, Group, PointChart
 from redco_flow.report.comparison import (
     ComparedRun,
     best_of,
+    best_run_value,
     direction,
     metric_names,
     metrics_table,
+    not_compared,
     overlaid,
     parts_tables,
 )
@@ -92,10 +94,10 @@ def _varied(points: Sequence[SweptRun]) -> list[str]:
 
 
 def _best_facts(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The best point by each metric, as far as it is known which way is better."""
+    """The best point by each metric, where all points can be compared by it."""
     runs = [point.run for point in points]
     for name in metrics:
-        best = best_of([run.metrics.get(name) for run in runs], direction(name, runs))
+        best = best_run_value(name, runs)
         if best is not None:
             point = next(one for one in points if one.run.metrics.get(name) == best)
             yield f"best {name}", f"{score(best)} with {'  '.join(point.overrides)}"
@@ -110,7 +112,8 @@ def _seed_tables(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator
         return
     runs = [point.run for point in points]
     means = {name: [_mean(group, name) for group in groups.values()] for name in metrics}
-    best = {name: best_of(means[name], direction(name, runs)) for name in metrics}
+    ways = {name: "" if not_compared(name, runs) else direction(name, runs) for name in metrics}
+    best = {name: best_of(means[name], ways[name]) for name in metrics}
     rows = [
         [
             Cell(text or "all points"),
@@ -191,7 +194,7 @@ def _parallel(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator[Fi
         return
     axes = {name: _axis(having, name) for name in names}
     runs = [one.run for one in having]
-    best = best_of([one.metrics[metrics[0]] for one in runs], direction(metrics[0], runs))
+    best = best_run_value(metrics[0], runs)
     groups = [
         Group(
             label=one.run.label,

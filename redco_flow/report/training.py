@@ -13,6 +13,7 @@ from redco_flow.report.charts import Figure, Line, LineChart
 from redco_flow.report.numbers import duration, number, plural, score, size
 from redco_flow.report.training_history import History, num_not_finite, points_of
 from redco_flow.tracking.goodput import TimeParts
+from redco_flow.tracking.run_metrics import training_metric
 
 _MAX_LINES = 4  # more cannot be told apart
 _SIMILAR_RATIO = 10.0
@@ -73,6 +74,7 @@ def view_training(
     *,
     source: str = "",
     goodput: TimeParts | None = None,
+    parameters: str = "",
 ) -> TrainingSection:
     """Return a stage's training for the page.
 
@@ -82,6 +84,7 @@ def view_training(
         units: of its loss and its speed.
         source: whose records they are, if not this run's.
         goodput: what its time went into, where that is known.
+        parameters: how many there are, and how many of them are trained.
     """
     figures = [
         *_loss_figure(history, units.loss),
@@ -99,7 +102,11 @@ def view_training(
     return TrainingSection(
         stage=stage,
         source=source,
-        facts=(*_facts(history, units), *_goodput_facts(goodput)),
+        facts=(
+            *_facts(history, units),
+            *([("model", parameters)] if parameters else []),
+            *_goodput_facts(goodput),
+        ),
         figures=tuple(figures),
         tables=(*_tables(history, units), *_time_table(goodput)),
         remarks=(*history.remarks, *_not_finite(history)),
@@ -117,7 +124,7 @@ def overlay_trainings(histories: Mapping[str, History]) -> Iterator[Figure]:
         if losses := points_of(history.logged, "loss"):
             lines.append(Line(stage, losses, colour))
         if scored := points_of(history.evaluations, "eval_loss"):
-            lines.append(Line(f"{stage}, evaluation", scored, colour, is_sparse=True))
+            lines.append(Line(f"{stage}, validation", scored, colour, is_sparse=True))
     if len(histories) > 1 and lines:
         chart = LineChart("Losses of all trainings", "step", "loss", lines, may_be_log=True)
         yield Figure("Losses of all trainings", chart)
@@ -132,7 +139,7 @@ def _facts(history: History, units: Units) -> Iterator[tuple[str, str]]:
     eval_losses = points_of(history.evaluations, "eval_loss")
     if eval_losses:
         step, lowest = min(eval_losses, key=lambda point: point[1])
-        yield "lowest evaluation loss", f"{number(float(lowest))} at step {number(step)}"
+        yield "lowest validation loss", f"{number(float(lowest))} at step {number(step)}"
     last = max((*history.logged, *history.evaluations), key=lambda record: record["step"])
     total = max((record.get("total_steps") or 0 for record in history.logged), default=0)
     of_total = f" of {total:,}" if total else ""
@@ -173,7 +180,7 @@ def _loss_figure(history: History, unit: str) -> Iterator[Figure]:
     if losses := points_of(history.logged, "loss"):
         lines.append(Line("training", losses, 1))
     if eval_losses := points_of(history.evaluations, "eval_loss"):
-        lines.append(Line("evaluation", eval_losses, 2, is_sparse=True))
+        lines.append(Line("validation", eval_losses, 2, is_sparse=True))
     if lines:
         chart = LineChart(
             title="Loss over optimizer steps",
@@ -201,19 +208,21 @@ def _metric_figures(history: History) -> Iterator[Figure]:
     """The metrics measured during training; those of similar size share a chart."""
     for names in _alike(history):
         lines = [
-            Line(name, points_of(history.evaluations, name), colour, is_sparse=True)
+            Line(
+                training_metric(name), points_of(history.evaluations, name), colour, is_sparse=True
+            )
             for colour, name in enumerate(names, start=2)
         ]
         chart = LineChart(
-            title=f"{', '.join(names)} over optimizer steps",
+            title=f"{', '.join(map(training_metric, names))} over optimizer steps",
             x_label="step",
-            y_label="score" if len(names) > 1 else names[0],
+            y_label="score" if len(names) > 1 else training_metric(names[0]),
             lines=lines,
             height=300,
             x_range=_steps(history),
         )
-        note = "Measured during training, on the evaluation examples of that stage."
-        yield Figure("Evaluation metrics", chart, note=note)
+        note = "Measured during training, on the stage's validation rows."
+        yield Figure("Validation metrics", chart, note=note)
 
 
 def _measure_figures(history: History) -> Iterator[Figure]:
@@ -274,7 +283,11 @@ def _steps(history: History) -> tuple[float, float]:
 def _tables(history: History, units: Units) -> Iterator[ValueTable]:
     if history.evaluations:
         names = ["eval_loss", *history.evaluation_metrics]
-        yield _table("Evaluations", names, history.evaluations, units)
+        named = [
+            {**one, **{training_metric(n): one.get(n) for n in names}}
+            for one in history.evaluations
+        ]
+        yield _table("Validation", list(map(training_metric, names)), named, units)
     if history.logged:
         names = ["loss", *history.measures, *_TABLED]
         known = [name for name in names if points_of(history.logged, name)]
@@ -291,11 +304,12 @@ def _table(
     rows = tuple(
         (number(record["step"]), *(score(record.get(name)) for name in names)) for record in shown
     )
-    header = ("step", *map(units.name, names))
+    header = ("step", *(name if "/" in name else units.name(name) for name in names))
     return ValueTable(title, header, rows, note)
 
 
 def _not_finite(history: History) -> Iterator[str]:
     for key, records in (("loss", history.logged), ("eval_loss", history.evaluations)):
         if count := num_not_finite(records, key):
-            yield f"{plural(count, 'record')} of {key} not finite; the line leaves them out."
+            name = training_metric(key)
+            yield f"{plural(count, 'record')} of {name} not finite; the line leaves them out."

@@ -23,7 +23,8 @@ from redco_flow.tracking.lineage_nodes import (
     data_node,
 )
 from redco_flow.tracking.results import StageResult, list_results, read_result
-from redco_flow.tracking.run_directory import RunDirectory, find_run
+from redco_flow.tracking.run_directory import RunDirectory, find_run, list_runs
+from redco_flow.tracking.run_metrics import locate_metrics
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -124,6 +125,8 @@ def find_target(workspace: Workspace, text: str) -> Target:
     if is_alias(text):
         return ArtifactStore(workspace).get(artifact_id_of(workspace, text))
     if "/" in text:
+        if (metric := _metric_of_last_run(workspace, text)) is not None:
+            return metric
         run_text, _, rest = text.partition("/")
         return _in_run(workspace, find_run(workspace, run_text), rest)
     artifacts = ArtifactStore(workspace)
@@ -134,6 +137,27 @@ def find_target(workspace: Workspace, text: str) -> Target:
     except UsageError as error:
         raise UsageError(f"{text!r} is no artifact, and there are {error}") from error
     return _in_run(workspace, run, text)
+
+
+def _metric_of_last_run(workspace: Workspace, name: str) -> ResultTarget | None:
+    """A metric of the last run whose name has a slash, such as `val/accuracy`."""
+    last = next(iter(list_runs(workspace)), None)
+    results = (unless_damaged(lambda: run_results(workspace, last)) or {}) if last else {}
+    return _metrics_of(last, results).get(name) if last else None
+
+
+def _metrics_of(run: RunDirectory, results: Mapping[str, StageResult]) -> dict[str, ResultTarget]:
+    """The metrics of a run's finished stages by the names that people use."""
+    entries = run.read_state().get("stages") or {}
+    made = {
+        name: {**entries.get(name, {}), "metrics": one.metrics, "artifacts": one.outputs}
+        for name, one in results.items()
+    }
+    return {
+        name: ResultTarget(results[stage], metric=key)
+        for name, (stage, key) in locate_metrics({**entries, **made}).items()
+        if stage in results
+    }
 
 
 def run_results(workspace: Workspace, run: RunDirectory) -> dict[str, StageResult]:
@@ -176,18 +200,14 @@ def _in_run(workspace: Workspace, run: RunDirectory, rest: str) -> Target:
     if rest in results:
         return ResultTarget(results[rest])
     stage, _, inner = rest.partition("/")
+    metrics = _metrics_of(run, results)
+    if rest in metrics:
+        return metrics[rest]
     if inner and stage in results:
         return _in_stage(run, results[stage], inner)
-    measured = {name: one for name, one in results.items() if rest in (one.metrics or {})}
-    # A training's own evaluations have the same names; the metrics artifact is what counts.
-    scored = {name: one for name, one in measured.items() if "metrics" in one.outputs}
-    fitting = scored or measured
-    if len(fitting) == 1:
-        return ResultTarget(next(iter(fitting.values())), metric=rest)
-    if fitting:
-        listed = ", ".join(f"{run.id}/{name}/{rest}" for name in fitting)
-        raise UsageError(f"run {run.id} has {len(fitting)} metrics {rest!r}; name one: {listed}.")
-    metrics = dict.fromkeys(key for one in results.values() for key in one.metrics or {})
+    if near := [name for name in metrics if name.rpartition("/")[2] == rest]:
+        listed = ", ".join(f"{run.id}/{name}" for name in near)
+        raise UsageError(f"run {run.id} has no metric {rest!r} but {listed}; name one of them.")
     raise UsageError(
         f"run {run.id} has no finished stage and no metric {rest!r}. Stages: "
         f"{', '.join(results) or 'none'}. Metrics: {', '.join(metrics) or 'none'}. Artifacts are "

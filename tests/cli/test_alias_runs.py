@@ -64,7 +64,7 @@ def test_a_run_takes_the_checkpoint_that_is_promoted_then_and_says_by_which_alia
     say("promote", f"{first['run']}/total", "--as", "production")
     done = command.json("run", "reading.yaml")
 
-    assert done["metrics"]["reread"] == first["metrics"]["total"]
+    assert done["metrics"]["reread/reread"] == first["metrics"]["total"]
     run = RunDirectory(command.folder / "redco-workspace" / "runs" / done["run"])
     assert f"@sums/production@{one}" in run.resolved_path.read_text()
     [pin] = json.loads(run.plan_path.read_text())["aliases"]

@@ -23,14 +23,16 @@ class Pipeline:
         self.folder = folder
         self.runs: list[RunDirectory] = []
 
-    def complete(self, score, *, data="1", code="1", name="weekly") -> RunDirectory:
+    def complete(self, score, *, data="1", code="1", name="weekly", rows="") -> RunDirectory:
         run = RunDirectory.create(self.workspace, name)
         ingredients = {"kind": "evaluate", "data": {"rows": data * 64}, "code": {"own": code * 64}}
         ingredients["settings"] = {"score": score}
         digest = fingerprint(ingredients)
         source = self.folder / "scores.json"
         source.write_text(str(score))
-        artifact = ArtifactStore(self.workspace).publish("metrics", source)
+        known = {"split": "test", "examples_digest": rows, "num_examples": 1 + (rows == "b")}
+        metadata = known if rows else {}
+        artifact = ArtifactStore(self.workspace).publish("metrics", source, metadata=metadata)
         made = {"outputs": {"metrics": artifact.id}, "metrics": {"rougeL": score}}
         publish_result(
             self.workspace,
@@ -44,6 +46,19 @@ class Pipeline:
             fingerprint=digest,
         )
         return run
+
+    def train_and_score(self, *, accuracy, tested=None) -> None:
+        """A training and, unless the run stopped before, an evaluation; kinds as in state.json."""
+        made = {"state": "completed", "reused": False, "artifacts": {"checkpoint/last": "c" * 64}}
+        train = {"kind": "train", **made, "metrics": {"accuracy": accuracy}}
+        evaluate = {"kind": "evaluate", "state": "skipped", "artifacts": {}, "metrics": None}
+        if tested is not None:
+            scored = {"artifacts": {"metrics": "d" * 64}, "metrics": {"accuracy": tested}}
+            evaluate |= {"state": "completed", **scored}
+        run = RunDirectory.create(self.workspace, "weekly")
+        stages = {"train": train, "evaluate": evaluate}
+        run.write_state({"state": "completed", "exit_code": 0, "message": "", "stages": stages})
+        self.runs.append(run)
 
     def fail(self, cause: str) -> RunDirectory:
         run = RunDirectory.create(self.workspace, "weekly")
@@ -78,6 +93,36 @@ def test_each_score_stands_beside_its_difference_to_the_last_run_that_has_it(pip
     assert failed.metrics == {}
     assert last.differences == {"rougeL": 2.5}
     assert "32.5 (+2.5)" in history_text(pipeline.history(), ["rougeL"], num_runs=3)
+
+
+def test_a_validation_score_is_never_subtracted_from_an_evaluations(pipeline, tmp_path):
+    """The second run stopped after its training: its only accuracy is that of its validation."""
+    pipeline.train_and_score(accuracy=24.44, tested=26.92)
+    pipeline.train_and_score(accuracy=24.44)
+
+    whole, until_train = pipeline.history()
+
+    assert whole.metrics == {"accuracy": 26.92, "val/accuracy": 24.44}
+    assert until_train.metrics == {"val/accuracy": 24.44}
+    assert until_train.differences == {"val/accuracy": 0.0}
+    command = Command(tmp_path)
+    shown = command("history", "weekly", "-n", "1", "--metric", "accuracy", code=2)
+    assert "no metric 'accuracy': only val/accuracy, measured by the training" in shown
+
+
+def test_scores_on_other_rows_have_no_difference_but_a_footnote(pipeline):
+    pipeline.complete(30.0, rows="a")
+    pipeline.complete(90.0, rows="b")
+    pipeline.complete(91.0, rows="b")
+
+    _, second, third = entries = pipeline.history()
+
+    assert second.differences == {}
+    assert second.not_compared == {"rougeL": "other rows of 'test' (2, not 1)"}
+    assert third.differences == {"rougeL": 1.0}
+    shown = history_text(entries, ["rougeL"], num_runs=3).splitlines()
+    assert "90 [1]" in shown[2]
+    assert shown[4] == "[1] not compared with the run before: other rows of 'test' (2, not 1)"
 
 
 def test_the_first_run_shown_has_its_difference_to_the_one_before(pipeline):
@@ -149,4 +194,6 @@ def test_a_pipeline_or_a_metric_that_is_not_there_is_answered_with_what_is(pipel
     pipeline.complete(30.0)
 
     assert "there are runs of weekly" in command("history", "weakly", code=2)
-    assert "there are rougeL" in command("history", "weekly", "--metric", "rouge1", code=2)
+    assert "no metric 'rouge1': the metrics are rougeL" in command(
+        "history", "weekly", "--metric", "rouge1", code=2
+    )

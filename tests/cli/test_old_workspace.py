@@ -53,7 +53,9 @@ def test_old_runs_and_sweeps_are_listed_and_shown_with_stages_scores_and_logs(co
     assert sorted(states.values()) == ["completed"] * 3 + ["interrupted"]
     assert states[KILLED] == "interrupted"
     assert [stage["state"] for stage in finished["stages"].values()] == ["completed"] * 4
-    assert finished["metrics"]["eval_loss"] == pytest.approx(5.441, abs=1e-3)  # as its log has it
+    assert finished["metrics"]["val/eval_loss"] == pytest.approx(
+        5.441, abs=1e-3
+    )  # as its log has it
     assert [point["state"] for point in sweep["points"]] == ["completed"] * 2
     assert "step 10/68" in command("status", KILLED)
     assert "step 34/34 · evaluation: eval_loss 5.441" in command("logs", f"{FINISHED}/train")

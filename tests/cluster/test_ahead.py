@@ -88,7 +88,7 @@ def test_every_stage_runs_in_order_though_the_launcher_is_killed_and_resume_repe
     assert during["queued"]
     assert during["stages"]["compare"]["message"] == "waits in the queue: Dependency"
     assert (after["state"], after["queued"]) == ("interrupted", False)
-    assert after["metrics"] == {"best": pytest.approx(6e-4)} | after["metrics"]
+    assert after["metrics"] == {"compare/best": pytest.approx(6e-4)} | after["metrics"]
     assert set(causes(run).values()) == {"completed"}
     assert run.read_state()["state"] == "running"  # no launcher was there to write more
     resume_run(run)

@@ -184,7 +184,7 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     assert all((run.latest_attempt("train").logs / "slurm.log").is_file() for run in sweep.runs)
     assert count_lines(tmp_path / "preprocessed") == 1
     assert count_lines(tmp_path / "trained") == 4
-    assert [point["metrics"]["best"] for point in view["points"]] == [6.0, 12.0, 18.0, 24.0]
+    assert [point["metrics"]["compare/best"] for point in view["points"]] == [6.0, 12.0, 18.0, 24.0]
     for point in RATES:  # by the fingerprints of a local run, everything is there
         actions = [one.action for one in sweeps.plan(point, executor="local").plan.stages.values()]
         assert actions == ["reuse"] * 3

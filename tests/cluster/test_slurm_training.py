@@ -57,7 +57,7 @@ def test_rank_0_logs_steps_evaluations_and_checkpoints_and_names_the_devices(tra
     attempt = trained.run.attempt("train", 1)
     log = attempt.log_path().read_text()
 
-    for line in ("step 1/8 · loss", "step 8/8 · loss", "evaluation: eval_loss", "step 8/8 · check"):
+    for line in ("step 1/8 · loss", "step 8/8 · loss", "val/eval_loss", "step 8/8 · check"):
         assert line in log
     assert attempt.read_progress()["devices"] == "4 × cpu"
     for rank in (1, 2, 3):

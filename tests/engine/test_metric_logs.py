@@ -62,10 +62,10 @@ def test_losses_and_scores_stand_in_an_event_file_by_step(tensorboard, tmp_path)
 
     found = scalars_of(tmp_path)
     assert [step for step, _ in found["train/loss"]] == [1, 2, 3, 4]
-    assert [step for step, _ in found["eval/eval_loss"]] == [2, 4]
+    assert [step for step, _ in found["val/eval_loss"]] == [2, 4]
     # Event files hold float32.
-    assert found["eval/eval_loss"][-1][1] == pytest.approx(result.metrics["eval_loss"], rel=1e-6)
-    assert {"train/grad_norm", "train/epoch", "eval/seconds"} < set(found)
+    assert found["val/eval_loss"][-1][1] == pytest.approx(result.metrics["eval_loss"], rel=1e-6)
+    assert {"train/grad_norm", "train/epoch", "val/seconds"} < set(found)
     assert "train/step" not in found
 
 

@@ -87,9 +87,7 @@ def test_a_fit_logs_its_first_and_last_step_evaluations_and_checkpoints(tmp_path
     last_step = r"step 8/8 · loss [\d.]+ · learning_rate 0\.1 · [\d,]+ tokens/s"
     assert any(re.fullmatch(last_step, line) for line in found)
     for step in (4, 8):
-        assert any(
-            re.match(rf"step {step}/8 · evaluation: eval_loss [\d.]+ · took", x) for x in found
-        )
+        assert any(re.match(rf"step {step}/8 · val/eval_loss [\d.]+ · took", x) for x in found)
         assert f"step {step}/8 · checkpoint saved, to be committed" in found
         assert f"step {step}/8 · checkpoint committed" in found
 

@@ -133,7 +133,11 @@ def test_every_parameter_is_explained_and_replicated_bytes_are_reported():
     assert rules.total_bytes == total
     assert rules.replicated_bytes == 16 * 4
     assert rules.bytes_per_device == 16 * 4 + (total - 16 * 4) // 4
-    assert "1 replicated (64 bytes)" in lines[-1]
+    assert rules.num_parameters == total // 4
+    assert lines[-1] == (
+        "2,640 parameters in 5 arrays (10.6 kB), 4 model shards: 2.69 kB per device; "
+        "1 array replicated (64 B)"
+    )
 
 
 def test_several_model_shards_without_a_function_are_refused_with_what_to_pass():

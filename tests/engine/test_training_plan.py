@@ -203,3 +203,19 @@ def test_a_training_is_planned_and_compiled_for_tpus_that_are_not_there(monkeypa
     assert dict(plan.mesh.shape) == {"data": 2, "fsdp": 1, "context": 1, "model": 2}
     assert {device.platform for device in plan.mesh.devices.flat} == {"tpu"}
     assert plan.memory().total > plan.memory().arguments
+
+
+def test_parameters_are_counted_by_elements_and_of_factors_the_trained_ones_too():
+    """By hand: embedding and head, two layers of q, k, v, o, three of the MLP and two norms."""
+    layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 64 + 2 * 32
+    in_all = 2 * 101 * 32 + 2 * layer + 32
+    # Of rank 2; k and v are one kernel and share one A.
+    factors = 2 * 2 * 3 * (32 + 32)
+
+    plain, adapted = plan_of(), plan_of(lora=lora())
+
+    assert (plain.num_parameters, plain.num_trained) == (in_all, in_all)
+    assert plain.parameters_text().startswith(f"{in_all:,} parameters in ")
+    assert "trained" not in plain.parameters_text()
+    assert (adapted.num_parameters, adapted.num_trained) == (in_all + factors, factors)
+    assert adapted.parameters_text().endswith("; trained 768 of 25,824 (2.97%), LoRA")

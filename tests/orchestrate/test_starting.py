@@ -21,7 +21,7 @@ def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state
     """A short run is over before Prefect has answered; it may have been tried again by then."""
     run = planning.write(TWO_STAGES)
     first = StateStore(run)
-    first.open_run(["numbers"], ["numbers"])
+    first.open_run({"numbers": "own.numbers"}, ["numbers"])
     first.close_run(State.CANCELLED, 5, "cancelled")
     first.leave()
 
@@ -29,7 +29,7 @@ def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state
     assert run.read_state()["prefect_url"] == "http://first"
     with acquire(run):
         second = StateStore(run)
-        second.open_run(["numbers"], ["numbers"])
+        second.open_run({"numbers": "own.numbers"}, ["numbers"])
         first.set_prefect_url("http://late")
 
     assert run.read_state()["state"] == "running"

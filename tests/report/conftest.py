@@ -213,7 +213,9 @@ class RunBuilder:
             **given,
         )
 
-    def predict(self, checkpoint: str, dataset: str, rows, *, stage="predict") -> dict[str, str]:
+    def predict(
+        self, checkpoint: str, dataset: str, rows, *, stage="predict", target=None
+    ) -> dict[str, str]:
         frequent = {"text": "A pub.", "count": 3, "num_rows": 100}
         generation = {"num_beams": 4, "length_penalty": 1.0, "max_target_length": None}
         summary = PredictionsSummary(
@@ -225,6 +227,7 @@ class RunBuilder:
             data=dataset,
             config="6" * 64,
             most_frequent_target=frequent,
+            target=target,
         )
         folder = self.folder / f"out-{stage}"
         write_predictions(folder, [Prediction(**row) for row in rows], summary)
@@ -246,6 +249,7 @@ class RunBuilder:
         confusion=None,
         parts=None,
         stage="evaluate",
+        split="test",
     ) -> dict[str, str]:
         made = self.store.get(predictions)
         summary = MetricsSummary(
@@ -254,7 +258,7 @@ class RunBuilder:
             modules=["rouge"],
             baselines=baselines or {},
             num_examples=len(scores),
-            split="test",
+            split=split,
             step=300,
             predictions=predictions,
             checkpoint=made.metadata["checkpoint"],

@@ -80,8 +80,8 @@ def test_what_a_training_reports_of_itself_comes_after_the_evaluations(builder, 
     assert (first.stage, first.is_evaluation) == ("evaluate", True)
     assert (second.stage, second.is_evaluation) == ("train", False)
     assert [(row.name, row.better) for row in second.rows] == [
-        ("eval_loss", "lower"),
-        ("rouge2", "higher"),
+        ("val/eval_loss", "lower"),
+        ("val/rouge2", "higher"),
     ]
 
 

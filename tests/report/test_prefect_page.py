@@ -44,15 +44,15 @@ def make_run(make_builder):
 def test_keys_name_pipeline_and_what_is_shown_and_not_the_run(make_run, workspace):
     first, second = (shown(make_run(score), workspace) for score in (40.0, 42.5))
 
-    # `eval_loss` and `train/rouge2` are the training's, evaluations come first.
+    # `val/eval_loss` and `val/rouge2` are the training's, evaluations come first.
     assert list(first) == list(second)
     assert list(first) == [
         "demo-summary",
         "demo-metrics",
         "demo-metric-rouge1",
         "demo-metric-rouge2",
-        "demo-metric-eval-loss",
-        "demo-metric-train-rouge2",
+        "demo-metric-val-eval-loss",
+        "demo-metric-val-rouge2",
         "demo-training-train",
         "demo-samples-evaluate",
     ]

@@ -114,7 +114,7 @@ def test_the_last_losses_and_steps_of_trainings_are_told(make_builder):
 
     assert (found["step"].first, found["step"].second) == (300, 600)
     expected = 1.2 + 4 * math.exp(-600 / 60) + 0.05 * math.sin(600)
-    assert found["loss"].second == pytest.approx(expected)
+    assert found["train/loss"].second == pytest.approx(expected)
 
 
 def test_a_difference_of_scores_has_the_interval_of_the_binomial(make_builder):
@@ -150,6 +150,24 @@ def test_scores_of_other_examples_have_no_interval_and_say_so(make_builder):
 
     assert change.low is None
     assert change.remark == "scored on other examples"
+
+
+def test_scores_of_another_split_have_no_difference(make_builder):
+    first = finished(make_builder())
+    builder = make_builder()
+    dataset = builder.preprocess(text="other")["dataset"]
+    checkpoint = builder.train(dataset)["checkpoint/last"]
+    predictions = builder.predict(checkpoint, dataset, sample_rows(NUM_EXAMPLES))["predictions"]
+    scores = [{"rouge1": 5.0}] * NUM_EXAMPLES
+    builder.evaluate(predictions, scores, {"rouge1": 5.0}, split="validation")
+    second = builder.close()
+
+    found = diff(first, second, num_resamples=400)
+    change = by_key(found.metrics)["rouge1"]
+
+    assert (change.first, change.second, change.difference, change.low) == (0.0, 5.0, None, None)
+    assert change.not_compared == "another split: 'validation', not 'test'"
+    assert f"not compared: {change.not_compared}" in "\n".join(diff_lines(found))
 
 
 def git(folder, *words):

@@ -12,6 +12,7 @@ from redco_flow.report.run_diff.measures import Resampling
 from redco_flow.report.run_diff.runs import diff_runs
 from redco_flow.report.runs_page import write_page
 from redco_flow.report.sweep_page import SweptRun, sweep_page
+from redco_flow.stages.score_identity import ScoreIdentity
 from tests.report.conftest import Page, sample_rows, training_records
 
 NOW = "2026-02-01T00:00:00.000+00:00"
@@ -83,6 +84,26 @@ def test_a_comparison_has_the_settings_that_differ_and_marks_the_best_score(runs
     assert "35.00 (best)" in page.text
 
 
+def test_a_score_on_other_rows_has_the_reason_below_it_and_no_score_is_the_best(runs, tmp_path):
+    other = {"rouge1": ScoreIdentity("test", "other rows")}
+    one_differs = [*runs[:-1], dataclasses.replace(runs[-1], identities=other)]
+
+    page = read(comparison_page(one_differs, NOW), tmp_path)
+
+    assert "(best)" not in page.text
+    label = " ".join(runs[0].label.split())
+    assert f"35.00 not compared with {label}: other rows of 'test'" in page.text
+
+
+def test_many_metrics_of_a_few_runs_have_a_line_each(runs, tmp_path):
+    metrics = {f"metric {index}": float(index) for index in range(12)}
+    few = [dataclasses.replace(run, metrics=metrics) for run in runs]
+
+    page = read(comparison_page(few, NOW), tmp_path)
+
+    assert "metric 11 11.00 11.00 11.00 11.00" in page.text
+
+
 def test_scores_of_parts_stand_beside_each_other_and_the_best_of_each_is_marked(runs, tmp_path):
     of_parts = [
         dataclasses.replace(run, parts={"rouge1": {"de": score, "fr": 10.0}})
@@ -115,9 +136,13 @@ def test_scores_of_parts_name_their_stage_where_several_stages_have_some(make_bu
 def test_curves_of_several_runs_are_overlaid(runs):
     figures = {figure.title: figure for figure in overlaid(runs)}
 
-    assert {"training loss", "eval_loss", "rouge2", "learning rate", "gradient norm"} <= set(
-        figures
-    )
+    assert {
+        "training loss",
+        "val/eval_loss",
+        "val/rouge2",
+        "learning rate",
+        "gradient norm",
+    } <= set(figures)
     names = [trace["name"] for trace in figures["training loss"].plot["data"]]
     assert names == [run.label for run in runs]
 

@@ -332,7 +332,7 @@ def test_losses_and_scores_go_to_an_event_file_beside_the_attempts_records(bench
     (events,) = (bench.metrics_path.parent / "tensorboard").iterdir()
     data = events.read_bytes()
     assert b"train/loss" in data
-    assert b"eval/perplexity" in data
+    assert b"val/perplexity" in data
 
 
 def test_an_example_longer_than_a_packed_row_is_an_error_before_any_step(bench, dataset):

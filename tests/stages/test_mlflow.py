@@ -114,14 +114,14 @@ def test_a_training_is_a_run_with_parameters_and_numbers_that_a_later_attempt_go
     assert run_of(asked, run)[0]["status"] == "FAILED"
 
     again = MlflowLog(**given)
-    again.write({"train/loss": 1.5, "eval/recall@1": 0.5}, 2)
+    again.write({"train/loss": 1.5, "val/recall@1": 0.5}, 2)
     again.close()
 
     info, params, tags, metrics = run_of(asked, run)
     assert (info["status"], info["run_name"]) == ("FINISHED", "demo-abc123/train")
     assert (params["learning_rate"], params["schedule.type"]) == ("0.25", settings.schedule.type)
     assert tags["redco_flow.run"] == "demo-abc123"
-    assert metrics == {"train/loss": 1.5, "eval/recall_1": 0.5}
+    assert metrics == {"train/loss": 1.5, "val/recall_1": 0.5}
     history = asked(f"metrics/get-history?run_id={run}&metric_key=train/loss")["metrics"]
     assert [(one["step"], one["value"]) for one in history] == [(1, 2.5), (2, 1.5)]
 

@@ -193,7 +193,8 @@ def test_everything_can_be_named_in_several_ways(workspace, demo):
     assert trace(workspace, f"{short}/rougeL").value == 0.4
     assert trace(workspace, "@last/rougeL").value == 0.4
     assert trace(workspace, "@last/train/rouge2").value == 0.2
-    assert trace(workspace, "loss").value == 1.0
+    assert trace(workspace, "train/loss").value == 1.0
+    assert trace(workspace, "val/rouge2").value == 0.2
 
 
 def test_a_stage_is_traced_through_its_inputs(workspace, demo):
@@ -225,7 +226,7 @@ def test_a_metric_of_two_evaluations_must_be_named_with_its_stage(workspace, tmp
 
 
 def test_what_is_unknown_lists_what_there_is(workspace, demo):
-    with pytest.raises(UsageError, match=r"Stages: preprocess, train.*Metrics: rouge2, loss"):
+    with pytest.raises(UsageError, match=r"Stages: preprocess, .*Metrics: val/rouge2, train/loss"):
         trace(workspace, "rogue2")
     with pytest.raises(UsageError, match=r"Outputs: checkpoint/last, checkpoint/best/rouge2"):
         trace(workspace, "@last/train/best")
@@ -256,7 +257,8 @@ def test_a_reused_stage_is_traced_to_the_run_that_computed_it(workspace, demo, t
 
     assert node.value == 0.25
     assert node.production.run == demo.run.id != second.run.id
-    assert trace(workspace, "@last/loss").production.run == demo.run.id  # through the artifact
+    # Through the artifact.
+    assert trace(workspace, "@last/train/loss").production.run == demo.run.id
 
 
 def test_equal_content_of_two_stages_is_traced_through_the_one_asked_for(workspace, tmp_path):

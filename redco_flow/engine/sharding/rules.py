@@ -100,6 +100,20 @@ class ShardedParameter:
         return not mesh_axes(self.spec)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: "1 array", "1,024 arrays"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def decimal_bytes(num_bytes: int) -> str:
+    """Return bytes in SI units with three digits: 98832 → "98.8 kB"."""
+    amount, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 999.5 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{num_bytes} B" if units[0] == "B" else f"{amount:.3g} {units[0]}"
+
+
 @dataclass(frozen=True)
 class ShardingRules:
     """Ordered rules, and what they make of the parameters they were checked against.
@@ -156,16 +170,27 @@ class ShardingRules:
             for p in self.parameters
         )
 
-    def summary(self) -> str:
-        """Say in one line how much is sharded."""
-        count = sum(p.is_replicated for p in self.parameters)
-        num_fsdp = self.axis_sizes.get(FSDP_AXIS, 1)
-        further = f" x {num_fsdp} fsdp" if num_fsdp > 1 else ""
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all arrays, without padding."""
+        return sum(math.prod(p.shape) for p in self.parameters)
+
+    def counts(self) -> str:
+        """Say how many parameters there are: "24,708 parameters in 21 arrays (98.8 kB), …"."""
+        num_model, num_fsdp = self.axis_sizes[MODEL_AXIS], self.axis_sizes.get(FSDP_AXIS, 1)
+        shards = f"{num_model} model{f' x {num_fsdp} fsdp' if num_fsdp > 1 else ''} shard"
         return (
-            f"{len(self.parameters)} parameters, {self.total_bytes:,} bytes over "
-            f"{self.axis_sizes[MODEL_AXIS]} model{further} shards: "
-            f"{self.bytes_per_device:,} bytes per "
-            f"device; {count} replicated ({self.replicated_bytes:,} bytes)"
+            f"{counted(self.num_parameters, 'parameter')} in "
+            f"{counted(len(self.parameters), 'array')} ({decimal_bytes(self.total_bytes)}), "
+            f"{shards}{'s' if num_model * num_fsdp > 1 else ''}"
+        )
+
+    def summary(self) -> str:
+        """Say in one line how many parameters there are and how much of them is sharded."""
+        count = sum(p.is_replicated for p in self.parameters)
+        return (
+            f"{self.counts()}: {decimal_bytes(self.bytes_per_device)} per device; "
+            f"{counted(count, 'array')} replicated ({decimal_bytes(self.replicated_bytes)})"
         )
 
     def explain(self) -> str:

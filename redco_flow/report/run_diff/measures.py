@@ -21,8 +21,9 @@ from redco_flow.stages.paired_bootstrap import (
     refuse_other_examples,
     why_not_compared,
 )
+from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.run_metrics import locate_metrics
+from redco_flow.tracking.run_metrics import locate_metrics, training_metric
 
 Stages = Mapping[str, StageFacts]
 
@@ -52,18 +53,19 @@ class Scored:
 
 @dataclass(frozen=True)
 class MetricChange:
-    """One metric whose value differs, or that one of the runs has not.
+    """One metric whose value differs, that cannot be compared, or that one run does not have.
 
     Args:
         key: its name, with the stage's before it where several report it.
         first: its value in the first run; None where that has none.
         second: in the second run.
         better: "max" or "min"; empty where that is not known.
-        difference: second - first.
+        difference: second - first; None where the two scores cannot be compared.
         low, high: of the difference's interval, by paired bootstrap over the examples.
         p_value: two-sided, of no difference.
         is_significant: whether the p-value is below one minus the confidence.
         remark: why there is no interval.
+        not_compared: why there is no difference.
     """
 
     key: str
@@ -76,6 +78,7 @@ class MetricChange:
     p_value: float | None = None
     is_significant: bool | None = None
     remark: str = ""
+    not_compared: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as one JSON value."""
@@ -83,7 +86,7 @@ class MetricChange:
 
 
 def metric_changes(first: Scored, second: Scored, resampling: Resampling) -> list[MetricChange]:
-    """Return the metrics that differ, those of both runs first.
+    """Return the metrics that differ or cannot be compared, those of both runs first.
 
     Args:
         resampling: of the intervals; without resamples there are none.
@@ -94,27 +97,33 @@ def metric_changes(first: Scored, second: Scored, resampling: Resampling) -> lis
     names = dict.fromkeys((*(name for name in new if name in old), *new, *old))
     found = [_change(name, old.get(name), new.get(name), pairs) for name in names]
     return [
-        replace(one, better=direction_of(one.key.rpartition("/")[2], directions))
+        replace(one, better=direction_of(one.key, directions))
         for one in found
-        if not _is_equal(one.first, one.second)
+        if one.not_compared or not _is_equal(one.first, one.second)
     ]
 
 
 @dataclass(frozen=True)
 class _Score:
-    """A metric's value in one run, and the stage and key that it stands under."""
+    """A metric's value in one run, the stage and key behind its name, and its identity."""
 
     stage: str
     key: str
     value: float
+    identity: ScoreIdentity
 
 
 def _located(side: Scored) -> dict[str, _Score]:
     """Every metric of a run by the name that people use."""
-    stages = side.stages.items()
-    entries = {name: {"metrics": one.metrics, "artifacts": one.outputs} for name, one in stages}
+    stages = side.stages
+    entries = {
+        name: {**one.entry, "metrics": one.metrics, "artifacts": one.outputs}
+        for name, one in stages.items()
+    }
+    results = {name: one.result for name, one in stages.items() if one.result is not None}
+    identities = identify_scores(entries, results, side.store)
     return {
-        name: _Score(stage, key, side.stages[stage].metrics[key])
+        name: _Score(stage, key, stages[stage].metrics[key], identities.get(name, ScoreIdentity()))
         for name, (stage, key) in locate_metrics(entries).items()
     }
 
@@ -135,7 +144,11 @@ def _directions(side: Scored) -> dict[str, str]:
 def _change(name: str, old: _Score | None, new: _Score | None, pairs: _Pairs) -> MetricChange:
     """One metric, with its interval where both runs scored the same examples one by one."""
     values = (old.value if old else None, new.value if new else None)
-    if old is None or new is None or _is_equal(*values):
+    if old is None or new is None:
+        return MetricChange(name, *values)
+    if why := old.identity.comparable_with(new.identity):
+        return MetricChange(name, *values, not_compared=why)
+    if _is_equal(*values):
         return MetricChange(name, *values)
     change = MetricChange(name, *values, difference=new.value - old.value)
     found = pairs.find(old.stage, new.stage, new.key)
@@ -209,7 +222,7 @@ def training_changes(first: Stages, second: Stages) -> list[Change]:
     return changes_by_stage(collect(first, _last_records), collect(second, _last_records))
 
 
-_LOGGED = ("step", "epoch", "loss")
+_LOGGED = {"step": "step", "epoch": "epoch", "loss": training_metric("loss")}
 
 
 def _last_records(stage: StageFacts) -> dict[str, Any] | None:
@@ -222,9 +235,10 @@ def _last_records(stage: StageFacts) -> dict[str, Any] | None:
         return None
     last = _last(history.logged)
     scored = _last(history.evaluations)
-    found = {key: last[key] for key in _LOGGED if last.get(key) is not None}
+    found = {name: last[key] for key, name in _LOGGED.items() if last.get(key) is not None}
     if scored.get("eval_loss") is not None:
-        found |= {"eval_loss": scored["eval_loss"], "eval_loss at step": scored["step"]}
+        name = training_metric("eval_loss")
+        found |= {name: scored["eval_loss"], f"{name} at step": scored["step"]}
     return found
 
 

@@ -136,6 +136,8 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
     if num_steps is None:
         num_steps = config.num_epochs * data.steps_per_epoch(config)
     plan = plan_training(config, recipe, batch, num_steps, widest_batch=data.widest_batch())
+    context.report(parameters=plan.parameters_text())
+    logger.info("training: %s", plan.parameters_text())
     trainer = start_trainer(plan, config, recipe, data.collate_fn)
     score_texts = make_text_scores(context, config, dataset, recipe, trainer, validation)
     eval_fn = make_eval_fn(config, data, recipe, trainer, validation, score_texts)

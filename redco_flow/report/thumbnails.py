@@ -1,0 +1,115 @@
+"""Thumbnails of the images in a dataset's rows: small, drawn again, as `data:` URLs for a page.
+
+Pillow decodes files of a few formats and of limited size; what it writes has none of the file's
+metadata.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from redco_flow.errors import ArtifactError
+from redco_flow.report.pictures import MIN_SIDE
+from redco_flow.stages.artifacts.dataset import DatasetArtifact, Examples
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+
+_FORMATS = frozenset({"PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"})
+_MOST_PIXELS = 50_000_000  # of an image that is decoded for the page
+_MOST_PIXELS_OF_PAGE = 4 * _MOST_PIXELS
+_MOST_BYTES = 32 << 20
+_SIDE = 128
+_LOSSLESS_SIDE = 48  # larger ones are JPEG
+
+
+def row_thumbnails(
+    predictions: Artifact, row_ids: Mapping[int, str], store: ArtifactStore
+) -> dict[int, str]:
+    """Return the image of each row that has one, by the row's number.
+
+    Args:
+        predictions: the artifact; it names dataset and split.
+        row_ids: by number in the split, those first that matter most: after so many pixels no more
+            images are decoded. A row with another id in the dataset is left out.
+    """
+    dataset = store.find(str(predictions.metadata.get("data") or ""))
+    if dataset is None:
+        return {}
+    try:
+        opened = DatasetArtifact(dataset.path)
+        if not opened.summary.is_of_rows:
+            return {}
+        split = opened.split(str(predictions.metadata.get("split")))
+        return dict(_drawn(split, row_ids, str(opened.summary.target)))
+    except (ArtifactError, OSError, ValueError, KeyError):
+        return {}
+
+
+def _drawn(split: Examples, row_ids: Mapping[int, str], target: str) -> Iterator[tuple[int, str]]:
+    """Each row's number and image, without that of the column to be predicted."""
+    pixels_left = _MOST_PIXELS_OF_PAGE
+    for index, row_id in row_ids.items():
+        row = split[index] if index < len(split) else {}
+        images = [one for key, one in row.items() if key != target and _is_image(one)]
+        if row.get("row_id") != row_id or not images:
+            continue
+        pixels_left -= math.prod(images[0].size if hasattr(images[0], "format") else (1,))
+        if pixels_left < 0:
+            return
+        if url := thumbnail(images[0]):
+            yield index, url
+
+
+def _is_image(value: Any) -> bool:
+    """Whether it is an image file or an array (rows, columns) or (rows, columns, 1 or 3)."""
+    if not isinstance(value, np.ndarray):
+        return type(value).__module__.startswith("PIL.")
+    has_channels = value.ndim == 3 and value.shape[-1] in (1, 3)
+    return (value.ndim == 2 or has_channels) and min(value.shape[:2]) >= MIN_SIDE
+
+
+def thumbnail(image: Any) -> str:
+    """Return an image of Pillow's or an array as a `data:` URL; "" of what cannot be drawn."""
+    try:
+        if isinstance(image, np.ndarray):
+            return _url(_of_array(image)) if image.size <= _MOST_PIXELS else ""
+        return _url(image) if _is_harmless(image) else ""
+    except Exception:  # noqa: BLE001 - Pillow's readers raise anything at a damaged file
+        return ""
+
+
+def _is_harmless(image: Any) -> bool:
+    """Whether an image file is of a known format and small enough to be decoded."""
+    size = len(image.fp.getbuffer()) if isinstance(image.fp, io.BytesIO) else 0
+    is_small = image.width * image.height <= _MOST_PIXELS and size <= _MOST_BYTES
+    return image.format in _FORMATS and is_small
+
+
+def _of_array(pixels: np.ndarray[Any, Any]) -> Any:
+    """An array as an image. Its largest number is white: arrays count to 1, 16, 255 or others."""
+    from PIL import Image
+
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    numbers = np.clip(np.nan_to_num(pixels.astype(np.float32)), 0, None)
+    largest = float(numbers.max()) or 1.0
+    return Image.fromarray(np.round(numbers * (255 / largest)).astype(np.uint8))
+
+
+def _url(image: Any) -> str:
+    from PIL import Image
+
+    image.draft("RGB", (_SIDE, _SIDE))  # a JPEG is decoded smaller
+    drawn = image.convert("L" if image.mode in ("1", "L", "I;16", "I", "F") else "RGB")
+    drawn.thumbnail((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+    # Pixels alone: no profile, no text, no Exif of the file.
+    clean = Image.frombytes(drawn.mode, drawn.size, drawn.tobytes())
+    kind = "PNG" if max(clean.size) <= _LOSSLESS_SIDE else "JPEG"
+    file = io.BytesIO()
+    clean.save(file, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,112 @@
+"""Two scores are subtracted only if split, rows, metric, its code and its settings are equal."""
+
+import dataclasses
+
+import pytest
+
+from redco_flow.records import digest_json
+from redco_flow.stages.score_identity import ScoreIdentity, identify_scores, of_evaluation
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.results import StageResult
+from redco_flow.tracking.workspace import Workspace
+
+CODE = {"redco_flow.metrics.bleu": "1" * 64}
+SCORE = ScoreIdentity("test", "a" * 64, 12, "bleu", CODE, "s" * 64)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"split": "validation"}, "another split: 'validation', not 'test'"),
+        ({"rows": "b" * 64}, "other rows of 'test'"),
+        ({"rows": "b" * 64, "num_examples": 9}, "other rows of 'test' (9, not 12)"),
+        ({"metric": "own.bleu"}, "another metric: 'own.bleu', not 'bleu'"),
+        (
+            {"code": {"redco_flow.metrics.bleu": "2" * 64}},
+            "other metric code: redco_flow.metrics.bleu",
+        ),
+        ({"settings": "t" * 64}, "other metric settings"),
+        # What one of the two has no record of tells nothing.
+        ({"split": "", "rows": "", "metric": "", "code": {}, "settings": ""}, None),
+    ],
+)
+def test_each_part_of_an_identity_that_differs_is_a_reason(change, reason):
+    assert SCORE.comparable_with(dataclasses.replace(SCORE, **change)) == reason
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ArtifactStore(Workspace.open(tmp_path / "workspace"))
+
+
+@pytest.fixture
+def evaluation(store, tmp_path):
+    """A metrics artifact of these metrics and settings, and the result that it is of."""
+
+    def make(modules=("bleu", "exact_match"), settings=None, **code):
+        source = tmp_path / "metrics.json"
+        record = {"modules": list(modules), "settings": settings, "split": "test"}
+        source.write_text(str([record, code]))
+        artifact = store.publish("metrics", source, metadata=record)
+        ingredients = {"code": {f"redco_flow.metrics.{name}": d for name, d in code.items()}}
+        return artifact, StageResult("f" * 64, "demo", "evaluate", "evaluate", ingredients, {})
+
+    return make
+
+
+def why(first, second, key):
+    return of_evaluation(*first, key).comparable_with(of_evaluation(*second, key))
+
+
+def test_settings_and_code_of_one_metric_say_nothing_of_another_ones_scores(evaluation):
+    first = evaluation(settings={"bleu": {"tokenize": "13a"}}, bleu="1", exact_match="1")
+    second = evaluation(settings={"bleu": {"tokenize": "zh"}}, bleu="1", exact_match="1")
+    third = evaluation(settings={"bleu": {"tokenize": "zh"}}, bleu="2", exact_match="1", metric="9")
+
+    assert why(first, second, "bleu") == "other metric settings"
+    assert why(second, third, "bleu") == "other metric code: redco_flow.metrics.bleu"
+    assert why(first, third, "exact_match") is None
+
+
+def trained(dataset_id, **settings):
+    given = {"recipe": "text_to_text", "eval": {"num_examples": None, "metrics": ["bleu"]}}
+    ingredients = {"settings": given | settings, "inputs": {"dataset": [dataset_id]}}
+    return StageResult("f" * 64, "demo", "train", "train", ingredients, {})
+
+
+def test_validation_scores_of_two_datasets_with_equal_validation_files_are_compared(
+    store, tmp_path
+):
+    def dataset(train, validation):
+        folder = tmp_path / f"{train}-{validation}"
+        folder.mkdir()
+        (folder / "train-00000.arrow").write_text(train)
+        (folder / "validation-00000.arrow").write_text(validation)
+        return store.publish("dataset", folder).id
+
+    stages = {"train": {"artifacts": {"checkpoint/last": "c"}, "metrics": {"bleu": 1, "loss": 1}}}
+    first, grown, other = (
+        identify_scores(stages, {"train": trained(dataset(*files))}, store)
+        for files in (("a", "b"), ("more", "b"), ("a", "other"))
+    )
+
+    assert first["val/bleu"].comparable_with(grown["val/bleu"]) is None
+    assert "other rows of 'train'" in first["train/loss"].comparable_with(grown["train/loss"])
+    assert "other rows" in first["val/bleu"].comparable_with(other["val/bleu"])
+
+
+def test_losses_of_two_objectives_are_not_compared_but_scores_of_their_texts_are(store):
+    entry = {"artifacts": {"checkpoint/last": "c"}, "metrics": {"eval_loss": 1.0, "bleu": 1.0}}
+    first, second = (
+        identify_scores(
+            {"train": entry}, {"train": trained("d" * 64, settings={"loss": {"type": kind}})}, store
+        )
+        for kind in ("dpo", "orpo")
+    )
+
+    loss, bleu = "val/eval_loss", "val/bleu"
+    assert first[loss].comparable_with(second[loss]) == "other metric settings"
+    assert first[bleu].comparable_with(second[bleu]) is None
+    assert first[bleu].rows == "d" * 64  # the dataset is gone
+    assert first[bleu].settings == digest_json([None, None])
