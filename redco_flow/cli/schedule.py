@@ -50,6 +50,8 @@ WantedBy=default.target
 """
 
 
+_SECONDS_TO_ANSWER = 10.0
+_SECONDS_TO_DELETE = 120.0
 _SUMMARIES = {
     "add": "make a schedule, or change the one of this name",
     "ls": "list the schedules: when each fires next, and what came of it",
@@ -153,6 +155,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
         ConfigError: there is no time, two of them, or one that cannot be read.
     """
     from redco_flow.spec.find import find_file
+    from redco_flow.spec.recurrence import checked_rule
     from redco_flow.spec.yaml import parse_file
 
     path = find_file("pipelines", options.file).absolute()
@@ -161,6 +164,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
     if options.profile == "local" and section.profile:
         options.profile = section.profile
     loaded = Loader(options).load()
+    timezone = section.timezone or _local_timezone()
     schedule = Schedule(
         name=section.name or loaded.pipeline.name,
         pipeline=str(path),
@@ -169,8 +173,8 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
         overrides=list(options.overrides),
         cron=section.cron or "",
         every=section.every or "",
-        rrule=section.rrule or "",
-        timezone=section.timezone or _local_timezone(),
+        rrule=checked_rule(section.rrule, timezone) if section.rrule else "",
+        timezone=timezone,
         overlap=section.overlap,
         missed=section.missed,
         retries=section.retries,
@@ -352,6 +356,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
+    from redco_flow.orchestrate.prefect.deleted_schedules import note_deleted
+    from redco_flow.orchestrate.prefect.server import prefect_directory
+
     directory = get_schedule(_workspace(options), options.name)
     running = [one.run for one in directory.firings() if one.is_held]
     if running:
@@ -359,9 +366,10 @@ def _remove(options: argparse.Namespace) -> int:
             f"'{directory.name}' fires now ({', '.join(filter(None, running)) or 'beginning'}): "
             "cancel it first, or wait."
         )
-    _delete_deployment(directory.name)
+    note_deleted(prefect_directory(), directory.name, str(_workspace(options).root))
     directory.remove()
     print(f"{directory.name}: deleted; its runs stay")
+    _delete_deployment(directory.name)
     return 0
 
 
@@ -376,15 +384,29 @@ def _history(options: argparse.Namespace) -> int:
 
 
 def _delete_deployment(name: str) -> None:
-    """Delete a schedule's deployment, unless it was deleted on its page."""
-    from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
-    from redco_flow.orchestrate.recurring.silence import forget_silence
+    """Delete a schedule's deployment, as far as the server answers; else that stays noted."""
+    from redco_flow.bounded import within
+    from redco_flow.orchestrate.prefect.api import is_healthy
+    from redco_flow.orchestrate.prefect.server import server_status
+
+    url = server_status().url
+    try:
+        if url is None or not is_healthy(url, timeout_seconds=_SECONDS_TO_ANSWER):
+            raise TimeoutError("it does not run")
+        within(_SECONDS_TO_DELETE, _delete_noted)
+    except Exception as error:  # noqa: BLE001 (the schedule is deleted, and the rest is noted)
+        sys.stderr.write(
+            f"note: the Prefect server does not answer ({error}): the deployment of '{name}' is "
+            "deleted when `redco-flow serve` reaches it. `redco-flow ui --stop` ends a server that "
+            "hangs.\n"
+        )
+
+
+def _delete_noted() -> None:
+    from redco_flow.orchestrate.recurring.deployments import client_of, connect, delete_noted
 
     with client_of(connect()) as client:
-        forget_silence(name, client)
-        found = find_deployment(name, client)
-        if found is not None:
-            client.delete_deployment(found.id)
+        delete_noted(client)
 
 
 def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:

@@ -10,8 +10,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, model_validator
 
 from redco_flow.spec.model import Name, NonNegativeInt, StrictModel, Text
+from redco_flow.spec.recurrence import LEAST_SECONDS_APART, checked_rule
 
 _INTERVAL = re.compile(r"(\d+)\s*([smhdw])")
+_LONGEST = timedelta(days=3660)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -19,12 +21,18 @@ def interval_of(text: str) -> timedelta:
     """Return how long `90s`, `30m`, `6h`, `1d` or `2w` is.
 
     Raises:
-        ValueError: it is none of these, or nothing.
+        ValueError: it is none of these, nothing, or longer than ten years.
     """
     found = _INTERVAL.fullmatch(text.strip())
     if found is None or int(found[1]) == 0:
         raise ValueError(f"{text!r} is no interval; write 90s, 30m, 6h, 1d or 2w")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        interval = timedelta(**{_UNITS[found[2]]: int(found[1])})
+    except OverflowError:
+        interval = timedelta.max
+    if interval > _LONGEST:
+        raise ValueError(f"{text[:40]!r} is longer than ten years")
+    return interval
 
 
 def interval_text(interval: timedelta) -> str:
@@ -47,6 +55,12 @@ def checked_interval(text: str) -> str:
     return text
 
 
+def _checked_every(text: str) -> str:
+    if interval_of(text).total_seconds() < LEAST_SECONDS_APART:
+        raise ValueError(f"{text!r} is too short; a schedule fires every {LEAST_SECONDS_APART}s")
+    return text
+
+
 def _checked_cron(text: str) -> str:
     from cronsim import CronSim, CronSimError
 
@@ -56,19 +70,11 @@ def _checked_cron(text: str) -> str:
             "month, month, day of the week ('0 3 * * 1' is Mondays at 03:00)"
         )
     try:
-        CronSim(text, datetime(2024, 1, 1, tzinfo=UTC))
+        next(CronSim(text, datetime.now(UTC)))
     except CronSimError as error:
         raise ValueError(f"{text!r} is no cron expression: {error}") from error
-    return text
-
-
-def _checked_rrule(text: str) -> str:
-    from dateutil.rrule import rrulestr
-
-    try:
-        rrulestr(text, cache=True)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{text!r} is no recurrence rule (RFC 5545): {error}") from error
+    except StopIteration:
+        raise ValueError(f"{text!r} has no date within the next 50 years") from None
     return text
 
 
@@ -86,8 +92,9 @@ class ScheduleSection(StrictModel):
     Args:
         name: the schedule's; the pipeline's where there is none.
         cron: minute, hour, day of the month, month, day of the week.
-        every: an interval: 90s, 30m, 6h, 1d, 2w.
-        rrule: a recurrence rule of RFC 5545, such as `FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=3`.
+        every: an interval: 90s, 30m, 6h, 1d, 2w; at least 30s.
+        rrule: a recurrence rule of RFC 5545, such as `FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=3`. Without a
+            DTSTART it begins with the present year, month, week or day, after its FREQ.
         timezone: in which cron and rrule are read; None: this machine's.
         profile: where it runs; None: local.
         overlap: what a firing does while the one before it runs: `skip` itself, `queue` behind it,
@@ -99,8 +106,8 @@ class ScheduleSection(StrictModel):
 
     name: Name | None = None
     cron: Annotated[Text, AfterValidator(_checked_cron)] | None = None
-    every: Annotated[Text, AfterValidator(checked_interval)] | None = None
-    rrule: Annotated[Text, AfterValidator(_checked_rrule)] | None = None
+    every: Annotated[Text, AfterValidator(_checked_every)] | None = None
+    rrule: Text | None = None
     timezone: Annotated[Text, AfterValidator(_checked_timezone)] | None = None
     profile: Text | None = None
     overlap: Literal["skip", "queue", "cancel_running"] = "skip"
@@ -113,4 +120,6 @@ class ScheduleSection(StrictModel):
         if len(given) != 1:
             said = f"{' and '.join(given)} are given" if given else "none is given"
             raise ValueError(f"a schedule has one of cron, every and rrule; {said}")
+        if self.rrule is not None:
+            checked_rule(self.rrule, self.timezone or "UTC")
         return self

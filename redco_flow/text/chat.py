@@ -1,8 +1,8 @@
 """Chat templates: a conversation as token ids, and which of them the assistant writes.
 
-Rendered by transformers itself. What is learnt are a template's `{% generation %}` blocks; where it
-has none, an answer is what one more message adds to the text, and a template for which that is not
-so is refused.
+Rendered by transformers itself, in a child process with limits (`text.rendering`). What is learnt
+are a template's `{% generation %}` blocks; where it has none, an answer is what one more message
+adds to the text, and a template for which that is not so is refused.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
+from redco_flow.bounded import BoundedError
 from redco_flow.local_paths import expanded
 from redco_flow.text.conversations import BadConversation, Conversation
+from redco_flow.text.rendering import Chat, Rendering, Wanted, render_chats
 from redco_flow.text.tokenizer import TextTokenizer
 
 TrainOn = Literal["assistant", "last", "all"]
@@ -37,8 +38,6 @@ NAMED_TEMPLATES: Mapping[str, str] = {"chatml": CHATML}
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 TOKENIZER_DEFAULT = "tokenizer_default"
 
-# A compiled template, which transformers keeps, tracks the answers of one rendering at a time.
-_RENDERING = Lock()
 _MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PROBE = Conversation(
     [
@@ -153,9 +152,8 @@ class ChatTemplate:
         """
         from transformers import AutoTokenizer
 
-        return cls(
-            AutoTokenizer.from_pretrained(str(directory)), TextTokenizer.load(directory), kwargs
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        return cls(tokenizer, TextTokenizer.load(directory), kwargs)
 
     @cached_property
     def asks_the_clock(self) -> bool:
@@ -177,10 +175,12 @@ class ChatTemplate:
             asks: with the generation prompt behind it.
 
         Raises:
-            BadConversation: the template fails.
+            BadConversation: the template fails, or needs more time or memory than it may.
         """
-        text, _ = self._render(chat, num_messages, asks=asks)
-        return text
+        (texts,) = self._texts([chat], [[Wanted(num_messages, asks)]])
+        if isinstance(texts, BadConversation):
+            raise texts
+        return texts[0][0]
 
     def rendered(self, chat: Conversation, *, only_last: bool = False) -> Rendered:
         """Render a whole conversation, and find what its assistant writes.
@@ -192,12 +192,10 @@ class ChatTemplate:
         Raises:
             BadConversation: the template fails, or does not let answers be told from the rest.
         """
-        is_marked = self._is_marked(chat)
-        text, spans = self._render(chat, None, asks=False, with_spans=is_marked)
-        if not is_marked:
-            wanted = chat.answers[-1:] if only_last else chat.answers
-            spans = [self._added(chat, number, text) for number in wanted]
-        return self._ending(chat, text, spans, chat.answers[-1])
+        (found,) = self._rendered([chat], only_last=only_last)
+        if isinstance(found, BadConversation):
+            raise found
+        return found
 
     def encode(
         self,
@@ -213,7 +211,7 @@ class ChatTemplate:
             max_length: in tokens; what is behind is cut off, and the last answer is then the last
                 one that begins before it.
         """
-        found = [self._rendered_or_bad(chat, only_last=train_on != "assistant") for chat in chats]
+        found = self._rendered(chats, only_last=train_on != "assistant")
         texts = [one.text for one in found if isinstance(one, Rendered)]
         encodings = iter(self.tokenizer.backend.encode_batch(texts, add_special_tokens=False))
         return [
@@ -231,13 +229,38 @@ class ChatTemplate:
         """
         return self._ids(self.render(chat, asks=True))
 
-    def _rendered_or_bad(
-        self, chat: Conversation, *, only_last: bool
+    def _rendered(
+        self, chats: Sequence[Conversation], *, only_last: bool
+    ) -> list[Rendered | BadConversation]:
+        wanted = [self._wanted(chat, only_last=only_last) for chat in chats]
+        return [
+            texts if isinstance(texts, BadConversation) else self._found(chat, of_chat, texts)
+            for chat, of_chat, texts in zip(chats, wanted, self._texts(chats, wanted), strict=True)
+        ]
+
+    def _wanted(self, chat: Conversation, *, only_last: bool) -> list[Wanted]:
+        """Return the renderings that tell where answers are: the whole one first."""
+        last = chat.answers[-1]
+        if self._is_marked(chat):
+            return [Wanted(with_spans=True), Wanted(last, asks=True)]
+        numbers = chat.answers[-1:] if only_last else chat.answers
+        asked = [Wanted(number, asks=True) for number in numbers]
+        whole = len(chat.messages)
+        return [Wanted(), *asked, *(Wanted(n + 1) for n in numbers if n + 1 < whole)]
+
+    def _found(
+        self, chat: Conversation, wanted: Sequence[Wanted], renderings: Sequence[Rendering]
     ) -> Rendered | BadConversation:
+        (text, spans), *_ = renderings
+        texts = {one: text for one, (text, _) in zip(wanted, renderings, strict=True)}
         try:
-            return self.rendered(chat, only_last=only_last)
+            if not wanted[0].with_spans:
+                numbers = [one.num_messages for one in wanted if one.asks]
+                spans = [self._added(n, text, texts) for n in numbers if n is not None]
         except BadConversation as error:
             return error
+        last = chat.answers[-1]
+        return _ending(text, spans, texts[Wanted(last, asks=True)])
 
     def _encoded(
         self,
@@ -285,31 +308,24 @@ class ChatTemplate:
     ) -> Rendered | None:
         """Return it with the last answer that begins before a number of tokens; None: none does."""
         for number in reversed(chat.answers[-1:] if only_last else chat.answers):
-            found = self._ending(chat, rendered.text, rendered.answers, number)
+            prompt = self.render(chat, number, asks=True)
+            found = _ending(rendered.text, rendered.answers, prompt)
             begin, _ = token_span(encoding, (found.last, len(found.text)))
             if max(begin, len(self._ids(found.prompt))) < max_length:
                 return found
         return None
 
-    def _ending(
-        self, chat: Conversation, text: str, answers: Sequence[Span], number: int
-    ) -> Rendered:
-        """Return a conversation with one of its answers as the last one."""
-        prompt = self.render(chat, number, asks=True)
-        start = len(prompt) if text.startswith(prompt) else _first_after(answers, text, prompt)
-        return Rendered(text, tuple(answers), start, prompt)
-
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
-    def _added(self, chat: Conversation, number: int, text: str) -> Span:
+    def _added(self, number: int, text: str, texts: Mapping[Wanted, str]) -> Span:
         """Return what an answer adds to the text, where the template has no marks.
 
         Raises:
             BadConversation: the template changes what it said before.
         """
-        asked = self.render(chat, number, asks=True)
-        answered = text if number == len(chat.messages) - 1 else self.render(chat, number + 1)
+        asked = texts[Wanted(number, asks=True)]
+        answered = texts.get(Wanted(number + 1), text)
         if not text.startswith(answered):  # Phi-3 ends a whole conversation with its end token
             answered = answered.removesuffix(str(self._hugging_face.eos_token or ""))
         if not answered.startswith(asked):
@@ -318,31 +334,21 @@ class ChatTemplate:
             raise _unmarked(number, "renders an answer otherwise once more messages follow")
         return len(asked), len(answered)
 
-    def _render(
-        self,
-        chat: Conversation,
-        num_messages: int | None,
-        *,
-        asks: bool,
-        with_spans: bool = False,
-    ) -> tuple[str, list[Span]]:
-        from transformers.utils import chat_template_utils
-
-        render: Any = chat_template_utils.render_jinja_template  # its annotations tell of a text
-        try:
-            with _RENDERING:
-                texts, spans = render(
-                    conversations=[chat.messages[:num_messages]],
-                    tools=chat.tools,
-                    chat_template=self._template(chat),
-                    return_assistant_tokens_mask=with_spans,
-                    add_generation_prompt=asks,
-                    **{**self._hugging_face.special_tokens_map, **self._kwargs},
-                )
-        except Exception as error:  # a template may raise anything
-            detail = str(error) or type(error).__name__
-            raise BadConversation("the chat template fails", detail) from error
-        return texts[0], [tuple(span) for span in spans[0]] if with_spans else []
+    def _texts(
+        self, chats: Sequence[Conversation], wanted: Sequence[Sequence[Wanted]]
+    ) -> list[list[Rendering] | BadConversation]:
+        """Return the wanted renderings of each conversation, or why there are none."""
+        found = render_chats(
+            self._hugging_face,
+            [Chat(one.messages, one.tools, some) for one, some in zip(chats, wanted, strict=True)],
+            **self._kwargs,
+        )
+        return [
+            BadConversation("the chat template fails", str(one))
+            if isinstance(one, BoundedError)
+            else one
+            for one in found
+        ]
 
     def _template(self, chat: Conversation) -> str:
         return str(self._hugging_face.get_chat_template(None, chat.tools))
@@ -359,7 +365,10 @@ class ChatTemplate:
             )
         (found,) = self.encode([_PROBE])
         if isinstance(found, BadConversation):
-            raise ValueError(f"the chat template cannot be trained with: {found}")
+            raise ValueError(
+                "the chat template (data.chat_template, else the tokenizer's own) cannot be "
+                f"trained with: {found}"
+            )
 
 
 def token_span(encoding: Any, span: Span) -> Span:
@@ -379,6 +388,12 @@ def token_span(encoding: Any, span: Span) -> Span:
         return len(encoding.ids), len(encoding.ids)
     from_behind = (encoding.char_to_token(place) for place in reversed(range(first, last)))
     return begin, 1 + next(token for token in from_behind if token is not None)
+
+
+def _ending(text: str, answers: Sequence[Span], prompt: str) -> Rendered:
+    """Return a conversation with the answer to a prompt as its last one."""
+    start = len(prompt) if text.startswith(prompt) else _first_after(answers, text, prompt)
+    return Rendered(text, tuple(answers), start, prompt)
 
 
 def _first_after(spans: Sequence[Span], text: str, prompt: str) -> int:

@@ -78,7 +78,8 @@ class Schedule:
     @property
     def when(self) -> str:
         """For people."""
-        said = self.cron or (f"every {self.every}" if self.every else self.rrule)
+        rule = " ".join(self.rrule.split())
+        said = self.cron or (f"every {self.every}" if self.every else rule)
         return said if self.every else f"{said} {self.timezone}"
 
 

@@ -58,7 +58,7 @@ def schedules(tmp_path_factory, prefect_server):
 @pytest.fixture(scope="module")
 def often(schedules, ui):  # which is there before the first firing
     """The page of a schedule that has fired twice by itself."""
-    page = schedules.add("often", "--every", "15s", skill=100)
+    page = schedules.add("often", "--every", "30s", skill=100)
     wait_for(lambda: len(fired(page)) > 1, MOST_SECONDS)
     return page
 

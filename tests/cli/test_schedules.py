@@ -4,8 +4,9 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -13,6 +14,8 @@ from zoneinfo import ZoneInfo
 import psutil
 import pytest
 
+from redco_flow.orchestrate.prefect.deleted_schedules import deleted_schedules
+from redco_flow.orchestrate.prefect.server import prefect_directory as own_server_folder
 from redco_flow.orchestrate.prefect.server import server_status
 from redco_flow.orchestrate.recurring import serving
 from redco_flow.orchestrate.recurring.deployments import client_of, connect, find_deployment
@@ -66,9 +69,9 @@ def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     told, _ = served.start("doctor").communicate()
     assert "nothing serves weekly: they do not fire" in told
 
-    every = ("--every", "15s", "--overlap", "queue", "description=of ${date:%Y-%m-%d %H:%M:%S %z}")
+    every = ("--every", "30s", "--overlap", "queue", "description=of ${date:%Y-%m-%d %H:%M:%S %z}")
     changed = served.json("schedule", "add", "weekly.yaml", *every)
-    assert (changed["every"], changed["cron"], changed["overlap"]) == ("15s", "", "queue")
+    assert (changed["every"], changed["cron"], changed["overlap"]) == ("30s", "", "queue")
     assert [one["name"] for one in served.json("schedule", "ls")] == ["weekly"]
 
     served("serve", "--detach")
@@ -99,6 +102,27 @@ def test_a_server_that_dies_is_started_again_by_what_serves(served):
 
     wait_for(lambda: own_server() != first and server_status().healthy)
     assert served.json("schedule", "show", "lasting")["next"]
+
+
+def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(served):
+    """An earlier release deployed rules whose dates never come."""
+    served("schedule", "add", "weekly.yaml")
+    endless = {"rrule": "FREQ=DAILY;INTERVAL=0", "timezone": "UTC"}
+    database = own_server_folder() / "prefect.db"
+    kill(own_server())
+    with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+        connection.execute("UPDATE deployment_schedule SET schedule = ?", [json.dumps(endless)])
+
+    removed = served.start("schedule", "rm", "weekly")
+    said, note = removed.communicate(timeout=120)
+
+    assert (removed.returncode, said) == (0, "weekly: deleted; its runs stay\n")
+    assert "deleted when `redco-flow serve` reaches it" in note
+    served("serve", "--detach")
+    wait_for(lambda: not deleted_schedules(own_server_folder()), seconds=180)
+    with client_of(connect()) as client:
+        assert find_deployment("weekly", client) is None
+    assert server_status().healthy
 
 
 def test_mistakes_are_told_before_anything_is_made(served):

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import ValidationError
 
+from redco_flow.spec.recurrence import checked_rule, next_dates
 from redco_flow.spec.schedule import ScheduleSection, interval_of, interval_text
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -30,7 +31,16 @@ def test_an_interval_is_a_number_and_a_unit(text, seconds):
         ({"cron": "0 25 * * 1"}, "is no cron expression"),
         ({"every": "0h"}, "is no interval; write 90s"),
         ({"every": "soon"}, "is no interval"),
+        ({"every": "29s"}, "is too short; a schedule fires every 30s"),
+        ({"every": "99999999999999999w"}, "is longer than ten years"),
+        ({"every": "11000d"}, "is longer than ten years"),
         ({"rrule": "FREQ=SOMETIMES"}, "is no recurrence rule"),
+        ({"rrule": "FREQ=DAILY;INTERVAL=0"}, "an interval is at least 1"),
+        ({"rrule": "FREQ=SECONDLY"}, "less than 30 s apart"),
+        ({"rrule": "FREQ=DAILY;BYSECOND=1,2"}, "less than 30 s apart"),
+        ({"rrule": "FREQ=DAILY;UNTIL=20200101"}, "has no date after now"),
+        ({"rrule": "FREQ=DAILY;INTERVAL=99999999999"}, "has no date after now"),
+        ({"rrule": f"FREQ=DAILY;BYHOUR={'3,' * 9999}3"}, "characters of at most 6500"),
         ({"every": "6h", "timezone": "Europe/Brelin"}, "is no time zone"),
         ({"every": "6h", "overlap": "both"}, "'skip', 'queue' or 'cancel_running'"),
         ({"every": "6h", "retries": -1}, "greater than or equal to 0"),
@@ -39,6 +49,45 @@ def test_an_interval_is_a_number_and_a_unit(text, seconds):
 def test_a_mistake_is_told(block, message):
     with pytest.raises(ValidationError, match=message):
         ScheduleSection(**block)
+
+
+@pytest.mark.slow  # two seconds of CPU time each
+@pytest.mark.parametrize(
+    "rule",
+    ["FREQ=MINUTELY;BYMONTH=2;BYMONTHDAY=30", "DTSTART:19000101T000000 FREQ=SECONDLY;INTERVAL=30"],
+)
+def test_a_rule_whose_dates_never_come_is_refused(rule):
+    """python-dateutil would look for them without end."""
+    with pytest.raises(ValidationError, match="its next dates cannot be listed"):
+        ScheduleSection(rrule=rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "start"),
+    [
+        ("FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=3", lambda now: now.replace(day=1)),
+        ("RRULE:FREQ=YEARLY", lambda now: now.replace(month=1, day=1)),
+        ("FREQ=WEEKLY;INTERVAL=2", lambda now: now - timedelta(days=now.weekday())),
+        ("FREQ=DAILY;UNTIL=21000101T000000Z", lambda now: now),
+        ("DTSTART:20260101T050000\nRRULE:FREQ=DAILY", None),
+    ],
+)
+def test_prefect_lists_the_dates_of_a_rule_that_begins_with_the_present_period(rule, start):
+    """Prefect would count a rule without DTSTART from 2020."""
+    from prefect.server.schemas.schedules import RRuleSchedule
+
+    today = datetime.now(BERLIN).replace(hour=0, minute=0, second=0, microsecond=0)
+    checked = checked_rule(rule, "Europe/Berlin")
+
+    prefect = RRuleSchedule(rrule=checked, timezone="Europe/Berlin")
+    dates = asyncio.run(prefect.get_dates(3, datetime.now(UTC)))
+
+    assert next_dates(checked, "Europe/Berlin") == dates
+    assert checked_rule(checked, "Europe/Berlin") == checked
+    if start is not None:
+        assert checked.startswith(f"DTSTART:{start(today):%Y%m%dT%H%M%S}")
+    else:
+        assert checked == rule
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,22 @@ from zoneinfo import ZoneInfo
 
 from redco_flow.errors import DamagedRecord, UsageError
 from redco_flow.orchestrate.prefect.api import PrefectApi, ui_url
+from redco_flow.orchestrate.prefect.deleted_schedules import (
+    FLOW,
+    deleted_schedules,
+    forget_deleted,
+)
 from redco_flow.orchestrate.prefect.report import (
     SCHEDULE_VARIABLE,
     prepare_environment,
     watch_for_cancelling,
 )
-from redco_flow.orchestrate.prefect.server import api_at, ensure_server
+from redco_flow.orchestrate.prefect.server import api_at, ensure_server, prefect_directory
 from redco_flow.orchestrate.recurring.firing import Firer, Terms, leave
 from redco_flow.orchestrate.recurring.silence import forget_silence, watch_silence
 from redco_flow.spec.find import find_file
 from redco_flow.spec.interpolation import DATE_VARIABLE
+from redco_flow.spec.recurrence import checked_rule, next_dates
 from redco_flow.spec.schedule import interval_of, interval_text
 from redco_flow.tracking.schedules import Firing, Schedule, ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
@@ -44,7 +50,6 @@ if TYPE_CHECKING:
 
 POOL = "redco-flow"
 TAG = "redco-flow-schedule"
-_FLOW = "recurring"
 _SLUG = "redco-flow"
 
 
@@ -95,6 +100,7 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
 
     Raises:
         UsageError: the name is that of a schedule of another workspace.
+        ValueError: its recurrence rule has no dates.
     """
     from prefect.client.schemas.actions import DeploymentScheduleCreate
 
@@ -104,14 +110,15 @@ def deploy(schedule: Schedule, workspace: Workspace, client: SyncPrefectClient) 
             f"schedule '{schedule.name}' is one of workspace {found.parameters.get('workspace')}; "
             "choose another name: --name."
         )
+    when = DeploymentScheduleCreate(schedule=_prefect_schedule(schedule), slug=_SLUG)
+    forget_deleted(prefect_directory(), schedule.name)
     make_pool(client)
     forget_silence(
         schedule.name, client
     )  # that it was silent for long says nothing of what it becomes
     flow_file = find_file("flows", "flows/recurring.py").absolute()
-    when = DeploymentScheduleCreate(schedule=_prefect_schedule(schedule), slug=_SLUG)
     deployment = client.create_deployment(
-        client.create_flow_from_name(_FLOW),
+        client.create_flow_from_name(FLOW),
         schedule.name,
         schedules=[when],
         paused=schedule.is_paused,
@@ -142,9 +149,19 @@ def find_deployment(name: str, client: SyncPrefectClient) -> DeploymentResponse 
     from prefect.exceptions import ObjectNotFound
 
     try:
-        return client.read_deployment_by_name(f"{_FLOW}/{name}")
+        return client.read_deployment_by_name(f"{FLOW}/{name}")
     except ObjectNotFound:
         return None
+
+
+def delete_noted(client: SyncPrefectClient) -> None:
+    """Delete the deployments of schedules that were deleted while no server answered."""
+    for name, workspace in deleted_schedules(prefect_directory()).items():
+        found = find_deployment(name, client)
+        if found is not None and found.parameters.get("workspace") == workspace:
+            forget_silence(name, client)
+            client.delete_deployment(found.id)
+        forget_deleted(prefect_directory(), name)
 
 
 def deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
@@ -303,7 +320,9 @@ def _prefect_schedule(schedule: Schedule) -> Any:
         return IntervalSchedule(interval=interval_of(schedule.every), anchor_date=anchor)
     if schedule.cron:
         return CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
-    return RRuleSchedule(rrule=schedule.rrule, timezone=schedule.timezone)
+    # Checked again: an earlier release may have written the record.
+    rule = checked_rule(schedule.rrule, schedule.timezone)
+    return RRuleSchedule(rrule=rule, timezone=schedule.timezone)
 
 
 async def _next_dates(schedules: list[Any]) -> list[datetime]:
@@ -314,6 +333,8 @@ async def _next_dates(schedules: list[Any]) -> list[datetime]:
 async def _dates_of(schedule: Any) -> list[datetime]:
     from prefect.server.schemas import schedules as server_schedules
 
+    if (rule := getattr(schedule, "rrule", None)) is not None:
+        return next_dates(rule, schedule.timezone or "UTC")
     name = type(schedule).__name__
     same = getattr(server_schedules, name)(**schedule.model_dump())
     dates: list[datetime] = await same.get_dates(3, datetime.now(UTC))
@@ -325,5 +346,5 @@ def _said(schedule: Any) -> str:
     if (cron := getattr(schedule, "cron", None)) is not None:
         return f"{cron} {schedule.timezone or 'UTC'}"
     if (rrule := getattr(schedule, "rrule", None)) is not None:
-        return f"{rrule} {schedule.timezone or 'UTC'}"
+        return f"{' '.join(rrule.split())} {schedule.timezone or 'UTC'}"
     return f"every {interval_text(schedule.interval)}"

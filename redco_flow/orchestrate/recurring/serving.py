@@ -28,6 +28,7 @@ from redco_flow.orchestrate.recurring.deployments import (
     POOL,
     client_of,
     connect,
+    delete_noted,
     deploy,
     deployments,
     find_deployment,
@@ -147,9 +148,10 @@ def _attend(worker: _Worker | None, log: Log) -> _Worker:
     """See that the server, the deployments and the worker are there, and settle firings."""
     api = connect()
     with client_of(api) as client:
+        delete_noted(client)
         make_pool(client)
         for root in known_workspaces():
-            for name in restore(Workspace(Path(root)), client):
+            for name in restore(Workspace(Path(root)), client, log):
                 log(f"the server had no deployment of schedule '{name}': it is made anew")
         if worker is not None and (why := worker.why_not(api.url)):
             log(f"{why}; another worker is started")
@@ -180,13 +182,17 @@ def settle(client: SyncPrefectClient, log: Log) -> None:
                 note_end_of(directory, firing)
 
 
-def restore(workspace: Workspace, client: SyncPrefectClient) -> list[str]:
+def restore(workspace: Workspace, client: SyncPrefectClient, log: Log) -> list[str]:
     """Make the deployments that a workspace's schedules lack on the server; return their names."""
     made = []
     for directory in list_schedules(workspace):
         schedule = unless_damaged(directory.read)
         if schedule is not None and find_deployment(schedule.name, client) is None:
-            deploy(schedule, workspace, client)
+            try:
+                deploy(schedule, workspace, client)
+            except ValueError as error:  # a rule without dates, of an earlier release
+                log(f"warning: schedule '{schedule.name}' cannot fire: {error}")
+                continue
             made.append(schedule.name)
     return made
 

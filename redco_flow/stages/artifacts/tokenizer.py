@@ -104,7 +104,9 @@ def save_pretrained_tokenizer(
     folder = _find_tokenizer(name_or_path, revision)
     try:
         with reading(folder, "a tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), use_fast=True)
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), use_fast=True, trust_remote_code=False
+            )
     except (OSError, ValueError) as error:
         raise ValueError(f"the tokenizer '{name_or_path}' cannot be loaded: {error}") from error
     if not tokenizer.is_fast:

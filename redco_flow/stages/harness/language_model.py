@@ -15,6 +15,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from numpy.typing import NDArray
 
+from redco_flow.bounded import BoundedError
 from redco_flow.engine.data.length_buckets import Bucketing
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import Predictor
@@ -31,6 +32,7 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.length_bucketing import bucket_lengths, bucket_prompts
+from redco_flow.text.rendering import Chat, Wanted, render_chat
 from redco_flow.text.stop_strings import cut_before
 
 Progress = Callable[[str, int, int], None]
@@ -131,13 +133,12 @@ class HarnessModel(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Render a conversation by the template of the checkpoint's tokenizer."""
-        rendered: str = self._chat_tokenizer().apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-        return rendered
+        wanted = Wanted(asks=add_generation_prompt, continues=not add_generation_prompt)
+        try:
+            ((text, _),) = render_chat(self._chat_tokenizer(), Chat(chat_history, None, [wanted]))
+        except BoundedError as error:
+            raise CannotAsk(f"the checkpoint's chat template fails: {error}") from error
+        return text
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Return the template itself, for lm-eval's records."""
@@ -290,7 +291,9 @@ class HarnessModel(TemplateLM):
         from transformers import AutoTokenizer
 
         folder = self._checkpoint.path / TOKENIZER_FOLDER
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
         if not tokenizer.chat_template:
             raise CannotAsk(
                 "apply_chat_template is set, and the checkpoint's tokenizer has no chat template: "
