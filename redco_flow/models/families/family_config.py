@@ -65,6 +65,13 @@ class ModelConfig(ABC):
     activations: Activations = dataclasses.field(default_factory=Activations)
     num_mlp_chunks: int = 1
 
+    @final
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a text; none of a model without tokens."""
+        eos = getattr(self, "eos_token_id", None)
+        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
+
     @property
     @abstractmethod
     def core(self) -> Any:
@@ -278,13 +285,6 @@ class FamilyConfig(ModelConfig):
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
     tie_word_embeddings: bool = False
-
-    @final
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a text."""
-        eos = self.eos_token_id
-        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
 
     @final
     @property
