@@ -21,11 +21,11 @@ from redco_flow.models.config import (
     ClampedGate,
     MlpConfig,
     NormConfig,
-    RotaryConfig,
 )
 from redco_flow.models.numerics import layer_norm, rms_norm
 from redco_flow.models.projections import SplitKernel, num_groups_held
 from redco_flow.models.random import dropout
+from redco_flow.models.rope import RotaryConfig
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from redco_flow.models.rope import RotaryConfig
+
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "full", "dots", "minimal", "auto")
@@ -23,7 +25,6 @@ REPLICATED_ACTIVATIONS = ("layer_input", "attention_out", "mlp_input", "mlp_out"
 ATTENTION_KERNELS = ("auto", "xla", "splash", "cudnn", "triton")
 # The window of a layer that looks all the way back, where others do not.
 ENDLESS_WINDOW = 2**30
-ROPE_TYPES = ("linear", "llama3", "yarn", "longrope")
 # Other names of transformers for the same functions.
 _SAME_ACTIVATION = {
     "swish": "silu",
@@ -198,89 +199,6 @@ class MixtureConfig:
         return MlpConfig(self.shared_dim, self.activation, is_gated=True)
 
 
-def yarn_factor(factor: float, mscale: float = 1.0) -> float:
-    """Return by how much YaRN sharpens attention that reaches `factor` times as far."""
-    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched beyond the length of pretraining.
-
-    The names are those of Hugging Face's `rope_scaling`. `linear`: all by `factor`. `llama3`:
-    long wavelengths by `factor`, short ones not, those between gradually. `yarn`: the same, with
-    bounds in turns, and cosines and sines times `attention_factor`. `longrope`: each by its own
-    number, and times `attention_factor`; texts beyond the length of pretraining would take
-    `long_factor` and are not computed here.
-
-    Attributes:
-        attention_factor: None: as `factor`, `mscale` and `mscale_all_dim` give it.
-    """
-
-    rope_type: str
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    short_factor: tuple[float, ...] | None = None
-    long_factor: tuple[float, ...] | None = None
-
-    @classmethod
-    def from_json(cls, value: Any) -> RopeScaling:
-        """Read what a config says of it.
-
-        Raises:
-            ValueError: no mapping, or one with other keys or values.
-        """
-        if isinstance(value, cls):
-            return value
-        known = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(value, Mapping) or not {"rope_type", "factor"} <= {*value} <= {*known}:
-            raise ValueError(
-                f"rope_scaling is {value!r}; it must be none or a mapping with rope_type and "
-                f"factor. Known keys: {', '.join(known)}."
-            )
-        read: dict[str, Any] = {
-            key: tuple(one) if isinstance(one, list) else one for key, one in value.items()
-        }
-        return cls(**read)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` reads, without what says nothing."""
-        return {key: value for key, value in vars(self).items() if value is not None}
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self)[1:]:
-            value = getattr(self, field.name)
-            if field.name == "truncate" or (value is None and "None" in str(field.type)):
-                continue
-            for number in value if isinstance(value, tuple) else (value,):
-                if type(number) not in (int, float) or not 0 < number < math.inf:
-                    raise ValueError(
-                        f"rope_scaling has {field.name} {number!r}; it must be a number above 0."
-                    )
-        if self.rope_type not in ROPE_TYPES:
-            allowed = ", ".join(ROPE_TYPES)
-            raise ValueError(
-                f"rope_scaling has rope_type {self.rope_type!r}; it must be one of {allowed}, "
-                "or rope_scaling none for unscaled positions."
-            )
-        if self.rope_type == "longrope" and self.short_factor is None:
-            raise ValueError("rope_scaling has rope_type 'longrope', which needs short_factor.")
-
-    @property
-    def max_length(self) -> float:
-        """The longest text whose positions are computed here."""
-        is_short_only = self.rope_type == "longrope"
-        return self.original_max_position_embeddings if is_short_only else math.inf
-
-
 @dataclass(frozen=True)
 class Activations:
     """What becomes of a layer's intermediate results until its backward pass, by name.
@@ -377,27 +295,6 @@ class RelativeConfig:
 
     num_buckets: int
     max_distance: int
-
-
-@dataclass(frozen=True)
-class RotaryConfig:
-    """Rotary positions on the first `num_dims` of each head.
-
-    `is_interleaved`: rotated pairs are neighbours (GPT-J); otherwise halves apart.
-    """
-
-    num_dims: int
-    theta: float = 10_000.0
-    is_interleaved: bool = False
-    scaling: RopeScaling | None = None
-
-    def __post_init__(self) -> None:
-        factors = self.scaling and self.scaling.short_factor
-        if factors and len(factors) != self.num_dims // 2:
-            raise ValueError(
-                f"rope_scaling has {len(factors)} numbers as short_factor; it must be one for each "
-                f"of {self.num_dims // 2} pairs of dims that are turned."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

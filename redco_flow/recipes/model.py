@@ -159,6 +159,19 @@ def check_vocabulary(model: ChosenModel, tokenizer: TextTokenizer) -> None:
         )
 
 
+def end_ids(model: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return every token that ends a model's texts, of a `Recipe.model`; none where it is unknown.
+
+    Args:
+        model: as `ChosenModel.record`, or read from a checkpoint's record.
+    """
+    config = model.get("config")
+    found = config.get("eos_token_id") if isinstance(config, Mapping) else None
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
 def make_pred_fn(
     module: ModuleType, config: Any, generation: Generation
 ) -> Callable[[Any, Mapping[str, jax.Array], jax.Array], jax.Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -181,14 +181,22 @@ class TextTokenizer:
         texts = self.backend.decode_batch(batch, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    def decode_until_end(self, tokens: NDArray[np.int32]) -> list[str]:
-        """Decode (B, T) ids up to each row's end token; ids that are no token say nothing."""
-        rows = map(self.until_end, tokens.tolist())
+    def decode_until_end(
+        self, tokens: NDArray[np.int32], end_ids: Collection[int] = ()
+    ) -> list[str]:
+        """Decode (B, T) ids up to each row's first end token; other ids than tokens' are left out.
+
+        Args:
+            end_ids: tokens that end a text besides the tokenizer's own.
+        """
+        rows = (self.until_end(row, end_ids) for row in tokens.tolist())
         return self.decode_batch([[id_ for id_ in row if id_ < self.vocab_size] for row in rows])
 
-    def until_end(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return the ids before the first end token."""
-        return ids[: ids.index(self.eos_id)] if self.eos_id in ids else ids
+    def until_end(self, ids: Sequence[int], end_ids: Collection[int] = ()) -> Sequence[int]:
+        """Return the ids before the first end token: the tokenizer's own, or one of `end_ids`."""
+        ends = {self.eos_id, *end_ids}
+        place = next((place for place, id_ in enumerate(ids) if id_ in ends), len(ids))
+        return ids[:place]
 
 
 def _try_out(backend: Any) -> None:

@@ -45,6 +45,7 @@ _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 20, "num_heads": 2, "num_layers": 2}
 # The recipe, the family and its size, and which kernels have factors.
 MODELS = {
     "llama": ("language_modeling", "llama", _LLAMA, "attention/(q|kv|out)$|mlp"),
+    "several_ends": ("language_modeling", "llama", {**_LLAMA, "eos_token_id": [1, 7, 9]}, ""),
     "gpt2": ("language_modeling", "gpt2", _GPT2, "attention/(qkv|out)$|mlp"),
     "t5": ("text_to_text", "t5", _T5, "decoder.*attention"),
 }
@@ -184,6 +185,17 @@ def test_an_export_holds_the_same_parameters_bit_by_bit(llama, exported):
     assert (exported / "chat_template.jinja").read_text() == CHAT_TEMPLATE
     assert {oct(path.stat().st_mode & 0o777) for path in exported.iterdir()} == {"0o644"}
     assert not list(exported.parent.glob(".*"))
+
+
+def test_an_export_keeps_every_end_token(make, tmp_path):
+    published = make("several_ends")
+
+    published.export(tmp_path / "exported")
+
+    _, config = read_model(tmp_path / "exported")
+    generation = json.loads((tmp_path / "exported" / "generation_config.json").read_text())
+    assert config.eos_token_ids == (1, 7, 9)
+    assert generation["eos_token_id"] == [1, 7, 9]
 
 
 def test_large_models_are_shards_with_an_index(llama, tmp_path):

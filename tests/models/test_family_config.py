@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from redco_flow.models.config import RopeScaling
 from redco_flow.models.families import (
     bart,
     bert,
+    deepseek_v3,
     gemma2,
     gemma3_text,
     gpt2,
@@ -24,11 +24,14 @@ from redco_flow.models.families import (
     qwen3_moe,
     roberta,
     smollm3,
+    t5,
+    vit,
 )
+from redco_flow.models.rope import RopeScaling
 
 MODULES = (
     gpt2, gptj, opt, llama, mistral, qwen2, qwen3, qwen3_moe, olmo2, phi3, smollm3, gemma2,
-    gemma3_text, mixtral, gpt_oss, bart, bert, roberta,
+    gemma3_text, mixtral, gpt_oss, bart, bert, roberta, deepseek_v3, t5, vit,
 )  # fmt: skip
 # The shape-giving part of published config.json files.
 LLAMA_3_1_8B = {

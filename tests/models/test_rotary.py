@@ -11,7 +11,7 @@ from redco_flow.models.attention.rotary import (
     rotation,
     rotations,
 )
-from redco_flow.models.config import RopeScaling, RotaryConfig
+from redco_flow.models.rope import RopeScaling, RotaryConfig, read_scaling
 
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
@@ -88,7 +88,7 @@ def test_scaled_frequencies_equal_the_torch_reference(scaling):
     )
     expected, factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, device="cpu")
 
-    found = RotaryConfig(128, theta=500_000.0, scaling=RopeScaling.from_json(scaling))
+    found = RotaryConfig(128, theta=500_000.0, scaling=read_scaling(scaling, {}))
 
     np.testing.assert_allclose(frequencies(found), expected.numpy(), rtol=1e-5)
     np.testing.assert_allclose(attention_factor(found), factor, rtol=1e-7)
@@ -108,14 +108,30 @@ def test_layers_without_positions_are_not_turned_beside_those_that_are():
 @pytest.mark.parametrize(
     ("scaling", "message"),
     [
-        ({"rope_type": "longrope", "factor": 2.0}, "rope_type 'longrope', which needs short"),
+        (
+            {"rope_type": "longrope", "factor": 2.0},
+            "rope_type 'longrope' and no short_factor, long_",
+        ),
         ({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0}, "beta_fast 0; it must be a number"),
-        ({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0]}, "1 numbers as short"),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [1.0],
+                "original_max_position_embeddings": 64,
+            },
+            "1 numbers as short",
+        ),
+        (
+            {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4, "high_freq_factor": 4},
+            "rope_type 'llama3' needs the length of pretraining|must be above low_freq_factor",
+        ),
+        ({"rope_type": "yarn", "factor": 2.0}, "needs the length of pretraining in tokens"),
     ],
 )
 def test_a_scaling_without_what_it_needs_is_refused(scaling, message):
     with pytest.raises(ValueError, match=message):
-        RotaryConfig(64, scaling=RopeScaling.from_json(scaling))
+        RotaryConfig(64, scaling=read_scaling(scaling, {}))
 
 
 def test_a_scaling_that_is_not_offered_is_refused_with_those_that_are():

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_flow.models.config import RotaryConfig, yarn_factor
+from redco_flow.models.rope import RotaryConfig, yarn_factor
 
 
 class Rotation(NamedTuple):
@@ -43,8 +43,10 @@ def _llama3(config: RotaryConfig, plain: NDArray[np.float64]) -> NDArray[np.floa
     """Turns within the pretrained length decide: few are stretched, many are kept."""
     scaling = config.scaling
     assert scaling is not None
-    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    turns = scaling.original_length * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    assert low is not None
+    assert high is not None
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return plain * (kept + (1 - kept) / scaling.factor)
 
@@ -53,7 +55,7 @@ def _yarn(config: RotaryConfig, plain: NDArray[np.float64]) -> NDArray[np.float6
     """As `_llama3`, but gradually by the pair's number and not by its frequency."""
     scaling = config.scaling
     assert scaling is not None
-    length = scaling.original_max_position_embeddings
+    length = scaling.original_length
 
     def pair_of(turns: float) -> float:
         return config.num_dims * math.log(length / (turns * 2 * math.pi)) / 2 / log_theta
@@ -86,7 +88,7 @@ def attention_factor(config: RotaryConfig) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.rope_type == "longrope":
-        length = scaling.original_max_position_embeddings
+        length = scaling.original_length
         return math.sqrt(1 + math.log(max(scaling.factor, 1)) / math.log(length))
     if scaling.mscale and scaling.mscale_all_dim:
         by_mscale = yarn_factor(scaling.factor, scaling.mscale)

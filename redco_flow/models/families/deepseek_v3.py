@@ -18,10 +18,9 @@ from redco_flow.models.config import (
     MixtureConfig,
     MlpConfig,
     NormConfig,
-    RotaryConfig,
     activation_name,
-    yarn_factor,
 )
+from redco_flow.models.families.family_config import from_zero
 from redco_flow.models.families.llama_family import (
     LlamaFamilyConfig,
     expert_layouts,
@@ -33,6 +32,7 @@ from redco_flow.models.hub.layouts import (
     norm_layouts,
     with_numbers,
 )
+from redco_flow.models.rope import RotaryConfig, yarn_factor
 
 _GATES = ("gate", "up")
 
@@ -63,15 +63,17 @@ class DeepseekV3Config(LlamaFamilyConfig):
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
     rope_interleave: bool = True
-    first_k_dense_replace: int = 3
+    first_k_dense_replace: int = from_zero(3)
     moe_intermediate_size: int = 2048
     n_routed_experts: int = 256
-    n_shared_experts: int = 1
+    n_shared_experts: int = from_zero(1)
     num_experts_per_tok: int = 8
     n_group: int = 8
     topk_group: int = 4
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 2.5
+    bos_token_id: int | None = 0
+    eos_token_id: int | tuple[int, ...] | None = 1
 
     def derived(self) -> dict[str, Any]:
         """Return what transformers writes of heads that are all alike."""

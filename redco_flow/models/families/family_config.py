@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +20,23 @@ from redco_flow.models.config import (
     DTYPES,
     REMAT_POLICIES,
     Activations,
-    RopeScaling,
 )
+from redco_flow.models.rope import LENGTHS, MAX_INT, read_scaling, with_rope_fields
 
 # How it is computed, not what it is: no config.json has these.
 _COMPUTED = ("dtype", "remat", "activations", "attention", "num_mlp_chunks")
 _NAMES_A_TOKEN = re.compile(".*_token_id")
+_MINIMUM, _ABOVE = "minimum", "above"
+
+
+def from_zero(default: int) -> Any:
+    """Return a field for a whole number that may be 0; others are at least 1."""
+    return dataclasses.field(default=default, metadata={_MINIMUM: 0})
+
+
+def above_zero(default: float | None) -> Any:
+    """Return a field for a number that must be above 0; others may be 0."""
+    return dataclasses.field(default=default, metadata={_ABOVE: 0})
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,13 @@ class ModelConfig(ABC):
     activations: Activations = dataclasses.field(default_factory=Activations)
     num_mlp_chunks: int = 1
 
+    @final
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a text; none of a model without tokens."""
+        eos = getattr(self, "eos_token_id", None)
+        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
+
     @property
     @abstractmethod
     def core(self) -> Any:
@@ -70,8 +88,8 @@ class ModelConfig(ABC):
                 object.__setattr__(self, name, tuple(value))
             if name in self.parts and isinstance(value, Mapping):
                 object.__setattr__(self, name, self.parts[name].from_hugging_face(value))
-            if name == "rope_scaling" and value is not None:
-                object.__setattr__(self, name, RopeScaling.from_json(value))
+            if name == "rope_scaling":
+                object.__setattr__(self, name, read_scaling(value, vars(self)))
         self._read_activations()
         problems = [p for field in dataclasses.fields(self) if (p := self._problem(field))]
         if not problems:
@@ -115,9 +133,14 @@ class ModelConfig(ABC):
                     f"computed here with {only!r} only."
                 )
         named = {cls.other_names.get(key, key): value for key, value in values.items()}
-        values = _with_rope_fields(named)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        if "rope_scaling" in fields:
+            lengths = {name: fields[name].default for name in LENGTHS if name in fields}
+            is_by_layer_type = "rope_local_base_freq" in fields
+            named = with_rope_fields(named, lengths, is_by_layer_type=is_by_layer_type)
+        values = cls.standardised(named)
         kept: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
+        for field in fields.values():
             value = values.get(field.name)
             is_given = field.name in values and field.name not in _COMPUTED
             if is_given and (value is not None or "None" in str(field.type)):
@@ -128,6 +151,11 @@ class ModelConfig(ABC):
         if kept.get("pad_token_id") == -1:  # how some published models say that they have none
             kept["pad_token_id"] = None
         return cls(**kept, **computed)
+
+    @classmethod
+    def standardised(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Bring a `config.json`'s content to this family's fields; most have them as they are."""
+        return values
 
     @final
     def updated(self, values: Mapping[str, Any]) -> Self:
@@ -219,18 +247,20 @@ class ModelConfig(ABC):
             return f"remat is {value!r}; it must be one of {', '.join(REMAT_POLICIES)}."
         if name == "attention" and value not in ATTENTION_KERNELS:
             return f"attention is {value!r}; it must be one of {', '.join(ATTENTION_KERNELS)}."
+        if name in self.parts and not isinstance(value, self.parts[name]):
+            return f"{name} is {value!r}; it must be a mapping, the {name}'s configuration."
         if kind.startswith("str") and not isinstance(value, str):
             return f"{name} is {value!r}; it must be text."
-        if kind.startswith("int") and (type(value) is not int or value < 1):
-            return f"{name} is {value!r}; it must be a positive whole number."
+        if kind.startswith("int"):
+            return _int_problem(name, value, field.metadata.get(_MINIMUM, 1))
         if kind.startswith("bool") and type(value) is not bool:
             return f"{name} is {value!r}; it must be true or false."
         if kind.startswith("float"):
-            is_number = type(value) in (int, float) and math.isfinite(value) and value >= 0
-            if not is_number:
-                return f"{name} is {value!r}; it must be a number from 0 on."
-            if "drop" in name and value >= 1:
-                return f"{name} is {value!r}; it must be in [0, 1)."
+            return _float_problem(name, value, is_above_zero=_ABOVE in field.metadata)
+        if kind.startswith("tuple"):
+            of, what = (str, "texts") if "str" in kind else (int, "whole numbers")
+            if not isinstance(value, tuple) or not all(type(one) is of for one in value):
+                return f"{name} is {value!r}; it must be a list of {what}."
         return None
 
     def _token_problems(self) -> list[str]:
@@ -258,18 +288,32 @@ class FamilyConfig(ModelConfig):
 
     @final
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a text."""
-        eos = self.eos_token_id
-        return () if eos is None else eos if isinstance(eos, tuple) else (eos,)
-
-    @final
-    @property
     def filler_token_id(self) -> int:
         """What stands after a text's end: padding, else the end token, else 0."""
         if self.pad_token_id is not None:
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
+
+
+def _int_problem(name: str, value: Any, minimum: int) -> str | None:
+    if type(value) is int and minimum <= value <= MAX_INT:
+        return None
+    if type(value) is int and value > MAX_INT:
+        return f"{name} is {value!r}; it must be at most {MAX_INT}."
+    what = "a positive whole number" if minimum == 1 else f"a whole number from {minimum} on"
+    return f"{name} is {value!r}; it must be {what}."
+
+
+def _float_problem(name: str, value: Any, *, is_above_zero: bool) -> str | None:
+    # JSON's whole numbers may be too large for a float.
+    is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if is_above_zero and not (is_number and value > 0):
+        return f"{name} is {value!r}; it must be a number above 0."
+    if not (is_number and value >= 0):
+        return f"{name} is {value!r}; it must be a number from 0 on."
+    if "drop" in name and value >= 1:
+        return f"{name} is {value!r}; it must be in [0, 1)."
+    return None
 
 
 def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -> int:
@@ -281,49 +325,3 @@ def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -
     if width % num_heads:
         raise ValueError(f"{heads_name} is {num_heads}; it must divide {width_name}, {width}.")
     return width // num_heads
-
-
-def _with_rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring the ways in which rotary positions have been written to `rope_theta` and
-    `rope_scaling`.
-    """
-    values = dict(values)
-    stated = values.pop("rope_parameters", None) or values.get("rope_scaling") or {}
-    stated = dict(stated)
-    if "sliding_attention" in stated:
-        values["rope_local_base_freq"] = _plain_theta(stated["sliding_attention"])
-        stated = dict(stated["full_attention"])
-    values.pop("rope_scaling", None)
-    for name in ("rope_theta", "partial_rotary_factor"):
-        if name in stated:
-            values[name] = stated.pop(name)
-    stated_plain = "rope_type" in stated or "type" in stated
-    older_name = stated.pop("type", "default")
-    rope_type = stated.pop("rope_type", older_name)
-    if rope_type != "default":
-        values["rope_scaling"] = _scaling(rope_type, stated, values)
-    elif stated_plain:
-        values["rope_scaling"] = None
-    return values
-
-
-def _scaling(rope_type: str, stated: Mapping[str, Any], values: Mapping[str, Any]) -> RopeScaling:
-    """Return the scaling that is stated; longrope's lengths may stand beside it."""
-    known = {field.name for field in dataclasses.fields(RopeScaling)}
-    kept = {key: v for key, v in stated.items() if key in known and v is not None}
-    length = "original_max_position_embeddings"
-    if rope_type == "longrope" and values.get(length):
-        kept = {length: values[length], **kept}
-        reached = values.get("max_position_embeddings", kept[length])
-        kept = {"factor": reached / kept[length], **kept}
-    return RopeScaling.from_json({"factor": 1.0, **kept, "rope_type": rope_type})
-
-
-def _plain_theta(stated: Mapping[str, Any]) -> Any:
-    """Return the base of layers that look a window back, which are not scaled."""
-    if stated.get("rope_type", "default") != "default":
-        raise ValueError(
-            f"config.json has rope_type {stated['rope_type']!r} for layers of "
-            "sliding_attention; they are computed here without scaling."
-        )
-    return stated.get("rope_theta")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import DecoderConfig, NormConfig
+from redco_flow.models.families.family_config import above_zero
 from redco_flow.models.families.llama_family import (
     LlamaFamilyConfig,
     layer_types,
@@ -41,11 +42,11 @@ class Gemma2Config(LlamaFamilyConfig):
     hidden_activation: str = "gelu_pytorch_tanh"
     max_position_embeddings: int = 8192
     attention_bias: bool = False
-    query_pre_attn_scalar: float = 256
+    query_pre_attn_scalar: float = above_zero(256)
     sliding_window: int | None = 4096
     layer_types: tuple[str, ...] | None = None
-    final_logit_softcapping: float | None = 30.0
-    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: float | None = above_zero(30.0)
+    attn_logit_softcapping: float | None = above_zero(50.0)
     pad_token_id: int | None = 0
     bos_token_id: int | None = 2
     eos_token_id: int | tuple[int, ...] | None = 1

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import DecoderConfig, NormConfig, RotaryConfig
+from redco_flow.models.config import DecoderConfig, NormConfig
+from redco_flow.models.families.family_config import above_zero
 from redco_flow.models.families.llama_family import (
     LlamaFamilyConfig,
     layer_types,
     norms_around_sublayers,
     windows,
 )
+from redco_flow.models.rope import RotaryConfig
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class Gemma3TextConfig(LlamaFamilyConfig):
     head_dim: int | None = 256
     hidden_activation: str = "gelu_pytorch_tanh"
     max_position_embeddings: int = 131072
-    rope_theta: float = 1_000_000.0
-    rope_local_base_freq: float = 10_000.0
+    rope_theta: float = above_zero(1_000_000.0)
+    rope_local_base_freq: float = above_zero(10_000.0)
     attention_bias: bool = False
-    query_pre_attn_scalar: float = 256
+    query_pre_attn_scalar: float = above_zero(256)
     sliding_window: int | None = 4096
     sliding_window_pattern: int = 6
     layer_types: tuple[str, ...] | None = None
-    final_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = above_zero(None)
     pad_token_id: int | None = 0
     bos_token_id: int | None = 2
     eos_token_id: int | tuple[int, ...] | None = 1

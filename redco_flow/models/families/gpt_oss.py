@@ -13,9 +13,9 @@ from redco_flow.models.config import (
     ClampedGate,
     DecoderConfig,
     MixtureConfig,
-    RopeScaling,
     activation_name,
 )
+from redco_flow.models.families.family_config import above_zero
 from redco_flow.models.families.llama_family import (
     LlamaFamilyConfig,
     layer_types,
@@ -23,6 +23,7 @@ from redco_flow.models.families.llama_family import (
     windows,
 )
 from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.models.rope import RopeScaling
 
 _YARN = RopeScaling("yarn", 32.0, original_max_position_embeddings=4096, truncate=False)
 
@@ -49,7 +50,7 @@ class GptOssConfig(LlamaFamilyConfig):
     hidden_act: str = "silu"
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
-    rope_theta: float = 150_000.0
+    rope_theta: float = above_zero(150_000.0)
     rope_scaling: RopeScaling | None = _YARN
     attention_bias: bool = True
     sliding_window: int | None = 128
@@ -57,7 +58,7 @@ class GptOssConfig(LlamaFamilyConfig):
     num_local_experts: int = 128
     num_experts_per_tok: int = 4
     swiglu_alpha: float = 1.702
-    swiglu_limit: float = 7.0
+    swiglu_limit: float = above_zero(7.0)
     output_router_logits: bool = False
     router_aux_loss_coef: float = 0.001
 

@@ -14,7 +14,6 @@ from redco_flow.models.config import (
     DecoderConfig,
     MlpConfig,
     NormConfig,
-    RotaryConfig,
     activation_name,
 )
 from redco_flow.models.families.family_config import FamilyConfig, split_evenly
@@ -25,6 +24,7 @@ from redco_flow.models.hub.layouts import (
     norm_layouts,
     with_other_prefix,
 )
+from redco_flow.models.rope import RotaryConfig
 
 _LAYER = "transformer.h.{layer}"
 

@@ -15,12 +15,11 @@ from redco_flow.models.config import (
     DecoderConfig,
     MlpConfig,
     NormConfig,
-    RopeScaling,
-    RotaryConfig,
     activation_name,
 )
-from redco_flow.models.families.family_config import FamilyConfig, split_evenly
+from redco_flow.models.families.family_config import FamilyConfig, above_zero, split_evenly
 from redco_flow.models.hub.layouts import TensorLayout, attention_layouts, mlp_layouts, norm_layouts
+from redco_flow.models.rope import RopeScaling, RotaryConfig
 
 _LAYER = "model.layers.{layer}"
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -43,7 +42,7 @@ class LlamaFamilyConfig(FamilyConfig):
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
+    rope_theta: float = above_zero(10_000.0)
     rope_scaling: RopeScaling | None = None
     attention_dropout: float = 0.0
 
@@ -192,6 +191,13 @@ def norms_around_sublayers() -> dict[str, Any]:
 def layer_types(is_sliding: Sequence[bool]) -> tuple[str, ...]:
     """Write which layers slide a window as `config.json` does."""
     return tuple(_SLIDING if sliding else _FULL for sliding in is_sliding)
+
+
+def without_null_window(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a `config.json`'s content, in which `sliding_window: null` switches windows off."""
+    if "sliding_window" in values and values["sliding_window"] is None:
+        return {**values, "use_sliding_window": False}
+    return values
 
 
 def windows(

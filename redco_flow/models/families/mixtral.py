@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import DecoderConfig, MixtureConfig, activation_name
+from redco_flow.models.families.family_config import above_zero
 from redco_flow.models.families.llama_family import LlamaFamilyConfig, expert_layouts
 
 
@@ -32,7 +33,7 @@ class MixtralConfig(LlamaFamilyConfig):
     hidden_act: str = "silu"
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
-    rope_theta: float = 1_000_000.0
+    rope_theta: float = above_zero(1_000_000.0)
     sliding_window: int | None = None
     num_local_experts: int = 8
     num_experts_per_tok: int = 2

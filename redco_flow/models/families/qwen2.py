@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import AttentionConfig, DecoderConfig
-from redco_flow.models.families.llama_family import LlamaFamilyConfig, layer_types, windows
+from redco_flow.models.families.family_config import from_zero
+from redco_flow.models.families.llama_family import (
+    LlamaFamilyConfig,
+    layer_types,
+    windows,
+    without_null_window,
+)
 
 _DEFAULT_WINDOW = 4096
 
@@ -32,8 +38,13 @@ class Qwen2Config(LlamaFamilyConfig):
     max_position_embeddings: int = 32768
     use_sliding_window: bool = False
     sliding_window: int | None = None
-    max_window_layers: int = 28
+    max_window_layers: int = from_zero(28)
     layer_types: tuple[str, ...] | None = None
+
+    @classmethod
+    def standardised(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Where a file says that there is no window, no layer looks a window back."""
+        return without_null_window(values)
 
     def derived(self) -> dict[str, Any]:
         """Return the head dims, the window, and which layers look a window back."""

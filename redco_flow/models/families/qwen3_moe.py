@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import DecoderConfig, MixtureConfig, NormConfig, activation_name
-from redco_flow.models.families.llama_family import LlamaFamilyConfig, expert_layouts
+from redco_flow.models.families.llama_family import (
+    LlamaFamilyConfig,
+    expert_layouts,
+    without_null_window,
+)
 
 _DEFAULT_WINDOW = 4096
 
@@ -45,6 +49,11 @@ class Qwen3MoeConfig(LlamaFamilyConfig):
     norm_topk_prob: bool = False
     output_router_logits: bool = False
     router_aux_loss_coef: float = 0.001
+
+    @classmethod
+    def standardised(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Where a file says that there is no window, no layer looks a window back."""
+        return without_null_window(values)
 
     def derived(self) -> dict[str, Any]:
         """Return the head dims and the window."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from redco_flow.models.config import DecoderConfig, MlpConfig, activation_name
+from redco_flow.models.families.family_config import above_zero
 from redco_flow.models.families.llama_family import LlamaFamilyConfig, layer_types, windows
 
 
@@ -30,7 +31,7 @@ class SmolLM3Config(LlamaFamilyConfig):
     num_key_value_heads: int | None = 4
     hidden_act: str = "silu"
     max_position_embeddings: int = 32768
-    rope_theta: float = 2_000_000.0
+    rope_theta: float = above_zero(2_000_000.0)
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
     use_sliding_window: bool = False

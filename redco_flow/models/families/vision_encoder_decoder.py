@@ -32,7 +32,7 @@ class VisionEncoderDecoderConfig(ModelConfig):
     encoder: ViTConfig = field(default_factory=ViTConfig)
     decoder: GPT2Config = field(default_factory=lambda: GPT2Config(add_cross_attention=True))
     decoder_start_token_id: int = 50256
-    eos_token_id: int = 50256
+    eos_token_id: int | tuple[int, ...] = 50256
     pad_token_id: int = 50256
 
     def derived(self) -> dict[str, Any]:

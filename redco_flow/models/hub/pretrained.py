@@ -1,4 +1,4 @@
-"""Models as directories: `config.json` beside safetensors, on disk or on the Hugging Face hub.
+"""Models as directories: configurations beside safetensors, on disk or on the Hugging Face hub.
 
 Knows which files a model consists of and puts family, config and tensors together.
 """
@@ -15,6 +15,7 @@ import jax
 from redco_flow.hub import download_model, has_weights, is_hub_name
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import find_model
+from redco_flow.models.hub.generation_config import with_generation_config
 from redco_flow.models.hub.tensors import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -79,7 +80,7 @@ def read_model(
     Raises:
         ValueError: an unknown family, key or value.
     """
-    values = _read_config(directory)
+    values = with_generation_config(_read_config(directory), directory)
     path = directory / CONFIG_FILE
     with reading(path, "a model's configuration"):
         model = find_model(family or str(values.get("model_type", "")))

@@ -23,6 +23,7 @@ from redco_flow.recipes.image_to_text.config import Settings, collate_fn
 from redco_flow.recipes.model import (
     check_vocabulary,
     choose_sized_model,
+    end_ids,
     make_pred_fn,
     sized_for,
     with_changes,
@@ -67,7 +68,7 @@ def build_captioner(
             _loss, module, config, settings, num_chunks, z_loss, **smoothing
         ),
         make_pred_fn=make_captions,
-        output_fn=tokenizer.decode_until_end,
+        output_fn=partial(tokenizer.decode_until_end, end_ids=end_ids(chosen.record)),
         save_pretrained=chosen.save,
         with_config=with_config,
     )

@@ -27,6 +27,7 @@ from redco_flow.recipes.model import (
     Row,
     checked_ids,
     choose_model,
+    end_ids,
     make_pred_fn,
     padded,
     with_changes,
@@ -212,7 +213,7 @@ def build_decoder_only(
             _loss, chosen, num_chunks, z_loss, **smoothing
         ),
         make_pred_fn=pred_fn,
-        output_fn=tokenizer.decode_until_end,
+        output_fn=partial(tokenizer.decode_until_end, end_ids=end_ids(chosen.record)),
         save_pretrained=chosen.save,
         prompt_widths=rows.prompt_lengths,
         collate_prompts_to=prompts_to,

@@ -20,6 +20,7 @@ from redco_flow.recipes.model import (
     Row,
     checked_ids,
     choose_model,
+    end_ids,
     make_pred_fn,
     padded,
     with_changes,
@@ -82,7 +83,7 @@ def build_encoder_decoder(
             _loss, module, config, num_chunks, z_loss, **smoothing
         ),
         make_pred_fn=partial(make_pred_fn, module, config),
-        output_fn=tokenizer.decode_until_end,
+        output_fn=partial(tokenizer.decode_until_end, end_ids=end_ids(chosen.record)),
         save_pretrained=chosen.save,
         prompt_widths=lambda source_lengths: source_lengths[:, None],
         collate_prompts_to=prompts_to,
@@ -175,8 +176,9 @@ def _loss(
 def check_special_tokens(config: Any, tokenizer: TextTokenizer) -> None:
     """Raise ValueError if a model pads or ends texts otherwise than the tokenizer."""
     for name, token in (("pad_token_id", tokenizer.pad_id), ("eos_token_id", tokenizer.eos_id)):
-        if getattr(config, name) != token:
+        known = getattr(config, name)
+        if token not in (known if isinstance(known, tuple) else (known,)):
             raise ValueError(
-                f"the model's {name} is {getattr(config, name)}, the tokenizer's is {token}: "
+                f"the model's {name} is {known}, the tokenizer's is {token}: "
                 "the data was preprocessed with a tokenizer that is not this model's."
             )

@@ -30,6 +30,7 @@ from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.find import find_model
 from redco_flow.models.hub import adapters
 from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapter_tensors
+from redco_flow.models.hub.generation_config import GENERATION_FILE
 from redco_flow.models.hub.layouts import TensorLayout
 from redco_flow.models.hub.pretrained import CONFIG_FILE
 from redco_flow.models.hub.tensors import MAX_FILE_BYTES, save_params
@@ -43,7 +44,6 @@ from redco_flow.stages.artifacts.checkpoint import (
 )
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 
-GENERATION_FILE = "generation_config.json"
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
 _BILINEAR = 2  # Pillow's number of it
 # What transformers' GenerationConfig takes of a model's own configuration.

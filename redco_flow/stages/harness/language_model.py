@@ -20,6 +20,7 @@ from redco_flow.engine.data.length_buckets import Bucketing
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import Predictor
 from redco_flow.errors import RedcoFlowError
+from redco_flow.recipes.model import end_ids
 from redco_flow.recipes.recipe import (
     Generation,
     RandomChoice,
@@ -254,8 +255,8 @@ class HarnessModel(TemplateLM):
 
     def _decode(self, tokens: NDArray[np.int32]) -> list[str]:
         """Decode (B, T) up to each row's end, white space as it is."""
-        end, size = self.eot_token_id, self._text.vocab_size
-        rows = [row[: row.index(end) if end in row else len(row)] for row in tokens.tolist()]
+        ends, size = end_ids(self._checkpoint.record.model), self._text.vocab_size
+        rows = [self._text.until_end(row, ends) for row in tokens.tolist()]
         known = [[token for token in row if token < size] for row in rows]
         return list(self._text.backend.decode_batch(known, skip_special_tokens=True))
 

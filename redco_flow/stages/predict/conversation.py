@@ -23,6 +23,7 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import EngineError
 from redco_flow.engine.predictor import Predictor
 from redco_flow.errors import ArtifactError, RedcoFlowError
+from redco_flow.recipes.model import end_ids
 from redco_flow.recipes.recipe import (
     Generation,
     RandomChoice,
@@ -154,8 +155,9 @@ class Conversant:
         example = {"row_id": "prompt", "source_ids": ids, "target_ids": [0]}
         (tokens,) = predictor.predict([example], self._params, seed=self._request.seed + turn)
         tokenizer = self._template.tokenizer
-        (text,) = tokenizer.decode_until_end(np.asarray([tokens]))
-        num_said = len(tokenizer.until_end(np.asarray(tokens).tolist()))
+        ends = end_ids(self._checkpoint.record.model)
+        (text,) = tokenizer.decode_until_end(np.asarray([tokens]), ends)
+        num_said = len(tokenizer.until_end(np.asarray(tokens).tolist(), ends))
         is_whole = num_said < len(tokens)
         took = monotonic() - began
         return Answer(text.strip(), num_said + is_whole, len(ids), is_whole, took)

@@ -50,8 +50,9 @@ def learnt_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     if counts["missing_ends"]:
         yield (
             f"{counts['missing_ends']:,} have an answer without the tokenizer's end token (EOS): "
-            "a model that learns it does not stop; the template ends turns with another token "
-            "than the tokenizer's eos_token"
+            "the template ends turns with another token than the tokenizer's eos_token. A model "
+            "that learns it does not stop, unless its config.json or generation_config.json, or "
+            "model.config.eos_token_id, has that token among its end tokens"
         )
 
 
