@@ -20,6 +20,7 @@ from redco_flow.spec.model import (
     PositiveInt,
     StrictModel,
     Text,
+    Texts,
 )
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.tracking.code_digest import read_script
@@ -91,7 +92,7 @@ class Config(StageConfig):
             prompt (`pass_at_k`, `majority_at_k`).
     """
 
-    metrics: list[Text] = Field(default_factory=lambda: ["rouge"], min_length=1)
+    metrics: Texts = Field(default_factory=lambda: ["rouge"], min_length=1)
     judge: Annotated[JudgeSection | None, OnlyWhereSet()] = None
 
     @field_validator("metrics")

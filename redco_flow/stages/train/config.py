@@ -37,6 +37,7 @@ from redco_flow.spec.model import (
     PositiveInt,
     StrictModel,
     Text,
+    Texts,
 )
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.recipe_settings import values_of
@@ -89,7 +90,7 @@ class Keep(StrictModel):
     """
 
     last: PositiveInt = 1
-    best: list[Text] = Field(default_factory=list)
+    best: Texts = Field(default_factory=list)
 
     @field_validator("best")
     @classmethod
@@ -112,7 +113,7 @@ class Evaluation(StrictModel):
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
     num_examples: PositiveInt | None = None
-    metrics: list[Text] = Field(default_factory=list)
+    metrics: Texts = Field(default_factory=list)
     num_beams: PositiveInt = 1
 
     @field_validator("metrics")
