@@ -122,7 +122,7 @@ def _modules_for(words: Sequence[str]) -> Sequence[str]:
 def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
     if not word.startswith("-") and word not in VERBS:
         near = difflib.get_close_matches(word, VERBS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         parser.error(f"there is no verb {word!r}{hint} Verbs: {', '.join(VERBS)}.")
 
 

@@ -78,8 +78,12 @@ def find_module_name(name: str) -> str:
         return f"redco_flow.models.families.{name}"
     if "." not in name or not _exists(name):
         known = ", ".join(FAMILIES)
+        near = _NEAREST.get(name) or next(
+            iter(difflib.get_close_matches(name, FAMILIES, n=1)), None
+        )
+        hint = f"did you mean {near!r}? Known" if near else "known"
         raise ValueError(
-            f"no model family {name!r}; known: {known}, or the dotted name of your own module."
+            f"no model family {name!r}; {hint}: {known}, or the dotted name of your own module."
         )
     return name
 

@@ -17,7 +17,7 @@ from redco_flow.errors import Problem
 from redco_flow.local_paths import expanded, is_file
 from redco_flow.spec.document import Document, KeyPath, written_at
 from redco_flow.spec.model import ContentOf, marked
-from redco_flow.spec.names import dotted, shown_path
+from redco_flow.spec.names import dotted
 from redco_flow.spec.pipeline import DataSection
 
 _SPLITS = tuple(path[0] for path, _ in marked(DataSection(), ContentOf))
@@ -54,13 +54,6 @@ def names_of(files: Sequence[str]) -> list[str]:
         return []
     folder = os.path.commonpath([Path(file).parent for file in files])
     return [os.path.relpath(file, folder) for file in files]
-
-
-def missing(file: str) -> str:
-    """Say that there is no such file, or none that a pattern matches."""
-    if glob.has_magic(file):
-        return f"no file matches {shown_path(file)}"
-    return f"there is no file {shown_path(file)}"
 
 
 def as_list(files: str | Sequence[str] | None) -> list[str]:

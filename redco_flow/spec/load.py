@@ -27,12 +27,11 @@ from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.spec.stages import (
     StageBody,
+    check_stage,
     data_problems,
     input_problems,
     read_stages,
     recipe_problem,
-    surroundings_problems,
-    validate_stage,
     with_overrides,
 )
 from redco_flow.spec.yaml import parse_file
@@ -213,22 +212,21 @@ class _Loading:
         self.stages = read_stages(document)
         self.bodies = self.stages.bodies
         self.problems += self.stages.problems
-        self.configs: dict[str, StageConfig] = {}
+        # Each check gets only what the checks before it accepted.
+        checked = {name: check_stage(body, workspace) for name, body in self.bodies.items()}
+        self.configs = {name: one.config for name, one in checked.items() if one.config}
+        self.readable = [name for name in self.configs if checked[name].has_its_files]
         for name, body in self.bodies.items():
-            config, problems = validate_stage(body)
-            self.problems += [*body.declaration_problems, *problems]
-            if config is not None:
-                self.configs[name] = config
-                self.problems += surroundings_problems(body, config, workspace)
+            self.problems += [*body.declaration_problems, *checked[name].problems]
         self.inputs = {name: self._inputs_of(body) for name, body in self.bodies.items()}
         for name, config in self.configs.items():
             self.problems += input_problems(self.bodies[name], config)
         self.order = self._order()
 
     def look_into_data(self) -> None:
-        """Collect the mistakes that the data themselves show."""
-        for name, config in self.configs.items():
-            self.problems += data_problems(self.bodies[name], config)
+        """Collect the mistakes that the data themselves show, where all of a stage's are there."""
+        for name in self.readable:
+            self.problems += data_problems(self.bodies[name], self.configs[name])
 
     def unset_variables(self, environ: Mapping[str, str]) -> Iterator[str]:
         """Say which addresses of `notify` the environment lacks: there nothing would be told."""

@@ -153,10 +153,21 @@ def _number_as_text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
 
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name of a pipeline, a stage or a tag: it becomes a directory's name."""
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
+"""Texts; one alone needs no brackets: `metrics: bleu`."""
+
+Names = Annotated[list[Name], BeforeValidator(_as_list, json_schema_input_type=Name | list[Name])]
+"""Names, or one alone."""
+
+
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import os
@@ -113,11 +114,13 @@ def named_module(package: str, name: str) -> str:
     return name if "." in name else f"{package}.{name}"
 
 
-def known_modules(package: str, *, defines: str) -> tuple[str, ...]:
-    """Return the names of a package's modules whose source defines `defines` at its top level."""
+@functools.cache
+def known_modules(package: str, *, defines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a package's modules that define one of these names at their top level."""
     spec = _find_spec(package)
     locations = (spec.submodule_search_locations if spec else None) or []
-    pattern = re.compile(rf"^(?:class|def|async def) {re.escape(defines)}\b", re.MULTILINE)
+    names = "|".join(map(re.escape, defines))
+    pattern = re.compile(rf"^(?:class|def|async def) (?:{names})\b", re.MULTILINE)
     return tuple(
         sorted(
             info.name
@@ -135,19 +138,20 @@ def known_packages(package: str, *, having: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in found if _find_spec(f"{package}.{name}.{having}")))
 
 
-def module_problem(package: str, name: str, *, what: str, defines: str) -> str | None:
+def module_problem(package: str, name: str, *, what: str, defines: tuple[str, ...]) -> str | None:
     """Say why `name` is no usable module of this sort, or None where it is one.
 
     Args:
         what: the sort's name in messages: "recipe".
-        defines: the function or class that makes a module one of this sort: "build".
+        defines: the functions or classes of which a module of this package has one: "build".
     """
+    known = known_modules(package, defines=defines)
+    is_of_package = not name.startswith(PYTHON_PREFIX) and "." not in name
     try:
-        if find_module(package, name):
+        if name in known if is_of_package else find_module(package, name):
             return None
     except ValueError as error:
         return f"{what} '{name}': {error}"
-    known = known_modules(package, defines=defines)
     return (
         f"there is no {what} '{name}'{nearest(name, known)} "
         f"Known: {listed(known)}; {dotted_name_advice(name)}"

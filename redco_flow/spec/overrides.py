@@ -16,8 +16,9 @@ from typing import Any
 
 from redco_flow.errors import ConfigError, Problem
 from redco_flow.spec.document import COMMAND_LINE, Document, written_at
-from redco_flow.spec.names import listed, nearest, shown
-from redco_flow.spec.problems import subject, unknown_key
+from redco_flow.spec.names import nearest, shown
+from redco_flow.spec.other_names import own_name
+from redco_flow.spec.problems import similar_keys, unknown_key
 from redco_flow.spec.yaml import control_problem, parse_yaml, read_scalar
 
 PROFILE_PREFIX = "profile."
@@ -98,12 +99,12 @@ class KeySpace:
         ]
         if section and owners:
             owner = min(owners, key=lambda path: (len(path), path))
-            return unknown_key(subject(owner), name, _children(owner, everything))
+            return unknown_key(owner, name, _children(owner, everything))
+        if own := own_name(key, (), ()):
+            return f"there is no setting {shown(key)}: {own}."
         names = {path[-1] for path in self.settings} | {".".join(path) for path in self.settings}
-        return (
-            f"there is no setting {shown(key)}{nearest(key, names)} "
-            f"Known keys: {listed(sorted({path[-1] for path in self.settings}))}."
-        )
+        last = {path[-1] for path in self.settings}
+        return f"there is no setting {shown(key)}{nearest(key, names)} {similar_keys(key, last)}"
 
 
 def for_profile(overrides: Iterable[str]) -> list[str]:

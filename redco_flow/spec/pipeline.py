@@ -14,6 +14,7 @@ from redco_flow.spec.model import (
     DataFiles,
     Fraction,
     Name,
+    Names,
     NonNegativeInt,
     OnlyWhereSet,
     Placement,
@@ -256,7 +257,7 @@ class PipelineSection(StrictModel):
     settings: Annotated[dict[str, Any], OnlyWhereSet()] = Field(default_factory=dict)
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
-    tags: list[Name] = Field(default_factory=list)
+    tags: Names = Field(default_factory=list)
     schedule: ScheduleSection | None = None
     notify: NotifySection | None = None
     stages: dict[Name, dict[str, Any] | None] = Field(min_length=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,6 +16,7 @@ from redco_flow.errors import ConfigError, Problem
 from redco_flow.spec.document import Document, KeyPath, is_inside
 from redco_flow.spec.model import NAME_PATTERN, StrictModel, known_keys
 from redco_flow.spec.names import dotted, listed, nearest, shown
+from redco_flow.spec.other_names import own_name, own_value
 from redco_flow.spec.secrets import hide_secrets, looks_secret_name
 
 
@@ -53,6 +57,8 @@ _COMPARED = {
     "less_than_equal": ("le", "at most"),
     "multiple_of": ("multiple_of", "a multiple of"),
 }
+
+_FIRST_NAME = re.compile(r"'([A-Za-z_][A-Za-z0-9_.-]*)'")
 
 _NAME_RULE = "1 to 64 letters, digits, '.', '_' or '-', of which the first is a letter or digit"
 
@@ -154,7 +160,7 @@ def problems_of(
                 path[:-1], set()
             )
             problem = document.origin(path).problem(
-                unknown_key(subject(full[:-1], root), str(path[-1]), known)
+                unknown_key(full[:-1], str(path[-1]), known, document.get(path), root)
             )
         elif kind == "missing":
             message = f"{subject(full[:-1], root)} needs the key '{path[-1]}'"
@@ -162,67 +168,61 @@ def problems_of(
                 message += "; give it at the top level or in the stage"
             problem = document.origin(path[:-1]).problem(message)
         else:
-            problem = document.origin(path).problem(_wrong_value(full, details))
+            place = _place_of(document, path, details)
+            problem = document.origin(place).problem(_wrong_value(full, details))
         problems.append(problem)
     return problems
 
 
-_TRL, _AXOLOTL, _FACTORY = "TRL", "Axolotl", "LLaMA-Factory"
-_FOREIGN_KEYS: Mapping[str, tuple[str, str]] = {
-    "model_name_or_path": (_TRL, "model.name_or_path"),
-    "model_revision": (_TRL, "model.revision"),
-    "base_model": (_AXOLOTL, "model.name_or_path"),
-    "datasets": (_AXOLOTL, "data.dataset"),
-    "dataset_name": (_TRL, "data.dataset"),
-    "val_set_size": (_AXOLOTL, "data.validation_fraction"),
-    "val_size": (_FACTORY, "data.validation_fraction"),
-    "field_messages": (_AXOLOTL, "data.messages_key"),
-    "chat_template_path": (_TRL, "data.chat_template"),
-    "chat_template_jinja": (_AXOLOTL, "data.chat_template"),
-    "default_system": (_FACTORY, "data.default_system_message"),
-    "assistant_only_loss": (_TRL, "stages.preprocess.train_on"),
-    "completion_only_loss": (_TRL, "stages.preprocess.train_on"),
-    "roles_to_train": (_AXOLOTL, "stages.preprocess.train_on"),
-    "train_on_inputs": (_AXOLOTL, "stages.preprocess.train_on"),
-    "train_on_prompt": (_FACTORY, "stages.preprocess.train_on"),
-    "mask_history": (_FACTORY, "stages.preprocess.train_on: last"),
-    "sequence_len": (_AXOLOTL, "stages.preprocess.max_length"),
-    "max_seq_length": (_TRL, "stages.preprocess.max_length"),
-    "cutoff_len": (_FACTORY, "stages.preprocess.max_length"),
-    "excess_length_strategy": (_AXOLOTL, "stages.preprocess.on_too_long"),
-    "packing": (_TRL, "stages.train.batching: {type: packed}"),
-    "sample_packing": (_AXOLOTL, "stages.train.batching: {type: packed}"),
-    "lora_r": (_AXOLOTL, "lora.rank"),
-    "lora_rank": (_FACTORY, "lora.rank"),
-    "lora_alpha": (_AXOLOTL, "lora.alpha"),
-    "lora_dropout": (_AXOLOTL, "lora.dropout"),
-    "lora_target_modules": (_AXOLOTL, "lora.targets"),
-    "lora_target": (_FACTORY, "lora.targets"),
-    "peft_use_rslora": (_AXOLOTL, "lora.rank_stabilized"),
-    "peft_use_dora": (_AXOLOTL, "lora.dora"),
-    "use_rslora": (_FACTORY, "lora.rank_stabilized"),
-    "use_dora": (_FACTORY, "lora.dora"),
-    "num_train_epochs": (_TRL, "num_epochs"),
-    "per_device_train_batch_size": (_TRL, "per_device_batch_size"),
-    "micro_batch_size": (_AXOLOTL, "per_device_batch_size"),
-    "lr_scheduler": (_AXOLOTL, "schedule.type"),
-    "lr_scheduler_type": (_TRL, "schedule.type"),
-    "warmup_ratio": (_TRL, "schedule.warmup_ratio"),
-    "gradient_checkpointing": (_TRL, "model.config.remat"),
-    "report_to": (_TRL, "log_to"),
-    "save_total_limit": (_TRL, "keep.last"),
-}
-"""Keys that other tools have, whose they are, and what says the same here."""
+def _place_of(document: Document, path: KeyPath, details: list[ErrorDetails]) -> KeyPath:
+    """Return the path of the key whose name a section's check begins its message with, else `path`.
+
+    `'data.dataset': there is no file` is a problem of that line, and not of the section's first.
+    """
+    found = _FIRST_NAME.match(_check_message(details))
+    words = tuple(found[1].split(".")) if found else ()
+    for start in (path, ()):
+        for length in range(len(words), 0, -1):
+            place = (*start, *words[:length])
+            if place[: len(path)] == path and document.has(place):
+                return place
+    return path
 
 
-def unknown_key(owner: str, key: str, known: set[str]) -> str:
-    """Return the message for a key that `owner` does not have."""
-    if key in _FOREIGN_KEYS:
-        tool, own = _FOREIGN_KEYS[key]
-        return f"{owner} has no key {shown(key)}: it is {tool}'s name; here it is `{own}`."
-    return (
-        f"{owner} has no key {shown(key)}{nearest(key, known)} Known keys: {listed(sorted(known))}."
-    )
+def _check_message(details: list[ErrorDetails]) -> str:
+    """Return what a check of ours says; empty where Pydantic itself refuses the value."""
+    if len(details) == 1 and details[0]["type"] in ("value_error", "assertion_error"):
+        return details[0]["msg"].removeprefix("Value error, ")
+    return ""
+
+
+_MAX_LISTED = 12
+_MAX_SIMILAR = 6
+
+
+def unknown_key(
+    owner: KeyPath, key: str, known: Collection[str], value: Any = None, root: str = "the pipeline"
+) -> str:
+    """Return the message for a key that the section at `owner` does not have.
+
+    Args:
+        known: the keys that it has.
+        value: what was given.
+        root: what messages call the document itself.
+    """
+    message = f"{subject(owner, root)} has no key {shown(key)}"
+    if own := own_name(key, owner, known, value):
+        return f"{message}: {own}."
+    return f"{message}{nearest(key, known)} {similar_keys(key, known)}"
+
+
+def similar_keys(key: str, known: Collection[str]) -> str:
+    """Return a sentence with the known keys: all where they are few, else those like `key`."""
+    if len(known) <= _MAX_LISTED:
+        return f"Known keys: {listed(sorted(known))}."
+    similar = difflib.get_close_matches(key, sorted(known), n=_MAX_SIMILAR, cutoff=0.4)
+    some = f"Similar keys: {listed(similar)}; all" if similar else "All"
+    return f"{some} {len(known)} are in `redco-flow schema` and the reference."
 
 
 def subject(path: KeyPath, root: str = "the pipeline") -> str:
@@ -251,9 +251,8 @@ def _written_path(document: Document, detail: ErrorDetails) -> KeyPath:
 def _wrong_value(path: KeyPath, details: list[ErrorDetails]) -> str:
     name = f"'{dotted(path)}'" if path else "the file"
     detail = details[0]
-    if len(details) == 1 and detail["type"] in ("value_error", "assertion_error"):
-        message = detail["msg"].removeprefix("Value error, ")
-        if message.startswith(name):
+    if message := _check_message(details):
+        if message.startswith((name, f"{name[:-1]}.")):
             return message
         return f"{name} {message}" if message.startswith("must ") else f"{name}: {message}"
     if detail["loc"] and detail["loc"][-1] == "[key]":
@@ -266,7 +265,8 @@ def _wrong_value(path: KeyPath, details: list[ErrorDetails]) -> str:
     given = detail["input"]
     if any(isinstance(part, str) and looks_secret_name(part) for part in path):
         return f"{name} must be {wanted}"
-    return f"{name} must be {wanted}, not {_shown_value(given)}{_hint(detail, given)}"
+    hint = _hint(detail, given) or _sweep_hint(path, detail, given)
+    return f"{name} must be {wanted}, not {_shown_value(given)}{hint}"
 
 
 def _wanted(detail: ErrorDetails) -> str:
@@ -295,8 +295,23 @@ def _shown_value(value: Any) -> str:
     return shown(value)
 
 
+_OF_ONE_VALUE = ("int_type", "float_type", "bool_type", "string_type", "literal_error")
+
+
+def _sweep_hint(path: KeyPath, detail: ErrorDetails, given: Any) -> str:
+    """Say how several values are tried, where a list of them was given for one."""
+    if detail["type"] not in _OF_ONE_VALUE or not isinstance(given, list) or len(given) < 2:
+        return ""
+    if not all(isinstance(one, int | float | str) for one in given):
+        return ""
+    values = ",".join(one if isinstance(one, str) else json.dumps(one) for one in given)
+    return f"; a run with each of them: --sweep {dotted(path)}={values}"
+
+
 def _hint(detail: ErrorDetails, given: Any) -> str:
     kind = detail["type"]
+    if kind == "literal_error" and (own := own_value(given, detail["ctx"]["expected"])):
+        return f"; here it is '{own}'"
     if kind == "string_type" and isinstance(given, int | float):
         return "; put it in quotes"
     if kind == "bool_type" and isinstance(given, str):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redco_flow.spec.model import NAME_PATTERN
+from redco_flow.spec.model import NAME_PATTERN, known_keys
 from redco_flow.spec.names import listed, nearest, shown
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.spec.stages import StageBody, Stages
@@ -182,10 +182,26 @@ class References:
         if selector is None and slot.kind in known:
             return InputRef(producer, slot.kind)
         selectors = [name.partition("/")[2] for name in known if name.startswith(f"{slot.kind}/")]
+        hint = nearest(chosen, selectors)
+        cure = self._how_to_keep(producer, chosen) if hint == "." else ""
         raise ValueError(
-            f"{where}: stage '{producer}' has no output {shown(output)}"
-            f"{nearest(chosen, selectors)} Its outputs: {listed(known)}."
+            f"{where}: stage '{producer}' has no output {shown(output)}{hint} Its outputs: "
+            f"{listed(known)}.{cure}"
         )
+
+    def _how_to_keep(self, producer: str, selector: str) -> str:
+        """Say which setting of a training makes `best/SCORE`; empty of any other output."""
+        best, _, score = selector.partition("/")
+        body = self.bodies[producer]
+        if (
+            best != "best"
+            or not score
+            or "best" not in (known_keys(body.kind.config_type, ("keep",)) or ())
+        ):
+            return ""
+        written = body.config.get(("keep", "best"), [])
+        kept = [*([written] if isinstance(written, str) else written), score]
+        return f" To keep it, add `keep: {{best: [{', '.join(kept)}]}}` to stage '{producer}'."
 
     def _known_outputs(self, producer: str, slot: InputSlot) -> Sequence[str] | None:
         """Return a stage's outputs; None where only the running stage will know them."""

@@ -7,7 +7,7 @@ over them. Knows one stage at a time; how stages depend on each other is `refere
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from pydantic.fields import FieldInfo
 
 from redco_flow.errors import Problem
 from redco_flow.local_paths import is_file, is_folder
-from redco_flow.spec.data_files import as_list, missing
+from redco_flow.spec.data_files import as_list
 from redco_flow.spec.document import COMMAND_LINE, Document, KeyPath, is_inside, written_at
 from redco_flow.spec.interpolation import find_path
+from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.model import (
     ContentOf,
     ContentOfFolder,
@@ -28,7 +29,7 @@ from redco_flow.spec.model import (
     is_open,
     marked,
 )
-from redco_flow.spec.names import dotted, module_problem, shown, shown_path
+from redco_flow.spec.names import dotted, module_problem, shown
 from redco_flow.spec.overrides import (
     KeySpace,
     Override,
@@ -158,35 +159,56 @@ def validate_stage(body: StageBody) -> tuple[StageConfig | None, list[Problem]]:
     )
 
 
-def surroundings_problems(
-    body: StageBody, config: StageConfig, workspace: Path | None
-) -> Iterator[Problem]:
-    """Yield what is wrong with the recipe, the data files and the paths that a Config names."""
-    for path, message in _surroundings(body, config, workspace):
-        full = dotted(body.full_path(path))
-        yield body.config.origin(path).problem(f"'{full}': {message}")
+@dataclass(frozen=True)
+class CheckedStage:
+    """A stage after the checks of its Config: what later checks get to see of it.
+
+    Args:
+        config: None where its values or its recipe were refused.
+        has_its_files: whether all files, folders and paths that the Config names can be used.
+        problems: what was refused.
+    """
+
+    config: StageConfig | None
+    has_its_files: bool
+    problems: tuple[Problem, ...]
 
 
-def data_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
-    """Yield what a quick look into the stage's data shows to be wrong."""
-    for path, message in body.kind.data_problems(config):
-        full = dotted(body.full_path(path))
-        yield body.config.origin(path).problem(f"'{full}': {message}")
+def check_stage(body: StageBody, workspace: Path | None) -> CheckedStage:
+    """Check a stage's values, then the recipe, the files and the paths that they name."""
+    config, wrong_values = validate_stage(body)
+    if config is None:
+        return CheckedStage(None, has_its_files=False, problems=tuple(wrong_values))
+    recipe = _placed(body, _recipe_problems(body, config))
+    files = _placed(body, _path_problems(config, workspace))
+    return CheckedStage(None if recipe else config, not files, (*recipe, *files))
 
 
-def input_problems(body: StageBody, config: StageConfig) -> Iterator[Problem]:
-    """Yield what is wrong with which inputs a stage is given, as its settings are."""
-    for path, message in body.kind.input_problems(config, body.references):
-        full = dotted(body.full_path(path))
-        yield body.config.origin(path).problem(f"'{full}': {message}")
+def _placed(body: StageBody, found: Iterable[tuple[KeyPath, str]]) -> list[Problem]:
+    """Return (path in the Config, message) as problems with their place in the file."""
+    return [
+        body.config.origin(path).problem(f"'{dotted(body.full_path(path))}': {message}")
+        for path, message in found
+    ]
 
 
-def _surroundings(
-    body: StageBody, config: StageConfig, workspace: Path | None
-) -> Iterator[tuple[KeyPath, str]]:
+def data_problems(body: StageBody, config: StageConfig) -> list[Problem]:
+    """Return what a quick look into the stage's data shows to be wrong."""
+    return _placed(body, body.kind.data_problems(config))
+
+
+def input_problems(body: StageBody, config: StageConfig) -> list[Problem]:
+    """Return what is wrong with which inputs a stage is given, as its settings are."""
+    return _placed(body, body.kind.input_problems(config, body.references))
+
+
+def _recipe_problems(body: StageBody, config: StageConfig) -> Iterator[tuple[KeyPath, str]]:
     recipe = getattr(config, "recipe", None) if "recipe" in body.kind.sections else None
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):
         yield ("recipe",), problem
+
+
+def _path_problems(config: StageConfig, workspace: Path | None) -> Iterator[tuple[KeyPath, str]]:
     folders = {path for path, _ in marked(config, ContentOfFolder)}
     names = {path for path, file in marked(config, ContentOrName) if "/" not in str(file)}
     for path, value in marked(config, ContentOf):
@@ -194,9 +216,9 @@ def _surroundings(
             continue
         for file in [] if isinstance(value, dict) else as_list(value):
             if path not in folders and not is_file(file):
-                yield path, missing(file)
+                yield path, missing_file(file)
             if path in folders and not is_folder(file):
-                yield path, f"there is no folder {shown_path(file)}"
+                yield path, missing_file(file, "folder")
     for path, relative in marked(config, InWorkspace):
         if relative is not None and workspace is not None:
             try:
@@ -207,7 +229,7 @@ def _surroundings(
 
 def recipe_problem(recipe: str) -> str | None:
     """Say why there is no such recipe, or None where there is one; nothing is imported."""
-    return module_problem(RECIPES_PACKAGE, recipe, what="recipe", defines="build")
+    return module_problem(RECIPES_PACKAGE, recipe, what="recipe", defines=("build", "loss_fn"))
 
 
 def _read_stage(document: Document, name: str) -> StageBody:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -55,9 +56,17 @@ def test_a_dotted_name_is_the_users_own_family(tmp_path, monkeypatch):
     assert find_model("lab.tiny").__name__ == "lab.tiny"
 
 
-@pytest.mark.parametrize("name", ["gpt17", "no.such.module", "t5.layers"])
-def test_an_unknown_family_is_refused_with_those_known(name):
-    with pytest.raises(ValueError, match=rf"no model family '{name}'; known: t5"):
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("bertt", "did you mean 'bert'? Known"),
+        ("gemma3", "did you mean 'gemma3_text'? Known"),
+        ("no.such.module", "known"),
+        ("t5.layers", "known"),
+    ],
+)
+def test_an_unknown_family_is_refused_with_the_nearest_and_those_known(name, hint):
+    with pytest.raises(ValueError, match=re.escape(f"no model family '{name}'; {hint}: t5")):
         find_model(name)
 
 

@@ -250,7 +250,7 @@ def test_overrides_replace_values_of_the_file(checkpoint):
 def test_a_model_type_without_a_family_is_refused_with_those_known(checkpoint):
     (checkpoint / "config.json").write_text('{"model_type": "phi"}')
 
-    with pytest.raises(ValueError, match="no model family 'phi'; known: t5"):
+    with pytest.raises(ValueError, match=r"'phi'; did you mean 'phi3'\? Known: t5"):
         read_model(checkpoint)
 
 

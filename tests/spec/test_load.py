@@ -139,7 +139,7 @@ def test_a_duplicate_key_is_a_mistake_beside_all_others(problems, chain):
         ("{last: 1,", "{lasst: 1,", "15:12: 'stages.train.keep' has no key 'lasst'; did you mean "
          "'last'? Known keys: best, last."),
         ("source_key:", "sauce_key:", "6:3: 'data' has no key 'sauce_key'; did you mean "
-         "'source_key'? Known keys: chat_template,"),
+         "'source_key'? Similar keys: source_key, "),
         ("model:", "modell:", "3:1: the pipeline has no key 'modell'; did you mean 'model'? Known "
          "keys: data, description, model, name, notify, recipe, schedule, settings, stages, tags."),
         ("gpus_per_host", "gpus", "16:17: 'stages.train.resources' has no key 'gpus'; did you "
@@ -428,6 +428,60 @@ def test_a_recipe_that_is_no_module_is_told_with_its_line(problems, chain, recip
 
     assert (problem.line, problem.column) == (2, 1)
     assert problem.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["classificaton", "Classification", "text_classification", "python:nope", "recipe"]
+)
+@pytest.mark.parametrize("data", ["train: absent.csv", "train: there.csv"])
+def test_data_is_not_read_for_a_recipe_that_does_not_exist(
+    problems, tmp_path, monkeypatch, recipe, data
+):
+    """The second look into the data used to ask the recipe, which ended in a traceback."""
+    (tmp_path / "there.csv").write_text("a,b\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+
+    found = problems(
+        f"name: x\nrecipe: {recipe}\ndata: {{{data}, source_key: a, target_key: c}}\n"
+        "stages: {preprocess: {}}\n",
+        looks_into_data=True,
+    )
+
+    assert found[0].line == 2
+    assert f"'recipe': there is no recipe '{recipe}'" in found[0].message
+    assert [problem.line for problem in found[1:]] == [3] * ("absent" in data)
+
+
+def test_a_wrong_path_is_told_at_its_own_line_with_the_nearest_name(
+    problems, tmp_path, monkeypatch
+):
+    (tmp_path / "tickets.csv").write_text("a,b\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+
+    (problem,) = problems(
+        "name: x\nrecipe: classification\ndata:\n  source_key: a\n  dataset: ticket.csv\n"
+        "stages: {preprocess: {}}\n"
+    )
+
+    assert (problem.line, problem.column) == (5, 3)
+    assert problem.message == (
+        f"'data.dataset': there is no file or directory 'ticket.csv' (searched in '{tmp_path}'); "
+        "did you mean 'tickets.csv'?"
+    )
+
+
+@pytest.mark.parametrize(
+    "key", ["evaluate.metrics", "train.eval.metrics", "train.keep.best", "predict.stop", "tags"]
+)
+def test_one_word_alone_needs_no_brackets(key):
+    quickstart = Path(__file__).parents[2] / "pipelines" / "quickstart.yaml"
+
+    alone, listed = (
+        load_pipeline(quickstart, [f"{key}={value}"], environ={}).document
+        for value in ("bleu", "[bleu]")
+    )
+
+    assert alone == listed
 
 
 def test_a_recipe_of_one_stage_is_told_at_that_stage(problems, chain):

@@ -79,6 +79,10 @@ def test_a_list_of_references_keeps_its_order(load):
          "'checkpoint' of stage 'predict_large': stage 'train.large' has no output "
          "'checkpoint/best/blue'; did you mean 'best/bleu'? Its outputs: checkpoint/last, "
          "checkpoint/best/bleu."),
+        ("best/bleu", "best/accuracy", "7:43",
+         "'checkpoint' of stage 'predict_large': stage 'train.large' has no output "
+         "'checkpoint/best/accuracy'. Its outputs: checkpoint/last, checkpoint/best/bleu. To keep "
+         "it, add `keep: {best: [bleu, accuracy]}` to stage 'train.large'."),
         ("checkpoint: train}", "checkpoint: [train]}", "8:43",
          "'checkpoint' of stage 'predict_small' must be one reference (STAGE/SELECTOR)"),
         ("my_kinds.compare}", "my_kinds.compare, scores: []}", "4:37",

@@ -20,6 +20,7 @@ from redco_flow.hub import Kind, is_commit, is_hub_name
 from redco_flow.local_paths import exists, expanded, is_folder
 from redco_flow.recipes.recipe import has_no_texts
 from redco_flow.spec.data_files import as_list, names_of
+from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
@@ -89,8 +90,8 @@ def problem_of(data: DataSection) -> str | None:
     if data.revision is not None and (not data.dataset or hub_dataset(data) is None):
         return "'data.revision' is of a dataset on the hub, and this data is not from there."
     if data.dataset and _is_missing_path(data.dataset):
-        hint = " Patterns are for data.train, data.validation, data.test." * has_magic(data.dataset)
-        return f"'data.dataset': there is no file or directory '{data.dataset}'.{hint}"
+        hint = "; patterns are for data.train, data.validation, data.test" * has_magic(data.dataset)
+        return f"'data.dataset': {missing_file(data.dataset, 'file or directory')}{hint}"
     if data.dataset and data.dataset.startswith(_PYTHON):
         try:
             _python_module(data.dataset)

@@ -21,6 +21,7 @@ from redco_flow.spec.model import (
     PositiveInt,
     StrictModel,
     Text,
+    Texts,
 )
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.tracking.code_digest import read_script
@@ -93,7 +94,7 @@ class Config(StageConfig):
             prompt (`pass_at_k`, `majority_at_k`).
     """
 
-    metrics: list[Text] = Field(default_factory=lambda: ["rouge"], min_length=1)
+    metrics: Texts = Field(default_factory=lambda: ["rouge"], min_length=1)
     metric_settings: Annotated[MetricSettings, OnlyWhereSet()] = Field(default_factory=dict)
     judge: Annotated[JudgeSection | None, OnlyWhereSet()] = None
 

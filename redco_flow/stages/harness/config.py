@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from redco_flow.local_paths import is_file, is_folder
 from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.spec.model import DataFolder, NonNegativeInt, Placement, PositiveInt, Text
+from redco_flow.spec.model import DataFolder, NonNegativeInt, Placement, PositiveInt, Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 
 INPUTS = {"checkpoint": InputSlot(kind="checkpoint", default_selector="last")}
@@ -42,7 +42,7 @@ class Config(StageConfig):
         fsdp: data-parallel devices that share one copy of the parameters as they are loaded.
     """
 
-    tasks: list[Text] = Field(min_length=1)
+    tasks: Texts = Field(min_length=1)
     tasks_folder: DataFolder | None = None
     num_fewshot: NonNegativeInt | None = None
     num_examples: PositiveInt | None = None

@@ -17,7 +17,7 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
-    Text,
+    Texts,
 )
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 
@@ -77,7 +77,7 @@ class Config(StageConfig):
     repetition_penalty: PositiveFloat = 1.0
     no_repeat_ngram_size: NonNegativeInt = 0
     min_new_tokens: NonNegativeInt = 0
-    stop: Annotated[list[Text] | None, OnlyWhereSet()] = None
+    stop: Annotated[Texts | None, OnlyWhereSet()] = None
     num_return_sequences: PositiveInt = 1
     do_sample: bool = False
     temperature: PositiveFloat = 1.0

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from redco_flow.errors import UsageError
-from redco_flow.spec.model import Text
+from redco_flow.spec.model import Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.promote.rule import Condition, Rule
@@ -34,7 +34,7 @@ class Config(StageConfig):
     """
 
     alias: Text = "production"
-    conditions: list[Text] = Field(default_factory=list)
+    conditions: Texts = Field(default_factory=list)
     min_gain: Annotated[float, Field(ge=0)] = 0.0
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
     reason: str = ""

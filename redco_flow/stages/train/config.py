@@ -38,6 +38,7 @@ from redco_flow.spec.model import (
     PositiveInt,
     StrictModel,
     Text,
+    Texts,
 )
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.recipe_settings import values_of
@@ -90,7 +91,7 @@ class Keep(StrictModel):
     """
 
     last: PositiveInt = 1
-    best: list[Text] = Field(default_factory=list)
+    best: Texts = Field(default_factory=list)
 
     @field_validator("best")
     @classmethod
@@ -114,7 +115,7 @@ class Evaluation(StrictModel):
     every_epochs: PositiveInt | None = None
     every_steps: PositiveInt | None = None
     num_examples: PositiveInt | None = None
-    metrics: list[Text] = Field(default_factory=list)
+    metrics: Texts = Field(default_factory=list)
     metric_settings: Annotated[MetricSettings, OnlyWhereSet()] = Field(default_factory=dict)
     num_beams: PositiveInt = 1
 
