@@ -106,7 +106,8 @@ class RowReader:
         """Check a row and pack it."""
         location = f"{source.location}:{row.line}"
         try:
-            packed = pack_row(self._columns(row.fields) | self._label(row.fields, source))
+            columns = self._columns(row.fields) | self._label(row.fields, source)
+            packed = pack_row(columns, source.image_folders)
         except BadValue as error:
             return BadRow(location, error.reason, error.detail)
         try:
