@@ -46,7 +46,9 @@ from redco_flow.spec.model import (
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.artifacts.row_counts import brief_of_dataset
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
+from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.data import source
 from redco_flow.stages.data.image_folder import ENDINGS
 from redco_flow.stages.data.rows import (
@@ -151,7 +153,7 @@ def _asked(
     chats: ChatColumns | None = None,
 ) -> _Asked:
     num_rows = min(_NUM_ROWS, data.max_examples or _NUM_ROWS)
-    return _Asked(tuple(keys), tuple(texts), data.on_bad_row == "skip", num_rows, chats)
+    return _Asked(tuple(keys), tuple(texts), data.on_bad_row != "error", num_rows, chats)
 
 
 def _heads_problems(data: DataSection, asked: _Asked) -> Iterator[tuple[str, str]]:
@@ -534,6 +536,11 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     are_labelled = kind_of_targets(recipe) is not None
     for key, problem in head_problems(config.data, columns, are_labelled=are_labelled):
         yield ("data", key), problem
+
+
+def conclude(_config: Config, finished: FinishedStage) -> str:
+    """Return how many rows were skipped or truncated, for the line of the completed stage."""
+    return brief_of_dataset(finished)
 
 
 def data_identity(config: Config) -> dict[str, Any]:

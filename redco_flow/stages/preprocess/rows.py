@@ -51,11 +51,12 @@ from redco_flow.stages.preprocess.joined import (
     damaged,
     files_of,
     record_of,
+    row_metadata,
     summed,
     trivial_targets,
 )
 from redco_flow.stages.preprocess.labels import ClassLabels, Labels, class_names, labels_for
-from redco_flow.stages.preprocess.pairs import SplitOf
+from redco_flow.stages.preprocess.pairs import RowCounts, SplitOf
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer_of
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -186,13 +187,14 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         again = damaged(context, store, set(range(num_blocks)) - written)
         if again:
             _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
-        summary = _summary(config, store, columns, num_blocks, source.skipped)
+        skipped = source.bad_rows.counts + source.counts.left_out
+        summary = _summary(config, store, columns, num_blocks, skipped)
         summary = replace(
             summary,
             classes=class_names(labels),
             tokenizer=_tokenizer_record(context, config, store, summary),
         )
-        return _dataset(store, summary, num_blocks)
+        return _dataset(store, summary, source.counts)
 
     return join
 
@@ -317,14 +319,10 @@ def _values(rows: RowSplit, count: int, column: str) -> Iterator[Any]:
         yield as_json_value(rows[index].get(column))
 
 
-def _dataset(store: BlockStore, summary: DatasetSummary, num_blocks: int) -> StageOutputs:
-    blocks = [store.read(number) for number in range(num_blocks)]
+def _dataset(store: BlockStore, summary: DatasetSummary, read: RowCounts) -> StageOutputs:
+    blocks = [store.read(number) for number in range(read.num_blocks)]
     digests = {file.name: file.blake3 for of in files_of(blocks, DATASET).values() for file in of}
     store.keep_only(digests)
     write_json(store.dataset / SUMMARY_FILE, summary.to_json())
-    metadata = {
-        "splits": summary.splits,
-        "skipped_rows": summary.skipped_rows,
-        "recipe": summary.recipe,
-    }
+    metadata = row_metadata(summary, read)
     return StageOutputs({"dataset": Output("dataset", store.dataset, metadata, digests)})
