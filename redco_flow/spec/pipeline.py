@@ -158,8 +158,8 @@ class DataSection(StrictModel):
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
             source; of other rows, of the row) where no such split is given.
         on_bad_row: `error` stops at bad rows, with file and line; `skip` leaves them out and counts
-            them; `{skip: 1 %}` does so up to a share of the rows, or a number of them (`{skip: 20}`),
-            and stops where there are more.
+            them; `{skip: 1 %}` does so up to a share of the rows, or a number of them
+            (`{skip: 20}`), and stops where there are more.
         max_examples: the first ones of each split, of a mixture's datasets each; None: all.
         tokenizer: None means the model's own.
     """

@@ -44,7 +44,12 @@ from redco_flow.stages.preprocess.encoding import (
     encode_batches,
     load_tokenizer,
 )
-from redco_flow.stages.preprocess.labels import Labels, NumberLabels, class_names
+from redco_flow.stages.preprocess.labels import (
+    Labels,
+    NumberLabels,
+    class_names,
+    tell_missing_classes,
+)
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces, tell_learnt
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped
 from redco_flow.text.tokenizer import TextTokenizer
@@ -127,6 +132,7 @@ class DatasetJoin:
         summary = self._summary(files, counts, skipped, encoded.labels)
         write_json(self.store.dataset / SUMMARY_FILE, summary.to_json())
         tell_learnt(summary)
+        tell_missing_classes(encoded.labels)
         metadata = {
             **row_metadata(summary, encoded.counts),
             **({"learnt": self._first_learnt(files)} if summary.id_columns else {}),
