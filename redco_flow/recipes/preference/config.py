@@ -19,6 +19,7 @@ from redco_flow.text.conversations import (
     read_messages,
 )
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.text.tool_calls import for_template
 
 __all__ = [
     "DEFAULT_FAMILY",
@@ -213,7 +214,8 @@ def _encode_messages(
         raise BadExample("no chat template for messages", str(error)) from error
     assert renders is not None, "preprocessing gives the tokenizer's template"
     sides = []
-    for one in renders.encode(found.conversations, train_on="last"):
+    chats = [for_template(chat, renders) for chat in found.conversations]
+    for one in renders.encode(chats, train_on="last"):
         if isinstance(one, BadConversation):
             raise one
         sides.append((one.ids[: one.start], one.ids[one.start :]))

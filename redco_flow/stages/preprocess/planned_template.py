@@ -23,6 +23,7 @@ from redco_flow.text.chat import (
     template_text,
 )
 from redco_flow.text.conversations import Conversation
+from redco_flow.text.tool_calls import for_template
 
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 # Where the tokenizer is not known: a template that writes one must not fail for the lack of it.
@@ -56,7 +57,8 @@ class PlannedTemplate:
         if self.is_missing:
             raise BadExample("no chat template for messages", NO_TEMPLATE)
         if self.text is not None:
-            _loaded(self).rendered(chat, only_last=only_last)
+            template = _loaded(self)
+            template.rendered(for_template(chat, template), only_last=only_last)
 
 
 @cache
