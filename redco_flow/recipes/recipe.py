@@ -28,7 +28,8 @@ or, around a model that the pipeline's `model` names, instead of those functions
         of what is asked, others of what is answered. `build(model, texts)` then gets how long both
         are together, as `TokenLengths`; what cannot be used raises `BadExample`
     TAKES_MESSAGES: whether those columns may hold messages; `encode_row` gets `template` then,
-        () -> ChatTemplate
+        () -> ChatTemplate, and
+        conversations(row) -> the `Conversation`s that the template renders, so that a plan can try
     SPLIT_BY: columns whose hash decides which rows are held out; optional: all
     split_key(example) -> bytes whose hash does so, instead
     needs_reference(settings) -> whether examples need scores of a reference (`reference_scores`)

@@ -29,6 +29,7 @@ from redco_flow.report.metrics import (
 )
 from redco_flow.report.numbers import duration, moment, seconds_between
 from redco_flow.report.rendering import render
+from redco_flow.report.row_counts import RowTable, row_tables
 from redco_flow.report.run_time import TimeShare, time_shares
 from redco_flow.report.samples import SampleSet, sample_sets
 from redco_flow.report.stage_facts import StageFacts, judged_state, logging_attempts, read_stages
@@ -223,6 +224,7 @@ class Page:
     times: list[TimeShare]
     overlaid: list[Figure]
     trainings: list[TrainingSection]
+    rows: list[RowTable]
     curated: list[CurationSet]
     learnt: list[LearntSet]
     samples: list[SampleSet]
@@ -267,6 +269,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
         times=attempt("The run's time", lambda: time_shares(run, each, now), []),
         overlaid=attempt("Losses of all trainings", lambda: _overlaid(each), []),
         trainings=attempt("The training", lambda: read_trainings(run, each), []),
+        rows=attempt("Skipped rows", lambda: list(row_tables(each, store)), []),
         curated=attempt("What was left out", lambda: list(curation_sets(each, store)), []),
         learnt=attempt("What is learnt", lambda: learnt_sets(each, store), []),
         samples=attempt("Sample predictions", lambda: sample_sets(each, store), []),

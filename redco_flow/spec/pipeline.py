@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from redco_flow.spec.bad_rows import OnBadRow
 from redco_flow.spec.model import (
     ContentOrName,
     DataFiles,
@@ -157,7 +158,9 @@ class DataSection(StrictModel):
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
             source; of other rows, of the row) where no such split is given.
-        on_bad_row: stop at a bad row with its file and line, or skip and count it.
+        on_bad_row: `error` stops at bad rows, with file and line; `skip` leaves them out and counts
+            them; `{skip: 1 %}` does so up to a share of the rows, or a number of them
+            (`{skip: 20}`), and stops where there are more.
         max_examples: the first ones of each split, of a mixture's datasets each; None: all.
         tokenizer: None means the model's own.
     """
@@ -191,7 +194,7 @@ class DataSection(StrictModel):
     group_by_source: bool = False
     validation_fraction: Fraction = 0.05
     test_fraction: Fraction = 0.0
-    on_bad_row: Literal["error", "skip"] = "error"
+    on_bad_row: OnBadRow = "error"
     max_examples: PositiveInt | None = None
     tokenizer: TokenizerSection | None = None
 

@@ -37,6 +37,10 @@ CHATML = (
 NAMED_TEMPLATES: Mapping[str, str] = {"chatml": CHATML}
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 TOKENIZER_DEFAULT = "tokenizer_default"
+NO_TEMPLATE = (
+    "the tokenizer has no chat template: give data.chat_template a name "
+    f"({', '.join(NAMED_TEMPLATES)}) or a FILE.jinja."
+)
 
 _MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PROBE = Conversation(
@@ -154,6 +158,20 @@ class ChatTemplate:
 
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
         return cls(tokenizer, TextTokenizer.load(directory), kwargs)
+
+    @classmethod
+    def without_tokenizer(
+        cls, text: str, special_tokens: Mapping[str, str], kwargs: Mapping[str, Any] | None = None
+    ) -> ChatTemplate:
+        """Return a template that renders and cannot encode, for a plan.
+
+        Args:
+            special_tokens: the tokenizer's, by name: `bos_token`.
+        """
+        template = cls.__new__(cls)
+        template._hugging_face = _TemplateText(text, special_tokens)
+        template._kwargs = dict(kwargs or {})
+        return template
 
     @cached_property
     def asks_the_clock(self) -> bool:
@@ -359,16 +377,28 @@ class ChatTemplate:
     def _check(self) -> None:
         """Try the template out on two messages."""
         if not self._hugging_face.chat_template:
-            raise ValueError(
-                "the tokenizer has no chat template: give data.chat_template a name "
-                f"({', '.join(NAMED_TEMPLATES)}) or a FILE.jinja."
-            )
+            raise ValueError(NO_TEMPLATE)
         (found,) = self.encode([_PROBE])
         if isinstance(found, BadConversation):
             raise ValueError(
                 "the chat template (data.chat_template, else the tokenizer's own) cannot be "
                 f"trained with: {found}"
             )
+
+
+@dataclass(frozen=True)
+class _TemplateText:
+    """What of transformers' tokenizers renders a template."""
+
+    chat_template: str
+    special_tokens_map: Mapping[str, str]
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens_map.get("eos_token")
+
+    def get_chat_template(self, _template: None, _tools: Any) -> str:
+        return self.chat_template
 
 
 def token_span(encoding: Any, span: Span) -> Span:

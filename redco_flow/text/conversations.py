@@ -126,7 +126,7 @@ def read_messages(value: Any, key: str) -> list[Message]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return a row's tools; a text may hold them as JSON.
+    """Return a row's tools; a text may hold them as JSON, or one of them, or its `parameters`.
 
     Raises:
         BadConversation: they are no list of JSON objects.
@@ -134,9 +134,21 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     value = _parsed(value, "tools") if value else None
     if not value:
         return None
+    if isinstance(value, list):
+        value = [_with_parameters(_parsed(one, "tools")) for one in value]
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise BadConversation("field 'tools' is no list of schemas", f"it is {_shown(value)}")
     return value
+
+
+def _with_parameters(tool: Any) -> Any:
+    """Return a tool's schema with its parameters as a mapping, which templates write as JSON."""
+    inner = tool.get("function") if isinstance(tool, dict) else None
+    if isinstance(inner, dict):
+        return {**tool, "function": _with_parameters(inner)}
+    if not isinstance(tool, dict) or not isinstance(tool.get("parameters"), str):
+        return tool
+    return {**tool, "parameters": _parsed(tool["parameters"], "parameters")}
 
 
 def check_messages(messages: Sequence[Message], *, ends_with_answer: bool = True) -> None:
@@ -218,7 +230,9 @@ def _message(value: Any, turn: int) -> Message:
     parts = content if isinstance(content, list) else []
     if parts and all(isinstance(one, Mapping) and one.get("type") == "text" for one in parts):
         content = "".join(str(one.get("text", "")) for one in parts)
-    return {**value, "content": content}
+    if content in (None, []) and (value.get("tool_calls") or value["role"] == "tool"):
+        content = ""  # OpenAI's null beside calls: most templates join it to other text
+    return _with_values({**value, "content": content})
 
 
 def _from_messages(fields: Mapping[str, Any], key: str) -> list[Message]:

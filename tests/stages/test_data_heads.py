@@ -61,7 +61,8 @@ FAULTS = {
     "bad encoding": (
         "train.jsonl",
         GOOD.encode() + '{"source": "é", "target": "b"}\n'.encode("latin-1"),
-        "train.jsonl:2: not UTF-8: byte 13 of the line",
+        "train.jsonl:2: not UTF-8: byte 13 of the line; 1 of the first 2 rows is bad: fix them, or "
+        "leave them out and count them with data.on_bad_row: skip",
     ),
     "a conversation instead of text": (
         "train.jsonl",
@@ -169,9 +170,9 @@ def test_looking_into_text_files_imports_neither_pyarrow_nor_jax(tmp_path):
     (tmp_path / "train.jsonl").write_text(GOOD)
     script = (
         "import sys\n"
-        "from redco_flow.spec.pipeline import DataSection\n"
-        "from redco_flow.stages.preprocess.config import head_problems\n"
-        f"assert not list(head_problems(DataSection(train={str(tmp_path / 'train.jsonl')!r})))\n"
+        "from redco_flow.stages.preprocess.config import Config, data_problems\n"
+        f"data = {{'train': {str(tmp_path / 'train.jsonl')!r}}}\n"
+        "assert not list(data_problems(Config.from_json({'data': data})))\n"
         "assert not {'pyarrow', 'jax', 'datasets', 'numpy'} & set(sys.modules)\n"
     )
 

@@ -99,6 +99,37 @@ def test_a_pair_that_cannot_be_used_is_told_with_file_and_row_or_skipped(bench, 
     assert sum(summary.skipped_rows.values()) == 1
 
 
+TURNS = [
+    {"prompt": [{"role": "user", "content": one["prompt"]}]}
+    | {name: [{"role": "assistant", "content": one[name]}] for name in ("chosen", "rejected")}
+    for one in PAIRS[:8]
+]
+
+
+@pytest.mark.parametrize("train_with_template", [True, False])
+def test_messages_are_rendered_by_the_template_that_a_tokenizer_without_one_is_given(
+    bench, finetuned, train_with_template
+):
+    """Oracle: transformers' apply_chat_template with the dataset's own tokenizer."""
+    from transformers import AutoTokenizer
+
+    inputs = {} if train_with_template else {"tokenizer_of": [finetuned[0]]}
+    data = {
+        "train": write(bench.root / "turns.jsonl", TURNS),
+        "validation_fraction": 0.0,
+        "chat_template": "chatml",
+        **({"tokenizer": {"train": {"vocab_size": 280}}} if train_with_template else {}),
+    }
+
+    made = bench.run(preprocess, PREFERENCE | {"data": data}, inputs)["dataset"]
+
+    tokenizer = AutoTokenizer.from_pretrained(made.path / "tokenizer")
+    for row, turns in zip(DatasetArtifact(made.path).split("train"), TURNS, strict=True):
+        for name in ("chosen", "rejected"):
+            ids = tokenizer.apply_chat_template(turns["prompt"] + turns[name], return_dict=False)
+            assert [*row["source_ids"], *row[f"{name}_ids"]] == ids
+
+
 @pytest.mark.slow
 def test_a_prompt_that_finetuning_does_not_see_is_held_out_of_the_pairs_too(finetuned, pairs):
     encoded, own = (DatasetArtifact(one.path) for one in (finetuned[0], pairs))

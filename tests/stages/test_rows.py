@@ -199,7 +199,7 @@ def test_images_of_a_hub_dataset_are_kept_as_their_files(bench):
     (row,) = hub_rows(split)
 
     assert row.fields["label"] == 1
-    assert unpack_row(pack_row(row.fields))["image"].size == (2, 2)
+    assert unpack_row(pack_row(row.fields, [bench.root]))["image"].size == (2, 2)
 
 
 def test_an_image_that_cannot_be_read_is_told_with_its_file(bench):

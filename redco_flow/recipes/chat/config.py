@@ -14,6 +14,7 @@ from redco_flow.text.chat import ChatTemplate, EncodedChat, OnTooLong, TooLong, 
 from redco_flow.text.conversations import BadConversation, Conversation
 from redco_flow.text.pairs import EncodedPairs, Windows
 from redco_flow.text.tokenizer import FlatIds
+from redco_flow.text.tool_calls import for_template
 
 __all__ = [
     "CAN_PACK",
@@ -51,10 +52,12 @@ def encode(
 
     Returns:
         What each is to be answered with are the last answer's tokens as a text. `learnt_tokens`,
-        `dropped_rows`, `double_starts` and `missing_ends` are counted.
+        `dropped_rows`, `double_starts`, `missing_ends` and `parsed_arguments` (conversations whose
+        tool calls had their arguments as JSON in a text) are counted.
     """
     length = max_length if on_too_long == "truncate" else None
-    conversations = [Conversation.from_json(chat) for chat in chats]
+    given = [Conversation.from_json(chat) for chat in chats]
+    conversations = [for_template(chat, template) for chat in given]
     found = [
         TooLong(len(one.ids), max_length)
         if isinstance(one, EncodedChat) and len(one.ids) > max_length
@@ -73,7 +76,11 @@ def encode(
         [one.is_cut for one in kept.values()],
         _windows(kept, template),
         more={LEARNT: FlatIds([t for span in one.learnt for t in span] for one in kept.values())},
-        counts=_counts(list(kept.values()), template) | {"dropped_rows": len(dropped)},
+        counts=_counts(list(kept.values()), template)
+        | {
+            "dropped_rows": len(dropped),
+            "parsed_arguments": sum(conversations[i] is not given[i] for i in kept),
+        },
         unusable=[(i, one.reason, one.detail) for i, one in bad.items() if i not in dropped],
     )
 

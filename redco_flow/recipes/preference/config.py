@@ -19,8 +19,17 @@ from redco_flow.text.conversations import (
     read_messages,
 )
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.text.tool_calls import for_template
 
-__all__ = ["DEFAULT_FAMILY", "FAMILIES", "Settings", "collate_fn", "encode_row", "split_key"]
+__all__ = [
+    "DEFAULT_FAMILY",
+    "FAMILIES",
+    "Settings",
+    "collate_fn",
+    "conversations",
+    "encode_row",
+    "split_key",
+]
 
 COLUMNS = ("prompt", "chosen", "rejected")
 TEXT_COLUMNS = COLUMNS
@@ -97,6 +106,10 @@ class _Messages(NamedTuple):
     chosen: Message
     rejected: Message
 
+    @property
+    def conversations(self) -> list[Conversation]:
+        return [Conversation([*self.prompt, answer]) for answer in (self.chosen, self.rejected)]
+
 
 def collate_fn(examples: Sequence[Example], _settings: Settings) -> Batch:
     """Check rows; batches are of what `encode_row` makes of them.
@@ -114,6 +127,16 @@ def collate_fn(examples: Sequence[Example], _settings: Settings) -> Batch:
                 _check_text(name, example[name])
         _check_differ(*answers)
     return {}
+
+
+def conversations(row: Mapping[str, Any]) -> list[Conversation]:
+    """Return what the chat template renders of a row: the prompt with either answer; none of texts.
+
+    Raises:
+        BadExample, BadConversation: it is no prompt with two answers.
+    """
+    found = _messages_of(row)
+    return [] if found is None else found.conversations
 
 
 def split_key(example: Example) -> bytes:
@@ -190,8 +213,8 @@ def _encode_messages(
     except ValueError as error:
         raise BadExample("no chat template for messages", str(error)) from error
     assert renders is not None, "preprocessing gives the tokenizer's template"
-    chats = [Conversation([*found.prompt, answer]) for answer in (found.chosen, found.rejected)]
     sides = []
+    chats = [for_template(chat, renders) for chat in found.conversations]
     for one in renders.encode(chats, train_on="last"):
         if isinstance(one, BadConversation):
             raise one

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redco_flow.stages.data.rows import FileRow, Rows
+from redco_flow.stages.data.image_files import BadImage, read_image_file
+from redco_flow.stages.data.rows import BadRow, FileRow, Rows
 
 ENDINGS = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"))
 
@@ -60,7 +61,12 @@ def class_names(files: list[ImageFile]) -> list[str]:
 
 def image_row(file: ImageFile, classes: list[str]) -> Rows:
     """Yield the one row of an image's file."""
-    row: dict[str, Any] = {"image": {"bytes": file.path.read_bytes(), "path": file.path.name}}
+    try:
+        content = read_image_file(str(file.path), None)
+    except BadImage as error:
+        yield BadRow(f"{file.path}:1", "field 'image' is no image that can be read", str(error))
+        return
+    row: dict[str, Any] = {"image": {"bytes": content, "path": file.path.name}}
     if file.class_name is not None:
         row["label"] = classes.index(file.class_name)
     yield FileRow(1, row)

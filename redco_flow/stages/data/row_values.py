@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import msgspec
 import numpy as np
 
 from redco_flow.errors import UnusableRow
+from redco_flow.stages.data.image_files import MissingPillow, open_image, read_image_file
+
+__all__ = ["BadValue", "MissingPillow", "as_json_value", "pack_row", "unpack_row"]
 
 _ARRAY, _IMAGE = 1, 2
 _PLAIN = (str, bytes, bool, int, float, type(None))
@@ -29,14 +33,18 @@ class BadValue(UnusableRow):
     """A value that no row can have."""
 
 
-def pack_row(fields: Mapping[str, Any]) -> bytes:
+def pack_row(fields: Mapping[str, Any], image_folders: Sequence[Path] | None = ()) -> bytes:
     """Return a row's values as bytes; equal rows give equal bytes.
+
+    Args:
+        image_folders: where image files that the row names by path may be; see `read_image_file`.
 
     Raises:
         BadValue: a value of another type, or an image that cannot be read.
     """
+    packed = partial(_packed, image_folders=image_folders)
     try:
-        return msgspec.msgpack.encode({key: _packed(value, key) for key, value in fields.items()})
+        return msgspec.msgpack.encode({key: packed(value, key) for key, value in fields.items()})
     except (OverflowError, UnicodeEncodeError) as error:
         raise BadValue("a value cannot be stored", str(error)) from error
 
@@ -58,17 +66,17 @@ def as_json_value(value: Any) -> Any:
     return value if isinstance(value, str | bool | int | float) else None
 
 
-def _packed(value: Any, key: str) -> Any:
+def _packed(value: Any, key: str, image_folders: Sequence[Path] | None) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Mapping):
         if value.keys() == _IMAGE_KEYS:
-            return msgspec.msgpack.Ext(_IMAGE, _image_bytes(value, key))
-        return {str(name): _packed(one, key) for name, one in value.items()}
+            return msgspec.msgpack.Ext(_IMAGE, _image_bytes(value, key, image_folders))
+        return {str(name): _packed(one, key, image_folders) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_packed(one, key) for one in value]
+        return [_packed(one, key, image_folders) for one in value]
     if isinstance(value, np.generic):
-        return _packed(value.item(), key)
+        return _packed(value.item(), key, image_folders)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
@@ -84,15 +92,18 @@ def _unpacked(code: int, data: memoryview) -> Any:
     if code == _ARRAY:
         dtype, shape, content = msgspec.msgpack.decode(data)
         return np.frombuffer(content, dtype).reshape(shape)
-    return _opened(bytes(data))
+    return open_image(bytes(data))
 
 
-def _image_bytes(value: Mapping[str, Any], key: str) -> bytes:
+def _image_bytes(value: Mapping[str, Any], key: str, image_folders: Sequence[Path] | None) -> bytes:
     """Return the bytes of an image's file, after a look whether it is one."""
     try:
         content = value["bytes"]
-        content = Path(value["path"]).read_bytes() if content is None else bytes(content)
-        _opened(content).load()
+        if content is None:
+            content = read_image_file(value["path"], image_folders)
+        elif not isinstance(content, bytes):
+            content = bytes(memoryview(content))
+        open_image(content).load()
     except MissingPillow:
         raise
     except Exception as error:
@@ -108,17 +119,3 @@ def _file_of(image: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
-
-
-class MissingPillow(ValueError):
-    """Images are to be read, and nothing can."""
-
-
-def _opened(content: bytes) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingPillow(
-            "images are read by Pillow, which is not installed: pip install 'redco-flow[vision]'."
-        ) from error
-    return Image.open(io.BytesIO(content))

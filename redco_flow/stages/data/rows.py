@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import orjson
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.records import reading
+from redco_flow.spec.bad_rows import OnBadRow, SkipLimit, allowed_bad_rows
 
 MAX_LINE_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
@@ -145,9 +146,13 @@ class BadRow:
 
 @dataclass
 class BadRowLog:
-    """Collects bad rows while all files are read; keeps the first few, counts the rest."""
+    """Collects bad rows while all files are read; keeps the first few, counts the rest.
 
-    policy: Literal["error", "skip"]
+    Args:
+        policy: of the pipeline; `raise_if_any` raises what it does not allow.
+    """
+
+    policy: OnBadRow
     first: list[BadRow] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -157,24 +162,42 @@ class BadRowLog:
         if len(self.first) < _NUM_SHOWN:
             self.first.append(row)
 
-    def raise_if_any(self) -> None:
+    def joined(self, other: BadRowLog) -> BadRowLog:
+        """Return a log of the rows of both."""
+        first = [*self.first, *other.first][:_NUM_SHOWN]
+        return BadRowLog(self.policy, first, self.counts + other.counts)
+
+    def raise_if_any(self, num_rows: int) -> None:
         """Stop where the policy says so.
 
+        Args:
+            num_rows: that were read, good or bad.
+
         Raises:
-            BadRows: there are bad rows and the policy is "error"; shows the first 20.
+            BadRows: there are more bad rows than the policy allows; shows the first 20.
         """
-        total = self.counts.total()
-        if self.policy == "skip" or not total:
+        total, allowed = self.counts.total(), allowed_bad_rows(self.policy, num_rows)
+        if allowed is None or total <= allowed:
             return
+        what = f"{total} bad row{'s' if total > 1 else ''} in the data"
+        advice = "Fix them, or leave them out and count them with data.on_bad_row: skip."
+        if isinstance(self.policy, SkipLimit):
+            what = (
+                f"{total} of {num_rows} rows are bad, and data.on_bad_row: {self.policy} allows "
+                f"{allowed}"
+            )
+            advice = "Fix them, or raise the limit."
         # A status shows the first line alone: it says how many of what, and which is the first.
-        reasons = ", ".join(f"{count} × {reason}" for reason, count in self.counts.most_common())
+        first = f", the first {self.first[0]}" if self.first else ""
         others = "".join(f"\n  {row}" for row in self.first[1:])
         more = f"\n  … and {total - len(self.first)} more" if total > len(self.first) else ""
-        raise BadRows(
-            f"{total} bad row{'s' if total > 1 else ''} in the data ({reasons}), "
-            f"the first {self.first[0]}{others}{more}\n"
-            "Mend them, or leave them out and count them with data.on_bad_row: skip."
-        )
+        raise BadRows(f"{what} ({reasons_text(self.counts)}){first}{others}{more}\n{advice}")
+
+
+def reasons_text(counts: Mapping[str, int]) -> str:
+    """Return how many rows there are of each reason, the commonest first."""
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} × {reason}" for reason, count in ranked)
 
 
 def problem_of_field(fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:

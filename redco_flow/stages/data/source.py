@@ -54,6 +54,8 @@ class Source:
         rows: opens it; each call reads from the start.
         class_names: by field, what the data call the classes whose numbers stand there.
         part: the name of its dataset in a mixture; empty where there is one dataset.
+        image_folders: where image files that its rows name by path may be; None: anywhere, as
+            where the user's own module makes the rows.
     """
 
     split: str
@@ -62,6 +64,7 @@ class Source:
     rows: Callable[[], Rows]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     part: str = ""
+    image_folders: tuple[Path, ...] | None = ()
 
 
 def parts_of(data: DataSection) -> dict[str, DataSection]:
@@ -207,7 +210,8 @@ def open_sources(data: DataSection) -> list[Source]:
         ]
     if data.dataset.startswith(_PYTHON):
         name = data.dataset.removeprefix(_PYTHON)
-        return [Source("train", name.rpartition(".")[2], name, partial(_module_rows, data.dataset))]
+        rows = partial(_module_rows, data.dataset)
+        return [Source("train", name.rpartition(".")[2], name, rows, image_folders=None)]
     path = expanded(data.dataset)
     if path.exists():
         root = path if path.is_dir() else path.parent
@@ -215,14 +219,15 @@ def open_sources(data: DataSection) -> list[Source]:
             classes = class_names(images)
             return [_image_source(image, root, classes) for image in images]
         return [
-            _file_source(split, file, str(file.relative_to(root)))
+            _file_source(split, file, str(file.relative_to(root)), root)
             for split, file in _files_by_split(path)
         ]
     return _hub_sources(data)
 
 
-def _file_source(split: str, path: Path, name: str) -> Source:
-    return Source(split, name, str(path), partial(read_file, path))
+def _file_source(split: str, path: Path, name: str, *folders: Path) -> Source:
+    rows, image_folders = partial(read_file, path), (path.parent, *folders)
+    return Source(split, name, str(path), rows, image_folders=image_folders)
 
 
 def _images(path: Path) -> list[ImageFile]:
@@ -316,9 +321,18 @@ def _hub_sources(data: DataSection) -> list[Source]:
             f"{data.dataset}/{split}",
             partial(hub_rows, loaded[split]),
             hub_class_names(loaded[split]),
+            image_folders=_hub_image_folders(str(data.dataset)),
         )
         for split in known
     ]
+
+
+def _hub_image_folders(name: str) -> tuple[Path, ...]:
+    """Where a dataset's image files are: in its repository's copy, or unpacked by `datasets`."""
+    import datasets
+
+    copy = hub.cache_directory() / f"datasets--{name.replace('/', '--')}"
+    return copy, Path(datasets.config.EXTRACTED_DATASETS_PATH)
 
 
 def hub_class_names(split: Any) -> dict[str, list[str]]:

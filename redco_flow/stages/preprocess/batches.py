@@ -5,7 +5,6 @@ Ends with an error where the data cannot be used: bad rows, changed files, split
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -62,11 +61,6 @@ class RawPairs:
         self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
         self.digests: Mapping[Path, str] = {}
 
-    @property
-    def skipped(self) -> Counter[str]:
-        """The rows of all blocks that are not kept, by reason."""
-        return self.bad_rows.counts + self.counts.left_out
-
     def batches(
         self, phase: str, is_wanted: Callable[[int], bool]
     ) -> Iterator[tuple[BlockSplit, PairBatch]]:
@@ -98,10 +92,10 @@ class RawPairs:
             sources, data, self._read_row, bad_rows, counts, on_row, is_wanted, left_out
         )
         for block_split, batch in batches_by_block(pairs):
-            if data.on_bad_row == "skip" or not bad_rows.counts:
+            if data.on_bad_row != "error" or not bad_rows.counts:
                 yield block_split, batch
         guard.check_again()
-        bad_rows.raise_if_any()
+        bad_rows.raise_if_any(counts.rows)
         for split in SPLITS:
             if not counts.usable[split] and (split == "train" or getattr(data, split)):
                 raise NoRows(_no_rows_message(data, split, bad_rows))
@@ -119,11 +113,6 @@ class KeptPairs:
         self._context, self._raw, self._path = context, raw, path
         self._block_splits: list[BlockSplit] = []
         self.bad_rows, self.counts, self.labels = raw.bad_rows, raw.counts, raw.labels
-
-    @property
-    def skipped(self) -> Counter[str]:
-        """See `RawPairs.skipped`."""
-        return self._raw.skipped
 
     def keep(self, phase: str) -> Iterator[tuple[BlockSplit, PairBatch]]:
         """Yield every batch of the raw data, and keep it.

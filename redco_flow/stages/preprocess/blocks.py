@@ -58,10 +58,12 @@ class Block:
     Args:
         files: none where the block has no usable row.
         counts: of the encoded examples by split: see `DatasetSummary.splits`.
+        unusable: rows that could not be encoded, by reason.
     """
 
     files: tuple[BlockFile, ...]
     counts: Mapping[str, Mapping[str, int]]
+    unusable: Mapping[str, int] = field(default_factory=dict)
 
 
 class BlockStore:
@@ -99,7 +101,8 @@ class BlockStore:
             FileNotFoundError: the block is not there.
         """
         record = read_json(self._record_path(number))
-        return Block(tuple(BlockFile(**file) for file in record["files"]), record["counts"])
+        files = tuple(BlockFile(**file) for file in record["files"])
+        return Block(files, record["counts"], record["unusable"])
 
     def is_there(self, number: int) -> bool:
         """Tell whether a block has its record and its files, as long as they were."""
@@ -196,6 +199,7 @@ class _OpenBlock:
     stack: ExitStack = field(default_factory=ExitStack)
     files: dict[tuple[str, str], tuple[Path, SplitWriter]] = field(default_factory=dict)
     counts: SplitCounts = field(default_factory=SplitCounts)
+    unusable: Counter[str] = field(default_factory=Counter)
 
 
 class BlockWriters:
@@ -230,6 +234,7 @@ class BlockWriters:
             writer.write(example_columns(batch, encoded))
         block = self._open.setdefault(block_split.block, _OpenBlock())
         block.counts.add_batch(block_split.split, batch, encoded)
+        block.unusable.update(reason for _, reason, _ in encoded.unusable)
 
     def write_rows(self, block_split: BlockSplit, batch: PairBatch) -> None:
         """Append rows that are kept as they are, with `ids`: the token ids of each, by column."""
@@ -267,6 +272,7 @@ class BlockWriters:
             self._store.finish(path, folder, BlockSplit(number, split))
             for (folder, split), (path, _) in sorted(block.files.items())
         )
-        self._store.commit(number, Block(files, block.counts.by_split()))
+        unusable = dict(sorted(block.unusable.items()))
+        self._store.commit(number, Block(files, block.counts.by_split(), unusable))
         del self._open[number]
         self.committed.add(number)

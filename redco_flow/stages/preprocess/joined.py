@@ -6,6 +6,7 @@ with the same source are put together where an evaluation split is grouped.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from redco_flow.records import write_json
 from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.artifacts import row_counts
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
     ArrowSplit,
@@ -24,7 +26,7 @@ from redco_flow.stages.artifacts.dataset import (
     read_batches,
 )
 from redco_flow.stages.context import Output, StageContext, StageOutputs
-from redco_flow.stages.data.rows import NoRows
+from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.blocks import (
     DATASET,
@@ -42,13 +44,61 @@ from redco_flow.stages.preprocess.encoding import (
     encode_batches,
     load_tokenizer,
 )
-from redco_flow.stages.preprocess.labels import Labels, NumberLabels, are_ordered, class_names
+from redco_flow.stages.preprocess.labels import (
+    Labels,
+    NumberLabels,
+    are_ordered,
+    class_names,
+    tell_missing_classes,
+)
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces, tell_learnt
-from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, grouped
+from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped
 from redco_flow.text.tokenizer import TextTokenizer
 
 MAX_COUNTED_TARGETS = 100_000
 _NUM_SHOWN = 3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EncodedBlocks:
+    """What one reading of the rows brought.
+
+    Args:
+        counts: of all blocks.
+        written: the blocks that were written.
+        bad_rows: of all blocks: those that could not be read.
+        unusable: of the blocks that were written: those that could not be encoded.
+        labels: what read all rows' targets, where they are no texts.
+    """
+
+    counts: RowCounts
+    written: set[int]
+    bad_rows: BadRowLog
+    unusable: BadRowLog
+    labels: Labels | None
+
+    def bad_rows_of(self, blocks: Iterable[Block]) -> BadRowLog:
+        """Return the bad rows of all blocks; shown are those that this process found."""
+        unusable = BadRowLog(self.bad_rows.policy, self.unusable.first)
+        for block in blocks:
+            unusable.counts.update(block.unusable)
+        return self.bad_rows.joined(unusable)
+
+
+def row_metadata(summary: DatasetSummary, read: RowCounts) -> dict[str, Any]:
+    """Return what a dataset's manifest says of its rows, after it was logged."""
+    metadata = {
+        "splits": summary.splits,
+        "skipped_rows": summary.skipped_rows,
+        "rows_read": read.rows,
+        "curated_rows": dict(sorted(read.left_out.items())),
+        "recipe": summary.recipe,
+    }
+    for note in row_counts.RowLosses.of(metadata).notes():
+        logger.warning("%s", note)
+    return metadata
 
 
 @dataclass(frozen=True)
@@ -64,28 +114,28 @@ class DatasetJoin:
     store: BlockStore
     call: Encode
 
-    def join(
-        self, num_blocks: int, skipped_rows: Mapping[str, int], labels: Labels | None
-    ) -> StageOutputs:
+    def join(self, encoded: EncodedBlocks) -> StageOutputs:
         """Return the dataset of all blocks.
 
-        Args:
-            skipped_rows: see `DatasetSummary`.
-            labels: what read all rows' targets, where they are no texts.
+        Raises:
+            BadRows: all processes together found more bad rows than the pipeline allows.
+            NoRows: no row of a split is left.
         """
-        blocks = [self.store.read(number) for number in range(num_blocks)]
+        blocks = [self.store.read(number) for number in range(encoded.counts.num_blocks)]
+        bad_rows = encoded.bad_rows_of(blocks)
+        bad_rows.raise_if_any(encoded.counts.rows)
         files, counts = files_of(blocks, DATASET), summed(blocks)
         _check_rows(counts)
         for split, held_back in files_of(blocks, HELD_BACK).items():
             files[split] = [self._encode_held_back(split, held_back, counts)]
         self.store.keep_only(file.name for of_split in files.values() for file in of_split)
-        summary = self._summary(files, counts, skipped_rows, labels)
+        skipped = bad_rows.counts + encoded.counts.left_out
+        summary = self._summary(files, counts, skipped, encoded.labels)
         write_json(self.store.dataset / SUMMARY_FILE, summary.to_json())
         tell_learnt(summary)
+        tell_missing_classes(encoded.labels)
         metadata = {
-            "splits": summary.splits,
-            "skipped_rows": summary.skipped_rows,
-            "recipe": summary.recipe,
+            **row_metadata(summary, encoded.counts),
             **({"learnt": self._first_learnt(files)} if summary.id_columns else {}),
         }
         digests = {file.name: file.blake3 for of_split in files.values() for file in of_split}

@@ -7,6 +7,7 @@ process reads all rows in one order, so they are the same in all shards and atte
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -22,6 +23,8 @@ from redco_flow.stages.data.source import Source
 MAX_CLASSES = 10_000
 _MAX_LISTED = 10
 
+logger = logging.getLogger(__name__)
+
 
 class ClassLabels:
     """Labels that are classes.
@@ -33,6 +36,7 @@ class ClassLabels:
     def __init__(self, given: Sequence[Class] = ()) -> None:
         self._names: dict[Class, None] = dict.fromkeys(given)
         self._are_all_known = bool(given)
+        self._trained: set[Class] = set()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -60,7 +64,14 @@ class ClassLabels:
         name = _class_name(fields, key, own)
         if name not in self._names:
             self._add(name, key, source)
+        if source.split == "train":
+            self._trained.add(name)
         return name
+
+    @property
+    def without_rows(self) -> list[Class]:
+        """The classes that no training row is of; some of its rows may be held out."""
+        return [name for name in self.names if name not in self._trained]
 
     def _add(self, name: Class, key: str, source: Source) -> None:
         # Training data are read first: what they lack, later splits cannot have.
@@ -114,6 +125,18 @@ def labels_for(recipe: ModuleType, settings: Mapping[str, Any]) -> Labels | None
     if targets == CLASSES:
         return ClassLabels(settings.get(CLASSES) or ())
     return NumberLabels() if targets == NUMBERS else None
+
+
+def tell_missing_classes(labels: Labels | None) -> None:
+    """Log the classes that no training row is of: a model cannot learn them."""
+    if isinstance(labels, ClassLabels) and (missing := labels.without_rows):
+        listed = ", ".join(map(str, missing[:_MAX_LISTED]))
+        more = f" and {len(missing) - _MAX_LISTED} more" if len(missing) > _MAX_LISTED else ""
+        logger.warning(
+            "no training row has the class %s%s: is the name in settings.classes right?",
+            listed,
+            more,
+        )
 
 
 def class_names(labels: Labels | None) -> list[Class] | None:

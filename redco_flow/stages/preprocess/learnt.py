@@ -1,7 +1,7 @@
 """What a model learns of a dataset's conversations: its share, and what is wrong with it, told.
 
 Counted beside the rows of each split: `learnt_tokens`, `cut_targets`, `dropped_rows`,
-`double_starts` and `missing_ends`.
+`double_starts`, `missing_ends` and `parsed_arguments`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ def learnt_notes(counts: Mapping[str, int]) -> Iterator[str]:
         yield f"{counts['cut_targets']:,} are cut at max_length"
     if counts["dropped_rows"]:
         yield f"{counts['dropped_rows']:,} are dropped: longer than max_length"
+    if counts.get("parsed_arguments"):
+        yield (
+            f"{counts['parsed_arguments']:,} have tool calls whose arguments were JSON in a text: "
+            "the template gets them as mappings"
+        )
     yield from learnt_warnings(counts)
 
 

@@ -5,18 +5,12 @@ A row is checked by what training does with it: the recipe's `collate_fn` makes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from redco_flow.errors import UnusableRow
-from redco_flow.recipes.build import collate_rows
 from redco_flow.recipes.recipe import (
-    CLASSES,
-    Batch,
-    Collate,
-    Example,
     RowColumns,
     encodes_rows,
     find_recipe,
@@ -24,7 +18,6 @@ from redco_flow.recipes.recipe import (
     text_columns,
 )
 from redco_flow.records import write_json
-from redco_flow.spec.names import failure
 from redco_flow.spec.recipe_settings import read_settings, values_of
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
@@ -33,15 +26,8 @@ from redco_flow.stages.artifacts.dataset import (
     RowSplit,
 )
 from redco_flow.stages.context import Output, Shard, StageContext, StageOutputs
-from redco_flow.stages.data.row_values import (
-    BadValue,
-    MissingPillow,
-    as_json_value,
-    pack_row,
-    unpack_row,
-)
-from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field
-from redco_flow.stages.data.source import SPLITS, Source
+from redco_flow.stages.data.row_values import as_json_value, unpack_row
+from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess.batches import RawPairs
 from redco_flow.stages.preprocess.blocks import DATASET, Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config
@@ -51,112 +37,15 @@ from redco_flow.stages.preprocess.joined import (
     damaged,
     files_of,
     record_of,
+    row_metadata,
     summed,
     trivial_targets,
 )
-from redco_flow.stages.preprocess.labels import (
-    ClassLabels,
-    Labels,
-    are_ordered,
-    class_names,
-    labels_for,
-)
-from redco_flow.stages.preprocess.pairs import SplitOf
+from redco_flow.stages.preprocess.labels import are_ordered, class_names, tell_missing_classes
+from redco_flow.stages.preprocess.pairs import RowCounts
+from redco_flow.stages.preprocess.row_reader import RowReader, row_reader
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer_of
 from redco_flow.text.tokenizer import TextTokenizer
-
-
-class PackedRow(NamedTuple):
-    """One usable row.
-
-    Args:
-        block, split: where it belongs.
-        row_id: "file name:line", the same wherever the file lies.
-        row: the columns of its recipe, packed.
-        ids: token ids by column, of a recipe that encodes rows.
-    """
-
-    block: int
-    split: str
-    row_id: str
-    row: bytes
-    ids: Mapping[str, Sequence[int]]
-
-
-@dataclass(frozen=True)
-class RowReader:
-    """How a row of the data becomes one that is kept.
-
-    Args:
-        names: the columns that are kept; None: all.
-        renamed: the data's name of a column by the recipe's.
-        collate_fn: the recipe's.
-        target: the column that `labels` reads, where they are there.
-        split_by: the columns that decide which rows are held out; none: all.
-        split_key: the bytes that do so instead.
-        encode: row -> token ids by column.
-    """
-
-    names: Sequence[str] | None
-    renamed: Mapping[str, str]
-    collate_fn: Collate
-    target: str | None = None
-    labels: Labels | None = None
-    split_by: Sequence[str] = ()
-    split_key: Callable[[Example], bytes] | None = None
-    encode: Callable[[Example], Mapping[str, Sequence[int]]] | None = None
-
-    def __call__(
-        self, row: FileRow, source: Source, split_of: SplitOf | None, block: int
-    ) -> PackedRow | BadRow:
-        """Check a row and pack it."""
-        location = f"{source.location}:{row.line}"
-        try:
-            packed = pack_row(self._columns(row.fields) | self._label(row.fields, source))
-        except BadValue as error:
-            return BadRow(location, error.reason, error.detail)
-        try:
-            example = unpack_row(packed)
-            self.collate_fn([example])
-            ids = {} if self.encode is None else self.encode(example)
-        except MissingPillow:
-            raise
-        except UnusableRow as error:
-            return BadRow(location, error.reason, error.detail)
-        except Exception as error:  # noqa: BLE001 (the user's function may raise anything)
-            reason = f"collate_fn raised {type(error).__name__}"
-            return BadRow(location, reason, failure(error).removeprefix(": ").strip())
-        split = split_of(self._identity(example, packed)) if split_of else source.split
-        return PackedRow(block, split, f"{source.name}:{row.line}", packed, ids)
-
-    def _identity(self, example: Example, packed: bytes) -> bytes:
-        """Return what makes a row the same as another to its split."""
-        if self.split_key is not None:
-            return self.split_key(example)
-        values = [example[name] for name in self.split_by]
-        if not values:
-            return packed
-        if all(isinstance(value, str) for value in values):  # as of a pair of texts its source
-            return "\0".join(values).encode()
-        return pack_row(dict(zip(self.split_by, values, strict=True)))
-
-    def _label(self, fields: Mapping[str, Any], source: Source) -> dict[str, Any]:
-        if self.labels is None or self.target is None:
-            return {}
-        key = self.renamed.get(self.target, self.target)
-        return {self.target: self.labels.read(fields, key, source)}
-
-    def _columns(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        if self.names is None:
-            own = {theirs: name for name, theirs in self.renamed.items()}
-            return {own.get(key, key): value for key, value in fields.items()}
-        found = {}
-        for name in self.names:
-            key = self.renamed.get(name, name)
-            if problem := problem_of_field(fields, key):
-                raise BadValue(*problem)
-            found[name] = fields[key]
-        return found
 
 
 def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[], StageOutputs]:
@@ -167,18 +56,8 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
     """
     store = BlockStore(context.work_dir)
     recipe = find_recipe(config.recipe)
-    columns = RowColumns.of(recipe)
-    labels = labels_for(recipe, values_of(config.settings))
-    collate_fn = _checking(config, labels)
-    read_row = RowReader(
-        columns.names,
-        config.data.columns,
-        collate_fn,
-        columns.target,
-        labels,
-        getattr(recipe, "SPLIT_BY", ()),
-        getattr(recipe, "split_key", None),
-    )
+    read_row = row_reader(config.recipe, values_of(config.settings), config.data.columns)
+    labels = read_row.labels
     if encodes_rows(recipe):
         read_row = _encoding(context, config, store, read_row)
     source = RawPairs(context, config, read_row)
@@ -191,14 +70,16 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         again = damaged(context, store, set(range(num_blocks)) - written)
         if again:
             _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
-        summary = _summary(config, store, columns, num_blocks, source.skipped)
+        skipped = source.bad_rows.counts + source.counts.left_out
+        summary = _summary(config, store, RowColumns.of(recipe), num_blocks, skipped)
         summary = replace(
             summary,
             classes=class_names(labels),
             classes_are_ordered=are_ordered(labels),
             tokenizer=_tokenizer_record(context, config, store, summary),
         )
-        return _dataset(store, summary, num_blocks)
+        tell_missing_classes(labels)
+        return _dataset(store, summary, source.counts)
 
     return join
 
@@ -240,23 +121,6 @@ def _text_of(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(str(one.get("content", "")) for one in value if isinstance(one, dict))
     return str(value)
-
-
-def _checking(config: Config, labels: Labels | None) -> Collate:
-    """Return the recipe's collate_fn; of classes it knows those that were read so far."""
-    settings = values_of(config.settings)
-
-    @cache
-    def with_classes(_num_classes: int) -> Collate:
-        names = class_names(labels)
-        own = settings if names is None else {**settings, CLASSES: names}
-        return collate_rows(config.recipe, own)
-
-    def collate_fn(examples: Sequence[Example]) -> Batch:
-        num_classes = len(labels) if isinstance(labels, ClassLabels) else 0
-        return with_classes(num_classes)(examples)
-
-    return collate_fn
 
 
 def _write_blocks(
@@ -323,14 +187,10 @@ def _values(rows: RowSplit, count: int, column: str) -> Iterator[Any]:
         yield as_json_value(rows[index].get(column))
 
 
-def _dataset(store: BlockStore, summary: DatasetSummary, num_blocks: int) -> StageOutputs:
-    blocks = [store.read(number) for number in range(num_blocks)]
+def _dataset(store: BlockStore, summary: DatasetSummary, read: RowCounts) -> StageOutputs:
+    blocks = [store.read(number) for number in range(read.num_blocks)]
     digests = {file.name: file.blake3 for of in files_of(blocks, DATASET).values() for file in of}
     store.keep_only(digests)
     write_json(store.dataset / SUMMARY_FILE, summary.to_json())
-    metadata = {
-        "splits": summary.splits,
-        "skipped_rows": summary.skipped_rows,
-        "recipe": summary.recipe,
-    }
+    metadata = row_metadata(summary, read)
     return StageOutputs({"dataset": Output("dataset", store.dataset, metadata, digests)})

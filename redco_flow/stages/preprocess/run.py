@@ -9,7 +9,6 @@ a grouped evaluation split.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from redco_flow.recipes.recipe import (
     takes_conversations,
 )
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
-from redco_flow.stages.data.rows import BadRow
+from redco_flow.stages.data.rows import BadRow, BadRowLog
 from redco_flow.stages.data.source import SPLITS
 from redco_flow.stages.preprocess import rows
 from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
@@ -39,8 +38,12 @@ from redco_flow.stages.preprocess.encoding import (
     EncodeChats,
     encode_batches,
 )
-from redco_flow.stages.preprocess.joined import DatasetJoin, damaged, dataset_columns
-from redco_flow.stages.preprocess.labels import Labels
+from redco_flow.stages.preprocess.joined import (
+    DatasetJoin,
+    EncodedBlocks,
+    damaged,
+    dataset_columns,
+)
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
 from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer
 
@@ -67,29 +70,12 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
 
     def join() -> StageOutputs:
         dataset = DatasetJoin(context, config, store, call)
-        again = damaged(context, store, set(range(encoded.num_blocks)) - encoded.written)
+        again = damaged(context, store, set(range(encoded.counts.num_blocks)) - encoded.written)
         if again:
             blocks.encode(again.__contains__)
-        return dataset.join(encoded.num_blocks, encoded.skipped_rows, encoded.labels)
+        return dataset.join(encoded)
 
     return join
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """What one reading of the rows brought.
-
-    Args:
-        num_blocks: of all rows.
-        written: the blocks that were written.
-        skipped_rows: of all blocks, by reason.
-        labels: what read their targets, where they are no texts.
-    """
-
-    num_blocks: int
-    written: set[int]
-    skipped_rows: Counter[str]
-    labels: Labels | None
 
 
 @dataclass(frozen=True)
@@ -106,26 +92,26 @@ class _Blocks:
     call: Encode
     kept: KeptPairs | None
 
-    def encode(self, is_wanted: Callable[[int], bool]) -> _Encoded:
+    def encode(self, is_wanted: Callable[[int], bool]) -> EncodedBlocks:
         """Read all rows, and encode and write the blocks that are wanted."""
         source = self.kept or RawPairs(self.context, self.config)
+        unusable = BadRowLog(self.config.data.on_bad_row)
         # It is asked at every row: each block is looked up once.
         pairs = source.batches("reading and encoding", cache(is_wanted))
         with BlockWriters(self.store, dataset_columns(self.config.data)) as writers:
             batches = self._held_back(pairs, writers)
             with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
                 for block_split, batch, ids in encoded:
-                    for unusable in ids.unusable:
-                        source.bad_rows.add(BadRow(*unusable))
+                    for row in ids.unusable:
+                        unusable.add(BadRow(*row))
                     writers.write(block_split, batch, ids)
-                source.bad_rows.raise_if_any()
+                source.bad_rows.joined(unusable).raise_if_any(source.counts.rows)
         written = set(writers.committed)
         for number in range(source.counts.num_blocks):
             if number not in written and is_wanted(number):  # it has no usable row
                 self.store.commit(number, Block((), {}))
                 written.add(number)
-        counted = source.counts.num_blocks, written, source.skipped
-        return _Encoded(*counted, source.labels)
+        return EncodedBlocks(source.counts, written, source.bad_rows, unusable, source.labels)
 
     def _held_back(
         self, pairs: Iterable[tuple[BlockSplit, PairBatch]], writers: BlockWriters

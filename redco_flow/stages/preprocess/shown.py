@@ -16,7 +16,8 @@ from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.rows import BadRow
 from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.preprocess.blocks import SplitCounts
-from redco_flow.stages.preprocess.config import Config, chat_columns
+from redco_flow.stages.preprocess.config import Config
+from redco_flow.stages.preprocess.heads import chat_columns
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_notes, learnt_pieces
 from redco_flow.stages.preprocess.run import encode_call
 from redco_flow.stages.preprocess.tokenizer import fetch_tokenizer

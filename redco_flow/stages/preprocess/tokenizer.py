@@ -288,8 +288,7 @@ def ensure_tokenizer_of(
         context.report(phase="tokenizer")
         unfinished = store.new_file()
         if not _take_or_fetch(context, config, unfinished):
-            asked = _asked_training(config)
-            save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), unfinished)
+            _save_trained(config, texts, unfinished)
         _put_in_place(unfinished, directory)
     return directory
 
@@ -305,7 +304,10 @@ def _take_or_fetch(context: StageContext, config: Config, directory: Path) -> bo
     own = context.input("tokenizer_of").path / TOKENIZER_FOLDER
     if not own.is_dir():
         raise ValueError(f"tokenizer_of: there is no tokenizer in {own.parent}.")
-    shutil.copytree(own, directory)
+    if (name := config.data.chat_template) is None or name == TOKENIZER_DEFAULT:
+        shutil.copytree(own, directory)
+    else:
+        save_pretrained_tokenizer(str(own), directory, chat_template=template_text(name))
     return True
 
 
@@ -332,15 +334,19 @@ def _make_tokenizer(
     context.report(phase="tokenizer")
     if _take_or_fetch(context, config, directory):
         return None
-    asked = _asked_training(config)
     kept = KeptPairs(context, RawPairs(context, config), store.new_file())
-    texts = _training_texts(context, config, kept)
-    if not is_conversational(config.recipe):
+    _save_trained(config, _training_texts(context, config, kept), directory)
+    return kept
+
+
+def _save_trained(config: Config, texts: Iterable[str], directory: Path) -> None:
+    """Train a tokenizer; with ChatML's template where the rows are conversations, or may be."""
+    asked = _asked_training(config)
+    if not is_conversational(config.recipe) and config.data.chat_template is None:
         save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
-        return kept
+        return
     size = asked.vocab_size - len(CHATML_TOKENS)
     save_chat_tokenizer(train_tokenizer(texts, size, asked.type), directory)
-    return kept
 
 
 def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> Iterator[str]:

@@ -1,0 +1,114 @@
+"""How many rows of the data became a dataset: read, skipped by reason, truncated, dropped.
+
+One record, made from the dataset artifact's metadata, that the stage's log, the line of a completed
+stage, `redco-flow status` and the report show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redco_flow.stages.context import FinishedStage
+from redco_flow.tracking.artifacts import ArtifactStore
+
+_BAD_ROWS = (
+    "fix them; data.on_bad_row: error stops at the first such row, {skip: 1 %} allows a limited "
+    "number"
+)
+_CURATED = "found by the stage of kind curate"
+_CONVERSATIONS = "raise max_length, or drop longer ones by on_too_long: drop"
+_DROPPED = "raise max_length, or keep their beginning by on_too_long: truncate"
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that are not in a dataset, or not in full.
+
+    Args:
+        what: skipped, truncated or dropped.
+        reason: why, or what was truncated.
+        remedy: what to do about it.
+    """
+
+    what: str
+    reason: str
+    num_rows: int
+    remedy: str
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """What became of the rows that preprocessing read.
+
+    Args:
+        num_read: of all splits; None of a dataset of an earlier version.
+        groups: of rows that are not in the dataset, or not in full.
+    """
+
+    num_read: int | None
+    groups: tuple[RowGroup, ...]
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> RowLosses:
+        """Read them from the metadata of a dataset artifact."""
+        curated = metadata.get("curated_rows") or {}
+        skipped = sorted(metadata["skipped_rows"].items(), key=lambda item: (-item[1], item[0]))
+        groups = [
+            RowGroup("skipped", reason, count, _CURATED if reason in curated else _BAD_ROWS)
+            for reason, count in skipped
+        ]
+        splits = list(metadata["splits"].values())
+        are_chats = any("learnt_tokens" in counts for counts in splits)
+        target = ("conversations", _CONVERSATIONS) if are_chats else _target("target")
+        for key, (what, remedy) in {
+            "cut_sources": _target("source"),
+            "cut_targets": target,
+        }.items():
+            groups.append(RowGroup("truncated", what, _sum(splits, key), remedy))
+        groups.append(
+            RowGroup("dropped", "longer than max_length", _sum(splits, "dropped_rows"), _DROPPED)
+        )
+        return cls(metadata.get("rows_read"), tuple(one for one in groups if one.num_rows))
+
+    def num_of(self, what: str) -> int:
+        """Return how many rows are skipped, truncated or dropped."""
+        return sum(one.num_rows for one in self.groups if one.what == what)
+
+    @property
+    def brief(self) -> str:
+        """What the line of a completed stage says; empty where all rows are there in full."""
+        parts = []
+        if skipped := self.num_of("skipped"):
+            of = f" of {self.num_read:,}" if self.num_read is not None else ""
+            parts.append(f"{skipped:,}{of} rows skipped")
+        truncated = [one for one in self.groups if one.what == "truncated"]
+        parts += [f"{_counted(one.num_rows, one.reason)} truncated" for one in truncated]
+        if dropped := self.num_of("dropped"):
+            parts.append(f"{_counted(dropped, 'conversations')} dropped")
+        return f"({', '.join(parts)})" if parts else ""
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each group."""
+        of = f" of {self.num_read:,} rows" if self.num_read is not None else ""
+        for one in self.groups:
+            yield f"{one.what}: {one.num_rows:,}{of}: {one.reason} ({one.remedy})"
+
+
+def brief_of_dataset(finished: FinishedStage) -> str:
+    """Return what the line of a completed preprocessing says of its rows."""
+    artifact = ArtifactStore(finished.workspace).find(finished.result.outputs["dataset"])
+    return "" if artifact is None else RowLosses.of(artifact.metadata).brief
+
+
+def _counted(number: int, plural: str) -> str:
+    return f"{number:,} {plural if number > 1 else plural.removesuffix('s')}"
+
+
+def _target(side: str) -> tuple[str, str]:
+    return f"{side}s", f"raise max_{side}_length"
+
+
+def _sum(splits: list[Mapping[str, int]], key: str) -> int:
+    return sum(counts.get(key, 0) for counts in splits)

@@ -1,0 +1,96 @@
+"""Read image files that data rows name: regular files below the data's folder, of known formats.
+
+A row is data, often somebody else's: its path must not reach any other file of the reader's, a
+device, or a pipe, and its content must not ask for another program (as PostScript does) or for
+gigabytes of memory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Pillow's names of the formats that are read; PPM covers PBM, PGM and PNM too."""
+
+MAX_IMAGE_BYTES = 64 << 20
+MAX_IMAGE_PIXELS = 89_478_485
+"""Of one image: where Pillow begins to warn of decompression bombs."""
+
+
+class MissingPillow(ValueError):
+    """Images are to be read, and nothing can."""
+
+
+class BadImage(ValueError):
+    """A file or its content that is not read as an image; says why and what is allowed."""
+
+
+def read_image_file(path: str, folders: Sequence[Path] | None) -> bytes:
+    """Return the bytes of an image file that a row names.
+
+    Args:
+        path: absolute, or relative to one of the folders.
+        folders: the file must be below one of them, after symbolic links are resolved; None: it
+            may be anywhere, as where the user's own module made the row.
+
+    Raises:
+        BadImage: there is no such file there, it is no regular file, or it is too large.
+    """
+    found = Path(path) if folders is None else _below(path, folders)
+    # A pipe must not block the open; nothing is read before the type of the file is known.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if folders else 0)
+    try:
+        descriptor = os.open(found, flags)
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path
+        raise BadImage(f"it cannot be opened: {error}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BadImage("it is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(MAX_IMAGE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > MAX_IMAGE_BYTES:
+        raise BadImage(f"it has more than {MAX_IMAGE_BYTES >> 20} MiB, the most that is read")
+    return content
+
+
+def _below(path: str, folders: Sequence[Path]) -> Path:
+    """Return the real path of a file below one of the folders."""
+    roots = [Path(os.path.realpath(folder)) for folder in folders]
+    real = [Path(os.path.realpath(root / path)) for root in roots]
+    inside = [one for one in real if any(one.is_relative_to(root) for root in roots)]
+    if inside:
+        return next((one for one in inside if one.exists()), inside[0])
+    allowed = " or ".join(map(str, folders)) or "(none)"
+    raise BadImage(f"a row may only name files below {allowed}")
+
+
+def open_image(content: bytes) -> Any:
+    """Return a Pillow image of a file's bytes, opened and not decoded.
+
+    Raises:
+        MissingPillow: it is not installed.
+        BadImage: the content has none of `IMAGE_FORMATS`, or too many pixels.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingPillow(
+            "images are read by Pillow, which is not installed: pip install 'redco-flow[vision]'."
+        ) from error
+    try:
+        image = Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
+    except UnidentifiedImageError as error:
+        raise BadImage(f"its content is none of {', '.join(IMAGE_FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise BadImage(f"{error}; at most {MAX_IMAGE_PIXELS:,} pixels are decoded") from error
+    num_pixels = image.width * image.height
+    if num_pixels > MAX_IMAGE_PIXELS:
+        raise BadImage(f"{num_pixels:,} pixels; at most {MAX_IMAGE_PIXELS:,} are decoded")
+    return image
