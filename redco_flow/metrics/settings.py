@@ -78,7 +78,9 @@ def described_settings(metric: AnyMetric) -> dict[str, Any]:
 def warnings_of(metric: AnyMetric, references: Any) -> list[str]:
     """Return why a metric's scores of texts with these references may mean little."""
     find: Callable[[Any], list[str]] | None = getattr(metric, "find_warnings", None)
-    return find(references) if find is not None else []
+    if find is None or not all(isinstance(one, str) for texts in references for one in texts):
+        return []  # what is not a text is refused when it is scored
+    return find(references)
 
 
 def _taken_by(function: Callable[..., Any], bound: Mapping[str, Any]) -> dict[str, Any]:
