@@ -131,7 +131,7 @@ def _keep_from_installed(last: list[str]) -> None:
             return
         if getattr(finder, "__name__", "") == "PathFinder":
             # typeshed's protocol of finders has more than Python asks for.
-            sys.meta_path.insert(place, _InstalledImports(finder, last))  # type: ignore[arg-type]
+            sys.meta_path.insert(place, _InstalledImports(finder, last))
             return
 
 
