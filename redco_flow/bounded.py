@@ -182,23 +182,64 @@ def within(seconds: float, exchange: Callable[[], Result]) -> Result:
         TimeoutError: it takes longer.
         Exception: whatever the exchange raises.
     """
+    done = threading.Event()
     results: list[Result] = []
     errors: list[BaseException] = []
+    _started(exchange, results, errors, done)
+    if not done.wait(seconds):
+        raise TimeoutError(f"no complete answer within {seconds:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def while_growing(
+    exchange: Callable[[], Result],
+    num_bytes: Callable[[], int],
+    *,
+    bytes_per_second: float,
+    seconds: float,
+) -> Result:
+    """Return what a download returns, if what it has written grows fast enough; see `within`.
+
+    Args:
+        num_bytes: how much is written by now.
+        bytes_per_second: the least growth, on average over `seconds`.
+
+    Raises:
+        TimeoutError: it is slower.
+        Exception: whatever the download raises.
+    """
+    done, present = threading.Event(), num_bytes()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    _started(exchange, results, errors, done)
+    while not done.wait(seconds):
+        before, present = present, num_bytes()
+        if present - before < bytes_per_second * seconds:
+            raise TimeoutError(f"{present - before} bytes in {seconds:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _started(
+    exchange: Callable[[], Result],
+    results: list[Result],
+    errors: list[BaseException],
+    done: threading.Event,
+) -> None:
+    """Start an exchange in a thread that may be left behind."""
 
     def run() -> None:
         try:
             results.append(exchange())
         except BaseException as error:  # noqa: BLE001 (raised by the caller's thread)
             errors.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=run, daemon=True, name="exchange")
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no complete answer within {seconds:g} s")
-    return results[0]
+    threading.Thread(target=run, daemon=True, name="exchange").start()
 
 
 class _Lines:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from redco_flow.bounded import while_growing, within
+from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
 from redco_flow.records import read_json
 
 Kind = Literal["model", "dataset"]
@@ -21,7 +23,10 @@ Kind = Literal["model", "dataset"]
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SECONDS_TO_ANSWER = 10.0
+_SECONDS_TO_ANSWER = 10.0  # for one read
+_SECONDS_FOR_ALL = 60.0
+_LEAST_BYTES_PER_SECOND = 1024
+_SECONDS_OF_SLOWNESS = 300.0
 
 
 class HubError(ValueError):
@@ -73,10 +78,14 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
     api = huggingface_hub.HfApi()
     with _explained(kind, name, revision):
         ask: Callable[..., Any] = api.model_info if kind == "model" else api.dataset_info
-        info = ask(name, revision=revision, timeout=_SECONDS_TO_ANSWER)
+        info = within(
+            _SECONDS_FOR_ALL, lambda: ask(name, revision=revision, timeout=_SECONDS_TO_ANSWER)
+        )
         if info.gated:  # what a repository holds is public; its files may not be
             _check_access(kind, name)
-    files = frozenset(file.rfilename for file in info.siblings or ())
+        if not is_commit(info.sha):
+            raise ValueError(f"{info.sha!r:.80} is not a commit")
+        files = frozenset(str(file.rfilename) for file in info.siblings or ())
     return Snapshot(info.sha, files, _model_type(getattr(info, "config", None)))
 
 
@@ -186,10 +195,16 @@ def download_model(
     try:
         with _explained("model", name, commit):
             folder = Path(
-                huggingface_hub.snapshot_download(
-                    name, revision=commit, allow_patterns=list(patterns)
+                while_growing(
+                    lambda: huggingface_hub.snapshot_download(
+                        name, revision=commit, allow_patterns=list(patterns)
+                    ),
+                    lambda: _num_bytes(_repository_cache("model", name)),
+                    bytes_per_second=_LEAST_BYTES_PER_SECOND,
+                    seconds=_SECONDS_OF_SLOWNESS,
                 )
             )
+            check_inside(folder, _repository_cache("model", name))
     except HubUnreachable as error:
         raise HubError(
             f"the download of model '{name}' at {commit} broke off: {error}. A new "
@@ -295,6 +310,27 @@ def _repository_cache(kind: Kind, name: str) -> Path:
     return cache_directory() / repo_folder_name(repo_id=name, repo_type=kind)
 
 
+def _num_bytes(folder: Path) -> int:
+    """Return the size of the files below a folder; those that go meanwhile count nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def guard() -> None:
+    """Have answers of the hub checked before a library that asks it writes files of them.
+
+    Raises:
+        HubError: its address is not safe.
+    """
+    try:
+        guard_downloads(endpoint())
+    except UnsafeHub as error:
+        raise HubError(str(error)) from error
+
+
 def _check_access(kind: Kind, name: str) -> None:
     """Raise the hub's error where the token, if any, may not read a gated repository."""
     from huggingface_hub import get_session
@@ -316,8 +352,11 @@ def _explained(kind: Kind, name: str, revision: str | None) -> Iterator[None]:
 
     at, what = endpoint(), f"{kind} '{name}'"
     page = f"{at}/datasets/{name}" if kind == "dataset" else f"{at}/{name}"
+    guard()
     try:
         yield
+    except HubError:
+        raise
     except errors.GatedRepoError as error:
         raise HubError(
             f"{what} is gated: its owners grant access at {page}; then set HF_TOKEN, or use "
@@ -347,3 +386,11 @@ def _explained(kind: Kind, name: str, revision: str | None) -> Iterator[None]:
             raise
         cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise HubUnreachable(f"{at} did not answer ({cause})") from error
+    except UnsafeHub as error:
+        raise HubError(str(error)) from error
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise HubError(
+            f"{at} gave an answer about {what} that cannot be read ({cause[:200]}); is HF_ENDPOINT "
+            "the address of a hub?"
+        ) from error

@@ -12,6 +12,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False  # typing is not imported yet
+if TYPE_CHECKING:
+    from typing import Any
+
 LAST_VARIABLE = "REDCO_FLOW_PYTHONPATH_LAST"
 """Folders that come after Python's own in our processes; PYTHONPATH's come before them."""
 
@@ -34,6 +38,7 @@ def arrange() -> None:
         last.append(here)
     first = [path for path in sys.path if _absolute(path) not in last]
     sys.path[:] = [*first, *dict.fromkeys(last)]
+    _keep_from_installed(last)
 
 
 def append_current_directory() -> None:
@@ -41,6 +46,7 @@ def append_current_directory() -> None:
     here = _absolute("")
     if here not in map(_absolute, sys.path):
         sys.path.append(here)
+        _keep_from_installed([here])
 
 
 def first_folders() -> list[str]:
@@ -69,6 +75,64 @@ def variables() -> dict[str, str]:
 def library_environment() -> dict[str, str]:
     """Return the environment for `python -P` that needs libraries and no module of a user's."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(first_folders()), LAST_VARIABLE: ""}
+
+
+class _InstalledImports:
+    """Keeps files of the last folders from what they are not meant for: imports of installed code.
+
+    Installed modules try to import what may not be there: `subprocess` looks for `msvcrt` on Linux
+    too, httpx for `brotli`. A file of that name in the current directory would be executed. So it
+    is found for modules of the user, and where a name is looked up as text.
+    """
+
+    def __init__(self, path_finder: Any, last: list[str]) -> None:
+        self._path_finder = path_finder
+        self.last = last
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return None, which leaves the name to the finders that follow.
+
+        Raises:
+            ModuleNotFoundError: only the last folders have it, and it is not meant.
+        """
+        if path is not None or self._path_finder.find_spec(name, self.last, target) is None:
+            return None
+        if name not in sys.stdlib_module_names and not _is_imported_by_installed(name):
+            return None
+        first = [folder for folder in sys.path if _absolute(folder) not in self.last]
+        found = self._path_finder.find_spec(name, first, target)
+        others = iter(sys.meta_path)
+        for finder in others:
+            if finder is self._path_finder:
+                break
+        for finder in others:
+            found = found or finder.find_spec(name, None, target)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found
+
+
+def _is_imported_by_installed(name: str) -> bool:
+    """Whether an import statement of an installed module, or of this package, is executed."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if name not in {word.partition(".")[0] for word in frame.f_code.co_names}:
+        return False  # a name that was looked up as text, as importlib and pickle do
+    folders = [os.path.join(_PARENT, _PACKAGE), *filter(_is_installed, sys.path)]
+    return frame.f_code.co_filename.startswith(tuple(f"{folder}{os.sep}" for folder in folders))
+
+
+def _keep_from_installed(last: list[str]) -> None:
+    """Keep files of the last folders from what installed modules import."""
+    for place, finder in enumerate(sys.meta_path):
+        if isinstance(finder, _InstalledImports):
+            finder.last += last
+            return
+        if getattr(finder, "__name__", "") == "PathFinder":
+            # typeshed's protocol of finders has more than Python asks for.
+            sys.meta_path.insert(place, _InstalledImports(finder, last))
+            return
 
 
 def _is_program_of_ours() -> bool:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from redco_flow import bounded
-from redco_flow.bounded import BoundedError, BoundedProcess, LimitExceeded, within
+from redco_flow.bounded import BoundedError, BoundedProcess, LimitExceeded, while_growing, within
 
 
 def test_a_call_that_never_ends_is_ended_and_the_next_one_is_answered():
@@ -63,3 +63,13 @@ def test_an_exchange_that_takes_too_long_is_left_behind():
     assert within(5.0, os.getpid) == os.getpid()
     with pytest.raises(ZeroDivisionError):
         within(5.0, lambda: 1 // 0)
+
+
+def test_a_download_that_grows_too_slowly_is_left_behind():
+    sizes = iter([0, 100, 150, 151])
+    with pytest.raises(TimeoutError, match=re.escape("50 bytes in 0.05 s")):
+        while_growing(
+            lambda: time.sleep(1), lambda: next(sizes), bytes_per_second=1e3 + 1, seconds=0.05
+        )
+
+    assert while_growing(os.getpid, lambda: 0, bytes_per_second=1, seconds=5.0) == os.getpid()

@@ -1,11 +1,13 @@
 """Send a notice: as JSON to a webhook, as a line to Slack, as an e-mail; say why where it fails.
 
-Addresses and passwords come from the environment and are in no message, log or record.
+Addresses and passwords come from the environment and are in no message, log or record. An exchange
+has one limit of time, and no redirect is followed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import smtplib
 import ssl
 import urllib.request
@@ -15,10 +17,14 @@ from email.message import EmailMessage
 from functools import partial
 from typing import Any
 
+from redco_flow.bounded import within
 from redco_flow.spec.notify import EmailSection, NotifySection
 from redco_flow.spec.secrets import hide_secrets
 
-_SECONDS = 10.0
+_SECONDS = 10.0  # for one read
+_SECONDS_FOR_ALL = 20.0
+_CALLS_EVERYBODY = re.compile(r"@(?=(?:all|channel|everyone|here)\b)", re.IGNORECASE)
+_SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 @dataclass(frozen=True)
@@ -47,21 +53,27 @@ class Notice:
     @property
     def for_slack(self) -> dict[str, Any]:
         """What a Slack incoming webhook gets."""
-        return {"text": f"*{self.title}*\n{self.text}"}
+        return {"text": _without_calls(f"*{' '.join(self.title.split())}*\n{self.text}")}
 
 
 Send = Callable[[Notice], str]
 """Sends a notice; returns why it could not, or nothing."""
 
 
-def channels_of(section: NotifySection, environ: Mapping[str, str]) -> dict[str, Send]:
-    """Return how the section wants things told, by the way's name."""
+def channels_of(
+    section: NotifySection, environ: Mapping[str, str], seconds: float = _SECONDS_FOR_ALL
+) -> dict[str, Send]:
+    """Return how the section wants things told, by the way's name.
+
+    Args:
+        seconds: for one whole exchange, whatever the server sends meanwhile.
+    """
     found: dict[str, Send] = {
-        channel: partial(_post, channel, environ.get(name, ""), name)
+        channel: partial(_post, channel, environ.get(name, ""), name, seconds)
         for channel, name in section.address_variables.items()
     }
     if section.email is not None:
-        found["email"] = partial(_mail, section.email, environ)
+        found["email"] = partial(_mail, section.email, environ, seconds)
     return found
 
 
@@ -70,7 +82,22 @@ def body_for(channel: str, notice: Notice) -> dict[str, Any]:
     return notice.for_slack if channel == "slack" else notice.for_programs
 
 
-def _post(channel: str, address: str, variable: str, notice: Notice) -> str:
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: it may lead into the network of this machine."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def _without_calls(text: str) -> str:
+    """Return a text for Slack in which `<!channel>` and `@everyone` notify nobody."""
+    return _CALLS_EVERYBODY.sub("@\u200b", text.translate(_SLACK_ESCAPES))
+
+
+def _post(channel: str, address: str, variable: str, seconds: float, notice: Notice) -> str:
     if not address:
         return f"environment variable {variable} is not set"
     if not address.startswith(("https://", "http://")):
@@ -81,26 +108,30 @@ def _post(channel: str, address: str, variable: str, notice: Notice) -> str:
             json.dumps(body_for(channel, notice)).encode(),
             {"Content-Type": "application/json", "User-Agent": "redco-flow"},
         )
-        with urllib.request.urlopen(request, timeout=_SECONDS):  # noqa: S310
-            return ""
+        within(seconds, lambda: _OPENER.open(request, timeout=_SECONDS).close())
+        return ""
     except Exception as error:  # noqa: BLE001 (whatever it is, it is told and nothing ends by it)
         return _said(error, address)
 
 
-def _mail(email: EmailSection, environ: Mapping[str, str], notice: Notice) -> str:
+def _mail(email: EmailSection, environ: Mapping[str, str], seconds: float, notice: Notice) -> str:
     password = environ.get(email.password_env or "", "")
     if email.password_env and not password:
         return f"environment variable {email.password_env} is not set"
     message = EmailMessage()
-    message["Subject"] = f"[redco-flow] {notice.title}"
+    message["Subject"] = f"[redco-flow] {' '.join(notice.title.split())}"
     message["From"] = email.sender or email.to[0]
     message["To"] = ", ".join(email.to)
     message.set_content(f"{notice.text}\n")
-    try:
+
+    def send() -> None:
         with _connected(email) as server:
             if email.user:
                 server.login(email.user, password)
             server.send_message(message)
+
+    try:
+        within(seconds, send)
         return ""
     except Exception as error:  # noqa: BLE001 (as above)
         return _said(error, password)

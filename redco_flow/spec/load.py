@@ -18,7 +18,7 @@ from redco_flow.spec.document import Document, Origin, leaves
 from redco_flow.spec.interpolation import escape, interpolate
 from redco_flow.spec.model import ContentOf, OnlyWhereSet, marked
 from redco_flow.spec.names import dotted
-from redco_flow.spec.notify import NotifySection
+from redco_flow.spec.notify import NotifySection, mail_server_problems
 from redco_flow.spec.pipeline import PipelineSection, Resources
 from redco_flow.spec.problems import raise_if_any, validated
 from redco_flow.spec.profile import Profile, load_profile
@@ -196,7 +196,8 @@ def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list
     if not isinstance(document.values, dict):
         message = "a pipeline must be a mapping of keys to values: name, data, stages, …"
         raise_if_any([*problems, document.origin(()).problem(message)])
-    if profile is not None:
+    if profile is not None:  # without one it is a run's own record, which has them from a profile
+        problems += mail_server_problems(document)
         document = profile.defaults_under(document).merged(document)
     return document, problems
 

@@ -5,22 +5,56 @@ Addresses that let who knows them send messages, and passwords, are named by env
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from email.utils import getaddresses
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from redco_flow.errors import Problem
+from redco_flow.spec.document import Document
 from redco_flow.spec.model import PositiveInt, StrictModel, Text, VariableName
 from redco_flow.spec.schedule import checked_interval, interval_of
 
 _SHORTEST_SILENCE = "10s"
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
+_EMAIL = ("notify", "email")
+_ADDRESS = re.compile(r"[^\s@,;<>]+@[^\s@,;<>]+")
+
 Event = Literal["failure", "promotion"]
 _EVENTS: tuple[Event, ...] = ("failure", "promotion")
 
 
+def mail_server_problems(pipeline: Document) -> Iterator[Problem]:
+    """Yield one problem for each setting of a mail server that a pipeline's own file has.
+
+    A pipeline is data, and may come from anybody: it must not send a password of this user to a
+    server that it names.
+    """
+    email = pipeline.get(_EMAIL)
+    for key in email if isinstance(email, dict) else ():
+        if key in EmailSection.model_fields and key != "to":
+            message = (
+                f"'notify.email.{key}' belongs into the defaults of a profile, or on the command "
+                "line: a pipeline file says only 'to'"
+            )
+            yield pipeline.origin((*_EMAIL, key)).problem(message)
+
+
+def _one_address(text: str) -> str:
+    found = [address for _, address in getaddresses([text])]
+    if len(found) != 1 or _ADDRESS.fullmatch(found[0]) is None or not text.isprintable():
+        raise ValueError(f"{text!r} is not one e-mail address; write each as an item of its own")
+    return text
+
+
+Address = Annotated[Text, AfterValidator(_one_address)]
+
+
 class EmailSection(StrictModel):
-    """An e-mail to some people.
+    """An e-mail to some people. In a pipeline file only `to`; the rest in a profile's `defaults`.
 
     Args:
         to: their addresses.
@@ -32,8 +66,8 @@ class EmailSection(StrictModel):
         password_env: the environment variable that holds the user's password.
     """
 
-    to: Annotated[list[Text], Field(min_length=1)]
-    sender: Text | None = None
+    to: Annotated[list[Address], Field(min_length=1)]
+    sender: Address | None = None
     server: Text = "localhost"
     port: PositiveInt | None = None
     security: Literal["starttls", "tls", "none"] = "starttls"
@@ -62,7 +96,8 @@ class NotifySection(StrictModel):
             alias.
         no_run_for: of a schedule: told when no firing has ended well for so long (30m, 26h, 2d).
             The Prefect server tells it, by webhook and Slack alone.
-        webhook_env: the environment variable that holds an address to which JSON is posted.
+        webhook_env: the environment variable that holds an http address to which JSON is posted;
+            the value of a variable that holds anything else is sent nowhere.
         slack_env: the one that holds the address of a Slack incoming webhook, or of what takes
             the same (Mattermost, Rocket.Chat, Zulip).
         email: an e-mail.

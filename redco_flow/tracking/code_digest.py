@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import UsageError
+from redco_flow.git import run_git
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return, ast.Import, ast.ImportFrom, ast.Raise)
 _IMPORT = re.compile(rb"\bimport\b")
@@ -145,7 +146,6 @@ def _absolute(module: str, level: int, package: str) -> str:
     return f"{base}.{module}".strip(".")
 
 
-_TIMEOUT_SECONDS = 30
 _MAX_NEW_FILE_BYTES = 1 << 20  # source is small; data that git does not ignore is not
 
 
@@ -199,15 +199,7 @@ def _new_files(root: Path) -> list[bytes]:
 def _git(directory: Path, *arguments: str) -> bytes:
     """The command's output; empty where it fails. A difference (status 1) is no failure."""
     try:
-        done = subprocess.run(
-            ["git", *arguments],
-            cwd=directory,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
+        done = run_git(directory, *arguments)
     except (OSError, subprocess.TimeoutExpired):
         return b""
     return done.stdout if done.returncode in (0, 1) else b""
@@ -219,8 +211,11 @@ _OURS = "redco_flow"
 _NO_PART_OF_RESULTS = frozenset(
     f"{_OURS}.{name}"
     for name in (
+        "bounded",
         "cli",
         "errors",
+        "git",
+        "hub_guard",
         "launch",
         "orchestrate",
         "records",

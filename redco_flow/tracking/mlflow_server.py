@@ -20,11 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from redco_flow.bounded import within
+
 FINGERPRINT_TAG = "redco_flow.fingerprint"
 ARTIFACT_TAG = "redco_flow.artifact"
 ADDRESS_VARIABLE = "MLFLOW_TRACKING_URI"
 
-_SECONDS = 10.0
+_SECONDS = 10.0  # for one read
+_SECONDS_FOR_ALL = 30.0
 _MOST_PARAMS = 100  # of one request
 _MOST_CHARACTERS = 500  # of a parameter's value, as servers before 2.8 have it
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /]")
@@ -162,9 +165,13 @@ class MlflowServer:
             headers["Authorization"] = self.authorization
         address = f"{self.url}/api/2.0/mlflow/{path}"
         request = urllib.request.Request(address, body, headers)  # noqa: S310 (http: see `of`)
-        try:
+
+        def exchange() -> bytes:
             with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310
-                return dict(json.loads(answer.read() or b"{}"))
+                return bytes(answer.read())
+
+        try:
+            return dict(json.loads(within(_SECONDS_FOR_ALL, exchange) or b"{}"))
         except urllib.error.HTTPError as error:
             raise _error_of(error) from None
         except (OSError, ValueError) as error:

@@ -24,6 +24,15 @@ LIBRARIES = re.findall(
     rouge_score sacrebleu safetensors sniffio submitit subprocess tokenizers transformers typing
     typing_extensions uvicorn websockets yaml""",
 )
+# What installed packages import where it is installed, and do without elsewhere.
+OPTIONAL = re.findall(
+    r"\w+",
+    """IPython brotli brotlicffi cchardet colorama coverage cupy dask dotenv gunicorn h2
+    httptools ipykernel ipywidgets keras lxml multipart numexpr odfpy onnx openpyxl opentelemetry
+    paramiko pycurl pyodbc python_multipart readline regex ruamel scipy sentry_sdk simplejson snappy
+    socks soundfile tensorboardX tensorflow torch torchvision ujson uvloop watchfiles wandb
+    win32api win32con zstandard""",
+)
 READING = (
     ["run", "-n", "sums.yaml"],
     ["doctor"],
@@ -47,6 +56,14 @@ def baited(tmp_path):
     for name in LIBRARIES:
         (tmp_path / f"{name}.py").write_text(bait.format(str(tmp_path / "EXECUTED")))
     return tmp_path
+
+
+@pytest.fixture
+def fully_baited(baited):
+    """The same, with all names that Python has on any system, and those of optional libraries."""
+    for name in {*sys.stdlib_module_names, *OPTIONAL}:
+        (baited / f"{name}.py").write_text((baited / f"{LIBRARIES[0]}.py").read_text())
+    return baited
 
 
 def executed(folder):
@@ -78,9 +95,34 @@ def test_no_verb_that_reads_executes_a_module_of_the_current_directory(
 
 
 @pytest.mark.slow
-def test_a_run_completes_where_modules_have_the_names_of_libraries(baited, prefect_server):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "sums.yaml"],
+        ["run", "-n", "sums.yaml"],
+        ["chat", "no-such-checkpoint"],
+        ["promote", "no-such-checkpoint", "@sums/best"],
+        ["export", "no-such-checkpoint", "folder"],
+        ["diff", "one", "another"],
+        ["rollback", "@sums/best"],
+        ["schedule", "ls"],
+        ["serve", "--stop"],
+    ],
+)
+def test_no_name_that_python_or_a_library_tries_to_import_is_found_here(
+    words, fully_baited, prefect_home
+):
+    """`subprocess` tries `msvcrt`, which Linux lacks."""
+    done = call("console script", words, fully_baited, prefect_home)
+
+    assert executed(fully_baited) == []
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_completes_where_modules_have_the_names_of_libraries(fully_baited, prefect_server):
     """Fault 45: launcher, flow, supervisors and workers import what is installed."""
-    home = os.environ["REDCO_FLOW_HOME"]
+    home, baited = os.environ["REDCO_FLOW_HOME"], fully_baited
 
     done = call("console script", ["run", "sums.yaml", "--json"], baited, home)
 

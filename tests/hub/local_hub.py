@@ -52,6 +52,8 @@ class LocalHub:
         on_file: called with the path of a file that is downloaded, before it is sent.
         large_files: contents that were uploaded apart from their commit, by SHA-256.
         refuses_large_files: it answers their uploads with an error.
+        etags: by path of a file, a header that takes the place of its own.
+        answers: by name of a repository, a body that takes the place of what it says of it.
     """
 
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
@@ -61,6 +63,8 @@ class LocalHub:
     is_down: bool = False
     large_files: dict[str, bytes] = field(default_factory=dict)
     refuses_large_files: bool = False
+    etags: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, bytes] = field(default_factory=dict)
     server: ThreadingHTTPServer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -219,7 +223,9 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             if sha is None:
                 return
             files = repository.commits[sha]
-            if verb in (None, "revision"):
+            if verb in (None, "revision") and name in hub.answers:
+                self._body(hub.answers[name], 200)
+            elif verb in (None, "revision"):
                 siblings = [{"rfilename": path} for path in sorted(files)]
                 gated = "manual" if repository.is_gated else False
                 self._json(
@@ -268,7 +274,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(end - start))
-            self.send_header("ETag", f'"{_blob_id(content)}"')
+            self.send_header("ETag", hub.etags.get(path, f'"{_blob_id(content)}"'))
             self.send_header("X-Repo-Commit", sha)
             self.end_headers()
             if self.command == "HEAD":
@@ -282,7 +288,9 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(part)
 
         def _json(self, value: Any, status: int = 200) -> None:
-            body = json.dumps(value).encode()
+            self._body(json.dumps(value).encode(), status)
+
+        def _body(self, body: bytes, status: int) -> None:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

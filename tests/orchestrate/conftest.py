@@ -34,7 +34,7 @@ class Receiver(ThreadingHTTPServer):
     """An HTTP server that keeps what is posted to it."""
 
     def __init__(self) -> None:
-        self.status, self.bodies = 200, []
+        self.status, self.location, self.bodies = 200, "", []
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -48,6 +48,14 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.headers["Content-Type"] == "application/json"
         self.server.bodies.append((self.path, json.loads(content)))
         self.send_response(self.server.status)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.end_headers()
+
+    def do_GET(self):
+        """Keep a redirect that was followed."""
+        self.server.bodies.append((self.path, {}))
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *words):

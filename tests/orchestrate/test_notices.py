@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from pathlib import Path
@@ -14,12 +15,16 @@ from uuid import uuid4
 import pytest
 from orchestrate_runs import InProcess, Runs, until, wait_for_end
 
+from redco_flow.errors import ConfigError
+from redco_flow.orchestrate.channels import Notice, channels_of
 from redco_flow.orchestrate.notices import tell_end
 from redco_flow.orchestrate.prefect.api import ask
 from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.orchestrate.recurring.firing import Firer, Terms
 from redco_flow.records import write_json
+from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.notify import NotifySection
+from redco_flow.spec.profile import Profile
 from redco_flow.spec.yaml import parse_file, read_yaml, write_yaml
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
@@ -252,6 +257,8 @@ def test_a_wrong_password_is_told_and_not_shown(failed, mail_server):
         ({"no_run_for": "1d", "email": {"to": ["a@b"]}}, "which sends no e-mail from here"),
         ({"no_run_for": "5s", "slack_env": "S"}, "'no_run_for' is at least 10s"),
         ({"no_run_for": "often", "slack_env": "S"}, "'often' is no interval"),
+        ({"email": {"to": ["a@b, c@d"]}}, "is not one e-mail address"),
+        ({"email": {"to": ["a@b\nBcc: c@d"]}}, "is not one e-mail address"),
         ({"email": {"to": ["a@b"], "user": "me"}}, "give 'user' and 'password_env', or neither"),
         (
             {"email": {"to": ["a@b"], "user": "u", "password_env": "P", "security": "none"}},
@@ -262,6 +269,98 @@ def test_a_wrong_password_is_told_and_not_shown(failed, mail_server):
 def test_a_section_that_cannot_be_meant_is_a_mistake(section, reason):
     with pytest.raises(ValueError, match=reason):
         NotifySection.from_json(section)
+
+
+@pytest.fixture
+def dripping():
+    """The port of a server that sends a part of a header every 50 ms, and never ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with suppress(OSError):
+                connection, _ = server.accept()
+                for part in [b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 90]:
+                    connection.sendall(b"220-" + part if by_mail else part)
+                    time.sleep(0.05)
+
+        by_mail = []
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1], by_mail
+
+
+@pytest.mark.parametrize("channel", ["webhook", "email"])
+def test_an_exchange_has_one_limit_of_time(dripping, channel):
+    """The limit of a socket begins again with each byte."""
+    port, by_mail = dripping
+    by_mail += ["mail"] if channel == "email" else []
+    email = {"to": ["a@b.org"], "server": "127.0.0.1", "port": port, "security": "none"}
+    section = NotifySection.from_json({"webhook_env": "HOOK", "email": email})
+    environ = {"HOOK": f"http://127.0.0.1:{port}/"}
+    begun = time.monotonic()
+
+    error = channels_of(section, environ, seconds=0.3)[channel](Notice("failure", "k", "t", "x"))
+
+    assert error == "TimeoutError: no complete answer within 0.3 s"
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(receiver, status):
+    receiver.status, receiver.location = status, receiver.url("inside")
+    section = NotifySection.from_json({"webhook_env": "HOOK"})
+
+    error = channels_of(section, {"HOOK": receiver.url("hook")})["webhook"](
+        Notice("failure", "k", "t", "x")
+    )
+
+    assert error.startswith(f"HTTPError: HTTP Error {status}")
+    assert [path for path, _ in receiver.bodies] == ["/hook"]
+
+
+def test_a_variable_that_holds_no_address_is_sent_nowhere():
+    section = NotifySection.from_json({"webhook_env": "HF_TOKEN"})
+
+    error = channels_of(section, {"HF_TOKEN": SECRET})["webhook"](Notice("failure", "k", "t", "x"))
+
+    assert error == "environment variable HF_TOKEN holds no http address"
+
+
+def test_a_title_has_one_line_and_calls_nobody(mail_server, receiver):
+    email = {"server": "localhost", "port": mail_server.port, "user": "me", "to": ["a@b.org"]}
+    email["password_env"] = "PASSWORD"
+    section = NotifySection.from_json({"slack_env": "HOOK", "email": email})
+    environ = {"HOOK": receiver.url("hook"), "PASSWORD": SECRET}
+    notice = Notice("failure", "k", "run <!channel>\n@everyone failed", "see @here & <@U1>")
+
+    assert [send(notice) for send in channels_of(section, environ).values()] == ["", ""]
+
+    [(_, mail)] = mail_server.mails
+    assert mail["Subject"] == "[redco-flow] run <!channel> @everyone failed"
+    [(_, body)] = receiver.bodies
+    assert body["text"] == (
+        "*run &lt;!channel&gt; @\u200beveryone failed*\nsee @\u200bhere &amp; &lt;@U1&gt;"
+    )
+
+
+@pytest.mark.parametrize("key", ["server", "port", "security", "user", "password_env", "sender"])
+def test_a_mail_server_is_named_in_a_profile_and_not_in_a_pipeline(key, tmp_path):
+    """A pipeline may come from anybody, and would choose who gets this user's password."""
+    email = {"server": "mail.b.org", "port": 587, "security": "tls", "sender": "c@b.org"}
+    email |= {"user": "u", "password_env": "HF_TOKEN"}
+    stages = {"preprocess": {"kind": "orchestrate_kinds.numbers"}}
+    values = {"name": "told", "stages": stages, "notify": {"email": {"to": ["a@b.org"]}}}
+    path = tmp_path / "told.yaml"
+    path.write_text(write_yaml(values))
+    profile = Profile.from_json({"defaults": {"notify": {"email": email}}})
+
+    allowed = load_pipeline(path, profile=profile).notify.email
+    values["notify"]["email"][key] = email[key]
+    path.write_text(write_yaml(values))
+    with pytest.raises(ConfigError, match=f"'notify.email.{key}' belongs into the defaults"):
+        load_pipeline(path, profile=profile)
+
+    assert (allowed.to, allowed.server) == (["a@b.org"], "mail.b.org")
 
 
 @pytest.mark.slow

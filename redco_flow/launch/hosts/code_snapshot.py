@@ -20,6 +20,7 @@ from pathlib import Path
 
 from redco_flow import search_path
 from redco_flow.errors import UsageError
+from redco_flow.git import run_git
 from redco_flow.records import canonical_json
 
 MANIFEST = "manifest.json"
@@ -136,14 +137,8 @@ def _tracked(root: Path) -> list[Path] | None:
 
 def _git_files(root: Path, *options: str) -> list[str] | None:
     try:
-        done = subprocess.run(
-            ["git", "ls-files", "-z", *options],
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except OSError:
+        done = run_git(root, "ls-files", "-z", *options)
+    except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:
         return None

@@ -13,13 +13,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from redco_flow.git import run_git
 from redco_flow.tracking.damage import LaunchFile
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 
-_TIMEOUT_SECONDS = 60.0
 _PLAIN = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames")
 
 
@@ -121,17 +120,8 @@ def _git(folder: Path, *arguments: str, variables: Mapping[str, str] | None = No
     Raises:
         _GitFailed: it failed, there is no git, or it takes more than a minute.
     """
-    environment: dict[str, Any] = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env={**environment, **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
+        done = run_git(folder, *arguments, variables=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _GitFailed(str(error)) from error
     if done.returncode:

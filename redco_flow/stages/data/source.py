@@ -387,6 +387,7 @@ def _download(name: str, subset: str | None, commit: str) -> Any:
     import datasets
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
+    hub.guard()
     try:
         builder = datasets.load_dataset_builder(name, subset, revision=commit)
         if builder.hash != commit:
