@@ -24,7 +24,7 @@ from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
-from redco_flow.tracking.run_metrics import locate_metrics, require_metric, role_of
+from redco_flow.tracking.run_metrics import is_of_training, require_metric
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -228,7 +228,7 @@ class _Reader:
         found = unless_damaged(lambda: run_results(self._workspace, run)) or {}
         ingredients = {stage: result.ingredients for stage, result in found.items()}
         cause, message = _failure(run, view)
-        metrics = _scores_first(run, view["metrics"])
+        metrics = view["metrics"]
         stages = (unless_damaged(run.read_state) or {}).get("stages") or {}
         identities = identify_scores(stages, found, ArtifactStore(self._workspace))
         not_compared = dict(self._not_compared(metrics, identities))
@@ -281,15 +281,6 @@ class _Reader:
         return digest_json(old) != digest_json(new)
 
 
-def _scores_first(run: RunDirectory, metrics: Mapping[str, float]) -> dict[str, float]:
-    """A run's metrics, those of scoring stages before what trainings report."""
-    stages = run.read_state().get("stages") or {}
-    places = locate_metrics(stages)
-    scoring = {name for name, entry in stages.items() if role_of(entry) == "evaluation"}
-    scores = {key: metrics[key] for key in metrics if places.get(key, ("",))[0] in scoring}
-    return scores | dict(metrics)
-
-
 def _data_version(ingredients: Mapping[str, Ingredients]) -> str:
     """One digest of the raw data of all stages; empty where none of them has any."""
     data = {stage: one["data"] for stage, one in ingredients.items() if one.get("data")}
@@ -310,7 +301,7 @@ def _failure(run: RunDirectory, view: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _shown_metrics(entries: Sequence[HistoryEntry], asked: Sequence[str]) -> list[str]:
-    """The metrics that are asked for; else the first ones of the last run that has some.
+    """The metrics that are asked for; else the first ones, those of evaluations first.
 
     Raises:
         UsageError: no run has one of these.
@@ -318,7 +309,7 @@ def _shown_metrics(entries: Sequence[HistoryEntry], asked: Sequence[str]) -> lis
     known = dict.fromkeys(key for entry in reversed(entries) for key in entry.metrics)
     for name in asked:
         require_metric(name, known, "the runs shown")
-    return list(asked) or list(known)[:_MAX_METRICS]
+    return list(asked) or sorted(known, key=is_of_training)[:_MAX_METRICS]
 
 
 def history_text(entries: Sequence[HistoryEntry], metrics: Sequence[str], *, num_runs: int) -> str:

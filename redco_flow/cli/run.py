@@ -189,8 +189,8 @@ def _next_steps(view: dict[str, Any]) -> str:
 
 
 def _example_metric(view: dict[str, Any]) -> str:
-    """The last stage's last metric, as `why` takes it."""
-    name = next(reversed(view["metrics"]), None)
+    """The first metric, as `why` takes it."""
+    name = next(iter(view["metrics"]), None)
     return str(view["run"]) if name is None else f"{view['run']}/{name}"
 
 

@@ -18,14 +18,7 @@ from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
-from redco_flow.tracking.run_metrics import (
-    TRAINING_LOSS,
-    is_validation,
-    locate_metrics,
-    read_metrics,
-    role_of,
-    training_metric,
-)
+from redco_flow.tracking.run_metrics import is_of_training, read_metrics
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -64,8 +57,7 @@ class Scores:
         return here - there if why is None else why
 
     def _name_here(self, metric: str) -> str:
-        is_of_training = is_validation(metric) or metric.endswith(training_metric(TRAINING_LOSS))
-        if metric in self.metrics or is_of_training:
+        if metric in self.metrics or is_of_training(metric):
             return metric
         return metric.partition("/")[2]
 
@@ -82,12 +74,10 @@ def scores_of_run(run: RunDirectory) -> Scores:
     workspace = Workspace(run.path.parents[1])
     state = run.read_state()
     stages = state["stages"]
-    found, located = read_metrics(stages), locate_metrics(stages)
-    ordered = sorted(found, key=lambda name: role_of(stages[located[name][0]]) != "evaluation")
     results = unless_damaged(lambda: run_results(workspace, run)) or {}
     return Scores(
         run.id,
-        {name: found[name] for name in ordered},
+        read_metrics(stages),
         str(run.record.get("created_at") or ""),
         str(state.get("prefect_url") or ""),
         identify_scores(stages, results, ArtifactStore(workspace)),

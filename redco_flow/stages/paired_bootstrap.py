@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import LikelihoodMetric, PooledMetric, find_any_metric
 from redco_flow.stages.artifacts.metrics import MetricsSummary
+from redco_flow.stages.score_identity import ScoreIdentity, of_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +63,15 @@ def refuse_other_examples(evaluations: Sequence[Evaluation]) -> None:
 
 
 def why_not_compared(evaluations: Sequence[Evaluation], key: str) -> str:
-    """Say which evaluation has no score of each example by this key; empty where all have one."""
+    """Say why evaluations are not compared by this key; empty where they are.
+
+    An evaluation has no score of each example, or computes it by another metric or with other
+    settings than the first.
+    """
+    first, *others = evaluations
+    for other in others:
+        if why := _identity(first, key).comparable_with(_identity(other, key)):
+            return f"'{key}' of '{first.name}' and '{other.name}' cannot be compared: {why}"
     for evaluation in evaluations:
         if not all(key in line["scores"] for line in evaluation.lines):
             return (
@@ -70,6 +79,10 @@ def why_not_compared(evaluations: Sequence[Evaluation], key: str) -> str:
                 "no per_example, which says how sure a difference is)"
             )
     return ""
+
+
+def _identity(evaluation: Evaluation, key: str) -> ScoreIdentity:
+    return of_record(evaluation.summary.to_json(), None, key)
 
 
 def draw_scores(

@@ -103,27 +103,36 @@ def _metrics_artifact(entry: Mapping[str, Any], store: ArtifactStore) -> Artifac
 
 
 def of_evaluation(evaluation: Artifact, result: StageResult | None, key: str) -> ScoreIdentity:
-    """Return the identity of one score of a metrics artifact.
+    """Return the identity of one score of a metrics artifact; see `of_record`."""
+    return of_record(evaluation.metadata, result, key)
+
+
+def of_record(record: Mapping[str, Any], result: StageResult | None, key: str) -> ScoreIdentity:
+    """Return the identity of one score of an evaluation.
 
     Args:
+        record: what `metrics.json` holds.
         result: of the stage that made it; None where that is gone: its code is not known then.
         key: the score's.
     """
-    record = evaluation.metadata
     names = [str(name) for name in record.get("modules") or ()]
     metric = metric_of(key, names)
     ingredients = result.ingredients if result is not None else {}
-    code = dict(_metric_code(ingredients.get("code") or {}, metric, names))
-    judge = (ingredients.get("settings") or {}).get("judge")
-    if judge:
+    given: Mapping[str, Any] = ingredients.get("settings") or {}
+    # What another kind of stage computes with is not the metric's code alone.
+    code = dict(_metric_code(ingredients.get("code") or {}, metric, names)) if names else {}
+    if judge := given.get("judge"):
         code["the judge"] = digest_json([judge, ingredients.get("data") or {}])
+    settings = _own_settings(record.get("settings"), metric)
+    if result is not None and result.kind == "harness":
+        settings = {name: value for name, value in given.items() if name != "tasks"}
     return ScoreIdentity(
         split=str(record.get("split") or ""),
         rows=str(record.get("examples_digest") or ""),
         num_examples=record.get("num_examples"),
         metric=metric,
         code=code,
-        settings=digest_json(_own_settings(record.get("settings"), metric)),
+        settings=digest_json(settings),
     )
 
 

@@ -105,12 +105,14 @@ class ResultTarget:
     Args:
         result: of the stage.
         output: an output's name; empty for none in particular.
-        metric: a metric's name; empty for none in particular.
+        metric: a metric's key in the result; empty for none in particular.
+        metric_name: the same as people use it, such as `val/accuracy`.
     """
 
     result: StageResult
     output: str = ""
     metric: str = ""
+    metric_name: str = ""
 
 
 Target = Artifact | ResultTarget
@@ -154,7 +156,7 @@ def _metrics_of(run: RunDirectory, results: Mapping[str, StageResult]) -> dict[s
         for name, one in results.items()
     }
     return {
-        name: ResultTarget(results[stage], metric=key)
+        name: ResultTarget(results[stage], metric=key, metric_name=name)
         for name, (stage, key) in locate_metrics({**entries, **made}).items()
         if stage in results
     }
@@ -207,7 +209,7 @@ def _in_run(workspace: Workspace, run: RunDirectory, rest: str) -> Target:
         return _in_stage(run, results[stage], inner)
     if near := [name for name in metrics if name.rpartition("/")[2] == rest]:
         listed = ", ".join(f"{run.id}/{name}" for name in near)
-        raise UsageError(f"run {run.id} has no metric {rest!r} but {listed}; name one of them.")
+        raise UsageError(f"run {run.id} has no metric {rest!r}, only {listed}: name one of them.")
     raise UsageError(
         f"run {run.id} has no finished stage and no metric {rest!r}. Stages: "
         f"{', '.join(results) or 'none'}. Metrics: {', '.join(metrics) or 'none'}. Artifacts are "
@@ -218,7 +220,7 @@ def _in_run(workspace: Workspace, run: RunDirectory, rest: str) -> Target:
 def _in_stage(run: RunDirectory, result: StageResult, name: str) -> ResultTarget:
     """An output by its name or its selector alone, or a metric."""
     if name in (result.metrics or {}):
-        return ResultTarget(result, metric=name)
+        return ResultTarget(result, metric=name, metric_name=f"{result.stage}/{name}")
     outputs = [key for key in result.outputs if name in (key, key.partition("/")[2])]
     metrics = ", ".join(result.metrics or {}) or "none"
     if len(outputs) == 1:
@@ -270,7 +272,7 @@ class _Tracer:
             )
         return LineageNode(
             type="metric",
-            name=target.metric,
+            name=target.metric_name,
             id=result.outputs.get("metrics", ""),
             value=(result.metrics or {})[target.metric],
             production=self._production(result),

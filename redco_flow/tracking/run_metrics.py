@@ -37,7 +37,7 @@ def training_metric(key: str) -> str:
 
 
 def locate_metrics(stages: Mapping[str, Entry]) -> dict[str, tuple[str, str]]:
-    """Return the stage and the key behind each metric's name.
+    """Return the stage and the key behind each metric's name, those of evaluations first.
 
     - of a stage that made a metrics artifact: the key alone; `STAGE/KEY` where the pipeline has
       several stages of this kind, or two stages report the key;
@@ -51,7 +51,7 @@ def locate_metrics(stages: Mapping[str, Entry]) -> dict[str, tuple[str, str]]:
     roles = {name: role_of(entry) for name, entry in stages.items()}
     trainings = [name for name, role in roles.items() if role == "training"]
     named: dict[str, tuple[str, str]] = {}
-    for stage, entry in stages.items():
+    for stage, entry in sorted(stages.items(), key=lambda one: roles[one[0]] != "evaluation"):
         for key in entry.get("metrics") or ():
             if roles[stage] == "training":
                 name = training_metric(key)
@@ -79,9 +79,9 @@ def read_metrics(stages: Mapping[str, Entry]) -> dict[str, float]:
     return {name: stages[stage]["metrics"][key] for name, (stage, key) in located.items()}
 
 
-def is_validation(name: str) -> bool:
-    """Whether a metric's name is that of a training's own validation."""
-    return "val" in name.split("/")[:2]
+def is_of_training(name: str) -> bool:
+    """Whether a metric's name is that of something a training measured itself."""
+    return name.endswith(training_metric(TRAINING_LOSS)) or "val" in name.split("/")[:2]
 
 
 def require_metric(name: str, known: Iterable[str], where: str) -> None:
@@ -98,8 +98,8 @@ def require_metric(name: str, known: Iterable[str], where: str) -> None:
         return
     key = name.rpartition("/")[2]
     near = [one for one in names if one.rpartition("/")[2] == key]
-    if near and all(map(is_validation, near)):
-        found = f"only {', '.join(near)}, measured by the training on its validation rows"
+    if near and all(map(is_of_training, near)):
+        found = f"only {', '.join(near)}, measured by the training itself"
     elif near:
         found = f"only {', '.join(near)}"
     else:

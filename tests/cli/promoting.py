@@ -44,10 +44,13 @@ class Shop:
             "dataset", path, metadata={"splits": {"test": {"rows": num_rows}}}
         )
 
-    def checkpoint(self, content: str, pipeline: str = "demo") -> Artifact:
-        """A checkpoint of a pipeline's stage train."""
+    def checkpoint(
+        self, content: str, pipeline: str = "demo", validation: dict[str, float] | None = None
+    ) -> Artifact:
+        """A checkpoint of a pipeline's stage train, with the scores of its own validation."""
         path = self._file("weights.bin", content)
-        return self._published("checkpoint", path, {}, pipeline, "train", {"content": content})
+        known = {"metrics": validation or {}}
+        return self._published("checkpoint", path, known, pipeline, "train", {"content": content})
 
     def evaluation(
         self,

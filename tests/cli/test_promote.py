@@ -176,9 +176,20 @@ def test_evaluations_of_other_rows_are_refused(shop, say, names):
     code, _, said = say("promote", second.id, "--as", "production", *IF_BETTER)
 
     assert code == 1
-    assert f"of other rows: 200 of 'test' of dataset {other.short_id}" in said
+    assert f"of other datasets: 200 of 'test' of dataset {other.short_id}" in said
     assert 'checkpoint: "@demo/production"' in said
     assert names() == first.id
+
+
+@pytest.mark.parametrize("key", ["exact_match", "val/exact_match"])
+def test_a_score_of_the_trainings_own_validation_decides_no_promotion(shop, say, names, key):
+    checkpoint = shop.checkpoint("trained", validation={"exact_match": 99.0})
+
+    code, _, said = say("promote", checkpoint.id, "--as", "production", "--if", f"{key} > 10")
+
+    assert code == 1
+    assert f"has no score '{key}' (it was never evaluated; val/exact_match was" in said
+    assert names() == ""
 
 
 def test_evaluations_by_other_code_are_refused(shop, say, names):
@@ -188,7 +199,7 @@ def test_evaluations_by_other_code_are_refused(shop, say, names):
     code, _, said = say("promote", second.id, "--as", "production", *IF_BETTER)
 
     assert code == 1
-    assert "were measured by other code: redco_flow.metrics.exact_match." in said
+    assert "by 'exact_match': other metric code: redco_flow.metrics.exact_match;" in said
     assert names() == first.id
 
 

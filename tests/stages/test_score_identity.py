@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from redco_flow.records import digest_json
+from redco_flow.stages.artifacts.metrics import MetricsSummary
+from redco_flow.stages.paired_bootstrap import Evaluation, why_not_compared
 from redco_flow.stages.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult
@@ -110,3 +112,24 @@ def test_losses_of_two_objectives_are_not_compared_but_scores_of_their_texts_are
     assert first[bleu].comparable_with(second[bleu]) is None
     assert first[bleu].rows == "d" * 64  # the dataset is gone
     assert first[bleu].settings == digest_json([None, None])
+
+
+def test_scores_of_one_key_by_two_metrics_are_not_resampled_together():
+    nothing = {"baselines": {}, "step": 1, "predictions": "", "checkpoint": "", "data": ""}
+    first, second = (
+        Evaluation(
+            module,
+            "a" * 64,
+            MetricsSummary(
+                metrics={"bleu": 1.0}, directions={"bleu": "max"}, modules=[module],
+                num_examples=1, split="test", config="", examples_digest="e", **nothing,
+            ),
+            [{"scores": {"bleu": 1.0}}],
+        )
+        for module in ("bleu", "own.bleu")
+    )  # fmt: skip
+
+    assert why_not_compared((first, first), "bleu") == ""
+    assert why_not_compared((first, second), "bleu") == (
+        "'bleu' of 'bleu' and 'own.bleu' cannot be compared: another metric: 'own.bleu', not 'bleu'"
+    )

@@ -58,7 +58,7 @@ def test_a_trainings_scores_have_the_same_names_with_and_without_an_evaluation(a
         # A stage called `val` has the names that begin so.
         (
             {"train": TRAIN, "val": left_out("evaluate"), "test": evaluated(accuracy=1.0)},
-            ["train/val/accuracy", "train/val/eval_loss", "train/loss", "test/accuracy"],
+            ["test/accuracy", "train/val/accuracy", "train/val/eval_loss", "train/loss"],
         ),
     ],
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from redco_flow.metrics.metric import find_any_metric, gives_score
+from redco_flow.stages.score_identity import of_evaluation
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
-from redco_flow.tracking.results import read_result
+from redco_flow.tracking.results import StageResult, read_result
 from redco_flow.tracking.workspace import Workspace
 
-_SAME_ROWS = ("data", "split", "examples_digest")
 _MOST_NAMED = 3
 
 
@@ -58,11 +57,15 @@ def why_not_comparable(workspace: Workspace, ours: Artifact, theirs: Artifact, k
             return why
     pair = f"evaluations {ours.short_id} and {theirs.short_id}"
     one, other = ours.metadata, theirs.metadata
-    if any(one.get(name) != other.get(name) for name in _SAME_ROWS):
-        return f"{pair} are of other rows: {_rows_of(one)}, and {_rows_of(other)}."
+    first, second = (of_evaluation(it, _result_of(workspace, it), key) for it in (ours, theirs))
+    if reason := second.comparable_with(first):
+        rows = f"{_rows_of(one)}, and {_rows_of(other)}"
+        return f"{pair} cannot be compared by '{key}': {reason}; {rows}."
+    if one.get("data") != other.get("data"):
+        return f"{pair} are of other datasets: {_rows_of(one)}, and {_rows_of(other)}."
     if decoding := list(_other_decoding(workspace, ours, theirs)):
         return f"{pair} were decoded by other settings: {_some(decoding)}."
-    if code := list(_other_code(workspace, ours, theirs, key)):
+    if code := list(_other_code(workspace, ours, theirs)):
         return f"{pair} were measured by other code: {_some(code)}."
     return ""
 
@@ -86,11 +89,7 @@ def _generation(workspace: Workspace, evaluation: Artifact) -> Mapping[str, Any]
     return settings
 
 
-def _other_code(workspace: Workspace, ours: Artifact, theirs: Artifact, key: str) -> Iterator[str]:
-    one, other = _module_of(key, ours), _module_of(key, theirs)
-    if one != other:
-        yield f"'{key}' of {one or 'an unknown metric'} and of {other or 'an unknown metric'}"
-        return
+def _other_code(workspace: Workspace, ours: Artifact, theirs: Artifact) -> Iterator[str]:
     our_code, their_code = _code_of(workspace, ours), _code_of(workspace, theirs)
     if not our_code or not their_code:
         yield "which code it was is not recorded any more"
@@ -100,21 +99,14 @@ def _other_code(workspace: Workspace, ours: Artifact, theirs: Artifact, key: str
             yield name
 
 
-def _module_of(key: str, evaluation: Artifact) -> str:
-    """The metric that gave a score; empty where it cannot be imported any more."""
-    for name in evaluation.metadata.get("modules", ()):
-        try:
-            if gives_score(find_any_metric(name), key):
-                return str(name)
-        except ValueError:
-            continue
-    return ""
-
-
 def _code_of(workspace: Workspace, evaluation: Artifact) -> Mapping[str, str]:
     """Digests of the modules that an evaluation was made by; empty where its result is gone."""
-    result = read_result(workspace, str(evaluation.produced_by.get("fingerprint", "")))
+    result = _result_of(workspace, evaluation)
     return result.ingredients.get("code", {}) if result is not None else {}
+
+
+def _result_of(workspace: Workspace, evaluation: Artifact) -> StageResult | None:
+    return read_result(workspace, str(evaluation.produced_by.get("fingerprint", "")))
 
 
 def _some(things: Sequence[str]) -> str:

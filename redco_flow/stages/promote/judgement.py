@@ -21,6 +21,7 @@ from redco_flow.stages.promote.evaluations import (
 from redco_flow.stages.promote.rule import Condition, Rule
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.run_metrics import training_metric
 from redco_flow.tracking.workspace import Workspace
 
 _NUM_RESAMPLES = 10_000
@@ -165,6 +166,11 @@ class Judgement:
             return fitting
         others = dict.fromkeys(name for one in found for name in scores_of(one))
         known = f"its scores: {', '.join(others)}" if others else "it was never evaluated"
+        checkpoint = ArtifactStore(self.workspace).find(checkpoint_id)
+        measured = checkpoint.metadata.get("metrics") or {} if checkpoint is not None else {}
+        if key.removeprefix("val/") in measured:
+            name = training_metric(key.removeprefix("val/"))
+            known += f"; {name} was measured by its training, and a promotion needs an evaluation"
         raise NotPromoted(
             f"{whose} ({checkpoint_id[:12]}) has no score '{key}' ({known}). {_how_to(self.name)}"
         )
