@@ -16,12 +16,11 @@ from typing import Any, Literal
 
 from redco_flow.bounded import while_growing, within
 from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
+from redco_flow.model_files import INDEX_FILE, has_weights
 from redco_flow.records import read_json
 
 Kind = Literal["model", "dataset"]
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECONDS_TO_ANSWER = 10.0  # for one read
 _SECONDS_FOR_ALL = 60.0
@@ -263,29 +262,6 @@ def upload_model(name: str, folder: Path, message: str, *, is_private: bool) -> 
                 raise error.__cause__ from error
             raise HubFailing(f"{endpoint()} did not take {name}: {error}") from error
     return str(done.commit_url)
-
-
-def has_weights(folder: Path) -> bool:
-    """Tell whether a directory has a model's safetensors, every one that its index names."""
-    if (folder / SINGLE_FILE).is_file():
-        return True
-    try:
-        shards = set(read_json(folder / INDEX_FILE)["weight_map"].values())
-        return bool(shards) and all((folder / str(shard)).is_file() for shard in shards)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Tell whether a directory has files of a tokenizer."""
-    return any(map(is_of_tokenizer, os.listdir(folder)))
-
-
-def is_of_tokenizer(file: str) -> bool:
-    """Tell whether a file, by its name, may be a tokenizer's."""
-    return file.startswith(("tokenizer", "vocab", "tekken")) or file.endswith(
-        (".model", ".tiktoken")
-    )
 
 
 def not_cached(kind: Kind, name: str, revision: str | None, error: Exception) -> str:

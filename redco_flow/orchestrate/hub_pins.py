@@ -16,6 +16,7 @@ from typing import Any
 from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.local_paths import expanded, is_folder
+from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, is_of_tokenizer
 from redco_flow.models.find import FAMILIES, unread_family
 from redco_flow.recipes.recipe import family_problem, find_own_recipe
 from redco_flow.records import read_json
@@ -217,15 +218,15 @@ def _what_is_missing(one: HubReference, files: frozenset[str]) -> str:
         return ""
     if one.reads_weights and "config.json" not in files:
         return "has no config.json."
-    if one.reads_weights and not files & {hub.SINGLE_FILE, hub.INDEX_FILE}:
+    if one.reads_weights and not files & {SINGLE_FILE, INDEX_FILE}:
         others = sorted(f for f in files if f.endswith((".bin", ".h5", ".msgpack", ".ot", ".gguf")))
         has = f"only {', '.join(others[:3])}" if others else "no parameters"
         return (
-            f"has {has}, and redco-flow reads {hub.SINGLE_FILE} or {hub.INDEX_FILE}: load it with "
+            f"has {has}, and redco-flow reads {SINGLE_FILE} or {INDEX_FILE}: load it with "
             "transformers, use its save_pretrained into a directory, and name that; or another "
             "revision that has them."
         )
-    if one.reads_tokenizer and not any(map(hub.is_of_tokenizer, files)):
+    if one.reads_tokenizer and not any(map(is_of_tokenizer, files)):
         return "has no tokenizer: name another by data.tokenizer, or train one."
     return ""
 

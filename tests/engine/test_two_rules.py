@@ -273,6 +273,29 @@ def test_query_heads_that_take_turns_at_key_value_heads_are_not_called_packed(co
     assert "packs" not in told
 
 
+@pytest.mark.parametrize("num_groups", [1, 2, 4])
+def test_neighbouring_heads_that_share_keys_and_values_are_not_said_to_take_turns(
+    num_groups, caplog
+):
+    """Head h reads keys and values h // (H / G): each shard gets neighbouring heads."""
+
+    def forward(p, x):
+        q, k, v = ((x @ p[name]).reshape(2, 6, -1, K) for name in "qkv")
+        k, v = (jnp.repeat(one, H // num_groups, axis=2) for one in (k, v))
+        return x + attend(q, k, v).reshape(2, 6, D) @ p["o"]
+
+    shared = (D, num_groups * K)
+    params = draw({"q": (D, H * K), "k": shared, "v": shared, "o": (H * K, D)})
+
+    with caplog.at_level(logging.WARNING):
+        found = plan(params, forward, X)
+
+    assert found["q"] == P(None, "model")
+    assert found["o"] == P("model")
+    assert found["k"] == found["v"] == (P(None, "model") if num_groups == 4 else P())
+    assert "take turns" not in caplog.text
+
+
 def test_what_a_low_rank_and_heads_make_is_not_called_grouped():
     def forward(p, x):
         q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in "qkv")

@@ -237,7 +237,8 @@ def choose_splits(roles: Roles, num_shards: int) -> Choice:
     choice = Choice(roles, num_shards)
     for product in roles.products:
         for atom in roles.flat(product.outputs):
-            if atom in roles.heads and roles.size((atom,)) % num_shards == 0:
+            is_divided = atom in roles.heads and roles.size((atom,)) % num_shards == 0
+            if is_divided and not _is_in_group(roles, atom):
                 _add(choice, Split((atom,), "heads"))
     for event in roles.events:
         if isinstance(event, Lookup):
@@ -245,6 +246,24 @@ def choose_splits(roles: Roles, num_shards: int) -> Choice:
         else:
             _choose_units(choice, event)
     return choice
+
+
+def _is_in_group(roles: Roles, atom: int) -> bool:
+    """Whether an atom numbers neighbouring query heads that share a key-value head.
+
+    Its dims have the key-value heads before it, which keys and values have without it. Split
+    together, the two give each shard neighbouring heads.
+    """
+    dims = [dim for parameter in roles.parameters for dim in parameter]
+    behind = {dim[: dim.index(atom)][-1:] for dim in dims if atom in dim}
+    if len(behind) != 1:
+        return False
+    shared = next(iter(behind))
+    return (
+        bool(shared)
+        and shared[0] in roles.heads
+        and any(shared[0] in dim and atom not in dim for dim in dims)
+    )
 
 
 def _add(choice: Choice, split: Split) -> None:

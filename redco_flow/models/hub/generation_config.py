@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from redco_flow.model_files import GENERATION_FILE
 from redco_flow.records import UnreadableFile, read_json, reading
 
-GENERATION_FILE = "generation_config.json"
 _END = "eos_token_id"
 # Other keys that decide which tokens a text has; here they count before config.json's.
 _TOKENS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")

@@ -12,22 +12,23 @@ from typing import Any
 
 import jax
 
-from redco_flow.hub import download_model, has_weights, is_hub_name
+from redco_flow.hub import download_model, is_hub_name
 from redco_flow.local_paths import expanded, is_folder
+from redco_flow.model_files import (
+    CONFIG_FILE,
+    CONFIG_FILES,
+    WEIGHT_PATTERNS,
+    has_weights,
+    weight_files,
+)
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.generation_config import with_generation_config
 from redco_flow.models.hub.tensors import (
-    INDEX_FILE,
-    SINGLE_FILE,
     TensorFiles,
     load_params,
     save_params,
 )
 from redco_flow.records import UnreadableFile, read_json, reading, write_json
-
-CONFIG_FILE = "config.json"
-# The weights in our format, and what a model reads beside them; no other framework's weights.
-_WEIGHTS = "model*.safetensors"
 
 
 def find_checkpoint(
@@ -50,7 +51,7 @@ def find_checkpoint(
         return path
     if not is_hub_name(name_or_path):
         raise ValueError(f"model directory {name_or_path} does not exist.")
-    patterns = ["*.json", *([_WEIGHTS] if with_weights else [])]
+    patterns = [*CONFIG_FILES, *(WEIGHT_PATTERNS if with_weights else ())]
 
     def is_whole(folder: Path) -> bool:
         return (folder / CONFIG_FILE).is_file() and (not with_weights or has_weights(folder))
@@ -86,7 +87,7 @@ def read_model(
         model = find_model(family or str(values.get("model_type", "")))
         config = model.Config.from_hugging_face(values, dtype=dtype)
     config = config.updated(overrides or {})
-    if (directory / SINGLE_FILE).is_file() or (directory / INDEX_FILE).is_file():
+    if weight_files(directory):
         with TensorFiles(directory) as files:
             config = model.config_of_tensors(config, files)
     return model, config

@@ -20,12 +20,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, weight_names
 from redco_flow.models.hub import mxfp4
 from redco_flow.models.hub.layouts import TensorLayout
-from redco_flow.records import read_json, reading, write_json
+from redco_flow.records import reading, write_json
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _ROWS_AT_A_TIME = 4096
 # Ends of the names of a tensor's two parts, of four bits a number and of their scales.
 _PACKED = ("_blocks", "_scales")
@@ -145,36 +144,21 @@ def equal_tensors(files: TensorFiles, one: str, other: str) -> bool:
 
 def _find_files(directory: Path) -> list[Path]:
     """Return the safetensors files that make up a checkpoint."""
-    index = directory / INDEX_FILE
-    if index.is_file():
-        names = _files_in_index(index)
-        missing = [n for n in names if Path(n).name != n or not (directory / n).is_file()]
-        if missing:
-            raise CheckpointMismatch(
-                f"{index}: names files that are not there: {', '.join(missing)}."
-            )
-        return [directory / name for name in names]
-    if (directory / SINGLE_FILE).is_file():
-        return [directory / SINGLE_FILE]
-    raise CheckpointMismatch(
-        f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there. Other formats are not "
-        "read; transformers saves this one by save_pretrained()."
-    )
-
-
-def _files_in_index(index: Path) -> list[str]:
-    """Return the names of the files that an index spreads the tensors over, each once."""
     try:
-        record = read_json(index)
+        names = weight_names(directory)
     except ValueError as error:
         raise CheckpointMismatch(str(error)) from error
-    places = record.get("weight_map") if isinstance(record, dict) else None
-    names = list(places.values()) if isinstance(places, dict) else []
-    if not names or not all(isinstance(name, str) for name in names):
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing == [SINGLE_FILE] == names:
         raise CheckpointMismatch(
-            f"{index}: no index of safetensors files: weight_map must name the file of each tensor."
+            f"{directory}: neither {SINGLE_FILE} nor {INDEX_FILE} is there. Other formats are not "
+            "read; transformers saves this one by save_pretrained()."
         )
-    return sorted(set(names))
+    if missing:
+        raise CheckpointMismatch(
+            f"{directory / INDEX_FILE}: names files that are not there: {', '.join(missing)}."
+        )
+    return [directory / name for name in names]
 
 
 MAX_FILE_BYTES = 5 * 10**9

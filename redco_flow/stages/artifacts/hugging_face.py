@@ -25,14 +25,13 @@ from redco_flow.engine.checkpoint.checkpointer import StoredArray, stored_arrays
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.step.lora import FACTORS
 from redco_flow.errors import ArtifactError, RedcoFlowError
+from redco_flow.model_files import CONFIG_FILE, GENERATION_FILE
 from redco_flow.models import classifier
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.find import find_model
 from redco_flow.models.hub import adapters
 from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapter_tensors
-from redco_flow.models.hub.generation_config import GENERATION_FILE
 from redco_flow.models.hub.layouts import TensorLayout
-from redco_flow.models.hub.pretrained import CONFIG_FILE
 from redco_flow.models.hub.tensors import MAX_FILE_BYTES, save_params
 from redco_flow.recipes.recipe import LABELS
 from redco_flow.records import write_json

@@ -7,30 +7,24 @@ transformers when asked, for only it knows every published tokenizer.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.hub import (
-    download_model,
-    has_tokenizer,
-    is_hub_name,
-    model_type_in,
-    whole_download,
-)
+from redco_flow.hub import download_model, is_hub_name, model_type_in, whole_download
 from redco_flow.local_paths import expanded, is_folder
+from redco_flow.model_files import (
+    CONFIG_FILES,
+    TOKENIZER_PATTERNS,
+    VOCABULARY_PATTERNS,
+    files_in,
+    has_tokenizer,
+    weight_files,
+)
 from redco_flow.records import reading
 from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.text.chat import TOKENIZER_DEFAULT
 from redco_flow.text.tokenizer import TextTokenizer
-
-_TOKENIZER_PATTERNS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-)
-_MODEL_PATTERNS = ("config.json", "model*.safetensors", "model.safetensors.index.json")
 
 
 def tokenizer_source(model: ModelSection, data: DataSection) -> str | None:
@@ -41,22 +35,26 @@ def tokenizer_source(model: ModelSection, data: DataSection) -> str | None:
 
 
 def tokenizer_files(model: ModelSection, data: DataSection) -> list[Path]:
-    """Return the files of a tokenizer in a local directory; none for the hub's."""
-    return _existing(tokenizer_source(model, data), _TOKENIZER_PATTERNS)
+    """Return all files that a tokenizer in a local directory is loaded from; none for the hub's."""
+    source = tokenizer_source(model, data)
+    return [] if source is None else _files_in(source, TOKENIZER_PATTERNS)
 
 
-def template_files(model: ModelSection, data: DataSection) -> list[Path]:
-    """Return the files of a chat template, beside a local tokenizer or of its own."""
+def template_files(data: DataSection) -> list[Path]:
+    """Return the file of a chat template apart from the tokenizer's."""
     name = data.chat_template
-    if name is not None and name != TOKENIZER_DEFAULT:
-        return [Path(name)] if name.endswith(".jinja") else []
-    return _existing(tokenizer_source(model, data), ("chat_template.jinja",))
+    return [expanded(name)] if name is not None and name.endswith(".jinja") else []
 
 
 def model_files(model: ModelSection) -> list[Path]:
-    """Return the files of a model in a local directory; none for the hub's."""
-    patterns = ("config.json",) if model.from_scratch else _MODEL_PATTERNS
-    return _existing(model.name_or_path, (*patterns, *_TOKENIZER_PATTERNS))
+    """Return all files that a model in a local directory is read from; none for the hub's."""
+    name = model.name_or_path
+    if name is None:
+        return []
+    if model.from_scratch:
+        return _files_in(name, CONFIG_FILES)
+    weights = [path.absolute() for path in weight_files(expanded(name))]
+    return sorted({*_files_in(name, (*CONFIG_FILES, *TOKENIZER_PATTERNS)), *weights})
 
 
 def family_in_files(model: ModelSection) -> str | None:
@@ -66,16 +64,10 @@ def family_in_files(model: ModelSection) -> str | None:
     return model_type_in(expanded(model.name_or_path)) or None
 
 
-def _existing(name_or_path: str | None, patterns: tuple[str, ...]) -> list[Path]:
-    if name_or_path is None:
-        return []
-    folder = expanded(name_or_path)
-    found = {path for pattern in patterns for path in folder.glob(pattern)}
-    return sorted(path.absolute() for path in found)
+def _files_in(name_or_path: str, patterns: Sequence[str]) -> list[Path]:
+    return [path.absolute() for path in files_in(expanded(name_or_path), patterns)]
 
 
-# What AutoTokenizer may read, of fast and of slow tokenizers.
-_TOKENIZER_FILES = ("*.json", "*.model", "*.txt", "*.tiktoken", "*.jinja")
 _OF_A_PLACE = ("name_or_path", "is_local", "local_files_only")
 
 
@@ -99,14 +91,9 @@ def save_pretrained_tokenizer(
     Raises:
         ValueError: there is none of that name, or it has no tokenizer.json.
     """
-    from transformers import AutoTokenizer
-
     folder = _find_tokenizer(name_or_path, revision)
     try:
-        with reading(folder, "a tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), use_fast=True, trust_remote_code=False
-            )
+        tokenizer = _load(folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"the tokenizer '{name_or_path}' cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
@@ -119,6 +106,54 @@ def save_pretrained_tokenizer(
     tokenizer.save_pretrained(directory)
 
 
+def _load(folder: Path) -> Any:
+    """Load a tokenizer from the files in TOKENIZER_PATTERNS alone: a fingerprint has all of them.
+
+    Raises:
+        OSError, ValueError: it cannot be loaded, or lacks a file of its vocabulary.
+    """
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as name:
+        seen = Path(name)
+        for path in files_in(folder, TOKENIZER_PATTERNS):
+            link = seen / path.relative_to(folder)
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(path.resolve())
+        try:
+            with reading(seen, "a tokenizer"):
+                tokenizer = AutoTokenizer.from_pretrained(
+                    str(seen), use_fast=True, trust_remote_code=False
+                )
+                _check_vocabulary(tokenizer, seen)
+        except (OSError, ValueError) as error:
+            there = [path.name for path in files_in(folder, VOCABULARY_PATTERNS)]
+            raise ValueError(
+                f"{str(error).replace(name, str(folder))} (files with a vocabulary there: "
+                f"{', '.join(there) or 'none'})"
+            ) from error
+    return tokenizer
+
+
+def _check_vocabulary(tokenizer: Any, folder: Path) -> None:
+    """Refuse a tokenizer without a part of its vocabulary, which transformers leaves empty."""
+    if files_in(folder, ("tokenizer.json", "tokenizer.*.json")):
+        return
+    needed = {key: file for key, file in tokenizer.vocab_files_names.items()
+              if key != "tokenizer_file"}  # fmt: skip
+    lacking = [file for file in needed.values() if not _has_content(folder / file)]
+    others = files_in(folder, ("tekken.json", "tokenizer.model*", "*.tiktoken"))
+    if lacking and not any(map(_has_content, others)):
+        raise ValueError(
+            f"{folder}: a {type(tokenizer).__name__} is read from tokenizer.json, or from "
+            f"{', '.join(needed.values())}; missing or empty: {', '.join(lacking)}."
+        )
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
 def _find_tokenizer(name_or_path: str, revision: str | None) -> Path:
     """The directory of a tokenizer's files, downloaded where the name is a hub id."""
     path = expanded(name_or_path)
@@ -126,10 +161,12 @@ def _find_tokenizer(name_or_path: str, revision: str | None) -> Path:
         return path
 
     def is_whole(folder: Path) -> bool:
-        is_listed = whole_download("model", name_or_path, folder.name, _TOKENIZER_FILES) is not None
+        is_listed = (
+            whole_download("model", name_or_path, folder.name, TOKENIZER_PATTERNS) is not None
+        )
         return has_tokenizer(folder) or is_listed  # a model may have none
 
-    return download_model(name_or_path, revision, _TOKENIZER_FILES, is_whole)
+    return download_model(name_or_path, revision, TOKENIZER_PATTERNS, is_whole)
 
 
 def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) -> None:
@@ -144,8 +181,7 @@ def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) ->
     if name is None or model.from_scratch:
         return
     found = _find_tokenizer(name, model.revision)
-    is_local = is_folder(expanded(name))
-    if not (tokenizer_files(model, DataSection()) if is_local else has_tokenizer(found)):
+    if not has_tokenizer(found):
         return
     with tempfile.TemporaryDirectory(prefix="redco-flow-tokenizer-") as folder:
         save_pretrained_tokenizer(name, Path(folder), revision=model.revision)

@@ -294,7 +294,7 @@ def data_files(config: Config) -> list[Path]:
     files = [*source.data_files(config.data), *tokenizer_files(config.model, config.data)]
     recipe = find_recipe(config.recipe)
     if takes_conversations(recipe) or takes_messages(recipe):
-        files += template_files(config.model, config.data)
+        files += template_files(config.data)
     return files
 
 

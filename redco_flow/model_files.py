@@ -1,0 +1,113 @@
+"""Which files of a model's directory are read: one list for downloads, fingerprints and loading.
+
+A tokenizer is loaded from a directory that holds the files of this list and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from redco_flow.records import read_json
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+CONFIG_FILES = (CONFIG_FILE, GENERATION_FILE)
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# What a download takes of a model's parameters: no other framework's, and no second copy of them.
+WEIGHT_PATTERNS = ("model*.safetensors", INDEX_FILE)
+# The files of which transformers' tokenizers have at least one.
+VOCABULARY_PATTERNS = (
+    "tokenizer.json",
+    "tokenizer.*.json",  # of a version of transformers
+    "*vocab*.json",
+    "*vocab*.txt",
+    "merges.txt",
+    "*.model",
+    "tokenizer.model*",
+    "*.tiktoken",
+    "*.spm",
+    "tekken.json",
+    "dict.txt",
+    "bpe.codes",
+    "*.tokenizer",
+)
+TOKENIZER_PATTERNS = (
+    CONFIG_FILE,  # which says what class of tokenizer it is where tokenizer_config.json does not
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "emoji.json",
+    "byte_maps.json",
+    "normalizer.json",
+    "word_shape.json",
+    "word_pronunciation.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    *VOCABULARY_PATTERNS,
+)
+
+
+def files_in(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return a directory's files that fit one of the patterns, sorted."""
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(found)
+
+
+def is_of_tokenizer(file: str) -> bool:
+    """Tell whether a file, by its name, holds a tokenizer's vocabulary."""
+    return any(fnmatchcase(file, pattern) for pattern in VOCABULARY_PATTERNS)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Tell whether a directory has the files of a tokenizer."""
+    return bool(files_in(folder, VOCABULARY_PATTERNS))
+
+
+def weight_names(folder: Path) -> Sequence[str]:
+    """Return the names of the safetensors files that a model's parameters are read from.
+
+    As transformers does: a single file counts before an index. Whether the files are there is not
+    looked at.
+
+    Raises:
+        ValueError: the index is damaged, or names a file outside of the directory.
+    """
+    index = folder / INDEX_FILE
+    if (folder / SINGLE_FILE).is_file() or not index.is_file():
+        return [SINGLE_FILE]
+    record = read_json(index)
+    places = record.get("weight_map") if isinstance(record, dict) else None
+    names = list(places.values()) if isinstance(places, dict) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"{index}: not an index of safetensors files: weight_map must name the file of each "
+            "tensor."
+        )
+    outside = sorted({name for name in names if Path(name).name != name or "\0" in name})
+    if outside:
+        raise ValueError(
+            f"{index}: names files that are not in its directory: {', '.join(map(repr, outside))}."
+        )
+    return sorted(set(names))
+
+
+def has_weights(folder: Path) -> bool:
+    """Tell whether a directory has a model's safetensors, every one that its index names."""
+    try:
+        return all((folder / name).is_file() for name in weight_names(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that a model's parameters are read from, as far as they are there."""
+    try:
+        names = weight_names(folder)
+    except (OSError, ValueError):
+        names = []
+    named = [folder / name for name in names]
+    index = [] if named == [folder / SINGLE_FILE] else [folder / INDEX_FILE]
+    return [path for path in (*index, *named) if path.is_file()]
