@@ -6,14 +6,17 @@ import argparse
 import csv
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
 
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import UsageError
+from redco_flow.spec.names import shown
 
 _TEXTS = Path(__file__).parent / "project"
 _FORMATS = ("%d %B %Y", "%B %d, %Y", "%d/%m/%Y", "%b %d %Y")
+_MAX_CHARACTERS = 1000
 _NUM_DATES = 4000
 _FIRST_DAY = date(1970, 1, 1)
 _NUM_DAYS = 365 * 60
@@ -26,7 +29,15 @@ def register(verbs: Verbs) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    folder = Path(options.directory)
+    given = options.directory
+    if not given.isprintable() or not 0 < len(given) <= _MAX_CHARACTERS:
+        raise UsageError(
+            f"{shown(given)} is not a folder's name: give 1 to {_MAX_CHARACTERS} printable "
+            "characters."
+        )
+    folder = Path(given)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        folder.lstat()  # a name that is too long is refused before any folder is made
     files = {folder / name: text for name, text in _project().items()}
     there = [str(path) for path in files if path.exists()]
     if there:

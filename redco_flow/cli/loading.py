@@ -68,14 +68,23 @@ def note_replaced(**named: str) -> list[str]:
 class Loader:
     """Reads the pipeline and the profile that one command names."""
 
-    def __init__(self, options: argparse.Namespace, *, only_reads: bool = False) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        *,
+        only_reads: bool = False,
+        sources: Sources | None = None,
+        hub: HubPins | None = None,
+    ) -> None:
         """Take the options of `arguments.add_pipeline`.
 
         Args:
             only_reads: nothing will be started: the workspace need be neither there nor writable.
+            sources, hub: what was looked up before; None: all is looked up by this loader.
         """
         self._options = options
         self._only_reads = only_reads
+        self._given_sources, self._given_hub = sources, hub
         self._profiles: dict[tuple[str, ...], Profile] = {}
         self._notes_said: set[str] = set()
 
@@ -149,7 +158,7 @@ class Loader:
     def _sources(self) -> Sources:
         from redco_flow.orchestrate.ingredients import Sources
 
-        return Sources()
+        return self._given_sources or Sources()
 
     @cached_property
     def _aliases(self) -> AliasPins:
@@ -161,4 +170,4 @@ class Loader:
     def _hub(self) -> HubPins:
         from redco_flow.orchestrate.hub_pins import HubPins
 
-        return HubPins()
+        return self._given_hub or HubPins()

@@ -126,6 +126,17 @@ def _refuse_unknown_verb(parser: argparse.ArgumentParser, word: str) -> None:
         parser.error(f"there is no verb {word!r}{hint} Verbs: {', '.join(VERBS)}.")
 
 
+def _refuse_unprintable_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """No file, record or name here can hold a NUL or bytes that are not UTF-8."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            parser.error(f"{word!r} is not UTF-8")
+        if "\0" in word:
+            parser.error(f"{word!r} has a NUL character")
+
+
 def _take_overrides(parser: argparse.ArgumentParser, extras: list[str]) -> list[str]:
     """The words argparse left over: settings, or a mistake."""
     unknown = [word for word in extras if word.startswith("-") or not _is_setting(word)]
@@ -146,6 +157,7 @@ def run_command(words: Sequence[str]) -> int:
     """
     words = words or ["--help"]
     parser = _parser(_modules_for(words))
+    _refuse_unprintable_words(parser, words)
     _refuse_unknown_verb(parser, words[0])
     options, extras = parser.parse_known_args(words)
     if extras and not hasattr(options, "overrides"):

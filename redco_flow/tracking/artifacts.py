@@ -275,7 +275,7 @@ class ArtifactStore:
         Reads the manifests of these and of what was published since the last look.
         """
         num_artifacts, newest = 0, []
-        for parent in self._kinds() if kind is None else (self._root / kind,):
+        for parent in self._kinds(kind):
             sequences = self._sequences(parent)
             num_artifacts += len(sequences)
             of_kind = heapq.nlargest(count, zip(sequences.values(), sequences, strict=True))
@@ -324,7 +324,7 @@ class ArtifactStore:
 
     def _in_directories(self, prefix: str, kind: str | None = None) -> Iterator[Artifact]:
         """Artifacts whose directory's name begins with `prefix`."""
-        for parent in self._kinds() if kind is None else (self._root / kind,):
+        for parent in self._kinds(kind):
             if len(prefix) == SHORT_DIGITS:
                 names = [prefix]
             else:
@@ -333,8 +333,10 @@ class ArtifactStore:
                 if artifact := self._load(parent / name):
                     yield artifact
 
-    def _kinds(self) -> tuple[Path, ...]:
-        return tuple(self._root / name for name in sorted(_names(self._root)))
+    def _kinds(self, kind: str | None = None) -> tuple[Path, ...]:
+        """The folders of all kinds, or of this one; a kind is a name in the store, never a path."""
+        names = sorted(_names(self._root))
+        return tuple(self._root / name for name in names if kind in (None, name))
 
     @staticmethod
     def _load(directory: Path) -> Artifact | None:

@@ -7,7 +7,6 @@ another run of the sweep computes has that attempt's name in `shared.json`.
 
 from __future__ import annotations
 
-import glob
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -168,7 +167,7 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
         for name in names
         if (_MARK in text and name.startswith(text)) or text == name.rpartition("-")[2]
     ]
-    if not fitting and text and not any(workspace.runs.glob(f"{glob.escape(text)}*")):
+    if not fitting and text and not _begins_a_run(workspace, text):
         fitting = [
             name
             for name in names
@@ -177,6 +176,13 @@ def find_sweep(workspace: Workspace, text: str) -> SweepDirectory | None:
     if len(fitting) > 1:
         raise UsageError(f"{text!r} fits {len(fitting)} sweeps: {', '.join(sorted(fitting))}.")
     return SweepDirectory(_folder(workspace) / fitting[0]) if fitting else None
+
+
+def _begins_a_run(workspace: Workspace, text: str) -> bool:
+    try:
+        return any(name.startswith(text) for name in os.listdir(workspace.runs))
+    except FileNotFoundError:
+        return False
 
 
 def _folder(workspace: Workspace) -> Path:

@@ -1,0 +1,173 @@
+"""Wrong words at every key of every bundled pipeline: planning refuses them, or accepts them."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import traceback
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from redco_flow.cli.loading import Loader
+from redco_flow.errors import RedcoFlowError
+from redco_flow.orchestrate.hub_pins import HubPins
+from redco_flow.orchestrate.ingredients import Sources
+from redco_flow.orchestrate.start import check_run
+from redco_flow.spec.load import load_pipeline, load_profile
+
+ROOT = Path(__file__).parents[2]
+PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
+LOCAL = ROOT / "cluster_profiles" / "local.yaml"
+SPLITS = ("train", "validation", "test")
+SEED = 25
+
+
+def wrong_words(value):
+    """Twenty kinds of wrong values for one place, by the kind's name."""
+    text = str(value)
+    return {
+        "typo": text[:-1],
+        "letter too many": f"{text}x",
+        "capitals": text.title(),
+        "empty": "",
+        "long": "x" * 5000,
+        "NUL": "a\0b",
+        "newline": "a\nb",
+        "escape": "\x1b[31mred",
+        "unicode": "ünï—✓",
+        "path": "/etc/passwd",
+        "upwards": "../../x",
+        "device": "/dev/zero",
+        "number": 5,
+        "fraction": 0.5,
+        "list": ["a", "b"],
+        "mapping": {"a": 1},
+        "null": None,
+        "boolean": True,
+        "module": "python:nope",
+        "own module": "recipe",
+        "alias": "@nope",
+        "variable": "${env:NOPE}",
+        "address": "https://example.com/x",
+        "pattern": "*.nope",
+        "stage": "train/best/x",
+        "unknown user": "~nobody-of-this-name/x",
+    }
+
+
+def leaves(value, path=()):
+    """The path of each value, lists and mappings included."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+
+
+def with_value(document, path, value):
+    document = copy.deepcopy(document)
+    holder = document
+    for part in path[:-1]:
+        holder = holder[part]
+    holder[path[-1]] = value
+    return document
+
+
+@cache
+def written(name, train_file):
+    """A bundled pipeline; one that wants its data from the command line gets a file."""
+    document = yaml.safe_load((ROOT / "pipelines" / f"{name}.yaml").read_text())
+    data = document.get("data", {})
+    if "dataset" not in data and "mixture" not in data:
+        document["data"] = data | dict.fromkeys(SPLITS, train_file)
+    return document
+
+
+@cache
+def resolved(name, train_file):
+    """The same with all keys that have defaults."""
+    path = Path(train_file).with_name(f"{name}.yaml")
+    path.write_text(yaml.safe_dump(written(name, train_file)))
+    return load_pipeline(path, (), load_profile(LOCAL), environ={}).document
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """Plan a document as the verb does; code and the hub's answers are looked up once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    sources, hub = Sources(), HubPins()
+
+    def plan_document(document):
+        Path("words.yaml").write_text(
+            yaml.dump(document, Dumper=Dumper, allow_unicode=True, sort_keys=False), "utf-8"
+        )
+        options = argparse.Namespace(
+            file="words.yaml",
+            profile=str(LOCAL),
+            overrides=[],
+            from_stage=None,
+            until_stage=None,
+            force=[],
+        )
+        loader = Loader(options, only_reads=True, sources=sources, hub=hub)
+        loaded = loader.load()
+        check_run(loaded.pipeline, loaded.profile, loaded.plan)
+
+    return plan_document
+
+
+class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
+    """Writes what is there twice twice."""
+
+    def ignore_aliases(self, data):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("read", "count"), [(written, 60), pytest.param(resolved, 1500, marks=pytest.mark.slow)]
+)
+def test_a_wrong_word_at_any_key_is_no_traceback(tmp_path, plan, read, count):
+    """A sample (seed 25) of all keys of all pipelines, times the kinds of wrong words."""
+    train = tmp_path / "train.csv"
+    train.write_text("source,target\na,b\nc,d\n")
+    everything = [
+        (path.stem, place, kind)
+        for path in PIPELINES
+        for place in leaves(read(path.stem, str(train)))
+        for kind in wrong_words("")
+    ]
+    escaped, num_refused = [], 0
+
+    for name, path, kind in random.Random(SEED).sample(everything, count):
+        document = value = read(name, str(train))
+        for part in path:
+            value = value[part]
+        try:
+            plan(with_value(document, path, wrong_words(value)[kind]))
+        except RedcoFlowError:
+            num_refused += 1
+        except Exception:
+            escaped.append(f"{name} {path} {kind}: {traceback.format_exc(limit=-3)}")
+
+    assert not escaped, "\n".join(escaped[:5])
+    assert num_refused > count // 2
+
+
+@pytest.mark.parametrize("kind", wrong_words(""))
+def test_a_wrong_recipe_is_no_traceback(tmp_path, plan, kind):
+    """The recipe decides how all that comes after it is checked."""
+    document = yaml.safe_load((ROOT / "pipelines" / "classification.yaml").read_text())
+    word = wrong_words("classification")[kind]
+
+    with pytest.raises(RedcoFlowError) as raised:
+        plan(document | {"recipe": word})
+
+    assert "recipe" in str(raised.value)
