@@ -8,6 +8,7 @@ one state of it.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -68,23 +69,14 @@ def note_replaced(**named: str) -> list[str]:
 class Loader:
     """Reads the pipeline and the profile that one command names."""
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        *,
-        only_reads: bool = False,
-        sources: Sources | None = None,
-        hub: HubPins | None = None,
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, *, only_reads: bool = False) -> None:
         """Take the options of `arguments.add_pipeline`.
 
         Args:
             only_reads: nothing will be started: the workspace need be neither there nor writable.
-            sources, hub: what was looked up before; None: all is looked up by this loader.
         """
         self._options = options
         self._only_reads = only_reads
-        self._given_sources, self._given_hub = sources, hub
         self._profiles: dict[tuple[str, ...], Profile] = {}
         self._notes_said: set[str] = set()
 
@@ -97,8 +89,10 @@ class Loader:
         Raises:
             ConfigError: every mistake in the files and the overrides.
             UsageError: there is no such file, or the plan cannot be as it is asked for.
+            DoesNotFit: every stage that cannot have its devices under the profile.
             WorkspaceError: the workspace cannot be written, or a data file cannot be read.
         """
+        from redco_flow.orchestrate.device_checks import check_devices
         from redco_flow.orchestrate.plan import make_plan
         from redco_flow.spec.load import load_pipeline
 
@@ -119,6 +113,7 @@ class Loader:
             force=self._options.force,
             sources=self._sources,
         )
+        check_devices(pipeline, profile, plan, os.environ)
         plan = replace(plan, hub=pins, aliases=aliases)
         return Loaded(pipeline, profile, workspace, plan, self._sources)
 
@@ -158,7 +153,7 @@ class Loader:
     def _sources(self) -> Sources:
         from redco_flow.orchestrate.ingredients import Sources
 
-        return self._given_sources or Sources()
+        return Sources()
 
     @cached_property
     def _aliases(self) -> AliasPins:
@@ -170,4 +165,4 @@ class Loader:
     def _hub(self) -> HubPins:
         from redco_flow.orchestrate.hub_pins import HubPins
 
-        return self._given_hub or HubPins()
+        return HubPins()

@@ -6,6 +6,7 @@ what talks to a cluster.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator
@@ -36,6 +37,9 @@ class ExecutorConfig(StrictModel):
     runs_arrays: ClassVar[bool] = False
     """Whether a stage that is cut into shards becomes a job array; else one job does all shards."""
 
+    gives_requested_gpus: ClassVar[bool] = False
+    """Whether a job sees the GPUs that it asks for and no others of its hosts."""
+
     processes_per_host: PositiveInt = 1
     walltime_minutes: PositiveInt | None = None
 
@@ -59,6 +63,14 @@ class ExecutorConfig(StrictModel):
         Raises:
             DoesNotFit: says why, and what to change.
         """
+
+    def num_gpus_of_host(self, environ: Mapping[str, str]) -> int | None:
+        """Return how many GPUs each host has for a job; None where only the cluster knows.
+
+        Args:
+            environ: of a job's processes.
+        """
+        return None
 
     @property
     def seconds_of_warning(self) -> int:

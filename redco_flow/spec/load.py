@@ -32,6 +32,7 @@ from redco_flow.spec.stages import (
     input_problems,
     read_stages,
     recipe_problem,
+    upstream_problems,
     with_overrides,
 )
 from redco_flow.spec.yaml import parse_file
@@ -159,7 +160,8 @@ def load_pipeline(
     Args:
         file: its path, or what was read of it before.
         overrides: `key=value` and `~key`; those that begin with `profile.` are the profile's.
-        looks_into_data: whether mistakes that the head of each data file shows are told too.
+        looks_into_data: whether mistakes are reported, too, that the head of each data file shows,
+            and settings of one stage that do not go with another's.
 
     Raises:
         ConfigError: every mistake in the file, the overrides and the profile's defaults.
@@ -228,6 +230,17 @@ class _Loading:
         """Collect the mistakes that the data themselves show, where all of a stage's are there."""
         for name in self.readable:
             self.problems += data_problems(self.bodies[name], self.configs[name])
+        for name, config in self.configs.items():
+            self.problems += upstream_problems(self.bodies[name], config, self._upstream(name))
+
+    def _upstream(self, name: str) -> dict[str, tuple[StageBody, StageConfig]]:
+        """The accepted stage that each input of one artifact comes from."""
+        refs = {slot: refs[0] for slot, refs in self.inputs[name].items() if len(refs) == 1}
+        return {
+            slot: (self.bodies[ref.stage], self.configs[ref.stage])
+            for slot, ref in refs.items()
+            if ref.stage in self.configs
+        }
 
     def unset_variables(self, environ: Mapping[str, str]) -> Iterator[str]:
         """Say which addresses of `notify` the environment lacks: there nothing would be told."""

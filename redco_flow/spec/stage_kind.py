@@ -23,6 +23,10 @@ one module with all of it, whose top level must then be light:
     def data_files(config): ...                 # optional: raw data files to digest
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
+    def device_problems(config, num_devices): ...   # optional: (path in Config, message) of
+                                                # settings that so many devices cannot have
+    def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
+                                                # slot's stage, message); `upstream`: slot -> Config
     def data_identity(config): ...              # optional: identity of data that is no file
     def conclude(config, finished): ...         # optional: FinishedStage -> words for people: what
                                                 # the launcher does, once or more often, when the
@@ -100,6 +104,10 @@ class Declaration:
     problems: tuple[tuple[tuple[str | int, ...], str], ...] = ()
 
 
+def _no_problems(*_: Any) -> tuple[()]:
+    return ()
+
+
 @dataclass(frozen=True)
 class StageKind:
     """A stage kind as its modules declare it.
@@ -123,6 +131,10 @@ class StageKind:
     data_files: Callable[[Any], list[Path]]
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
+    device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
+    upstream_problems: Callable[
+        [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
+    ] = _no_problems
     declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
     conclude: Callable[[Any, Any], str] | None = None
     runs_on_several_processes: bool = False
@@ -183,6 +195,8 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
+        device_problems=getattr(module, "device_problems", _no_problems),
+        upstream_problems=getattr(module, "upstream_problems", _no_problems),
         declare=getattr(module, "declare", None),
         conclude=getattr(module, "conclude", None),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),

@@ -202,6 +202,17 @@ def input_problems(body: StageBody, config: StageConfig) -> list[Problem]:
     return _placed(body, body.kind.input_problems(config, body.references))
 
 
+def upstream_problems(
+    body: StageBody, config: StageConfig, upstream: Mapping[str, tuple[StageBody, StageConfig]]
+) -> Iterator[Problem]:
+    """Yield which written settings of upstream stages do not go with this stage's."""
+    configs = {slot: config for slot, (_, config) in upstream.items()}
+    for slot, path, message in body.kind.upstream_problems(config, configs):
+        producer, _ = upstream[slot]
+        if producer.config.has(path):  # of a default nothing says that it is needed
+            yield from _placed(producer, [(path, message)])
+
+
 def _recipe_problems(body: StageBody, config: StageConfig) -> Iterator[tuple[KeyPath, str]]:
     recipe = getattr(config, "recipe", None) if "recipe" in body.kind.sections else None
     if isinstance(recipe, str) and (problem := recipe_problem(recipe)):

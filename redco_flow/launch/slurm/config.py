@@ -47,6 +47,7 @@ class Config(ExecutorConfig):
     """
 
     runs_arrays: ClassVar[bool] = True
+    gives_requested_gpus: ClassVar[bool] = True
 
     partition: SlurmName | None = None
     account: SlurmName | None = None

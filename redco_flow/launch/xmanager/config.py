@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.config import ExecutorConfig
+from redco_flow.launch.local_gpus import count_local_gpus
 from redco_flow.spec.model import PositiveInt
 
 if TYPE_CHECKING:
@@ -76,3 +78,7 @@ class Config(ExecutorConfig):
                 f"XManager's local backend has one, this machine: set it to 1, and "
                 f"xmanager.processes_per_host to the number of processes."
             )
+
+    def num_gpus_of_host(self, environ: Mapping[str, str]) -> int | None:
+        """Return how many GPUs this machine has for a job; None where only JAX can tell."""
+        return count_local_gpus(environ)

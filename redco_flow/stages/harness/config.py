@@ -14,6 +14,7 @@ from redco_flow.local_paths import is_file, is_folder
 from redco_flow.models.find import FAMILIES, find_module_name
 from redco_flow.spec.model import DataFolder, NonNegativeInt, Placement, PositiveInt, Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.device_layout import layout_problems
 
 INPUTS = {"checkpoint": InputSlot(kind="checkpoint", default_selector="last")}
 OUTPUTS = {"metrics": "metrics"}
@@ -63,6 +64,11 @@ class Config(StageConfig):
         if len(set(tasks)) < len(tasks):
             raise ValueError("names a task twice")
         return tasks
+
+
+def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield which settings this number of devices cannot have."""
+    return layout_problems(config, num_devices)
 
 
 def code_modules(config: Config) -> list[str]:

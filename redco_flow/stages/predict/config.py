@@ -5,6 +5,7 @@ Light at the top, for plans read its Config; the work is in `prediction`, import
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -20,6 +21,7 @@ from redco_flow.spec.model import (
     Texts,
 )
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.stages.device_layout import layout_problems
 
 SECTIONS = ("recipe",)
 INPUTS = {
@@ -158,6 +160,11 @@ GENERATION = (
 
 def _is_changed(config: Config, name: str) -> bool:
     return bool(getattr(config, name) != Config.model_fields[name].default)
+
+
+def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield which settings this number of devices cannot have."""
+    return layout_problems(config, num_devices)
 
 
 def code_modules(config: Config) -> list[str]:

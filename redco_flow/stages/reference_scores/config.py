@@ -12,6 +12,7 @@ from redco_flow.spec.model import Placement, PositiveInt
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import model_files
+from redco_flow.stages.device_layout import layout_problems
 
 SECTIONS = ("recipe", "model")
 INPUTS = {
@@ -49,6 +50,11 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
             ("model",),
             "there is no reference: give the stage a `checkpoint`, or model.name_or_path",
         )
+
+
+def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield which settings this number of devices cannot have."""
+    return layout_problems(config, num_devices)
 
 
 def code_modules(config: Config) -> list[str]:

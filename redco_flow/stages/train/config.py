@@ -45,7 +45,9 @@ from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.context import FinishedStage
+from redco_flow.stages.device_layout import layout_problems
 from redco_flow.stages.mlflow_views import tag_outputs
+from redco_flow.stages.train.positions import length_problems
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.
@@ -598,6 +600,21 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
             f"the loss that recipe '{config.recipe}' is to learn compares with no reference: leave "
             "`reference_scores` out",
         )
+
+
+def device_problems(config: Config, num_devices: int) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield which settings this number of devices cannot have."""
+    return layout_problems(config, num_devices, batch="global_batch_size")
+
+
+def upstream_problems(
+    config: Config, upstream: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Yield which lengths of the dataset's texts are beyond the model's positions."""
+    if "dataset" in upstream and not has_own_model(config.recipe):
+        family = _family(config.model, find_own_recipe(config.recipe))
+        for path, message in length_problems(config.model, family, upstream["dataset"]):
+            yield "dataset", path, message
 
 
 def code_modules(config: Config) -> list[str]:

@@ -1,0 +1,37 @@
+"""How many GPUs JAX can find on this machine, without importing it: for plans on login nodes.
+
+Looks at the device files of NVIDIA's driver and at the variables that hide GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+# Devices of other kinds (WSL, AMD, TPUs) are not counted by their files.
+_OTHER_DEVICES = ("dxg", "kfd", "accel", "accel0", "vfio")
+_GPU_PLATFORMS = {"cuda", "gpu"}
+_CPU_DEVICES = "xla_force_host_platform_device_count"
+
+
+def count_local_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int | None:
+    """Return the most GPUs that a process here can have; None where only JAX can tell.
+
+    Args:
+        environ: of the process: `JAX_PLATFORMS` and `CUDA_VISIBLE_DEVICES` hide GPUs.
+        devices: the folder of device files.
+    """
+    platforms = set(filter(None, environ.get("JAX_PLATFORMS", "").split(",")))
+    if _CPU_DEVICES in environ.get("XLA_FLAGS", ""):
+        return None
+    if platforms == {"cpu"}:
+        return 0
+    if platforms and not platforms & _GPU_PLATFORMS:
+        return None
+    if any((devices / name).exists() for name in _OTHER_DEVICES):
+        return None
+    count = len(list(devices.glob("nvidia[0-9]*")))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    return min(count, sum(one.strip() not in ("", "-1") for one in visible.split(",")))

@@ -1,0 +1,95 @@
+"""Check, before anything is submitted, that a plan's stages fit the profile's devices.
+
+GPUs that a stage asks for, and the shards and batches that are cut over devices. What only the
+cluster or JAX knows is checked by the stage itself, before its work begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from redco_flow.errors import DoesNotFit, Problem, RedcoFlowError
+from redco_flow.launch.call import JobResources
+from redco_flow.orchestrate.calls import job_resources
+from redco_flow.orchestrate.plan import Plan
+from redco_flow.spec.document import DEFAULT
+from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
+from redco_flow.spec.names import dotted
+from redco_flow.spec.profile import Profile
+from redco_flow.spec.stage_kind import find_stage_kind
+
+_GPUS = ("resources", "gpus_per_host")
+_HOSTS = ("resources", "num_hosts")
+
+
+def check_devices(
+    resolved: ResolvedPipeline, profile: Profile, plan: Plan, environ: Mapping[str, str]
+) -> None:
+    """Raise where a stage that will run, or may, cannot have its devices under the profile.
+
+    Args:
+        environ: of this process; the profile's `environment` is laid over it.
+
+    Raises:
+        DoesNotFit: every such stage, with the place of its setting in the file.
+    """
+    environ = {**environ, **profile.environment}
+    problems = [
+        problem
+        for name, stage in resolved.stages.items()
+        if plan.stages[name].action in ("run", "wait")
+        for problem in _stage_problems(resolved, stage, profile, environ)
+    ]
+    if problems:
+        raise DoesNotFit("\n".join(map(str, sorted(set(problems)))))
+
+
+def _stage_problems(
+    resolved: ResolvedPipeline,
+    stage: ResolvedStage,
+    profile: Profile,
+    environ: Mapping[str, str],
+) -> Iterator[Problem]:
+    def at(path: tuple[str, ...], message: str) -> Problem:
+        key = f"stages.{stage.name}.{dotted(path)}"
+        origin = resolved.origins.get(key, DEFAULT)
+        return origin.problem(f"'{key}': {message}")
+
+    try:
+        resources = job_resources(stage, profile)
+    except RedcoFlowError as error:
+        yield at(_GPUS if stage.resources.gpus_per_host else _HOSTS, str(error))
+        return
+    gpus = profile.section.num_gpus_of_host(environ)
+    is_short = gpus is not None and gpus < resources.gpus_per_host
+    if is_short and profile.missing_gpus == "error":
+        yield at(_GPUS, _missing_gpus(resources.gpus_per_host, gpus, profile))
+        return
+    num_devices = _num_devices(resources, profile, gpus)
+    if num_devices is not None:
+        hint = ""
+        if gpus == 0:
+            hint = f" (profile.num_cpu_devices is {profile.num_cpu_devices})"
+        kind = find_stage_kind(stage.kind)
+        for path, message in kind.device_problems(stage.config, num_devices):
+            yield at(path, f"{message}{hint}")
+
+
+def _missing_gpus(asked: int, found: int | None, profile: Profile) -> str:
+    gpus = "1 GPU" if asked == 1 else f"{asked} GPUs"
+    return (
+        f"the stage asks for {gpus}, and this machine, where profile '{profile.name}' runs it, has "
+        f"{found or 'none'}. Choose a profile whose machines have them (-p PROFILE), set it to "
+        "what there is, or compute without: profile.missing_gpus=warn"
+    )
+
+
+def _num_devices(resources: JobResources, profile: Profile, gpus: int | None) -> int | None:
+    """The devices that JAX will find in all of a stage's processes; None where that is unknown."""
+    if gpus == 0:
+        return profile.num_cpu_devices * resources.num_processes
+    if not resources.gpus_per_host or profile.missing_gpus == "warn":
+        return None
+    if profile.section.gives_requested_gpus:
+        return resources.gpus_per_host * resources.num_hosts
+    return gpus

@@ -1,0 +1,31 @@
+"""Counting this machine's GPUs by device files and variables, without JAX."""
+
+from __future__ import annotations
+
+import pytest
+
+from redco_flow.launch.local_gpus import count_local_gpus
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "expected"),
+    [
+        ([], {}, 0),
+        (["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"], {}, 2),
+        (["nvidia0", "nvidia1"], {"CUDA_VISIBLE_DEVICES": "1"}, 1),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "0,1"}, 1),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        (["nvidia0"], {"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        (["nvidia0"], {"JAX_PLATFORMS": "cpu"}, 0),
+        (["nvidia0"], {"JAX_PLATFORMS": "cuda,cpu"}, 1),
+        ([], {"JAX_PLATFORMS": "tpu"}, None),
+        (["dxg"], {}, None),
+        (["accel0"], {}, None),
+        ([], {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, None),
+    ],
+)
+def test_gpus_are_counted_by_device_files_and_variables(tmp_path, files, environ, expected):
+    for name in files:
+        (tmp_path / name).touch()
+
+    assert count_local_gpus(environ, tmp_path) == expected

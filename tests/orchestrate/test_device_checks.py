@@ -1,0 +1,98 @@
+"""Devices that a profile does not have are reported by the plan, with the setting's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redco_flow.errors import DoesNotFit
+from redco_flow.orchestrate.device_checks import check_devices
+from redco_flow.orchestrate.plan import make_plan
+from redco_flow.spec.load import load_pipeline, load_profile
+from redco_flow.tracking.workspace import Workspace
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "pipelines" / "quickstart.yaml"
+HOSTS = """\
+executor: hosts
+hosts: {addresses: [{address: a, gpus: 2}, {address: b}]}
+"""
+CPU_ONLY = {"JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture
+def told(tmp_path):
+    """What is wrong with the quickstart's devices, changed by overrides; empty where nothing is."""
+
+    def check(*overrides, profile="local"):
+        found = load_profile(profile, overrides)
+        pipeline = load_pipeline(QUICKSTART, overrides, found, environ={})
+        plan = make_plan(pipeline, Workspace(tmp_path))
+        try:
+            check_devices(pipeline, found, plan, CPU_ONLY)
+        except DoesNotFit as error:
+            return str(error).splitlines()
+        return []
+
+    return check
+
+
+def test_a_plan_for_the_devices_that_are_there_is_accepted(told):
+    assert told() == []
+    assert told("train.num_model_shards=2", "profile.num_cpu_devices=8") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["train.num_model_shards=4"], "'stages.train.num_model_shards': 4 does not divide the 1 "
+         "device of the stage; allowed: 1 (profile.num_cpu_devices is 1)"),
+        (["predict.num_model_shards=3", "profile.num_cpu_devices=4"],
+         "'stages.predict.num_model_shards': 3 does not divide the 4 devices of the stage; "
+         "allowed: 1, 2, 4 (profile.num_cpu_devices is 4)"),
+        (["train.fsdp=3", "profile.num_cpu_devices=4"], "'stages.train.fsdp': 3 does not divide "
+         "the 4 data-parallel devices; allowed: 1, 2, 4 (profile.num_cpu_devices is 4)"),
+        (["train.global_batch_size=30", "profile.num_cpu_devices=4"],
+         "'stages.train.global_batch_size': 30 is not a multiple of 4 (4 data-parallel devices x 1 "
+         "rows per device); nearest valid values: 28, 32 (profile.num_cpu_devices is 4)"),
+        (["train.resources.gpus_per_host=2"], "'stages.train.resources.gpus_per_host': the stage "
+         "asks for 2 GPUs, and this machine, where profile 'local' runs it, has none. Choose a "
+         "profile whose machines have them (-p PROFILE), set it to what there is, or compute "
+         "without: profile.missing_gpus=warn"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_the_devices_cannot_have_is_reported_at_its_place(told, overrides, expected):
+    assert told(*overrides) == [f"command line: {expected}"]
+
+
+def test_all_stages_are_reported_at_once(told):
+    found = told("train.num_model_shards=4", "predict.resources.gpus_per_host=1")
+
+    assert [line.split("'")[1] for line in found] == [
+        "stages.predict.resources.gpus_per_host",
+        "stages.train.num_model_shards",
+    ]
+
+
+def test_gpus_that_may_be_missing_are_no_problem(told):
+    assert told("train.resources.gpus_per_host=2", "profile.missing_gpus=warn") == []
+
+
+def test_hosts_without_enough_gpus_are_reported(told, tmp_path):
+    profile = tmp_path / "two.yaml"
+    profile.write_text(HOSTS)
+
+    assert told("train.resources.gpus_per_host=2", profile=profile) == []
+    (line,) = told("train.resources.gpus_per_host=4", profile=profile)
+    assert line.startswith("command line: 'stages.train.resources.gpus_per_host': the stage asks "
+                           "for 1 hosts with 4 GPUs, and the profile's largest group")  # fmt: skip
+
+
+def test_gpus_of_slurm_are_those_that_a_stage_asks_for(told):
+    overrides = ["train.resources={num_hosts: 2, gpus_per_host: 4}", "train.num_model_shards=3"]
+
+    assert told(*overrides, profile="slurm") == [
+        "command line: 'stages.train.num_model_shards': 3 does not divide the 8 devices of the "
+        "stage; allowed: 1, 2, 4, 8"
+    ]
