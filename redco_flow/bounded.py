@@ -3,7 +3,8 @@
 For what other people's files may make a process compute: recurrence rules, chat templates. The
 child is this file, run by `python -I`: no module of the user takes a library's place, it gets no
 secret from the environment, and it imports nothing but the standard library before the function's
-own module. Arguments and answers are JSON. Also: a limit on the time of an exchange over a network.
+own module, whose `prepare_child`, if there is one, runs before the limits hold. Arguments and
+answers are JSON. Also: a limit on the time of an exchange over a network.
 """
 
 from __future__ import annotations
@@ -313,8 +314,10 @@ def _serve(
     sys.path.extend(folders)
     problem, call_function = "", None
     try:
-        module, _, name = function.partition(":")
-        call_function = getattr(importlib.import_module(module), name)
+        name, _, attribute = function.partition(":")
+        module = importlib.import_module(name)
+        call_function = getattr(module, attribute)
+        getattr(module, "prepare_child", lambda: None)()
     except Exception as error:  # noqa: BLE001 (reported by the parent)
         problem = f"{type(error).__name__}: {error}"
     _limit_resources(int(memory_mib))
