@@ -96,6 +96,16 @@ class RowLosses:
             yield f"{one.what}: {one.num_rows:,}{of}: {one.reason} ({one.remedy})"
 
 
+def own_token_notes(splits: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Yield how many texts have start or end tokens of their own, beside which none were added."""
+    for key, what in (("own_starts", "begin with the start"), ("own_ends", "end with the end")):
+        if number := _sum(list(splits.values()), key):
+            yield (
+                f"{number:,} texts {what} token in their own text: it is there once, as in the "
+                "others"
+            )
+
+
 def brief_of_dataset(finished: FinishedStage) -> str:
     """Return what the line of a completed preprocessing says of its rows."""
     artifact = ArtifactStore(finished.workspace).find(finished.result.outputs["dataset"])
