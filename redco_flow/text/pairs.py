@@ -8,11 +8,12 @@ model's code does not make data stale.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from redco_flow.text.special_tokens import take_end, take_start
+from redco_flow.text.special_tokens import begins_with, take_end, take_start
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
 
 TruncationSide = Literal["right", "left"]
@@ -156,8 +157,11 @@ def encode_in_template(
     )
     ending = backend.encode(suffix, add_special_tokens=False) if suffix else None
     first, second, is_cut = FlatIds(), FlatIds(), []
+    own: Counter[str] = Counter()
     for row in texts:
         parts = [next(encodings) for _ in row]
+        own["own_starts"] += _cut_own_start(parts[0], tokenizer.prefix_ids)
+        own["own_ends"] += not ending and _cut_own_end(parts[-1], tokenizer.suffix_ids)
         num_special = backend.num_special_tokens_to_add(len(parts) > 1)
         room = max_length - num_special - (len(ending) if ending else 0)
         kept = _kept_lengths([len(part) for part in parts], room)
@@ -167,7 +171,24 @@ def encode_in_template(
         if ending:
             parts[-1] = type(ending).merge([parts[-1], ending], growing_offsets=False)
         _append(backend.post_process(*parts), first, second)
-    return EncodedPairs(first, second, is_cut, [False] * len(is_cut))
+    counts = {name: count for name, count in own.items() if count}
+    return EncodedPairs(first, second, is_cut, [False] * len(is_cut), counts=counts)
+
+
+def _cut_own_start(part: Any, start: Sequence[int]) -> bool:
+    """Remove the tokens that the template puts first from a text that has them itself."""
+    has_own = begins_with(part.ids, start)
+    if has_own:
+        part.truncate(len(part) - len(start), direction="left")
+    return has_own
+
+
+def _cut_own_end(part: Any, end: Sequence[int]) -> bool:
+    """Remove the tokens that the template puts last from a text that has them itself."""
+    has_own = len(end) > 0 and list(part.ids[-len(end) :]) == list(end)
+    if has_own:
+        part.truncate(len(part) - len(end))
+    return has_own
 
 
 def _kept_lengths(lengths: Sequence[int], room: int) -> list[int]:

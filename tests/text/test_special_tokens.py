@@ -92,6 +92,13 @@ def test_both_sides_of_an_encoder_decoder_end_once(tokenizer):
     assert (own.counts, bare.counts) == ({"own_ends": 2}, {})
 
 
+def test_texts_with_labels_have_them_once(tokenizer):
+    own, bare = (encode_labelled([text], [], tokenizer, **LENGTHS) for text in ("<s>a b", "a b"))
+
+    assert list(own.source_ids) == list(bare.source_ids)
+    assert (own.counts, bare.counts) == ({"own_starts": 1}, {})
+
+
 def test_preferences_have_them_once(tokenizer):
     settings, around = Settings(), {"source_prefix": "", "source_suffix": ""}
     rows = [
