@@ -54,12 +54,14 @@ class RowLosses:
     def of(cls, metadata: Mapping[str, Any]) -> RowLosses:
         """Read them from the metadata of a dataset artifact."""
         curated = metadata.get("curated_rows") or {}
-        skipped = sorted(metadata["skipped_rows"].items(), key=lambda item: (-item[1], item[0]))
+        skipped = sorted(
+            (metadata.get("skipped_rows") or {}).items(), key=lambda item: (-item[1], item[0])
+        )
         groups = [
             RowGroup("skipped", reason, count, _CURATED if reason in curated else _BAD_ROWS)
             for reason, count in skipped
         ]
-        splits = list(metadata["splits"].values())
+        splits = list((metadata.get("splits") or {}).values())
         are_chats = any("learnt_tokens" in counts for counts in splits)
         target = ("conversations", _CONVERSATIONS) if are_chats else _target("target")
         for key, (what, remedy) in {
