@@ -38,7 +38,8 @@ or, around a model that the pipeline's `model` names, instead of those functions
 or, where texts become token ids ahead of time, it makes them around a model:
 
     encode(sources, targets, tokenizer, *, source_prefix, source_suffix, max_source_length,
-           max_target_length) -> EncodedPairs; used by preprocessing
+           max_target_length) -> EncodedPairs; used by preprocessing; where it also takes
+           truncation_side, the pipeline can say which end of a source is cut off
     build(model, tokenizer, *, source_length, target_length) -> Recipe
         used by training and prediction; with `settings` too where the module has `Settings`
     TARGETS: as above, of recipes whose targets are no texts; `encode` gets none of them then
@@ -309,6 +310,15 @@ def encodes(recipe: ModuleType) -> bool:
 def takes_conversations(recipe: ModuleType) -> bool:
     """Whether a recipe's rows are conversations, which a chat template renders."""
     return bool(getattr(recipe, "TAKES_CONVERSATIONS", False))
+
+
+def takes_truncation_side(name: str) -> bool:
+    """Whether YAML names a recipe whose `encode` can cut sources at either end."""
+    try:
+        encode = getattr(find_recipe(name), "encode", None)
+    except ValueError:  # is reported where the recipe is checked
+        return True
+    return encode is not None and "truncation_side" in inspect.signature(encode).parameters
 
 
 def encodes_rows(recipe: ModuleType) -> bool:

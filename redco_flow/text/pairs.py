@@ -8,11 +8,16 @@ model's code does not make data stale.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from redco_flow.text.special_tokens import begins_with, take_end, take_start
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
+
+TruncationSide = Literal["right", "left"]
+"""Which end of a text that is too long is cut off; transformers' name and values."""
 
 PAIR_SEPARATOR = "\0"
 """Between the two texts of a source (`data.pair_key`): no text has it, for rows with it are bad."""
@@ -59,13 +64,36 @@ class EncodedPairs:
     unusable: Sequence[tuple[int | str, str, str]] = ()
 
 
+class EndedTexts(NamedTuple):
+    """Ids of texts that all end alike.
+
+    Args:
+        is_cut: which were cut to the maximal length.
+        num_own_starts, num_own_ends: how many had the start or end tokens in their own text.
+    """
+
+    ids: FlatIds
+    is_cut: list[bool]
+    num_own_starts: int
+    num_own_ends: int
+
+
 def encode_ending(
-    texts: Sequence[str], tokenizer: TextTokenizer, max_length: int, ending: Sequence[int]
-) -> tuple[FlatIds, list[bool]]:
-    """Encode texts that all end alike; return their ids, and which were cut off.
+    texts: Sequence[str],
+    tokenizer: TextTokenizer,
+    max_length: int,
+    ending: Sequence[int],
+    *,
+    start: Sequence[int] = (),
+    truncation_side: TruncationSide = "right",
+) -> EndedTexts:
+    """Encode texts that all end alike.
 
     Args:
         max_length: in tokens, the ending included, which is never cut off.
+        ending: where it is the end token alone, a text that ends with it gets no second one.
+        start: what comes before every text later on: it is left out of a text that begins with it.
+        truncation_side: which end of a text is cut off.
 
     Raises:
         ValueError: the ending leaves no room for a token of the text.
@@ -76,17 +104,36 @@ def encode_ending(
             f"the maximal length is {max_length} tokens, and {len(ending)} of them are what "
             "every text ends with (data.source_suffix, the end token): allow more."
         )
-    rows, is_cut = FlatIds(), []
+    rows, is_cut, num_own_starts, num_own_ends = FlatIds(), [], 0, 0
+    is_end_alone = list(ending) == [tokenizer.eos_id]
     for ids in tokenizer.encode_each(texts):
-        is_cut.append(len(ids) > room)
-        del ids[room:]
+        num_own_starts += take_start(ids, start)
+        num_own_ends += is_end_alone and take_end(ids, tokenizer.eos_id)
+        num_over = len(ids) - room
+        is_cut.append(num_over > 0)
+        if num_over > 0:
+            del ids[slice(room, None) if truncation_side == "right" else slice(num_over)]
         ids.extend(ending)
         rows.append(ids)
-    return rows, is_cut
+    return EndedTexts(rows, is_cut, num_own_starts, num_own_ends)
+
+
+def own_token_counts(*encoded: EndedTexts) -> dict[str, int]:
+    """Return `own_starts` and `own_ends` of texts, for a dataset's summary; nothing where none."""
+    counts = {
+        "own_starts": sum(one.num_own_starts for one in encoded),
+        "own_ends": sum(one.num_own_ends for one in encoded),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def encode_in_template(
-    sources: Sequence[str], tokenizer: TextTokenizer, max_length: int, suffix: str = ""
+    sources: Sequence[str],
+    tokenizer: TextTokenizer,
+    max_length: int,
+    suffix: str = "",
+    *,
+    truncation_side: TruncationSide = "right",
 ) -> EncodedPairs:
     """Encode texts, or pairs joined by PAIR_SEPARATOR, in the tokenizer's own template.
 
@@ -94,6 +141,7 @@ def encode_in_template(
         max_length: in tokens, those of the template included, which are never cut off; of a pair
             the longer text is cut first, to the length of the other, then both.
         suffix: of the last text, encoded on its own; never cut off.
+        truncation_side: which end of each text is cut off.
 
     Returns:
         As source ids the tokens of type 0, and as target ids those of type 1 behind them: of
@@ -109,18 +157,38 @@ def encode_in_template(
     )
     ending = backend.encode(suffix, add_special_tokens=False) if suffix else None
     first, second, is_cut = FlatIds(), FlatIds(), []
+    own: Counter[str] = Counter()
     for row in texts:
         parts = [next(encodings) for _ in row]
+        own["own_starts"] += _cut_own_start(parts[0], tokenizer.prefix_ids)
+        own["own_ends"] += not ending and _cut_own_end(parts[-1], tokenizer.suffix_ids)
         num_special = backend.num_special_tokens_to_add(len(parts) > 1)
         room = max_length - num_special - (len(ending) if ending else 0)
         kept = _kept_lengths([len(part) for part in parts], room)
         is_cut.append(any(len(part) > length for part, length in zip(parts, kept, strict=True)))
         for part, length in zip(parts, kept, strict=True):
-            part.truncate(length)
+            part.truncate(length, direction=truncation_side)
         if ending:
             parts[-1] = type(ending).merge([parts[-1], ending], growing_offsets=False)
         _append(backend.post_process(*parts), first, second)
-    return EncodedPairs(first, second, is_cut, [False] * len(is_cut))
+    counts = {name: count for name, count in own.items() if count}
+    return EncodedPairs(first, second, is_cut, [False] * len(is_cut), counts=counts)
+
+
+def _cut_own_start(part: Any, start: Sequence[int]) -> bool:
+    """Remove the tokens that the template puts first from a text that has them itself."""
+    has_own = begins_with(part.ids, start)
+    if has_own:
+        part.truncate(len(part) - len(start), direction="left")
+    return has_own
+
+
+def _cut_own_end(part: Any, end: Sequence[int]) -> bool:
+    """Remove the tokens that the template puts last from a text that has them itself."""
+    has_own = len(end) > 0 and list(part.ids[-len(end) :]) == list(end)
+    if has_own:
+        part.truncate(len(part) - len(end))
+    return has_own
 
 
 def _kept_lengths(lengths: Sequence[int], room: int) -> list[int]:

@@ -162,6 +162,13 @@ class TextTokenizer:
         first = encoding.special_tokens_mask.index(0)
         return tuple(encoding.ids[:first])
 
+    @cached_property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """The special tokens that its own template puts behind a text: BERT's `[SEP]`."""
+        encoding = self.backend.encode("a", add_special_tokens=True)
+        num_last = encoding.special_tokens_mask[::-1].index(0)
+        return tuple(encoding.ids[len(encoding.ids) - num_last :])
+
     def encode_suffix(self, text: str) -> list[int]:
         """Return the ids of what follows other texts, encoded on its own; none of no text."""
         return self.encode_batch([text])[0] if text else []

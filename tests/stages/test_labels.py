@@ -148,6 +148,13 @@ def test_a_score_that_the_classes_do_not_define_ends_a_training_before_its_first
     assert outputs["checkpoint/last"]
 
 
+def test_a_class_in_the_settings_that_no_training_row_has_is_logged(bench, caplog):
+    dataset_of(bench, blobs(["a", "b"], 4), settings={"classes": ["b", "maybe", "a"]})
+
+    told = [one.getMessage() for one in caplog.records if "no training row" in one.getMessage()]
+    assert told == ["no training row has the class maybe: is the name in settings.classes right?"]
+
+
 def test_training_with_other_classes_than_the_datasets_does_not_start(bench):
     dataset = dataset_of(bench, blobs(["a", "b"]))
 

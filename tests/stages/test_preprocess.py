@@ -341,6 +341,39 @@ def test_an_empty_test_file_is_an_error_too(bench, tmp_path):
         preprocessed(bench, files)
 
 
+def test_the_end_of_a_source_is_kept_where_the_stage_says_so(bench, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"source": "one two three four five six", "target": "b"}\n')
+    data = {"train": str(path), "validation_fraction": 0.0, "source_suffix": " seven"}
+    shared = {"max_source_length": 4}
+
+    texts = {}
+    for side in ("right", "left"):
+        made = preprocessed(bench, data, truncation_side=side, **shared)
+        (row,) = made.split("train")
+        texts[side] = made.tokenizer.decode_batch([row["source_ids"].tolist()])[0]
+
+    assert texts["right"].startswith("o")
+    assert not texts["left"].startswith("o")
+    assert all(text.endswith(" seven") for text in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recipe": "chat", "data": {"train": "a.jsonl"}}, "recipe 'chat' cuts no source texts"),
+        ({"recipe": "preference", "data": {"train": "a.jsonl"}}, "recipe 'preference' cuts no"),
+        (
+            {"recipe": "language_modeling", "data": {"train": "a.jsonl", "text_key": "text"}},
+            "plain texts have no source",
+        ),
+    ],
+)
+def test_truncation_side_is_refused_where_it_would_change_nothing(settings, message):
+    with pytest.raises(ValueError, match=message):
+        preprocess.Config.from_json(settings | {"truncation_side": "left"})
+
+
 def test_all_bad_rows_are_counted_and_the_first_twenty_shown(bench, tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_bytes(GOOD + b"nonsense\n" * 30)

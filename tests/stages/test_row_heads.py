@@ -1,6 +1,9 @@
 """Rows that preprocessing cannot use are reported by a plan, with file and row, all at once."""
 
 import json
+import math
+import random
+import re
 import subprocess
 import sys
 
@@ -10,6 +13,8 @@ import pytest
 
 from redco_flow.errors import ConfigError
 from redco_flow.spec.load import load_pipeline
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.preprocess.heads import head_problems
 from redco_flow.text.chat import CHATML
 from tests.text.chat_tokenizers import make_tokenizer
 
@@ -150,6 +155,61 @@ def test_data_whose_rows_all_have_one_fault_are_a_problem_though_bad_rows_are_sk
     assert problems("chat", [CALLS] * 3, skip) == [
         f"rows.jsonl:1: {CHATML_FAILS} (so are 2 more of the first 3 rows)"
     ]
+
+
+WORDS = ["", "a", "user", "assistant", "\0", "\ud800", "1e400", "nan", "{", '{"a":1}', None, True]
+NUMBERS = [0, -1, 10**30, 3.5, math.inf, math.nan]
+KEYS = ["role", "content", "tool_calls", "function", "arguments", "name", "type", "bytes", "path"]
+COLUMNS = {
+    "chat": ("messages", "tools"),
+    "preference": ("prompt", "chosen", "rejected"),
+    "classification": ("source", "target"),
+    "regression": ("source", "target"),
+    "image_classification": ("image", "label"),
+    "image_to_text": ("image", "caption"),
+}
+TOJSON = (
+    "{% for m in messages %}{{ m.role }}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+def junk(source, depth=0):
+    kind = source.randrange(4 if depth < 4 else 2)
+    if kind < 2:
+        return source.choice([WORDS, NUMBERS][kind])
+    if kind == 2:
+        return [junk(source, depth + 1) for _ in range(source.randrange(3))]
+    return {source.choice(KEYS): junk(source, depth + 1) for _ in range(source.randrange(4))}
+
+
+def nearly_messages(source):
+    function = {"name": "f", "arguments": source.choice(['{"a":1}', "{", {"a": 1}, None, 3])}
+    calls = [[{"type": "function", "function": function}], junk(source), None]
+    contents = ["a", None, [], [{"type": "text", "text": "x"}], junk(source)]
+    return [
+        {"role": role, "content": source.choice(contents), "tool_calls": source.choice(calls)}
+        for role in source.choices(["user", "assistant", "tool", "system", "x"], k=3)
+    ]
+
+
+@pytest.mark.parametrize("recipe", COLUMNS)
+def test_whatever_a_row_holds_its_problem_has_file_and_row(tmp_path, recipe):
+    source, path = random.Random(7), tmp_path / "rows.jsonl"
+    (tmp_path / "own.jinja").write_text(TOJSON)
+    makers = [junk, nearly_messages] if recipe in ("chat", "preference") else [junk]
+    rows = [
+        {key: source.choice(makers)(source) for key in COLUMNS[recipe] if source.random() < 0.95}
+        for _ in range(100)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = {"train": str(path), "chat_template": str(tmp_path / "own.jinja")}
+
+    found = [text for _, text in head_problems(DataSection.from_json(data), recipe, {})]
+
+    assert found
+    assert all(re.match(rf"{path}:\d+: ", text) for text in found)
+    assert not [text for text in found if re.search("(Type|Key|Attribute|Recursion)Error", text)]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from redco_flow.recipes.recipe import CLASSES
-from redco_flow.text.pairs import EncodedPairs, encode_in_template
+from redco_flow.text.pairs import EncodedPairs, TruncationSide, encode_in_template
 from redco_flow.text.tokenizer import TextTokenizer
 
 FAMILIES = (
@@ -58,12 +58,16 @@ def encode(
     source_suffix: str,
     max_source_length: int,
     max_target_length: int,
+    truncation_side: TruncationSide = "right",
 ) -> EncodedPairs:
     """Encode one text, or two, in the tokenizer's template; a second text's are target ids.
 
     Args:
         source_prefix, source_suffix: before the first text, and behind the last one.
         max_source_length: of both texts together, with the template's tokens.
+        truncation_side: which end of each text is cut off.
     """
     prefixed = [source_prefix + source for source in sources]
-    return encode_in_template(prefixed, tokenizer, max_source_length, source_suffix)
+    return encode_in_template(
+        prefixed, tokenizer, max_source_length, source_suffix, truncation_side=truncation_side
+    )

@@ -83,9 +83,9 @@ def collate(
         ValueError: as `config.collate_fn`.
     """
     captions = [example["caption"] for example in examples]
-    ids, _ = encode_ending(captions, tokenizer, settings.max_length, [tokenizer.eos_id])
+    encoded = encode_ending(captions, tokenizer, settings.max_length, [tokenizer.eos_id])
     targets = shift_targets(
-        [np.array(row, np.int32) for row in ids],
+        [np.array(row, np.int32) for row in encoded.ids],
         settings.max_length,
         pad_id=config.pad_token_id,
         start_id=config.decoder_start_token_id,

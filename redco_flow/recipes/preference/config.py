@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -121,7 +122,7 @@ def collate_fn(examples: Sequence[Example], _settings: Settings) -> Batch:
     for example in examples:
         answers = [example[name] for name in _ANSWERS]
         if found := _messages_of(example):
-            answers = [str(answer["content"]) for answer in (found.chosen, found.rejected)]
+            answers = [_said(answer) for answer in (found.chosen, found.rejected)]
         else:
             for name in COLUMNS:
                 _check_text(name, example[name])
@@ -246,7 +247,7 @@ def _messages_of(row: Mapping[str, Any]) -> _Messages | None:
         raise BadExample(f"field '{name}' has no messages", "and the other answer has")
     chosen, rejected = map(read_messages, answers, _ANSWERS)
     if chosen == rejected:
-        _check_differ(*(str(one[-1].get("content", "")) for one in (chosen, rejected)))
+        _check_differ(*(_said(one[-1]) for one in (chosen, rejected)))
     if chosen[0]["role"] == "assistant":
         prompt = _prompt_of(row["prompt"])
     else:
@@ -273,6 +274,12 @@ def _prompt_of(value: Any) -> list[Message]:
         _check_text("prompt", value)
         return [{"role": "user", "content": value}]
     return read_messages(value, "prompt")
+
+
+def _said(answer: Message) -> str:
+    """What an answer says, and which tools it calls."""
+    calls = answer.get("tool_calls")
+    return f"{answer.get('content', '')}{json.dumps(calls, sort_keys=True) if calls else ''}"
 
 
 def _check_differ(chosen: str, rejected: str) -> None:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redco_flow.text.pairs import EncodedPairs, encode_ending
+from redco_flow.text.pairs import (
+    EncodedPairs,
+    TruncationSide,
+    encode_ending,
+    own_token_counts,
+)
 from redco_flow.text.tokenizer import TextTokenizer
 
 
@@ -21,16 +26,26 @@ def encode(
     source_suffix: str,
     max_source_length: int,
     max_target_length: int,
+    truncation_side: TruncationSide = "right",
 ) -> EncodedPairs:
-    """Encode examples; lengths count the suffix and the end token, which are never cut off."""
+    """Encode examples; lengths count the suffix and the end token, which are never cut off.
+
+    Args:
+        truncation_side: which end of a source is cut off.
+    """
     prefixed = [source_prefix + source for source in sources]
     end = [tokenizer.eos_id]
     suffix = tokenizer.encode_suffix(source_suffix)
-    source_ids, is_source_cut = encode_ending(
-        prefixed, tokenizer, max_source_length, [*suffix, *end]
+    source = encode_ending(
+        prefixed,
+        tokenizer,
+        max_source_length,
+        [*suffix, *end],
+        truncation_side=truncation_side,
     )
-    target_ids, is_target_cut = encode_ending(targets, tokenizer, max_target_length, end)
-    return EncodedPairs(source_ids, target_ids, is_source_cut, is_target_cut)
+    target = encode_ending(targets, tokenizer, max_target_length, end)
+    counts = own_token_counts(source, target)
+    return EncodedPairs(source.ids, target.ids, source.is_cut, target.is_cut, counts=counts)
 
 
 FAMILIES = ("t5", "bart")

@@ -54,12 +54,14 @@ class RowLosses:
     def of(cls, metadata: Mapping[str, Any]) -> RowLosses:
         """Read them from the metadata of a dataset artifact."""
         curated = metadata.get("curated_rows") or {}
-        skipped = sorted(metadata["skipped_rows"].items(), key=lambda item: (-item[1], item[0]))
+        skipped = sorted(
+            (metadata.get("skipped_rows") or {}).items(), key=lambda item: (-item[1], item[0])
+        )
         groups = [
             RowGroup("skipped", reason, count, _CURATED if reason in curated else _BAD_ROWS)
             for reason, count in skipped
         ]
-        splits = list(metadata["splits"].values())
+        splits = list((metadata.get("splits") or {}).values())
         are_chats = any("learnt_tokens" in counts for counts in splits)
         target = ("conversations", _CONVERSATIONS) if are_chats else _target("target")
         for key, (what, remedy) in {
@@ -94,6 +96,16 @@ class RowLosses:
         of = f" of {self.num_read:,} rows" if self.num_read is not None else ""
         for one in self.groups:
             yield f"{one.what}: {one.num_rows:,}{of}: {one.reason} ({one.remedy})"
+
+
+def own_token_notes(splits: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Yield how many texts have start or end tokens of their own, beside which none were added."""
+    for key, what in (("own_starts", "begin with the start"), ("own_ends", "end with the end")):
+        if number := _sum(list(splits.values()), key):
+            yield (
+                f"{number:,} texts {what} token in their own text: it is there once, as in the "
+                "others"
+            )
 
 
 def brief_of_dataset(finished: FinishedStage) -> str:

@@ -34,6 +34,7 @@ from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.length_bucketing import bucket_lengths, bucket_prompts
 from redco_flow.text.rendering import Chat, Wanted, render_chat
+from redco_flow.text.special_tokens import with_start
 from redco_flow.text.stop_strings import cut_before
 
 Progress = Callable[[str, int, int], None]
@@ -127,8 +128,7 @@ class HarnessModel(TemplateLM):
     ) -> list[int]:
         """Return a text's ids, the first special tokens before them unless it has them."""
         ids = self._text.encode_batch([string])[0]
-        prefix = [] if add_special_tokens is False else list(self._prefix)
-        return ids if ids[: len(prefix)] == prefix else prefix + ids
+        return with_start(ids, () if add_special_tokens is False else self._prefix)
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True

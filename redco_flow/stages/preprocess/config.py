@@ -28,6 +28,7 @@ from redco_flow.recipes.recipe import (
     makes_texts,
     takes_conversations,
     takes_messages,
+    takes_truncation_side,
     text_columns,
 )
 from redco_flow.spec.model import (
@@ -49,6 +50,7 @@ from redco_flow.stages.data import source
 from redco_flow.stages.preprocess.heads import head_problems
 from redco_flow.text.chat import OnTooLong, TrainOn, template_text
 from redco_flow.text.conversations import DEFAULT_KEYS
+from redco_flow.text.pairs import TruncationSide
 
 SECTIONS = ("recipe", "settings", "model", "data")
 INPUTS = {
@@ -81,6 +83,9 @@ class Config(StageConfig):
         model, data: the pipeline's sections of these names, with changes for this stage.
         max_source_length, max_target_length: in tokens, the end token included; more is cut off.
             Plain texts are cut into pieces of max_target_length, of which each is an example.
+        truncation_side: which end of a source is cut off where it has more tokens than
+            max_source_length: `right` (None) keeps its beginning, `left` its end.
+            data.source_suffix is never cut off; data.source_prefix is the beginning of the source.
         max_length: of conversations: all of one, in tokens; None: 2048.
         on_too_long: of conversations beyond that: `truncate` their end (None), `drop` them, both
             counted; or `error`: such a row is a bad one.
@@ -99,6 +104,7 @@ class Config(StageConfig):
     data: DataSection
     max_source_length: Annotated[int, Field(ge=2)] = 512
     max_target_length: Annotated[int, Field(ge=2)] = 128
+    truncation_side: Annotated[TruncationSide | None, OnlyWhereSet()] = None
     max_length: Annotated[Annotated[int, Field(ge=2)] | None, OnlyWhereSet()] = None
     on_too_long: Annotated[OnTooLong | None, OnlyWhereSet()] = None
     train_on: Annotated[TrainOn | None, OnlyWhereSet()] = None
@@ -131,6 +137,19 @@ class Config(StageConfig):
         if given:
             raise ValueError(
                 f"{', '.join(given)} would change nothing for recipe '{self.recipe}': {why}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cuts_sources(self) -> Config:
+        if self.truncation_side is None:
+            return self
+        if self.data.text_key is not None:
+            raise ValueError("plain texts have no source, and truncation_side would change nothing")
+        if is_conversational(self.recipe) or not takes_truncation_side(self.recipe):
+            raise ValueError(
+                f"recipe '{self.recipe}' cuts no source texts, and truncation_side would change "
+                "nothing"
             )
         return self
 

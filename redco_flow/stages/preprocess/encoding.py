@@ -24,7 +24,7 @@ from typing import Any
 
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit
 from redco_flow.text.chat import ChatTemplate, OnTooLong, TrainOn
-from redco_flow.text.pairs import Windows
+from redco_flow.text.pairs import TruncationSide, Windows
 from redco_flow.text.tokenizer import TextTokenizer, as_flat
 
 
@@ -61,6 +61,7 @@ class EncodeCall:
         tokenizer: the tokenizer's directory.
         is_plain_text: whether the targets are texts without a source.
         are_labelled: whether the targets are no texts, of which nothing is encoded.
+        truncation_side: which end of a source is cut off; None: its end.
     """
 
     module: str
@@ -71,6 +72,7 @@ class EncodeCall:
     source_suffix: str
     max_source_length: int
     max_target_length: int
+    truncation_side: TruncationSide | None = None
 
     def prepare(self) -> None:
         """Load what the calls of a process share."""
@@ -95,6 +97,8 @@ class EncodeCall:
             source_suffix=self.source_suffix,
             max_source_length=self.max_source_length,
             max_target_length=self.max_target_length,
+            # A recipe of a user's own need not know it.
+            **({"truncation_side": self.truncation_side} if self.truncation_side else {}),
         )
 
 

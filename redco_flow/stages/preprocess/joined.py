@@ -98,6 +98,8 @@ def row_metadata(summary: DatasetSummary, read: RowCounts) -> dict[str, Any]:
     }
     for note in row_counts.RowLosses.of(metadata).notes():
         logger.warning("%s", note)
+    for note in row_counts.own_token_notes(summary.splits):
+        logger.info("%s", note)
     return metadata
 
 

@@ -152,4 +152,5 @@ def encode_call(config: Config, tokenizer: Path) -> Encode:
         source_suffix=config.data.source_suffix,
         max_source_length=config.max_source_length,
         max_target_length=config.max_target_length,
+        truncation_side=config.truncation_side,
     )
