@@ -270,8 +270,7 @@ class ModelConfig(ABC):
             name = field.name
             given = getattr(self, name) if _NAMES_A_TOKEN.fullmatch(name) else None
             is_list = isinstance(given, tuple) and "tuple" in str(field.type)
-            tokens: tuple[Any, ...] = given if is_list else (given,)
-            for token in tokens:
+            for token in list(given or ()) if is_list else [given]:
                 if token is not None and (type(token) is not int or not token >= 0):
                     problems.append(f"{name} is {token!r}; it must be a token id or none.")
                 elif token is not None and token >= vocab_size:
