@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from redco_flow.bounded import while_growing, within
 from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
-from redco_flow.model_files import INDEX_FILE, has_weights
+from redco_flow.model_files import CONFIG_FILE, INDEX_FILE, has_weights, quantization_method
 from redco_flow.records import read_json
 
 Kind = Literal["model", "dataset"]
@@ -43,11 +43,13 @@ class Snapshot:
     Args:
         files: paths in it; of a cached one those that are in the cache.
         model_type: the family that a model's config.json says; empty where that is not known.
+        quantization: the method that its parameters are quantized by; empty: none that is unread.
     """
 
     commit: str
     files: frozenset[str]
     model_type: str = ""
+    quantization: str = ""
 
 
 class HubFailing(HubUnreachable):
@@ -85,15 +87,25 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
         if not is_commit(info.sha):
             raise ValueError(f"{info.sha!r:.80} is not a commit")
         files = frozenset(str(file.rfilename) for file in info.siblings or ())
-    return Snapshot(info.sha, files, _model_type(getattr(info, "config", None)))
+    config = getattr(info, "config", None)
+    return Snapshot(info.sha, files, _model_type(config), quantization_method(config))
 
 
 def model_type_in(folder: Path) -> str:
     """Return the family that a model's config.json says; empty where it does not."""
+    return _model_type(_config_in(folder))
+
+
+def quantization_in(folder: Path) -> str:
+    """Return the method that a model's parameters are quantized by; empty: none that is unread."""
+    return quantization_method(_config_in(folder))
+
+
+def _config_in(folder: Path) -> Any:
     try:
-        return _model_type(read_json(folder / "config.json"))
+        return read_json(folder / CONFIG_FILE)
     except (OSError, ValueError):
-        return ""
+        return None
 
 
 def _model_type(config: Any) -> str:
@@ -134,7 +146,9 @@ def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
         is_there = bool(files)
         if not has_weights(folder):
             files.discard(INDEX_FILE)
-    return Snapshot(commit, frozenset(files), model_type_in(folder)) if is_there else None
+    config = _config_in(folder)
+    found = Snapshot(commit, frozenset(files), _model_type(config), quantization_method(config))
+    return found if is_there else None
 
 
 def prepared_datasets(commit: str) -> Iterator[Path]:

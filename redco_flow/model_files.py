@@ -5,9 +5,10 @@ A tokenizer is loaded from a directory that holds the files of this list and no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from redco_flow.records import read_json
 
@@ -34,6 +35,8 @@ VOCABULARY_PATTERNS = (
     "bpe.codes",
     "*.tokenizer",
 )
+# Of four bits, as gpt-oss is published.
+_READ_QUANTIZATIONS = ("mxfp4",)
 TOKENIZER_PATTERNS = (
     CONFIG_FILE,  # which says what class of tokenizer it is where tokenizer_config.json does not
     "tokenizer_config.json",
@@ -64,6 +67,34 @@ def is_of_tokenizer(file: str) -> bool:
 def has_tokenizer(folder: Path) -> bool:
     """Tell whether a directory has the files of a tokenizer."""
     return bool(files_in(folder, VOCABULARY_PATTERNS))
+
+
+def quantization_method(config: Any) -> str:
+    """Return the method by which weights are quantized that are not read here; empty: none.
+
+    Args:
+        config: a config.json's content, or what the hub says of it.
+    """
+    if not isinstance(config, Mapping):
+        return ""
+    stated = config.get("quantization_config") or config.get("compression_config")
+    if not stated:
+        return ""
+    values = stated if isinstance(stated, Mapping) else {}
+    method = str(values.get("quant_method") or "")
+    if not method and any("load_in_" in str(key) for key in values):
+        method = "bitsandbytes"  # as its first repositories write it
+    return "" if method in _READ_QUANTIZATIONS else method or "of an unnamed method"
+
+
+def quantization_problem(method: str) -> str:
+    """Say why a model quantized by a method is not read, and what to do."""
+    return (
+        f"has quantized parameters ({method}, by quantization_config in its config.json), which "
+        f"are read of {', '.join(_READ_QUANTIZATIONS)} alone: name the repository that it was "
+        "quantized from, or load it with transformers, call dequantize() where the method has it, "
+        "save_pretrained into a directory, and name that."
+    )
 
 
 def weight_names(folder: Path) -> Sequence[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.local_paths import expanded, is_folder
-from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, is_of_tokenizer
+from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, is_of_tokenizer, quantization_problem
 from redco_flow.models.find import FAMILIES, unread_family
 from redco_flow.recipes.recipe import family_problem, find_own_recipe
 from redco_flow.records import read_json
@@ -124,7 +124,7 @@ class HubPins:
         if missing and pin.cached:
             reason = hub.HubUnreachable(pin.cached)
             raise hub.HubError(hub.not_cached(one.kind, one.name, one.revision, reason))
-        if problem := missing or _family_problem(one, snapshot.model_type):
+        if problem := missing or _model_problem(one, snapshot.model_type, snapshot.quantization):
             at = f"at {pin.asked} ({pin.commit[:_SHORT]})"
             raise hub.HubError(f"{one.kind} '{one.name}' {at} {problem}")
         return pin
@@ -208,7 +208,8 @@ def _check_directory(one: HubReference) -> None:
     if one.revision is not None:
         raise hub.HubError(f"'{one.name}' is a directory here; only the hub's have a 'revision'.")
     files = frozenset(path.name for path in folder.iterdir())
-    if problem := _what_is_missing(one, files) or _family_problem(one, hub.model_type_in(folder)):
+    family, quantization = hub.model_type_in(folder), hub.quantization_in(folder)
+    if problem := _what_is_missing(one, files) or _model_problem(one, family, quantization):
         raise hub.HubError(f"model directory '{one.name}' {problem}")
 
 
@@ -229,6 +230,13 @@ def _what_is_missing(one: HubReference, files: frozenset[str]) -> str:
     if one.reads_tokenizer and not any(map(is_of_tokenizer, files)):
         return "has no tokenizer: name another by data.tokenizer, or train one."
     return ""
+
+
+def _model_problem(one: HubReference, model_type: str, quantization: str) -> str:
+    """Say why a model that is there cannot be used; empty where it can."""
+    if problem := _family_problem(one, model_type):
+        return problem
+    return quantization_problem(quantization) if one.reads_weights and quantization else ""
 
 
 def _family_problem(one: HubReference, model_type: str) -> str:

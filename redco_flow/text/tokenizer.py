@@ -159,8 +159,9 @@ class TextTokenizer:
     def prefix_ids(self) -> tuple[int, ...]:
         """The special tokens that its own template puts before a text: LLaMA's `<s>`."""
         encoding = self.backend.encode("a", add_special_tokens=True)
-        first = encoding.special_tokens_mask.index(0)
-        return tuple(encoding.ids[:first])
+        # Not by the mask of special tokens: the text itself may be one that is unknown.
+        places = [place for place, of in enumerate(encoding.sequence_ids) if of is not None]
+        return tuple(encoding.ids[: places[0]]) if places else ()
 
     @cached_property
     def suffix_ids(self) -> tuple[int, ...]:

@@ -318,7 +318,11 @@ def _config(files: dict[str, bytes]) -> dict[str, Any]:
         values = json.loads(files.get("config.json", b""))
     except ValueError:
         return {}
-    return {key: values[key] for key in ("architectures", "model_type") if key in values}
+    return {
+        key: values[key]
+        for key in ("architectures", "model_type", "quantization_config")
+        if key in values
+    }
 
 
 def _listing(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:

@@ -107,6 +107,23 @@ def test_a_model_of_a_family_that_is_not_read_is_refused_with_the_nearest(
     assert "recipe 'text_to_text' trains t5, bart, and not 'llama'; for 'llama' use" in of_another
 
 
+@pytest.mark.slow
+def test_a_quantized_model_is_refused_with_its_method(hub, command, repositories, model_files):
+    """On the hub and in a directory."""
+    quantized = b'{"model_type": "t5", "quantization_config": {"quant_method": "gptq", "bits": 4}}'
+    hub.repository("models", "tester/other").commit({**model_files, "config.json": quantized})
+    folder = command.folder / "model"
+    folder.mkdir()
+    for name, content in {**model_files, "config.json": quantized.replace(b"gptq", b"awq")}.items():
+        (folder / name).write_bytes(content)
+
+    on_hub = command("plan", "hub.yaml", "model.name_or_path=tester/other", code=2)
+    local = command("plan", "hub.yaml", "model.name_or_path=./model", code=2)
+
+    assert "has quantized parameters (gptq, by quantization_config in its config.json)" in on_hub
+    assert "model directory './model' has quantized parameters (awq, by" in local
+
+
 def test_a_sweep_asks_the_hub_once(hub, command, repositories):
     """Fault 49. All points of a sweep are at the same commits."""
     sweep = ("--sweep", "learning_rate=1e-3,1e-4", "--sweep", "train.seed=1,2")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
+import itertools
 import json
 
 import pytest
@@ -27,7 +30,13 @@ from redco_flow.models.families import (
     t5,
     vit,
 )
+from redco_flow.models.find import find_model
 from redco_flow.models.rope import RopeScaling
+from tests.models.conftest import BARTS, CAPTIONERS, DECODERS, ENCODERS, IMAGE_ENCODERS, SIZES
+
+CASES = {
+    **DECODERS, **ENCODERS, **BARTS, **CAPTIONERS, **IMAGE_ENCODERS, "t5": ("t5", SIZES),
+}  # fmt: skip
 
 MODULES = (
     gpt2, gptj, opt, llama, mistral, qwen2, qwen3, qwen3_moe, olmo2, phi3, smollm3, gemma2,
@@ -218,3 +227,30 @@ def test_positions_of_a_roberta_begin_after_its_padding_token():
     assert roberta.Config(max_position_embeddings=514).core.stack.max_length == 512
     with pytest.raises(ValueError, match="pad_token_id is None; positions begin after it"):
         roberta.Config(pad_token_id=None)
+
+
+# Values of the wrong kind for nearly every key, as a config.json may have them.
+WRONG = (
+    5, -1, 1.5, "x", True, [], ["x"], [[1]], {}, {"rope_type": 5}, {"type": "yarn", "factor": {}},
+    {"full_attention": 5}, float("nan"), 10**400, 1e308, 2**31, None,
+)  # fmt: skip
+
+
+def test_a_value_of_the_wrong_kind_is_an_error_that_names_its_key_and_never_another_error():
+    """Each key of each family, in config.json and in model.config; right ones may be among them."""
+    num_refused = 0
+    for family, values in dict(CASES.values()).items():
+        module = find_model(family)
+        base = module.Config.from_hugging_face(values)
+        keys = [field.name for field in dataclasses.fields(base)]
+        for key, wrong in itertools.product([*keys, "rope_parameters"], WRONG):
+            for read in (
+                lambda: module.Config.from_hugging_face({**values, key: copy.deepcopy(wrong)}),  # noqa: B023
+                lambda: base.updated({key: copy.deepcopy(wrong)}),  # noqa: B023
+            ):
+                try:
+                    hash(read())
+                except ValueError:
+                    num_refused += 1
+
+    assert num_refused > 5000

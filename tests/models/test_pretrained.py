@@ -180,10 +180,11 @@ def test_every_missing_unexpected_and_misshaped_tensor_is_named(checkpoint):
 )
 def test_a_malformed_index_is_refused_by_its_name(checkpoint, content):
     """Fault 47: the error names the file; the process never dies of a signal."""
+    (checkpoint / "model.safetensors").unlink()
     index = checkpoint / "model.safetensors.index.json"
     index.write_text(content)
 
-    with pytest.raises(CheckpointMismatch, match=rf"{index}: (no index of|not a JSON record)"):
+    with pytest.raises(CheckpointMismatch, match=rf"{index}: (not an index of|not a JSON record)"):
         load(checkpoint)
 
 
@@ -233,11 +234,13 @@ def test_a_directory_without_safetensors_says_what_would_be_read(checkpoint):
 
 @pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "../model.safetensors"])
 def test_an_index_may_only_name_files_beside_it(checkpoint, name):
-    shutil.copy(checkpoint / "model.safetensors", checkpoint.parent)
+    shutil.move(checkpoint / "model.safetensors", checkpoint.parent)
     index = {"weight_map": {"shared.weight": name}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    with pytest.raises(CheckpointMismatch, match="names files that are not there"):
+    with pytest.raises(
+        CheckpointMismatch, match=r"names files that are not (there|in its directory)"
+    ):
         load(checkpoint)
 
 

@@ -12,6 +12,7 @@ import random
 import resource
 import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +172,8 @@ def write_configs(folder: Path) -> None:
         if family == "llama":
             record["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
         (folder / family / "config.json").write_text(json.dumps(record))
+        ends = {"eos_token_id": [1, 2], "forced_bos_token_id": 1, "decoder_start_token_id": 0}
+        (folder / family / "generation_config.json").write_text(json.dumps(ends))
 
 
 def write_tokenizers(folder: Path) -> None:
@@ -200,6 +203,39 @@ def use_tokenizer(folder: Path, name: str) -> None:
     tokenizer.decode_batch(ids)
 
 
+def write_vocabularies(folder: Path) -> None:
+    """Write tokenizers without a tokenizer.json, as the first models were published."""
+    (folder / "gpt2").mkdir()
+    vocab = {token: place for place, token in enumerate(["<end>", *"wordx5", "wo", "rd"])}
+    (folder / "gpt2" / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "gpt2" / "merges.txt").write_text("#version: 0.2\nw o\nr d\n")
+    values = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<end>", "unk_token": "<end>"}
+    (folder / "gpt2" / "tokenizer_config.json").write_text(json.dumps(values))
+    (folder / "bert").mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word", "##s", "x", "5"]
+    (folder / "bert" / "vocab.txt").write_text("\n".join(words))
+    (folder / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "bert" / "tokenizer_config.json").write_text('{"eos_token": "[SEP]"}')
+
+
+def use_vocabulary(folder: Path, name: str) -> None:
+    """Load a published tokenizer as preprocessing does, and use what was saved."""
+    from redco_flow.records import UnreadableFile
+    from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer
+
+    source = (folder / name).parent
+    with tempfile.TemporaryDirectory() as saved:
+        try:
+            save_pretrained_tokenizer(str(source), Path(saved))
+            use_tokenizer(Path(saved), "tokenizer.json")
+        except UnreadableFile as error:  # of what was saved: names the folder that it is in
+            raise UnreadableFile(str(error).replace(saved, str(source))) from error
+        except ValueError as error:
+            if type(error) is ValueError:
+                raise UnreadableFile(str(error)) from error
+            raise
+
+
 Reader = Callable[[Path, str], None]
 Damage = Callable[[bytes, random.Random], bytes]
 
@@ -227,7 +263,13 @@ def files_of(folder: Path, kind: str) -> tuple[list[str], Reader, Damage]:
         return ["model.safetensors", *(f"two/{name}" for name in shards)], ModelReader(), damage
     if kind == "config":
         write_configs(folder)
-        return [f"{path.name}/config.json" for path in folder.iterdir()], read_config, damage_json
+        files = ("config.json", "config.json", "generation_config.json")
+        names = [f"{path.name}/{file}" for path in folder.iterdir() for file in files]
+        return names, read_config, damage_json
+    if kind == "vocabulary":
+        write_vocabularies(folder)
+        names = [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*"))]
+        return names, use_vocabulary, damage
     assert kind == "tokenizer"
     write_tokenizers(folder)
     names = ["tokenizer.json", "tokenizer.json", "tokenizer_config.json"]

@@ -266,9 +266,11 @@ class ModelConfig(ABC):
     def _token_problems(self) -> list[str]:
         problems = []
         vocab_size = getattr(self, "vocab_size", 0)  # what has no tokens has no such field
-        for name in (field.name for field in dataclasses.fields(self)):
+        for field in dataclasses.fields(self):
+            name = field.name
             given = getattr(self, name) if _NAMES_A_TOKEN.fullmatch(name) else None
-            for token in given if isinstance(given, tuple) else (given,):
+            is_list = isinstance(given, tuple) and "tuple" in str(field.type)
+            for token in list(given or ()) if is_list else [given]:
                 if token is not None and (type(token) is not int or not token >= 0):
                     problems.append(f"{name} is {token!r}; it must be a token id or none.")
                 elif token is not None and token >= vocab_size:

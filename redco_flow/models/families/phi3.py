@@ -47,6 +47,11 @@ class Phi3Config(LlamaFamilyConfig):
     def core(self) -> DecoderConfig:
         """The same model in the words that all families share."""
         assert self.head_dim is not None
+        if not 0 < self.partial_rotary_factor <= 1:
+            raise ValueError(
+                f"phi3 config: partial_rotary_factor is {self.partial_rotary_factor}; it must be "
+                "above 0 and at most 1."
+            )
         num_turned = int(self.head_dim * self.partial_rotary_factor)
         return self.llama_decoder(
             self.hidden_act,

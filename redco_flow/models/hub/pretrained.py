@@ -19,11 +19,14 @@ from redco_flow.model_files import (
     CONFIG_FILES,
     WEIGHT_PATTERNS,
     has_weights,
+    quantization_method,
+    quantization_problem,
     weight_files,
 )
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.generation_config import with_generation_config
 from redco_flow.models.hub.tensors import (
+    CheckpointMismatch,
     TensorFiles,
     load_params,
     save_params,
@@ -120,6 +123,8 @@ def load_pretrained(
     Raises:
         CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
     """
+    if method := quantization_method(_read_config(directory)):
+        raise CheckpointMismatch(f"{directory}: the model {quantization_problem(method)}")
     layouts = model.tensor_layouts(config)
     read = [
         {name: part for name, part in tree.items() if name not in drawn} if tree else None
