@@ -191,8 +191,10 @@ def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreId
     code = ingredients.get("code") or {}
     metric = metric_of(key, list(metrics)) or (key if _module(key) in code else "")
     of_metric = {_module(metric): code[_module(metric)]} if _module(metric) in code else {}
-    # A loss is another quantity under another recipe or objective, such as DPO's and ORPO's.
-    objective = [settings.get("recipe"), settings.get("settings")] if is_loss else None
+    # A loss is another quantity under another recipe or objective, such as DPO's and ORPO's; other
+    # settings of a recipe, such as its augmentation, do not change what is measured.
+    of_recipe: Mapping[str, Any] = settings.get("settings") or {}
+    objective = [settings.get("recipe"), of_recipe.get("loss")] if is_loss else None
     return ScoreIdentity(
         split=split,
         rows=_rows_of_split(store, str(dataset[0]), split),
