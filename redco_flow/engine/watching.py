@@ -145,8 +145,8 @@ class EarlyStopping:
         self._num_worse += 1
         if self.is_due:
             logger.info(
-                "step %d: training ends early: %s was no better than %.6g in %d evaluations in a "
-                "row", step, self._metric, self._best, self._num_worse,
+                "step %d: training ends early: val/%s was no better than %.6g in %d evaluations in "
+                "a row", step, self._metric, self._best, self._num_worse,
             )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

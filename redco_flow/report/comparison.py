@@ -195,7 +195,8 @@ def _readable(table: Table) -> Table:
 
 _BEST = (
     "Of each metric for which it is known whether more is better, the best is bold, unless the "
-    "runs' scores cannot be compared; a score that cannot is marked with the reason."
+    "runs' scores cannot be compared; a score that cannot is marked with the reason. "
+    "val/… was measured by the training, on its validation rows."
 )
 
 

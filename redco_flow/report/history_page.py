@@ -67,7 +67,10 @@ def history_page(
     )
 
 
-_NOTE = "A failed run has no score: it stands at the score of the run before."
+_NOTE = (
+    "A failed run has no score and is drawn at the score of the run before. val/… was measured by "
+    "the training, on its validation rows."
+)
 
 
 def _figure(points: Sequence[HistoryPoint], name: str) -> Figure:

@@ -16,7 +16,7 @@ from redco_flow.tracking.run_metrics import TRAINING_LOSS, locate_metrics, role_
 
 _METRICS = "redco_flow.metrics"
 # Modules that find metrics and call them; they compute no score.
-_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric")
+_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric", f"{_METRICS}.settings")
 _OF_THE_LOSS = (TRAINING_LOSS, "eval_loss", "perplexity")
 _MOST_NAMED = 3
 
@@ -132,7 +132,7 @@ def of_record(record: Mapping[str, Any], result: StageResult | None, key: str) -
         num_examples=record.get("num_examples"),
         metric=metric,
         code=code,
-        settings=digest_json(settings),
+        settings=digest_json(settings) if settings else "",
     )
 
 
@@ -187,26 +187,22 @@ def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreId
     split = "train" if key == TRAINING_LOSS else "validation"
     dataset = (ingredients.get("inputs") or {}).get("dataset") or [""]
     is_loss = key in _OF_THE_LOSS
-    metrics = {} if is_loss else dict(_named(evaluation.get("metrics") or ()))
+    names = [] if is_loss else [str(name) for name in evaluation.get("metrics") or ()]
     code = ingredients.get("code") or {}
-    metric = metric_of(key, list(metrics)) or (key if _module(key) in code else "")
+    metric = metric_of(key, names) or (key if _module(key) in code else "")
     of_metric = {_module(metric): code[_module(metric)]} if _module(metric) in code else {}
-    # A loss is another quantity under another recipe or objective, such as DPO's and ORPO's.
-    objective = [settings.get("recipe"), settings.get("settings")] if is_loss else None
+    # A loss is another quantity under another recipe or objective, such as DPO's and ORPO's; other
+    # settings of a recipe, such as its augmentation, do not change what is measured.
+    of_recipe: Mapping[str, Any] = settings.get("settings") or {}
+    objective = [settings.get("recipe"), of_recipe.get("loss")] if is_loss else None
     return ScoreIdentity(
         split=split,
         rows=_rows_of_split(store, str(dataset[0]), split),
         num_examples=None if split == "train" else evaluation.get("num_examples"),
         metric=metric,
         code=of_metric,
-        settings=digest_json([objective, metrics.get(metric)]),
+        settings=digest_json([objective, _own_settings(evaluation.get("metric_settings"), metric)]),
     )
-
-
-def _named(metrics: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Each metric's name and settings; one without settings is written as its name alone."""
-    for one in metrics:
-        yield from one.items() if isinstance(one, dict) else [(str(one), None)]
 
 
 def _rows_of_split(store: ArtifactStore, dataset_id: str, split: str) -> str:

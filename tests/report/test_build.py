@@ -71,14 +71,14 @@ def test_charts_show_training_and_evaluation_by_step(builder, read_report):
 
     assert [name.partition(" over ")[0] for name in page.charts] == [
         "Loss",
-        "rouge1, rougeL, rouge2",
+        "val/rouge1, val/rougeL, val/rouge2",
         "Learning rate",
         "Gradient norm",
         "Speed",
     ]
     loss = page.plots[0]
     assert loss["layout"]["yaxis"]["title"]["text"] == "loss (nats per target token)"
-    assert [trace["name"] for trace in loss["data"]] == ["training", "evaluation"]
+    assert [trace["name"] for trace in loss["data"]] == ["training", "validation"]
     assert "Nothing is smoothed" in page.text
 
 
@@ -90,7 +90,11 @@ def test_metrics_of_different_sizes_have_charts_of_their_own(builder, read_repor
 
     page = read_report(builder.close())
 
-    assert [name.partition(" over ")[0] for name in page.charts] == ["Loss", "rouge2", "fraction"]
+    assert [name.partition(" over ")[0] for name in page.charts] == [
+        "Loss",
+        "val/rouge2",
+        "val/fraction",
+    ]
 
 
 def test_what_a_loss_function_measures_has_charts_and_columns_of_its_own(builder, read_report):

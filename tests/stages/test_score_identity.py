@@ -100,15 +100,18 @@ def test_validation_scores_of_two_datasets_with_equal_validation_files_are_compa
 
 def test_losses_of_two_objectives_are_not_compared_but_scores_of_their_texts_are(store):
     entry = {"artifacts": {"checkpoint/last": "c"}, "metrics": {"eval_loss": 1.0, "bleu": 1.0}}
-    first, second = (
-        identify_scores(
-            {"train": entry}, {"train": trained("d" * 64, settings={"loss": {"type": kind}})}, store
+    first, second, flipped = (
+        identify_scores({"train": entry}, {"train": trained("d" * 64, settings=settings)}, store)
+        for settings in (
+            {"loss": {"type": "dpo"}},
+            {"loss": {"type": "orpo"}},
+            {"loss": {"type": "dpo"}, "flip": True},
         )
-        for kind in ("dpo", "orpo")
     )
 
     loss, bleu = "val/eval_loss", "val/bleu"
     assert first[loss].comparable_with(second[loss]) == "other metric settings"
+    assert first[loss].comparable_with(flipped[loss]) is None
     assert first[bleu].comparable_with(second[bleu]) is None
     assert first[bleu].rows == "d" * 64  # the dataset is gone
     assert first[bleu].settings == digest_json([None, None])
