@@ -67,6 +67,18 @@ def is_hub_name(name_or_path: str) -> bool:
     return not is_path and name_or_path.count("/") <= 1
 
 
+def check_name(kind: Kind, name: str) -> None:
+    """Refuse a name that no repository can have; nothing is asked of the hub.
+
+    Raises:
+        HubError: says what is wrong with the name.
+    """
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    with _explained(kind, name, None):
+        validate_repo_id(name)
+
+
 def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
     """Ask the hub, once and without retries, which commit a revision is, and which files it has.
 

@@ -132,6 +132,7 @@ class HubPins:
     def _ask(
         self, kind: hub.Kind, name: str, revision: str | None, workspace: Workspace
     ) -> tuple[HubPin, hub.Snapshot]:
+        hub.check_name(kind, name)  # the cache has no folder for another, and would raise
         asked = revision or "main"
         before = _last_commit(workspace, kind, name, asked)
         try:

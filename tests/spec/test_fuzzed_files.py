@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from redco_flow.errors import ConfigError, RedcoFlowError
+from redco_flow.orchestrate.device_checks import check_devices
 from redco_flow.orchestrate.ingredients import Sources
 from redco_flow.orchestrate.plan import make_plan
 from redco_flow.orchestrate.start import check_run
@@ -20,7 +21,7 @@ from redco_flow.tracking.workspace import Workspace
 ROOT = Path(__file__).parents[2]
 PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
 PROFILES = sorted((ROOT / "cluster_profiles").glob("*.yaml"))
-NUM_FILES = int(os.environ.get("REDCO_FLOW_TEST_FUZZED_FILES", "2000"))
+FILES = range(100, 100 + int(os.environ.get("REDCO_FLOW_TEST_FUZZED_FILES", "3000")))
 
 ODD_TEXTS = (
     *(
@@ -231,15 +232,15 @@ def mutated(path, rng):
     return rng.choice([changed_text, changed_values])(text, rng)
 
 
-@pytest.mark.slow
-def test_two_thousand_broken_files_are_refused_in_words(tmp_path, monkeypatch):
-    """No exception but the project's own, whatever stands where; about 40 s on one core."""
+@pytest.mark.parametrize("numbers", [range(100), pytest.param(FILES, marks=pytest.mark.slow)])
+def test_broken_files_are_refused_in_words(tmp_path, monkeypatch, numbers):
+    """No exception but the project's own, whatever is written, in files and in their data."""
     monkeypatch.chdir(tmp_path)
     workspace, sources = Workspace.open(tmp_path / "workspace"), Sources()
     local = load_profile(ROOT / "cluster_profiles" / "local.yaml")
     file = tmp_path / "fuzzed.yaml"
     escaped, num_refused = [], 0
-    for number in range(NUM_FILES):
+    for number in numbers:
         rng = random.Random(number)
         path = rng.choice([*PIPELINES, *PIPELINES, *PROFILES])
         file.write_text(mutated(path, rng), encoding="utf-8", errors="surrogatepass")
@@ -247,15 +248,17 @@ def test_two_thousand_broken_files_are_refused_in_words(tmp_path, monkeypatch):
             if path in PROFILES:
                 load_profile(file)
             else:
-                resolved = load_pipeline(file, (), local)
-                check_run(resolved, local, make_plan(resolved, workspace, sources=sources))
+                resolved = load_pipeline(file, (), local, looks_into_data=True)
+                planned = make_plan(resolved, workspace, sources=sources)
+                check_devices(resolved, local, planned, os.environ)
+                check_run(resolved, local, planned)
         except RedcoFlowError:
             num_refused += 1
         except Exception:
             escaped.append(f"{number}, of {path.name}: {traceback.format_exc(limit=-4)}")
 
     assert not escaped, "\n".join(escaped[:5])
-    assert NUM_FILES // 2 < num_refused < NUM_FILES
+    assert len(numbers) // 2 < num_refused < len(numbers)
 
 
 @pytest.mark.parametrize(
