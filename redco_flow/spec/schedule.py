@@ -12,7 +12,7 @@ from pydantic import AfterValidator, model_validator
 from redco_flow.spec.model import Name, NonNegativeInt, StrictModel, Text
 from redco_flow.spec.recurrence import LEAST_SECONDS_APART, checked_rule
 
-_INTERVAL = re.compile(r"(\d+)\s*([smhdw])")
+_INTERVAL = re.compile(r"([0-9]+)\s*([smhdw])")
 _LONGEST = timedelta(days=3660)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -24,7 +24,7 @@ def interval_of(text: str) -> timedelta:
         ValueError: it is none of these, nothing, or more than Python can count.
     """
     found = _INTERVAL.fullmatch(text.strip())
-    if found is None or int(found[1]) == 0:
+    if found is None or not found[1].strip("0"):
         raise ValueError(f"{text!r} is no interval; write 90s, 30m, 6h, 1d or 2w")
     try:
         return timedelta(**{_UNITS[found[2]]: int(found[1])})
