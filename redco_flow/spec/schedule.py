@@ -12,7 +12,7 @@ from pydantic import AfterValidator, model_validator
 from redco_flow.spec.model import Name, NonNegativeInt, StrictModel, Text
 from redco_flow.spec.recurrence import LEAST_SECONDS_APART, checked_rule
 
-_INTERVAL = re.compile(r"(\d+)\s*([smhdw])")
+_INTERVAL = re.compile(r"([0-9]+)\s*([smhdw])")
 _LONGEST = timedelta(days=3660)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -21,18 +21,15 @@ def interval_of(text: str) -> timedelta:
     """Return how long `90s`, `30m`, `6h`, `1d` or `2w` is.
 
     Raises:
-        ValueError: it is none of these, nothing, or longer than ten years.
+        ValueError: it is none of these, nothing, or more than Python can count.
     """
     found = _INTERVAL.fullmatch(text.strip())
-    if found is None or int(found[1]) == 0:
+    if found is None or not found[1].strip("0"):
         raise ValueError(f"{text!r} is no interval; write 90s, 30m, 6h, 1d or 2w")
     try:
-        interval = timedelta(**{_UNITS[found[2]]: int(found[1])})
-    except OverflowError:
-        interval = timedelta.max
-    if interval > _LONGEST:
-        raise ValueError(f"{text[:40]!r} is longer than ten years")
-    return interval
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    except (OverflowError, ValueError):  # ValueError: a number of too many digits
+        raise ValueError(f"{text[:40]!r} is too long an interval") from None
 
 
 def interval_text(interval: timedelta) -> str:
@@ -46,17 +43,18 @@ def interval_text(interval: timedelta) -> str:
 
 
 def checked_interval(text: str) -> str:
-    """Return the text, if it is an interval.
+    """Return the text, if it is an interval of at most ten years.
 
     Raises:
-        ValueError: as `interval_of`.
+        ValueError: it is longer, or as `interval_of`.
     """
-    interval_of(text)
+    if interval_of(text) > _LONGEST:
+        raise ValueError(f"{text!r} is longer than ten years")
     return text
 
 
 def _checked_every(text: str) -> str:
-    if interval_of(text).total_seconds() < LEAST_SECONDS_APART:
+    if interval_of(checked_interval(text)).total_seconds() < LEAST_SECONDS_APART:
         raise ValueError(f"{text!r} is too short; a schedule fires every {LEAST_SECONDS_APART}s")
     return text
 
