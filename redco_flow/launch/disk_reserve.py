@@ -35,6 +35,12 @@ def give_back(directory: Path, name: str) -> None:
         (directory / name).unlink()
 
 
+def free(directory: Path) -> None:
+    """Free both, of an ended job: a supervisor that was killed did not."""
+    for name in (ERROR, EXIT):
+        give_back(directory, name)
+
+
 def full_disks(*directories: Path) -> list[Path]:
     """Return those directories, and the directory for temporary files, whose disks are full."""
     full = []
