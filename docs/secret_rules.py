@@ -29,6 +29,11 @@ _FIRST_WORDS = re.compile(r"^(?:\(\?i\)|\(\?i:)\(\?:([\w|-]+)\)")
 _ANY_BEGINNING = re.compile(r"^(\(\?i\))?\[\\w\.-\]\{0,\d+\}\?")
 
 
+# What may follow a secret; commas and brackets do, in sentences, lists and addresses.
+_END = r"[\s;]|\\[nr]|$)"
+_WIDER_END = r"[\s;,)\]}<>&]|\.(?=\s|$)|\\[nr]|$)"
+
+
 def main(library: str, version: str) -> None:
     text = _configuration(Path(library).read_bytes())
     rules = [_converted(rule) for rule in text["rules"] if _is_wanted(rule)]
@@ -69,6 +74,7 @@ def _is_wanted(rule: dict[str, Any]) -> bool:
 def _converted(rule: dict[str, Any]) -> dict[str, Any]:
     regex = _ANY_BEGINNING.sub(r"\1", rule["regex"])
     regex = _flags_of_a_group(regex).replace(r"\z", r"\Z").replace("[[", r"[\[")
+    regex = regex.replace(_END, _WIDER_END)
     re.compile(regex.encode())
     said = re.search(r'entropy\(finding\["secret"\]\) <=? ([0-9.]+)', rule.get("filter", ""))
     return {

@@ -79,6 +79,18 @@ def test_a_result_is_published_with_its_origin_and_then_told(run, workspace):
     assert output.startswith("redco-flow: stage 'act' of run tiny-abcd, attempt 1")
 
 
+def test_metadata_and_metrics_are_published_without_secrets(run, workspace):
+    attempt = make_attempt(workspace, "return_secret_metadata")
+
+    code, output = run(attempt, OWN_API_KEY="correct horse 42")
+
+    assert code == 0, output
+    artifact = ArtifactStore(Workspace(workspace)).get(attempt.read_result()["outputs"]["dataset"])
+    assert artifact.metadata == {"by": "me, [redacted]", "rows": 3}
+    records = [path for path in workspace.rglob("*.json*") if path.is_file()]
+    assert [path for path in records if b"correct horse" in path.read_bytes()] == []
+
+
 def test_inputs_arrive_as_artifacts_and_become_the_outputs_parents(run, workspace, tmp_path):
     first = make_attempt(workspace)
     run(first)

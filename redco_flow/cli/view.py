@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import DamagedRecord
+from redco_flow.launch.disk_reserve import full_disk
 from redco_flow.orchestrate.state import LaunchRecord
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.attempt import AttemptDirectory, State
@@ -183,6 +184,8 @@ def _view_of_state(run: RunDirectory) -> dict[str, Any]:
         shown, message = _summarize(going_on)
     elif shown in LIVE_STATES and not _has_launcher(run):
         shown = State.INTERRUPTED
+    if shown == State.INTERRUPTED:
+        message = message or full_disk(run.path)
     return {
         "run": run.id,
         "state": shown,

@@ -10,11 +10,13 @@ import os
 import tempfile
 from pathlib import Path
 
+from redco_flow.errors import WorkspaceError
 from redco_flow.records import open_no_link
 
 ERROR = ".reserve-for-error.tmp"
 EXIT = ".reserve-for-exit.tmp"
 _BYTES = 1 << 16
+_BYTES_OF_A_RUN = 1 << 18  # its records, before a stage has written anything
 
 
 def take(directory: Path) -> None:
@@ -33,6 +35,12 @@ def give_back(directory: Path, name: str) -> None:
         (directory / name).unlink()
 
 
+def free(directory: Path) -> None:
+    """Free both, of an ended job: a supervisor that was killed did not."""
+    for name in (ERROR, EXIT):
+        give_back(directory, name)
+
+
 def full_disks(*directories: Path) -> list[Path]:
     """Return those directories, and the directory for temporary files, whose disks are full."""
     full = []
@@ -42,3 +50,33 @@ def full_disks(*directories: Path) -> list[Path]:
             if usage.f_bavail * usage.f_frsize < _BYTES:
                 full.append(directory)
     return full
+
+
+def refuse_full_disk(directory: Path) -> None:
+    """Raise where the records of a run do not fit: started there, it ends without a word.
+
+    Raises:
+        WorkspaceError: names the directory, what is free and what is needed.
+    """
+    if problem := full_disk(directory):
+        raise WorkspaceError(f"{problem}. Free some space, and try again.")
+
+
+def full_disk(directory: Path) -> str:
+    """Return that the disk of a directory is full, and how many bytes are free; else nothing."""
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        usage = os.statvfs(existing)
+    except OSError:
+        return ""  # what is then written there fails with a better reason
+    free = usage.f_bavail * usage.f_frsize
+    if usage.f_files and not usage.f_favail:
+        return f"the disk of {directory} has room for no further file"
+    if free >= _BYTES_OF_A_RUN:
+        return ""
+    return (
+        f"the disk of {directory} is full: {free:,} bytes are free, and the records of a run need "
+        f"{_BYTES_OF_A_RUN:,}"
+    )

@@ -57,8 +57,13 @@ def kill_descendants() -> list[int]:
 
 def kill_processes_of(attempt: Path) -> list[int]:
     """SIGKILL this host's processes that a job of `attempt` left behind; return their ids."""
+    return kill_processes_with(ATTEMPT_VARIABLE, str(attempt))
+
+
+def kill_processes_with(variable: str, value: str) -> list[int]:
+    """SIGKILL this host's processes that started with this variable; return their ids."""
     killed = []
-    for pid in processes_of(attempt):
+    for pid in _processes_with(variable, value):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
@@ -70,7 +75,11 @@ def processes_of(attempt: Path) -> Iterator[int]:
 
     They are known by their environment, so a reused process id is never meant.
     """
-    mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
+    return _processes_with(ATTEMPT_VARIABLE, str(attempt))
+
+
+def _processes_with(variable: str, value: str) -> Iterator[int]:
+    mark = f"{variable}={value}".encode()
     for pid in _all_processes():
         with contextlib.suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -11,10 +11,10 @@ import io
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator
-from typing import TextIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
-from redco_flow.spec.secrets import PrivateKeys, rule_set, without
+from redco_flow.spec.secrets import SHORTEST_SECRET, PrivateKeys, rule_set, without
 
 PLACEHOLDER = b"[redacted]"
 _SHORTEST_LINE = 8  # shorter lines of a many-line secret stand in every text
@@ -194,6 +194,26 @@ def redact_text(text: str, secrets: Iterable[bytes]) -> str:
     redactor = Redactor(secrets)
     shown = redactor.feed(text.encode("utf-8", "surrogateescape")) + redactor.flush()
     return shown.decode("utf-8", "replace")
+
+
+def redact_record(value: Any, secrets: Sequence[bytes], name: str = "") -> Any:
+    """Return a JSON value without the secrets in its texts and keys.
+
+    Args:
+        name: the key of a text, by which `api_key` tells that it is secret.
+    """
+    if isinstance(value, Mapping):
+        return {
+            redact_record(str(key), secrets): redact_record(one, secrets, str(key))
+            for key, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [redact_record(one, secrets, name) for one in value]
+    if not isinstance(value, str) or len(value) < SHORTEST_SECRET:
+        return value
+    beginning = f"{name}: " if name.isidentifier() else ""
+    shown = redact_text(beginning + value, secrets)
+    return shown[len(beginning) :] if shown.startswith(beginning) else redact_text(value, secrets)
 
 
 def _forms(secret: bytes) -> Iterator[bytes]:

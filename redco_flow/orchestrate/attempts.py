@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError, RunCancelled, StageFailed
+from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.orchestrate.ingredients import stage_ingredients
 from redco_flow.orchestrate.log_lines import LogTail
@@ -274,8 +275,10 @@ class AttemptFollower:
                 on_news=lambda status: self._set_news(job, status),
             )
         except StageFailed as failure:
+            disk_reserve.free(attempt.path)
             self._raise_if_worth_a_retry(attempt, failure)
             raise
+        disk_reserve.free(attempt.path)
         finished = self.result_of(attempt, is_new=True)
         if finished is None:
             raise StageFailed(

@@ -18,6 +18,7 @@ from pathlib import Path
 from redco_flow import __version__
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
+from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.calls import job_resources
 from redco_flow.orchestrate.ingredients import CodeState
 from redco_flow.orchestrate.plan import Plan
@@ -106,8 +107,10 @@ def write_run(
         UsageError: a stage asks for more hosts than its kind can use, a library that the executor
             needs is missing, the run cannot be one ahead, or there is one of this id; nothing is
             written.
+        WorkspaceError: the workspace's disk is full; nothing is written.
     """
     check_run(resolved, profile, plan)
+    refuse_full_disk(workspace.root)
     if ahead:
         # Imported here: what only looks at runs never pays for the executors.
         from redco_flow.orchestrate.rendering import rendered_submissions
@@ -164,7 +167,9 @@ def reopen_run(run: RunDirectory) -> None:
 
     Raises:
         UsageError: it has an orchestrator, all of it is done, or another version trained it.
+        WorkspaceError: the disk is full.
     """
+    refuse_full_disk(run.path)
     with _take_over(run):
         if run.read_state()["state"] == State.COMPLETED:
             raise UsageError(
@@ -183,7 +188,9 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
 
     Raises:
         UsageError: the run has not ended, or has no such stage.
+        WorkspaceError: the disk is full.
     """
+    refuse_full_disk(run.path)
     with _take_over(run):
         state = run.read_state()
         if state["state"] not in ENDED_RUN_STATES:

@@ -76,7 +76,7 @@ OWN_RULES = (
     Rule(r"\bgh[pousr]_[A-Za-z0-9]{16,}", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_")),
     Rule(r"\bgithub_pat_[A-Za-z0-9_]{16,}", ("github_pat_",)),
     Rule(r"\bglpat-[A-Za-z0-9_-]{16,}", ("glpat-",)),
-    Rule(r"\bpnu_[A-Za-z0-9]{16,}", ("pnu_",)),
+    Rule(r"\bpn[ub]_[A-Za-z0-9]{16,}", ("pnu_", "pnb_")),
     Rule(r"\bnpm_[A-Za-z0-9]{30,}", ("npm_",)),
     Rule(r"\bpypi-[A-Za-z0-9_-]{50,}", ("pypi-",)),
     Rule(r"\bxox[abeprs]-[A-Za-z0-9-]{10,}", ("xox",)),
@@ -104,6 +104,31 @@ OWN_RULES = (
         r"""([^\s=;'"]+=[^\s'"]{8,}(?: [^\s=;'"]+=[^\s'"]+)*)""",
         ("cookie",),
     ),
+    # Temporary AWS credentials, Google's OAuth, Azure DevOps
+    Rule(r"\bIQoJb3JpZ2luX2[A-Za-z0-9+/=]{40,}", ("iqojb3jpz2lux2",)),
+    Rule(r"\bya29\.[A-Za-z0-9_-]{20,}", ("ya29.",)),
+    Rule(r"\bGOCSPX-[A-Za-z0-9_-]{20,}", ("gocspx-",)),
+    Rule(r"(?<![\w/])1//0[A-Za-z0-9_-]{30,}", ("1//0",)),
+    Rule(r"\b[A-Za-z0-9]{40,80}AZDO[A-Za-z0-9]{4}\b", ("azdo",)),
+    # Weights & Biases, Neptune, Kaggle, LangSmith, ZenML
+    Rule(r"\bwandb[ \t]+login[ \t]+(?:--\S+[ \t]+)*([0-9a-f]{40})\b", ("wandb",)),
+    Rule(r"\bwandb_v1_[A-Za-z0-9_-]{20,}", ("wandb_v1_",)),
+    Rule(r"\beyJhcGlfYWRkcmVzcyI6[A-Za-z0-9+/=_-]{20,}", ("eyjhcglf",)),
+    Rule(r""""username"[^}\r\n]{0,80}"key"[ \t]*:[ \t]*"([0-9a-f]{32})\"""", ('"username"',)),
+    Rule(r"\bKGAT_[0-9a-f]{32}", ("kgat_",)),
+    Rule(r"\blsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}", ("lsv2_",)),
+    Rule(r"\bZEN(?:PRO)?KEY_[A-Za-z0-9]{20,}", ("zenkey_", "zenprokey_")),
+    # Rented GPUs and models: Fireworks, RunPod, Modal, Lambda
+    Rule(r"\bfw_(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22,}\b", ("fw_",)),
+    Rule(r"\brpa_[A-Za-z0-9]{30,}", ("rpa_",)),
+    Rule(r"\ba[ks]-(?=[A-Za-z]*[0-9])[A-Za-z0-9]{22}\b", ("ak-", "as-")),
+    Rule(r"\bsecret_[a-z0-9-]+_[A-Za-z0-9]{32}\.[A-Za-z0-9]{32,}", ("secret_",)),
+    # Tailscale, Sentry, Notion, and the lines of a .netrc
+    Rule(r"\btskey-[a-z]+-[A-Za-z0-9]+-[A-Za-z0-9]{16,}", ("tskey-",)),
+    Rule(r"\bsntry[su]_[A-Za-z0-9+/=_-]{40,}", ("sntrys_", "sntryu_")),
+    Rule(r"://([0-9a-f]{32})@[\w.-]*sentry", ("sentry",)),
+    Rule(r"\bntn_[A-Za-z0-9]{40,}", ("ntn_",)),
+    Rule(r"\blogin[ \t]+\S+[ \t]+password[ \t]+(\S{8,})", ("password",)),
     # A URL's password may itself hold an "@"; `$` begins a variable that stands for one.
     Rule(r"""(?<=://)[^\s/:@'"<>]*:[^\s/'"<>$]+(?=@[\w.\[-])""", ("://",)),
 )
@@ -183,6 +208,7 @@ def _could_be_secret(name: str, value: bytes, *, is_quoted: bool) -> bool:
 
 
 __all__ = [
+    "SHORTEST_SECRET",
     "PrivateKeys",
     "hide_secrets",
     "looks_secret_name",
@@ -192,7 +218,7 @@ __all__ = [
     "without",
 ]
 
-_SHORTEST_SECRET = 8
+SHORTEST_SECRET = 8
 _HIDDEN = b"<hidden>"
 
 _KEY_BEGINS = re.compile(
@@ -323,6 +349,6 @@ def secret_values(environ: Mapping[str, str]) -> list[bytes]:
     values = {
         value.encode("utf-8", "surrogateescape")
         for name, value in environ.items()
-        if looks_secret_name(name) and len(value) >= _SHORTEST_SECRET
+        if looks_secret_name(name) and len(value) >= SHORTEST_SECRET
     }
     return sorted(values, key=lambda value: (-len(value), value))

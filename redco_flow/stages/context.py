@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import ArtifactError, WorkspaceError
+from redco_flow.launch.redaction import redact_record
 from redco_flow.records import append_json_line, open_no_link
+from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.process_identity import utc_now
 
@@ -262,7 +264,7 @@ class StageContext:
         """Write the last report if it was held back."""
         if not self._is_pending:
             return
-        record = dataclasses.asdict(self._progress) | {"time": utc_now()}
+        record = self._redacted(dataclasses.asdict(self._progress)) | {"time": utc_now()}
         path = self.attempt_dir.progress_path
         # Not durable on purpose: an fsync twice a second would cost the training loop percents.
         temporary = path.with_name(f".{path.name}.tmp")
@@ -284,9 +286,14 @@ class StageContext:
             return
         path = self.attempt_dir.metrics_path
         try:
-            append_json_line(path, _plain({"time": utc_now(), **record}))
+            append_json_line(path, {"time": utc_now(), **self._redacted(_plain(record))})
         except OSError as error:
             raise WorkspaceError(f"{path}: cannot write metrics: {error.strerror}.") from error
+
+    def _redacted(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a record without secrets, as the log is written without them."""
+        shown: dict[str, Any] = redact_record(record, secret_values(os.environ))
+        return shown
 
     def stop_requested(self) -> bool:
         """Tell whether to save and raise `Stopped` soon.

@@ -12,7 +12,9 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call
+from redco_flow.launch.redaction import redact_record
 from redco_flow.records import canonical_json, write_json
+from redco_flow.spec.secrets import secret_values
 from redco_flow.stages.context import StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -78,11 +80,12 @@ def publish(
     produced_by = {k: v for k, v in context.provenance.items() if k != "ingredients"}
     if context.devices is not None:
         produced_by["devices"] = context.devices
+    secrets = secret_values(os.environ)
     published = {
         name: store.publish(
             output.kind,
             output.path,
-            metadata=output.metadata,
+            metadata=redact_record(output.metadata, secrets),
             parents=parents,
             produced_by=produced_by,
             digests=output.digests,
@@ -99,7 +102,7 @@ def publish(
             kind=call.kind,
             ingredients=call.ingredients,
             outputs=published,
-            metrics=None if outputs.metrics is None else dict(outputs.metrics),
+            metrics=None if outputs.metrics is None else redact_record(outputs.metrics, secrets),
             run=call.run,
             attempt=call.attempt,
             seconds=round(seconds, 3),

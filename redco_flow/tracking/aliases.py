@@ -9,18 +9,19 @@ a checkpoint deserves its name is judged in `stages.promotion`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from redco_flow.errors import DamagedRecord, UsageError
-from redco_flow.records import refuse_link, write_json
+from redco_flow.records import digest_json, refuse_link, write_json
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace, check_name
 
-FORMAT = 1
+FORMAT = 2
+_FIRST_WITH_DIGEST = 2
 _MARK = "@"
 _LAST_RUN = "@last"
 _REMEDY = "Move it away; what it named is then promoted again by `redco-flow promote`."
@@ -55,12 +56,24 @@ class AliasEvent:
 
 @dataclass(frozen=True)
 class AliasRecord:
-    """aliases/<model>/<alias>.json."""
+    """aliases/<model>/<alias>.json.
+
+    Args:
+        digest: of all the rest; records of format 1 have none.
+    """
 
     model: str
     alias: str
     history: list[AliasEvent]
     format: int = FORMAT
+    digest: str = ""
+
+    def computed_digest(self) -> str:
+        """Return the digest that the record should have."""
+        record = asdict(self)
+        for event in record["history"]:  # as they are read back
+            event["metrics"] = {name: float(score) for name, score in event["metrics"].items()}
+        return digest_json({key: value for key, value in record.items() if key != "digest"})
 
 
 @dataclass(frozen=True)
@@ -214,7 +227,8 @@ class AliasStore:
                     "nothing was changed. Look at `redco-flow aliases`, and decide again."
                 )
             history = (*(present.history if present else ()), event)
-            write_json(path, asdict(AliasRecord(name.model, name.alias, list(history))))
+            record = AliasRecord(name.model, name.alias, list(history))
+            write_json(path, asdict(replace(record, digest=record.computed_digest())))
         return Alias(name, history)
 
     def _path(self, name: AliasName) -> Path:
@@ -235,8 +249,13 @@ def _checked(record: AliasRecord, name: AliasName, path: Path) -> Alias:
     """The alias of a record.
 
     Raises:
-        DamagedRecord: it is another's, or its events cannot have happened in this order.
+        DamagedRecord: its digest differs, it is another alias's, or its events cannot have happened
+            in this order.
     """
+    if (record.digest or record.format >= _FIRST_WITH_DIGEST) and (
+        record.digest != record.computed_digest()
+    ):
+        raise DamagedRecord(path, "its content does not have its digest", _REMEDY)
     if (record.model, record.alias) != (name.model, name.alias):
         raise DamagedRecord(path, f"it is that of @{record.model}/{record.alias}", _REMEDY)
     alias = Alias(name, tuple(record.history))

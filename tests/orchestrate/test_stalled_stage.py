@@ -34,3 +34,18 @@ def worker_of(attempt):
     """The process id of the attempt's worker."""
     supervisor = attempt.read_job()["supervisor"]["pid"]
     return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
+
+
+@pytest.mark.slow
+def test_what_a_killed_supervisor_reserved_on_the_disk_is_freed(planning, tmp_path):
+    run = planning.write(TWO_STAGES, [f"train.gate={tmp_path / 'never'}"])
+    driven = InProcess(run)
+    wait_for_stage(run, "train")
+    attempt = run.attempt("train", 1)
+    until(lambda: attempt.read_job() is not None)
+    assert len(list(attempt.path.glob(".reserve-for-*.tmp"))) == 2
+
+    os.kill(attempt.read_job()["supervisor"]["pid"], signal.SIGKILL)
+
+    assert driven.end().state == "failed"
+    assert list(attempt.path.glob(".reserve-for-*.tmp")) == []

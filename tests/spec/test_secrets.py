@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import re
+import string
+
 import pytest
 
 from redco_flow.spec.secrets import (
@@ -89,10 +93,53 @@ def test_a_value_that_looks_like_a_token_is_recognised_and_hidden(value):
     assert not looks_secret_value(hide_secrets(value))
 
 
+LETTERS, HEX = string.ascii_letters + string.digits, "0123456789abcdef"
+# The shapes that their makers' pages and public scanners give; the characters are drawn.
+TOKENS = """
+hf_ L34 | sk- L20 T3BlbkFJ L20 | sk-proj- L74 T3BlbkFJ L74 | sk-svcacct- L60 T3BlbkFJ L60
+sk-ant-api03- L93 AA | sk-or-v1- H64 | gsk_ L52 | r8_ L37 | pplx- L48 | xai- L80 | fw_ L23 9
+ghp_ L36 | ghs_ L36 | github_pat_ L22 _ L59 | glpat- L20 | glrt- L20 | gldt- L20 | glptt- H40
+AKIA U16 | ASIA U16 | IQoJb3JpZ2luX2VjE L300 | aws_secret_access_key= L40
+AIza L35 | ya29. L120 | GOCSPX- L28 | 1//0 L60 | L76 AZDO L4 | AccountKey= L86 ==
+xoxb- D12 - D12 - L24 | xapp-1-A U10 - D13 - H64 | https://hooks.slack.com/services/ U9 / U9 / L24
+WANDB_API_KEY= H40 | wandb_api_key:~ H40 | wandb~login~ H40 | wandb_v1_ L77
+machine~api.wandb.ai~login~user~password~ H40 | MLFLOW_TRACKING_TOKEN= L40 | dapi H32
+nvapi- L64 | NGC_API_KEY= L84 | COMET_API_KEY= L25 | NEPTUNE_API_TOKEN= L100
+eyJhcGlfYWRkcmVzcyI6 L100 | {"username":"me","key":" H32 "} | KGAT_ H32 | ZENPROKEY_ L60
+rpa_ L46 | ak- L20 7x | as- L20 7x | secret_name_ L32 . L40 | tskey-auth- L12 - L32
+sntrys_ L150 | https:// H32 @o1.ingest.sentry.io/4 | ntn_ L46 | pnu_ L36 | pnb_ L36
+npm_ L36 | pypi- L170 | dckr_pat_ L27 | hvs. L95 | glsa_ L32 _ H8 | lsv2_pt_ H32 _ H10
+"""
+_PART = re.compile(r"(?:^|(?<= ))([LHUD])(\d+)(?= |$)")
+
+
+def drawn(shape, seed):
+    """Return a token of a shape: `L20` is 20 letters and digits, H hex, U upper case, D digits."""
+    chance = random.Random(seed)
+    kinds = {"L": LETTERS, "H": HEX, "U": string.ascii_uppercase, "D": string.digits}
+    text = _PART.sub(
+        lambda part: "".join(chance.choices(kinds[part[1]], k=int(part[2]))), shape.strip()
+    )
+    return text.replace(" ", "").replace("~", " ")
+
+
+def test_tokens_of_common_services_are_hidden():
+    shapes = [shape for line in TOKENS.split("\n") for shape in line.split("|") if shape.strip()]
+    values = [drawn(shape, seed) for seed in range(5) for shape in shapes]
+
+    texts = [text.format(value) for value in values for text in ("by {}, or", "({})", "Use {}.")]
+    assert [text for text in texts if not looks_secret_value(text)] == []
+
+
 @pytest.mark.parametrize(
     "value",
     [
         "google-t5/t5-base",
+        "as-internationalizations",
+        "fw_gradient_accumulation_steps",
+        "secret_santa_dataset.csv",
+        "wandb login --relogin",
+        "https://sentry.io/welcome",
         "sk-learn-models-large-text",
         "hf_xsum",
         "http://localhost:4200/api",

@@ -91,3 +91,15 @@ def test_the_devices_that_a_stage_names_and_their_use_stay_in_its_progress(conte
     assert progress["peak_memory_bytes"] == 7
     assert progress["step"] is None
     assert context.devices == "2 × NVIDIA H100"
+
+
+def test_progress_and_metrics_hold_no_secrets(context, monkeypatch):
+    monkeypatch.setenv("TEAM_API_KEY", "correct horse 42")
+    token = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"
+
+    context.report(phase=f"reading with {token}", devices="gpu of correct horse 42")
+    context.log_metrics({"kind": "own", "note": token, "parts": [{"password": "tr0ub4dor&3"}]})
+
+    written = "".join(path.read_text() for path in context.attempt_dir.path.glob("*.json*"))
+    assert [word for word in (token, "correct horse 42", "tr0ub4dor&3") if word in written] == []
+    assert context.attempt_dir.read_progress()["phase"] == "reading with [redacted]"

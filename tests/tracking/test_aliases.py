@@ -153,6 +153,42 @@ def test_a_full_disk_leaves_the_alias_as_it_was_and_is_named(on_small_disk):
     assert said.splitlines()[1] == "True 0"
 
 
+def test_a_flipped_bit_never_changes_what_an_alias_names(workspace):
+    store = AliasStore(workspace)
+    event = replace(promoted("b"), reason="better", metrics={"bleu": 3, "val/loss": 0.1})
+    before = moved(store, promoted("a"), event)
+    path = workspace.aliases / "demo" / "production.json"
+    content = path.read_bytes()
+    chance = random.Random(0)
+
+    noticed = 0
+    for _ in range(300):
+        bit = chance.randrange(8 * len(content))
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert store.find(PRODUCTION) == before  # a bit of white space
+        except DamagedRecord:
+            noticed += 1
+
+    assert noticed > 200
+
+
+def test_an_alias_without_a_digest_as_of_format_1_is_still_read(workspace):
+    store = AliasStore(workspace)
+    before = moved(store, promoted("a"))
+    path = workspace.aliases / "demo" / "production.json"
+    record = json.loads(path.read_text())
+    del record["digest"]
+
+    path.write_text(json.dumps(record | {"format": 1}))
+
+    assert store.find(PRODUCTION) == before
+    assert len(moved(store, promoted("b")).history) == 2
+    assert json.loads(path.read_text())["digest"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [

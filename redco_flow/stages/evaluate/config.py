@@ -41,11 +41,13 @@ class JudgeSection(StrictModel):
         compare: an answer is right that equals a reference as a text, white space aside, or as a
             number. A reference is searched for `extract`, too.
         program: a program that judges, instead: a Python file (`.py`) or any other executable. It
-            gets JSON with `prompt`, `answer`, `text`, `references` and `row` on standard input, and
-            ends with exit code 0 where the answer is right.
-        timeout_seconds: for the program, for each answer; what takes longer is not right.
+            gets JSON with `prompt`, `answer`, `text`, `references`, `row` and `proof` on standard
+            input. Where the answer is right, it prints `proof` as its last line on standard output
+            and ends with exit code 0.
+        timeout_seconds: for the program and for `extract`, for each answer; what takes longer is
+            not right.
         memory_mib: of each of the program's processes.
-        num_workers: programs at once; None: one for each core.
+        num_workers: answers judged at once; None: one for each core.
     """
 
     k: list[PositiveInt] = Field(default_factory=lambda: [1], min_length=1)
@@ -74,7 +76,9 @@ class JudgeSection(StrictModel):
 
     @model_validator(mode="after")
     def _rule_or_program(self) -> JudgeSection:
-        useless = ("compare",) if self.program else ("timeout_seconds", "memory_mib", "num_workers")
+        useless = ["compare"] if self.program else ["memory_mib"]
+        if not self.program and not self.extract:
+            useless += ["timeout_seconds", "num_workers"]
         given = [
             name for name in useless if getattr(self, name) != type(self).model_fields[name].default
         ]
@@ -170,6 +174,15 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             compile(path.read_bytes(), str(path), "exec")
         except SyntaxError as error:
             yield ("judge", "program"), f"is not Python, at {path}:{error.lineno}: {error.msg}"
+            continue
+        files = [path, *read_script(path).files.values()]
+        if not any(b"proof" in file.read_bytes() for file in files):
+            message = (
+                f"{path} never uses the question's 'proof': a judge prints it as its last line "
+                "where the answer is right, because exit code 0 alone does not show that the tests "
+                "ran to their end"
+            )
+            yield ("judge", "program"), message
 
 
 def _script(config: Config) -> Path | None:

@@ -17,10 +17,12 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import AnswersMetric, Verdict, key_at
 from redco_flow.stages.artifacts.predictions import Prediction
 from redco_flow.stages.evaluate.config import JudgeSection
+from redco_flow.stages.evaluate.extraction import Extraction, ExtractionTimedOut
 from redco_flow.stages.evaluate.judge_program import Ended, JudgeProgram, ProgramEnd
 
 JUDGED_FILE = "judged.jsonl"
 _MOST_NAMED = 3
+_EXTRACT_TIMED_OUT = "judge.extract took longer than judge.timeout_seconds"
 _NUMBER = re.compile(
     r"(?P<number>[-+]?(?:\d{1,50}(?:\.\d{0,50})?|\.\d{1,50})(?:[eE][-+]?\d{1,3})?)"
     r"(?:/(?P<divisor>0*[1-9]\d{0,50}))?"
@@ -115,7 +117,7 @@ def judge(
         return Judgement()
     answers = [_answers(line, max(section.k)) for line in lines]
     rows = _ask(section, lines, answers, on_progress)
-    _tell(rows)
+    _log(rows, section.timeout_seconds)
     verdicts = [[one.verdict for one in row] for row in rows]
     asked = [
         (metric, key, k) for metric in metrics.values() for key in metric.KEYS for k in section.k
@@ -152,70 +154,80 @@ def _ask(
     on_progress: OnProgress,
 ) -> list[list[Judged]]:
     """Judge each different answer to a prompt once."""
-    judge_one = _Rule(section) if section.program is None else _Program(section)
-    # A rule is faster than a thread's turn.
-    workers = 1 if section.program is None else section.num_workers or _num_cores()
     asked = list(dict.fromkeys((row, text) for row, texts in enumerate(answers) for text in texts))
     found: dict[tuple[int, str], Judged] = {}
+    is_plain = section.program is None and section.extract is None
+    # A comparison alone is faster than a thread's turn; all else happens in other processes.
+    workers = 1 if is_plain else section.num_workers or _num_cores()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="judge")
-    try:
-        judged = pool.map(lambda one: judge_one(lines[one[0]], one[1]), asked)
-        for question, one in zip(asked, judged, strict=True):
-            found[question] = one
-            on_progress(len(found), len(asked))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with Extraction(section.extract, section.timeout_seconds) as extract:
+        try:
+            judge_one = _judge_of(section, extract)
+            judged = pool.map(lambda one: judge_one(lines[one[0]], one[1]), asked)
+            for question, one in zip(asked, judged, strict=True):
+                found[question] = one
+                on_progress(len(found), len(asked))
+        finally:
+            pool.shutdown(cancel_futures=True)
     return [[found[row, text] for text in texts] for row, texts in enumerate(answers)]
+
+
+def _judge_of(section: JudgeSection, extract: Extraction) -> Callable[[Prediction, str], Judged]:
+    """Return what judges one text; texts on which `extract` takes too long have no answer."""
+    kind = _Rule if section.program is None else _Program
+    judge_one = kind(section, extract)
+
+    def judge_in_time(line: Prediction, text: str) -> Judged:
+        try:
+            return judge_one(line, text)
+        except ExtractionTimedOut:
+            return Judged("no_answer", None, _EXTRACT_TIMED_OUT)
+
+    return judge_in_time
 
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _tell(rows: Sequence[Sequence[Judged]]) -> None:
-    """Say in the log how many answers were judged how, and what a program said most often."""
+def _log(rows: Sequence[Sequence[Judged]], seconds: float) -> None:
+    """Log how many answers ended how, and what a program wrote most often."""
     counts = Counter(one.ended for row in rows for one in row)
-    told = ", ".join(f"{count} {ended.replace('_', ' ')}" for ended, count in counts.most_common())
-    logger.info("judged %d answers: %s", counts.total(), told)
+    ended = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.most_common())
+    logger.info("judged %d answers: %s", counts.total(), ended)
     said = Counter(one.said for row in rows for one in row if one.said)
+    if num_texts := said.pop(_EXTRACT_TIMED_OUT, 0):
+        logger.warning(
+            "judge.extract took more than %g s on %d texts, which count as having no answer: "
+            "simplify the pattern, or raise judge.timeout_seconds.",
+            seconds,
+            num_texts,
+        )
     for text, count in said.most_common(_MOST_NAMED):
-        logger.info("  the judge said %d times: %s", count, text)
-
-
-class _Extraction:
-    """Find what a text answers.
-
-    Args:
-        pattern: its last match counts: the first group, or all of it where there is none.
-    """
-
-    def __init__(self, pattern: str | None) -> None:
-        self._pattern = None if pattern is None else re.compile(pattern)
-
-    def __call__(self, text: str) -> str | None:
-        if self._pattern is None:
-            return text
-        found = list(self._pattern.finditer(text))
-        return found[-1].group(min(1, self._pattern.groups)) if found else None
+        logger.info("  the judge wrote %d times: %s", count, text)
 
 
 class _Rule:
     """Compare what a text answers with what the references answer."""
 
-    def __init__(self, section: JudgeSection) -> None:
-        self._extract = _Extraction(section.extract)
+    def __init__(self, section: JudgeSection, extract: Extraction) -> None:
+        self._extract = extract
         self._normal = normal_number if section.compare == "number" else normal_text
 
     def __call__(self, line: Prediction, text: str) -> Judged:
         answer = self._answer(text)
         if answer is None:
             return Judged("no_answer", None)
-        # A reference may be the bare answer, without what a model writes around it.
-        wanted = {
-            self._normal(reference) if (found := self._answer(reference)) is None else found
-            for reference in map(str, line.references)
-        }
+        wanted = {self._reference(str(reference)) for reference in line.references}
         return Judged("right" if answer in wanted else "wrong", answer)
+
+    def _reference(self, text: str) -> str | None:
+        """Return what a reference answers: it may be the bare answer, without a match."""
+        try:
+            found = self._answer(text)
+        except ExtractionTimedOut:
+            found = None
+        return self._normal(text) if found is None else found
 
     def _answer(self, text: str) -> str | None:
         found = self._extract(text)
@@ -223,15 +235,15 @@ class _Rule:
 
 
 class _Program:
-    """Ask a program of the user's."""
+    """Run the user's judge program."""
 
-    def __init__(self, section: JudgeSection) -> None:
+    def __init__(self, section: JudgeSection, extract: Extraction) -> None:
         assert section.program is not None
-        self._extract = _Extraction(section.extract)
+        self._extract = extract
         self._program = JudgeProgram(
             Path(section.program), section.timeout_seconds, section.memory_mib
         )
-        self._was_told = False
+        self._has_warned = False
 
     def __call__(self, line: Prediction, text: str) -> Judged:
         answer = self._extract(text)
@@ -245,15 +257,20 @@ class _Program:
             "row": line.row or {},
         }
         end = self._program.ask(question)
-        self._tell_of_network(end)
+        self._warn_of_missing_limits(end)
         return Judged(end.ended, normal_text(answer), "" if end.ended == "right" else end.said)
 
-    def _tell_of_network(self, end: ProgramEnd) -> None:
-        if not end.is_apart and not self._was_told:
-            self._was_told = True
+    def _warn_of_missing_limits(self, end: ProgramEnd) -> None:
+        missing = [
+            *([] if end.is_apart else ["namespaces (it sees other processes and their files)"]),
+            *([] if end.is_confined else ["Landlock (it reads and writes all of your files)"]),
+        ]
+        if missing and not self._has_warned and end.ended != "killed":
+            self._has_warned = True
             logger.warning(
-                "the judge's processes can reach the network and see other processes: this system "
-                "lets no user make namespaces. Their limits of time and memory hold."
+                "this system offers the judge's programs no %s. Their limits of time and memory "
+                "hold; judge the texts of models that you do not trust in a container.",
+                " and no ".join(missing),
             )
 
 

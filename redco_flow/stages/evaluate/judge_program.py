@@ -1,29 +1,47 @@
-"""Ask a program of the user's whether an answer is right: a process of its own for each answer.
+"""Run a judge program: one process per answer, which must print a proof that it reached its end.
 
-It gets a line of JSON on standard input and says by its exit code: 0 is right. How its process is
-held back stands in `limits`; here is what it is given, and what its end means.
+The program gets a line of JSON on standard input. Exit code 0 alone does not make an answer right:
+`os._exit(0)` in an answer gives it too. The last line of standard output must be the question's
+`proof`, a new random word. `limits` confines the process; this module starts it and interprets
+how it ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+from redco_flow import search_path
+from redco_flow.launch.processes import kill_processes_with
 from redco_flow.stages.evaluate import limits
+from redco_flow.stages.evaluate.own_process import PACKAGE_PARENT, command
 
 Ended = Literal["right", "wrong", "no_answer", "timed_out", "out_of_memory", "killed"]
 
+PROOF = "proof"
+"""The question's key; its value is to be the program's last line on standard output."""
+
+_NO_PROOF = "it ended with exit code 0 and did not print the question's proof as its last line"
 _SECONDS_BEYOND = 30.0  # for starting, and for ending what a program left
+_SECONDS_TO_KILL = 5.0
 _MAX_SAID = 200
+_MAX_TAIL_BYTES = 1 << 14
+_MAX_REPORT_BYTES = 1 << 16
 _MEGABYTE = 1 << 20
+_MARK_VARIABLE = "REDCO_FLOW_JUDGED"
+_SYSTEM = ("/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix/store")
+_NEXT_TO_PROGRAMS = ("lib", "lib64", "libexec", "share")
 
 
 @dataclass(frozen=True)
@@ -31,13 +49,17 @@ class ProgramEnd:
     """How a judge's process ended.
 
     Args:
-        said: the last line of its standard error.
-        is_apart: whether it had neither the network nor other processes before it.
+        said: the last line of its standard error, or why exit code 0 was not enough.
+        is_apart: whether it had its own namespaces: it saw no other process and no other's files
+            in memory.
+        is_confined: whether Landlock let it read the interpreter and its own folder alone, and
+            write only in its working directory.
     """
 
     ended: Ended
     said: str
-    is_apart: bool
+    is_apart: bool = False
+    is_confined: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,68 +77,133 @@ class JudgeProgram:
     memory_mib: int
 
     def ask(self, question: Mapping[str, Any]) -> ProgramEnd:
-        """Run the program in an empty directory, which is gone afterwards, and wait for its end."""
-        with tempfile.TemporaryDirectory(
-            prefix="redco-flow-judge-", ignore_cleanup_errors=True
-        ) as folder:
-            asked, errors = Path(folder) / "question.json", Path(folder) / "stderr"
-            asked.write_text(json.dumps(question), "utf-8")
-            work = Path(folder) / "work"
-            work.mkdir()
-            with asked.open("rb") as stdin, errors.open("wb") as stderr:
-                report = self._run(work, stdin, stderr)
-            return _ending(report, _last_line(errors))
+        """Run the program in an empty directory, which is then deleted, and wait for its end."""
+        proof = secrets.token_hex(16)
+        # Files without names, which no process can open by a path.
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="redco-flow-judge-", ignore_cleanup_errors=True
+            ) as folder,
+            tempfile.TemporaryFile() as stdin,
+            tempfile.TemporaryFile() as stdout,
+            tempfile.TemporaryFile() as stderr,
+        ):
+            stdin.write(json.dumps({**question, PROOF: proof}).encode() + b"\n")
+            stdin.seek(0)
+            report = self._run(folder, stdin, stdout, stderr)
+            is_proven = _last_line(stdout).strip() == proof
+            return _ending(report, _last_line(stderr)[:_MAX_SAID], is_proven=is_proven)
 
-    def _run(self, work: Path, stdin: Any, stderr: Any) -> dict[str, Any]:
-        """Return what `limits` says; nothing where it was ended itself."""
-        program = [str(self.path)]
-        if self.path.suffix == ".py":
-            program = [sys.executable, "-B", "-s", *program]
-        bounds = [str(self.seconds), str(self.memory_mib * _MEGABYTE)]
-        with subprocess.Popen(
-            [sys.executable, "-I", "-S", limits.__file__, *bounds, *program],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            cwd=work,
-            env=_environment(work),
-            start_new_session=True,
-        ) as process:
+    def _run(
+        self, folder: str, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
+    ) -> dict[str, Any]:
+        """Return what `limits` reports; nothing where that process was ended itself."""
+        word, mark = secrets.token_hex(16), secrets.token_hex(16)
+        report, to_us = os.pipe()
+        bounds = [str(to_us), str(self.seconds), str(self.memory_mib * _MEGABYTE), folder]
+        own = {
+            limits.WORD_VARIABLE: word,
+            limits.READABLE_VARIABLE: os.pathsep.join(_readable(self.path)),
+        }
+        try:
+            process = subprocess.Popen(
+                [*command(limits.__name__, has_site_packages=False), *bounds, *self._words()],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=_environment(folder) | {_MARK_VARIABLE: mark} | own,
+                pass_fds=(to_us,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(to_us)
+        with process, open(report, "rb") as file:
             try:
-                said, _ = process.communicate(timeout=self.seconds + _SECONDS_BEYOND)
+                process.wait(timeout=self.seconds + _SECONDS_BEYOND)
             except subprocess.TimeoutExpired:
-                return {}
+                pass
             finally:
                 process.kill()
-        return dict(json.loads(said)) if process.returncode == 0 and said else {}
+            os.set_blocking(report, False)
+            found = _report(file.read(_MAX_REPORT_BYTES) or b"", word)
+        if not found:
+            _kill_all_with(mark)
+        return found
+
+    def _words(self) -> list[str]:
+        path = str(self.path.absolute())
+        return [sys.executable, "-B", "-s", path] if self.path.suffix == ".py" else [path]
 
 
-def _environment(work: Path) -> dict[str, str]:
-    """Return what a program needs to start: none of ours, in which secrets may be."""
+def _report(said: bytes, word: str) -> dict[str, Any]:
+    """Return the report that has the word; what a program wrote in its place is ignored."""
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            report = json.loads(line)
+            if isinstance(report, dict) and report.get("word") == word:
+                return report
+    return {}
+
+
+def _kill_all_with(mark: str) -> None:
+    """Kill what a program left that killed its parents; it is known by its environment."""
+    limit = time.monotonic() + _SECONDS_TO_KILL
+    while kill_processes_with(_MARK_VARIABLE, mark) and time.monotonic() < limit:
+        time.sleep(0.01)
+
+
+def _readable(program: Path) -> list[str]:
+    """Return what a program may read: the system's programs, the interpreter, its own folder."""
+    interpreter = Path(sys.executable)
+    folders = [
+        *map(Path, (*_SYSTEM, sys.prefix, sys.base_prefix)),
+        *(interpreter.parent, interpreter.resolve().parent),
+        *(Path(path) for path in sys.path if path and path != str(Path.cwd())),
+        *(Path(PACKAGE_PARENT), program.absolute().parent, program.resolve()),
+    ]
+    for text in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        if (folder := Path(text)).is_absolute():
+            folders += [folder, *(folder.parent / name for name in _NEXT_TO_PROGRAMS)]
+    return list(dict.fromkeys(map(str, folders)))
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return what a program needs to start: none of our variables, which may hold secrets."""
     # Libraries for linear algebra take memory and a thread for each core of the machine.
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    # A package that is not installed, as on hosts, is found by this variable.
+    is_on_path = PACKAGE_PARENT in search_path.first_folders()
     return {
+        **({"PYTHONPATH": PACKAGE_PARENT} if is_on_path else {}),
         "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(work),
-        "TMPDIR": str(work),
+        "HOME": folder,
+        "TMPDIR": folder,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",
         **dict.fromkeys(threads, "1"),
     }
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text("utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_MAX_SAID]
+def _last_line(file: IO[bytes]) -> str:
+    """Return the last line of a file that is not empty."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MAX_TAIL_BYTES))
+    lines = file.read(_MAX_TAIL_BYTES).decode("utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _ending(report: Mapping[str, Any], said: str) -> ProgramEnd:
-    is_apart = bool(report.get("is_apart"))
-    exit_code = report.get("exit_code", -int(signal.SIGKILL))
+def _ending(report: Mapping[str, Any], said: str, *, is_proven: bool) -> ProgramEnd:
+    ended, said = _outcome(report.get("exit_code", -int(signal.SIGKILL)), said, is_proven=is_proven)
+    return ProgramEnd(ended, said, bool(report.get("is_apart")), bool(report.get("is_confined")))
+
+
+def _outcome(exit_code: int | None, said: str, *, is_proven: bool) -> tuple[Ended, str]:
     if exit_code is None or exit_code == -int(signal.SIGXCPU):
-        return ProgramEnd("timed_out", said, is_apart)
+        return "timed_out", said
     if exit_code < 0:
-        return ProgramEnd("killed", said, is_apart)
+        return "killed", said
     if exit_code > 0 and said.startswith("MemoryError"):
-        return ProgramEnd("out_of_memory", said, is_apart)
-    return ProgramEnd("wrong" if exit_code else "right", said, is_apart)
+        return "out_of_memory", said
+    if exit_code > 0:
+        return "wrong", said
+    return ("right", said) if is_proven else ("wrong", _NO_PROOF)

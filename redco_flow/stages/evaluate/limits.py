@@ -1,9 +1,11 @@
-"""Run a program with limits: `python -I -S limits.py SECONDS MEMORY_BYTES WORD…`.
+"""Run a program with limits: its arguments are REPORT SECONDS MEMORY_BYTES FOLDER WORD…
 
-Started by its path, it needs the standard library alone. Where the system lets a user make
-namespaces, the program has no network and sees no process but its own. When it has ended, or its
-time is over, so have all processes that it left; then comes a line of JSON on standard output:
-`exit_code` (below 0: a signal's number; null: it ran out of time) and `is_apart`.
+The program gets limits of time, memory and files; namespaces, Landlock and seccomp where the system
+has them. When it has ended, or its time is over, all processes that it left are ended. Then a line
+of JSON is written to the descriptor REPORT: `exit_code` (below 0: a signal's number; null: it ran
+out of time), `is_apart` (whether it had its own namespaces and mounts), `is_confined` (whether
+Landlock restricted its files) and `word`, by which the reader knows that the line is not the
+program's. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,36 +20,60 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-# linux/sched.h and linux/prctl.h
-_NEW_USER, _NEW_PIDS, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+from redco_flow.stages.evaluate import landlock, namespaces, system_calls
+
+WORD_VARIABLE = "REDCO_FLOW_REPORT_WORD"
+READABLE_VARIABLE = "REDCO_FLOW_READABLE"
+
+# linux/prctl.h
 _SIGNAL_AT_PARENTS_DEATH, _ADOPT_ORPHANS = 1, 36
 
 _MAX_FILE_BYTES = 64 << 20
+_MAX_FOLDER_BYTES = 256 << 20  # in namespaces
 _MAX_OPEN_FILES = 256
 _MAX_PROCESSES = 256
 _SECONDS_TO_END = 5.0
+_DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
+_SYSTEM_FILES = ["/sys/devices/system/cpu", "/proc/self", "/proc/sys"]
+_SYSTEM_FILES += [f"/proc/{name}" for name in ("cpuinfo", "meminfo", "stat", "filesystems")]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Run the program that the command line names, and say how it ended."""
-    seconds, num_bytes, words = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    """Run the program that the command line names, and report how it ended."""
+    report, seconds, num_bytes, folder, words = _arguments()
+    os.set_inheritable(report, False)
     limits = _limits(seconds, num_bytes)
-    is_apart = _set_apart()
+    has_namespaces = namespaces.leave()
+    # The program, of the same user, must not reach the descriptors and the word of this process.
+    system_calls.hide_from_other_processes()
+    _libc.prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
     _libc.prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
     from_keeper, to_us = os.pipe()
     keeper = os.fork()
     if keeper == 0:
         os.close(from_keeper)
-        _keep(words, limits, to_us)
+        _keep(words, folder, limits, to_us, has_namespaces=has_namespaces)
     os.close(to_us)
+    is_mounted = has_namespaces and os.read(from_keeper, 1) == b"1"
     exit_code = _read_exit_code(from_keeper, seconds)
-    _end(keeper, is_apart=is_apart)
-    sys.stdout.write(json.dumps({"exit_code": exit_code, "is_apart": is_apart}) + "\n")
+    _end(keeper, has_namespaces=has_namespaces)
+    found = {
+        "exit_code": exit_code,
+        "is_apart": is_mounted,
+        "is_confined": landlock.version() > 0,
+        "word": os.environ.get(WORD_VARIABLE, ""),
+    }
+    os.write(report, json.dumps(found).encode() + b"\n")
+
+
+def _arguments() -> tuple[int, float, int, str, list[str]]:
+    report, seconds, num_bytes, folder, *words = sys.argv[1:]
+    return int(report), float(seconds), int(num_bytes), folder, words
 
 
 def _limits(seconds: float, num_bytes: int) -> dict[int, int]:
@@ -75,31 +101,22 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
-def _set_apart() -> bool:
-    """Leave the network and the other processes, where that is permitted: children then have."""
-    user, group = os.getuid(), os.getgid()
-    if _libc.unshare(_NEW_USER | _NEW_PIDS | _NEW_NETWORK | _NEW_IPC) != 0:
-        return False
-    # Without these the program's user would have no name, and its files no owner.
-    said = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
-    with contextlib.suppress(OSError):
-        for name, text in said.items():
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-    return True
-
-
-def _keep(words: list[str], limits: dict[int, int], report: int) -> NoReturn:
-    """Start the program, wait for it, and say how it ended.
+def _keep(
+    words: list[str], folder: str, limits: Mapping[int, int], report: int, *, has_namespaces: bool
+) -> NoReturn:
+    """Start the program, wait for it, and write how it ended.
 
     The first process of a PID namespace gets no signal that it does not handle, so the program is
     its child; when the first ends, the kernel ends all others.
     """
     _libc.prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
+    is_mounted = has_namespaces and namespaces.mount(folder, _MAX_FOLDER_BYTES, _readable())
+    if has_namespaces:
+        os.write(report, b"1" if is_mounted else b"0")
     program = os.fork()
     if program == 0:
         os.close(report)
-        _become(words, limits)
+        _become(words, folder, limits, is_mounted=is_mounted)
     ended = 0
     while ended != program:
         ended, status = os.wait()  # orphans, too
@@ -107,24 +124,42 @@ def _keep(words: list[str], limits: dict[int, int], report: int) -> NoReturn:
     os._exit(0)
 
 
-def _become(words: list[str], limits: dict[int, int]) -> NoReturn:
-    """Be the program, with the limits on; standard output is ours to report on."""
+def _readable() -> list[str]:
+    return os.environ.get(READABLE_VARIABLE, "").split(os.pathsep)
+
+
+def _become(
+    words: list[str], folder: str, limits: Mapping[int, int], *, is_mounted: bool
+) -> NoReturn:
+    """Replace this process by the program, with all limits set."""
     try:
         _libc.prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL, 0, 0, 0)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.chdir(folder)
+        own_variables = (WORD_VARIABLE, READABLE_VARIABLE)
+        environment = {k: v for k, v in os.environ.items() if k not in own_variables}
+        # Only its own file systems and processes are there to be seen.
+        own = ["/proc", "/dev/shm"] if is_mounted else []  # noqa: S108 (mounted by us)
+        confine([*_readable(), *own], [folder, *own])
         for limit, value in limits.items():
             _, most = resource.getrlimit(limit)
             value = value if most == resource.RLIM_INFINITY else min(value, most)
             resource.setrlimit(limit, (value, value))
-        os.execv(words[0], words)  # noqa: S606 (no shell is what is wanted)
+        os.execve(words[0], words, environment)  # noqa: S606 (without a shell, by intention)
     except BaseException as error:  # noqa: BLE001 (nothing of ours may run on in this process)
         os.write(2, f"{words[0]} cannot be started: {error}\n".encode())
     finally:
         os._exit(127)
 
 
+def confine(readable: list[str], writable: list[str]) -> None:
+    """Restrict this process and its children to some files, and deny what no test needs."""
+    system_calls.drop_privileges()
+    landlock.restrict([*readable, *_SYSTEM_FILES], [*writable, *_DEVICES])
+    system_calls.deny_system_calls()
+
+
 def _read_exit_code(from_keeper: int, seconds: float) -> int | None:
-    """Wait for the keeper's word; None where it does not come in time."""
+    """Wait for the keeper's report; None where it does not come in time."""
     ready, _, _ = select.select([from_keeper], [], [], seconds)
     said = os.read(from_keeper, 16) if ready else b""
     if ready and not said:
@@ -132,13 +167,13 @@ def _read_exit_code(from_keeper: int, seconds: float) -> int | None:
     return int(said) if said else None
 
 
-def _end(keeper: int, *, is_apart: bool) -> None:
-    """End all that the program left; in a namespace of their own the keeper's end is theirs."""
+def _end(keeper: int, *, has_namespaces: bool) -> None:
+    """End all that the program left; in a PID namespace the kernel does so at the keeper's end."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(keeper, signal.SIGKILL)
     os.waitpid(keeper, 0)
     limit = time.monotonic() + _SECONDS_TO_END
-    while not is_apart and (left := _descendants()) and time.monotonic() < limit:
+    while not has_namespaces and (left := _descendants()) and time.monotonic() < limit:
         for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped, none of them forks meanwhile
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -149,7 +184,7 @@ def _end(keeper: int, *, is_apart: bool) -> None:
 
 
 def _descendants() -> list[int]:
-    """Return the processes below this one, which orphans come to as well."""
+    """Return the processes below this one, which adopts orphans."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
@@ -159,7 +194,3 @@ def _descendants() -> list[int]:
     for pid in found:
         found.extend(children.get(pid, ()))
     return found
-
-
-if __name__ == "__main__":
-    main()

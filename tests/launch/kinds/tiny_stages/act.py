@@ -247,6 +247,13 @@ def return_odd_metadata(context, config):
     return lambda whole, path: StageOutputs({"dataset": Output("dataset", path, {"a": path})})
 
 
+def return_secret_metadata(context, config):
+    secret = os.environ["OWN_API_KEY"]
+    return lambda whole, path: StageOutputs(
+        {"dataset": Output("dataset", path, {"by": f"me, {secret}", "rows": 3})}, {secret: 1.0}
+    )
+
+
 def return_nan(context, config):
     return lambda whole, path: StageOutputs(whole.outputs, {"rouge2": float("nan")})
 

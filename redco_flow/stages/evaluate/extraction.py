@@ -1,0 +1,128 @@
+"""Find an answer in a text by a regular expression, in another process and with a time limit.
+
+Some patterns take exponential or quadratic time on some texts, and a thread in `re` cannot be
+stopped: it holds the GIL, and with it the heartbeats of its process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+
+from redco_flow.stages.evaluate.own_process import command
+
+_CHUNK_BYTES = 1 << 16
+
+
+class ExtractionTimedOut(Exception):
+    """A text took longer than the limit."""
+
+
+class Extraction:
+    """Finds what a text answers; each thread that calls it uses a process of its own.
+
+    Args:
+        pattern: its last match counts: the first group, or all of it where it has none. None: the
+            whole text.
+        seconds: for each text.
+    """
+
+    def __init__(self, pattern: str | None, seconds: float) -> None:
+        self._pattern = pattern
+        self._seconds = seconds
+        self._processes: dict[int, _MatchingProcess] = {}
+
+    def __enter__(self) -> Extraction:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the processes."""
+        for process in self._processes.values():
+            process.end()
+        self._processes.clear()
+
+    def __call__(self, text: str) -> str | None:
+        """Return what the text answers; None where it answers nothing.
+
+        Raises:
+            ExtractionTimedOut: it took longer than the limit.
+        """
+        if self._pattern is None:
+            return text
+        thread = threading.get_ident()
+        process = self._processes.pop(thread, None) or _MatchingProcess(self._pattern)
+        try:
+            found = process.find(text, time.monotonic() + self._seconds)
+        except BaseException:
+            process.end()
+            raise
+        self._processes[thread] = process
+        return found
+
+
+class _MatchingProcess:
+    """Python with one compiled pattern, which reads texts and writes what it finds."""
+
+    def __init__(self, pattern: str) -> None:
+        self._process = subprocess.Popen(
+            command(__name__, has_site_packages=False),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={},
+        )
+        self._write(pattern)
+
+    def find(self, text: str, deadline: float) -> str | None:
+        """Return the match in a text.
+
+        Raises:
+            ExtractionTimedOut: it is not found by then; the process is of no further use.
+        """
+        self._write(text)
+        found: str | None = json.loads(self._read_line(deadline))
+        return found
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _write(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(text).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _read_line(self, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        output, line = self._process.stdout.fileno(), b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise ExtractionTimedOut
+            chunk = self._process.stdout.read1(_CHUNK_BYTES)  # type: ignore[attr-defined]
+            if not chunk:
+                raise RuntimeError("the process that matches `judge.extract` ended by itself")
+            line += chunk
+        return line
+
+
+def main() -> None:
+    """Read a pattern, then texts; write the last match in each."""
+    pattern = re.compile(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        last = None
+        for match in pattern.finditer(json.loads(line)):
+            last = match.group(min(1, pattern.groups))
+        sys.stdout.write(json.dumps(last) + "\n")
+        sys.stdout.flush()
