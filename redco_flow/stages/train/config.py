@@ -24,6 +24,7 @@ from redco_flow.recipes.recipe import (
     has_no_ids,
     has_own_model,
     is_of_rows,
+    kind_of_targets,
     needs_reference,
     recipe_module,
 )
@@ -44,6 +45,7 @@ from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.mlflow_views import tag_outputs
+from redco_flow.stages.train.lora_targets import targets_problem
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.
@@ -193,8 +195,9 @@ class Lora(StrictModel):
     Args:
         rank: of the factors.
         alpha: their product counts alpha / rank times.
-        targets: a regex searched in the kernels' paths, or `all-linear`: every kernel but
-            embeddings and the head.
+        targets: modules as transformers names them (`q_proj`, `attn.c_proj`), one or a list; or
+            regexes searched in the kernels' paths; or `all-linear`: every kernel but embeddings
+            and the head. Each module that is named has factors of its own, as in PEFT.
         rank_stabilized: the product counts alpha / sqrt(rank) times (rsLoRA).
         dora: a magnitude for each output is trained beside the factors, which then only turn
             the weights (DoRA).
@@ -208,7 +211,7 @@ class Lora(StrictModel):
 
     rank: PositiveInt = 8
     alpha: PositiveFloat = 16.0
-    targets: Text
+    targets: Text | Annotated[list[Text], Field(min_length=1)]
     rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
     dora: Annotated[bool, OnlyWhereSet()] = False
     separate: Annotated[bool, OnlyWhereSet()] = False
@@ -217,8 +220,10 @@ class Lora(StrictModel):
 
     @field_validator("targets")
     @classmethod
-    def _regex(cls, targets: str) -> str:
-        return checked_regex(targets)
+    def _regex(cls, targets: str | list[str]) -> str | list[str]:
+        for target in [targets] if isinstance(targets, str) else targets:
+            checked_regex(target)
+        return targets
 
 
 def checked_regex(pattern: str) -> str:
@@ -572,7 +577,13 @@ def output_names(config: Config) -> list[str]:
 
 
 def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield that the loss compares with a reference whose scores are not there, or does not."""
+    """Yield that a reference's scores are missing or of no use, and targets that match nothing."""
+    recipe = find_own_recipe(config.recipe)
+    if config.lora is not None and (family := _family(config.model, recipe)):
+        has_labels = recipe is not None and kind_of_targets(recipe) is not None
+        problem = targets_problem(config.lora.targets, family, config.model, has_labels=has_labels)
+        if problem is not None:
+            yield ("lora", "targets"), problem
     is_needed = needs_reference(config.recipe, values_of(config.settings))
     if is_needed and "reference_scores" not in given:
         yield (
