@@ -233,9 +233,8 @@ def load_params(config: ClassifierConfig, directory: Path, shardings: Any = None
         CheckpointMismatch: other parameters are missing or of other shapes; all are named.
     """
     layouts, shapes = config.tensor_layouts(), abstract_params(config)
-    with TensorFiles(directory) as files:
-        drawn = [name for name in _HEADS if not _has(files, layouts.get(name), shapes.get(name))]
-    read = [name for name in shapes if name not in drawn]
+    new = _drawn_parts(config, directory)
+    read = [name for name in shapes if name not in new]
 
     def chosen(tree: Any, names: Sequence[str]) -> Any:
         return None if tree is None else {name: tree[name] for name in names}
@@ -247,7 +246,6 @@ def load_params(config: ClassifierConfig, directory: Path, shardings: Any = None
         chosen(shardings, read),
         ignored=(*config.module.IGNORED_TENSORS, *_IGNORED),
     )
-    new = [name for name in drawn if name in shapes]
     if new:
         logger.info("%s: drawn anew, for its files have none: %s", directory, ", ".join(new))
         draw = jax.jit(
@@ -257,10 +255,35 @@ def load_params(config: ClassifierConfig, directory: Path, shardings: Any = None
     return {name: params[name] for name in shapes}
 
 
+def head_parts(config: ClassifierConfig, directory: Path | None) -> tuple[str, ...]:
+    """Return the parts of the parameters' tree that low-rank adaptation trains in full.
+
+    That is what scores the labels, whether files have it or not, with all of transformers' module
+    of that name, as PEFT does for a sequence classifier; and the pooler where it is drawn.
+
+    Args:
+        directory: of the model's files; None: all of it is drawn.
+    """
+    layouts = config.tensor_layouts()
+    names = [name for name in _HEADS if name in layouts]
+    drawn = names if directory is None else _drawn_parts(config, directory)
+    modules = {name: layouts[name]["kernel"].name.partition(".")[0] for name in names}
+    return tuple(name for name in names if name in drawn or modules[name] == modules["classifier"])
+
+
+def _drawn_parts(config: ClassifierConfig, directory: Path) -> list[str]:
+    """Return the parts of the head that a model's files do not have."""
+    layouts, shapes = config.tensor_layouts(), abstract_params(config)
+    with TensorFiles(directory) as files:
+        return [
+            name
+            for name in _HEADS
+            if name in shapes and not _has(files, layouts[name], shapes[name])
+        ]
+
+
 def _has(files: TensorFiles, layouts: Any, shapes: Any) -> bool:
     """Whether files have each tensor of a part of the head, in the wanted shape."""
-    if layouts is None:
-        return False
     return all(
         any(
             name in files.names and files.shape(name) == layout.tensor_shape(shapes[key].shape)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from redco_flow import search_path
 from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
 from redco_flow.launch.redaction import redact_text
+from redco_flow.local_paths import expanded
 from redco_flow.orchestrate.model_card import Base, CardFacts, model_card
 from redco_flow.records import digest_file, read_json, sync, write_json, write_text
 from redco_flow.spec.secrets import secret_values
@@ -32,6 +33,8 @@ RECORD_FILE = "redco_flow_export.json"
 CARD_FILE = "README.md"
 ADAPTER_FILE = "adapter.json"
 _PROGRAM = "redco_flow.stages.artifacts.hugging_face"
+# A larger base of an adapter would not be run to check it, so its files are not compared.
+_MAX_BASE_BYTES = 2**33
 
 Form = Literal["model", "adapter"]
 
@@ -121,6 +124,7 @@ def export_checkpoint(
                 "dtype": dtype,
                 "base": base.name if base else None,
                 "revision": base.revision if base else None,
+                "base_folder": _base_folder(lineage) if base is None else None,
             }
         )
         evaluations = _evaluations(workspace, checkpoint)
@@ -204,6 +208,25 @@ def _check_base(lineage: LineageNode, checkpoint: Artifact) -> None:
             f"checkpoint {checkpoint.short_id} has low-rank factors over a model that was drawn at "
             "random, which no one has elsewhere: an adapter alone is of no use. Give --merge-lora."
         )
+    if any((one.type, one.name) == ("artifact", "checkpoint") for one in lineage.parents):
+        raise UsageError(
+            f"checkpoint {checkpoint.short_id} has low-rank factors over another checkpoint "
+            "(`start_from`), not over the model that its settings name: with that model the "
+            "adapter would give other results. Give --merge-lora."
+        )
+
+
+def _base_folder(lineage: LineageNode) -> str | None:
+    """The directory of the model that was trained, where its files are there and unchanged."""
+    name = _settings(lineage).get("model.name_or_path")
+    if name is None or not (folder := expanded(str(name))).is_dir():
+        return None
+    files = [
+        (folder / Path(one.name).name, one.id) for one in lineage.parents if one.type == "data"
+    ]
+    is_small = sum(path.stat().st_size for path, _ in files if path.is_file()) < _MAX_BASE_BYTES
+    is_there = bool(files) and is_small and all(_digest(path) == id_ for path, id_ in files)
+    return str(folder.absolute()) if is_there else None
 
 
 def _evaluations(workspace: Workspace, checkpoint: Artifact) -> tuple[Mapping[str, Any], ...]:

@@ -72,6 +72,7 @@ def model_card(facts: CardFacts) -> str:
         _summary(facts),
         _loading(facts),
         _scores(facts),
+        _check(facts.written["check"]),
         _training(facts),
         _data(facts.lineage),
         _origin(facts),
@@ -131,7 +132,7 @@ def _summary(facts: CardFacts) -> Iterator[str]:
     yield f"{what} {classes}: {written['num_parameters']:,} parameters in {written['dtype']}."
     if facts.base is not None:
         at = f" at `{facts.base.revision}`" if facts.base.revision else ""
-        yield f"Trained from [{facts.base.name}](https://huggingface.co/{facts.base.name}){at}."
+        yield f"Trained from `{facts.base.name}`{at}."
     elif facts.form == "adapter":
         yield "The model that they belong to was a local directory and has no name here."
 
@@ -158,13 +159,27 @@ def _program(facts: CardFacts) -> Iterator[str]:
     yield f"path = {here}"
     yield from (f"{name} = {reader}.from_pretrained(path)" for reader, name in readers)
     if facts.form == "adapter":
-        at = f", revision={facts.base.revision!r}" if facts.base and facts.base.revision else ""
-        base = repr(facts.base.name) if facts.base else '"the model that was trained"'
-        yield f"model = {architecture}.from_pretrained({base}{at})"
+        yield f"model = {architecture}.from_pretrained("
+        yield from (f"    {argument}" for argument in _base_arguments(facts))
+        yield ")"
         yield "model = PeftModel.from_pretrained(model, path)"
     else:
         yield f"model = {architecture}.from_pretrained(path)"
     yield from _generation(facts)
+
+
+def _base_arguments(facts: CardFacts) -> Iterator[str]:
+    """What `from_pretrained` of an adapter's base is called with, as Python."""
+    yield (
+        f"{facts.base.name!r}," if facts.base else '"the model that was trained",  # its directory'
+    )
+    if facts.base and facts.base.revision:
+        yield f"revision={facts.base.revision!r},"
+    yield f"dtype=torch.{facts.written['dtype']},"
+    for key, value in facts.written["base_options"].items():
+        if key == "id2label":
+            value = {int(number): name for number, name in value.items()}
+        yield f"{key}={value!r},"
 
 
 def _generation(facts: CardFacts) -> Iterator[str]:
@@ -232,7 +247,8 @@ def _scores(facts: CardFacts) -> Iterator[str]:
                 "training, or the targets' mean, or repeat their source.\n"
             )
     if own:
-        listed = ", ".join(f"{key} {_number(value)}" for key, value in own.items())
+        scores = {key.removeprefix("val/"): value for key, value in own.items()}
+        listed = ", ".join(f"{key} {_number(value)}" for key, value in scores.items())
         yield f"On the validation split at step {facts.checkpoint.metadata.get('step')}: {listed}."
 
 
@@ -246,15 +262,34 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "–"
 
 
+def _check(found: Mapping[str, Any]) -> Iterator[str]:
+    """How the files were compared with the checkpoint that was scored."""
+    yield "## How the files were checked\n"
+    yield f"All {found['num_tensors']} tensors were read back, bit for bit the checkpoint's."
+    if not found["reader"]:
+        yield f"No scores were computed from them: {found['left_out']}."
+        return
+    yield (
+        f"{found['reader']} loaded the files and scored {found['num_inputs']} example inputs: the "
+        f"scores differ from the checkpoint's by at most {found['difference']:.1e}; the largest "
+        f"score is {found['scale']:.3g}."
+    )
+    if not found["is_exact"]:
+        yield (
+            "The training rounded the frozen kernels (`frozen_dtype`, `lora.base_dtype`), which "
+            "the base model above does not have, so the two need not agree."
+        )
+
+
 def _training(facts: CardFacts) -> Iterator[str]:
     made = facts.lineage.production
     if made is None:
         return
     yield "## How it was trained\n"
     yield (
-        f"By [redco-flow](https://pypi.org/project/redco-flow/) "
-        f"{made.versions.get('redco-flow', __version__)}: pipeline `{made.pipeline}`, stage "
-        f"`{made.stage}`, run `{made.run}`, step {facts.checkpoint.metadata.get('step')}."
+        f"By redco-flow {made.versions.get('redco-flow', __version__)}: pipeline "
+        f"`{made.pipeline}`, stage `{made.stage}`, run `{made.run}`, step "
+        f"{facts.checkpoint.metadata.get('step')}."
     )
     for one in (_preprocessing(facts.lineage), made):
         settings = list(_written_settings(one)) if one else []

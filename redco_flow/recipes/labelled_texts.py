@@ -7,7 +7,7 @@ Dims in this file: B batch, T tokens of a row, C labels, N examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from redco_flow.engine.step.loss import PerExample, cross_entropy
 from redco_flow.model_files import CONFIG_FILE
 from redco_flow.models import classifier
 from redco_flow.models.classifier import ClassifierConfig, published_labels
+from redco_flow.models.families.bert_family import BertFamilyConfig
 from redco_flow.models.hub.pretrained import save_pretrained
 from redco_flow.recipes.classification import config as recipe_config
 from redco_flow.recipes.model import (
@@ -148,6 +149,7 @@ def build_labelled_texts(
         "pad_token_id": tokenizer.pad_id,
     }
     chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
+    chosen = _padded_apart(chosen, tokenizer)
     _check_order(chosen, task)
     config = ClassifierConfig.of(chosen.family, chosen.config, task.classes)
     rows = _Rows(config, task, chosen.config.vocab_size, source_length, target_length)
@@ -171,6 +173,7 @@ def build_labelled_texts(
         init_params=partial(classifier.init_params, config),
         abstract_params=partial(classifier.abstract_params, config),
         load_params=_load_params(chosen, config),
+        head_parts=classifier.head_parts(config, chosen.directory),
         collate_fn=collate_to((rows.width,)),
         row_widths=_row_widths,
         collate_to=collate_to,
@@ -216,6 +219,18 @@ def _loss(
     """Return each example's loss and its weight, 1."""
     scores = _scores(config, params, batch, rngs if is_training else None)
     return task.loss(scores, batch["labels"])
+
+
+def _padded_apart(chosen: ChosenModel, tokenizer: TextTokenizer) -> ChosenModel:
+    """Return a decoder whose padding is no token that texts end with.
+
+    transformers scores the last token that is not padding, so there such an end would not count.
+    """
+    config, ids = chosen.config, tokenizer.backend.encode("a").ids
+    is_encoder = isinstance(config, BertFamilyConfig)
+    if is_encoder or not ids or config.filler_token_id != ids[-1] or tokenizer.pad_id == ids[-1]:
+        return chosen
+    return replace(chosen, config=config.updated({"pad_token_id": tokenizer.pad_id}))
 
 
 def _check_order(chosen: ChosenModel, task: Task) -> None:

@@ -191,6 +191,9 @@ class Recipe:
         with_config: (changes of the model's config) -> this recipe of the model that has them;
             None where the recipe makes none.
         token_likelihoods: how likely the model finds given tokens; None where it cannot tell.
+        head_parts: names at the top of the parameters' tree of a head of labels, and of whatever
+            else the model's files do not have, so that it is drawn: low-rank adaptation trains
+            these parts in full.
     """
 
     model: Mapping[str, Any]
@@ -212,6 +215,7 @@ class Recipe:
     loss_in_chunks: Callable[..., Callable[[Any, Batch, Any, bool], Any]] | None = None
     with_config: Callable[[Mapping[str, Any]], Recipe] | None = None
     token_likelihoods: TokenLikelihoods | None = None
+    head_parts: tuple[str, ...] = ()
 
     @property
     def collate_for_prediction(self) -> Collate:

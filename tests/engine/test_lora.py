@@ -14,6 +14,7 @@ from redco_flow.engine.errors import EngineError
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.quantization import NF4_LEVELS, Blocks
+from redco_flow.engine.step.trainable import trainable_mask
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 
@@ -176,6 +177,46 @@ def test_separate_kernels_of_a_stack_have_factors_of_their_own():
     np.testing.assert_allclose(
         lora.adapt(logits)(adapted, ids), logits(lora.merge(adapted), ids), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kinds", [{}, {"dora": True, "base_dtype": "int8"}], ids=str)
+def test_named_parts_of_a_kernel_alone_have_factors(kinds):
+    """Of q, k and v the first and the last, in the stack as in one of its layers."""
+    lora = plan("layers/out", named={"layers/qkv": (2, (0, 2))}, **kinds)
+    start = lora.start(params(), jax.random.key(0))
+    base = np.asarray(lora.merge(start)["layers"]["qkv"])
+    factors = start["lora"]["layers/qkv"]
+    b = 0.1 * np.random.default_rng(2).normal(size=factors["b"].shape).astype(np.float32)
+    start["lora"]["layers/qkv"] = {**factors, "b": b}
+
+    merged = lora.merge(start)
+
+    assert factors["a"].shape == (LAYERS, 2, WIDTH, RANK)
+    found = np.asarray(merged["layers"]["qkv"])
+    change = ALPHA / RANK * np.einsum("lcdr,lcrhk->ldchk", factors["a"], b)
+    changed = base[:, :, [0, 2]] + change
+    if "dora" in kinds:
+        lengths = np.linalg.norm(changed, axis=1, keepdims=True)
+        changed *= np.asarray(factors["m"])[:, None] / lengths
+    np.testing.assert_allclose(found[:, :, [0, 2]], changed, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found[:, :, 1], base[:, :, 1], rtol=0, atol=1e-7)
+    ids = collate(examples(2))["ids"]
+    np.testing.assert_allclose(
+        lora.adapt(logits)(start, ids), logits(merged, ids), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_what_is_trained_in_full_has_no_factors_and_keeps_its_optimizer_state():
+    lora = plan("layers|head", full=("head", "table"))
+
+    assert [target.path for target in lora.targets] == [
+        "layers/down", "layers/out", "layers/qkv", "layers/up",
+    ]  # fmt: skip
+    shapes = lora.shapes(params())
+    mask = trainable_mask(shapes, lora.trainable)
+    assert {key for key, on in mask["base"].items() if on is True} == {"head", "table"}
+    assert not any(jax.tree.leaves(mask["base"]["layers"]))
+    assert all(jax.tree.leaves(mask["lora"]))
 
 
 def test_training_starts_from_the_base_exactly():
@@ -385,7 +426,7 @@ class Losses(Callback):
         ((1, 1, 4), {}),
         ((2, 2, 2), {}),
         ((2, 2, 2), {"dora": True, "separate": True, "base_dtype": "int8"}),
-        ((1, 2, 4), {"dropout": 0.25, "base_dtype": "nf4"}),
+        ((1, 2, 4), {"dropout": 0.25, "base_dtype": "nf4", "full": ("head",)}),
     ],
 )
 def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):
@@ -399,9 +440,12 @@ def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh
     np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
     assert expected.values[-2] < expected.values[0]
     start = plan(**kinds).start(params(), jax.random.key(0))
-    for one, two in zip(
-        jax.tree.leaves(split.state["params"]["base"]), jax.tree.leaves(start["base"]), strict=True
-    ):
+    found, begun = split.state["params"]["base"], start["base"]
+    for name in kinds.get("full", ()):
+        expected = alone.state["params"]["base"][name]
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5)
+        assert (np.asarray(found.pop(name)) != begun.pop(name)).mean() > 0.9
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(begun), strict=True):
         np.testing.assert_array_equal(one, two)
 
 
@@ -420,10 +464,10 @@ def test_factors_lie_like_their_kernels_inputs_and_outputs_and_alone_have_optimi
 
 
 def test_a_checkpoint_restores_base_and_factors(tmp_path):
-    trainer = trainer_of(1, 1, 4)
+    trainer = trainer_of(1, 1, 4, full=("table",))
     with Checkpointer(tmp_path) as checkpointer:
         trainer.fit(examples(), num_epochs=1, checkpointer=checkpointer)
-        other = trainer_of(2, 1, 1)
+        other = trainer_of(2, 1, 1, full=("table",))
         other.restore(checkpointer)
 
     for found, expected in zip(
@@ -470,6 +514,9 @@ def test_a_models_kernels_are_found_by_what_they_do():
         ({"targets": "norm"}, "matches no kernel; kernels: head, layers/down, layers/out"),
         ({"targets": "("}, "not a regex"),
         ({"rank": 0}, "rank=0 must be at least 1"),
+        ({"full": ("heads",)}, "no parameters heads to train in full; parameters: head, layers"),
+        ({"targets": "head", "full": ("head",)}, r"matches no kernel; .*trained in full: head"),
+        ({"named": {"table": None}}, "table cannot have factors: nothing is multiplied with it"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(options, message):

@@ -118,7 +118,7 @@ class Published:
         state["lora"] = jax.tree.map(lambda x: x + 0.3, state["lora"])
         return {"params": lora.merge(state), "lora": state["lora"]}
 
-    def tell_lineage(self, model, data):
+    def tell_lineage(self, model, data, inputs=None):
         """Publish the training's result, and an evaluation."""
         settings = {"model": model, "learning_rate": 0.1, "note": f"{PRIVATE}/notes"}
         result = StageResult(
@@ -126,7 +126,8 @@ class Published:
             pipeline="tiny",
             stage="train",
             kind="train",
-            ingredients={"kind": "train", "settings": settings, "inputs": {}, "data": data},
+            ingredients={"kind": "train", "settings": settings, "data": data}
+            | {"inputs": inputs or {}},
             outputs={"checkpoint/last": self.checkpoint.id},
             run="tiny-abc123",
             origins={"learning_rate": {"source": f"{PRIVATE}/my.yaml", "line": 3}}
@@ -375,6 +376,20 @@ def test_an_adapter_over_a_model_of_no_hub_is_refused(make, tmp_path):
     published.tell_lineage({"name_or_path": None}, {})
 
     with pytest.raises(UsageError, match=r"drawn at random.*Give --merge-lora"):
+        published.export(tmp_path / "out")
+
+
+def test_an_adapter_over_another_checkpoint_is_refused(make, tmp_path):
+    """With the model that its settings name, its factors would give other results."""
+    published = make("gpt2", is_factored=True)
+    (tmp_path / "begun").write_text("")
+    begun = ArtifactStore(published.workspace).publish(
+        "checkpoint", tmp_path / "begun", metadata={"recipe": "language_modeling"}
+    )
+    commit = {"hub:models/org/base": {"commit": "e" * 40}}
+    published.tell_lineage({"name_or_path": "org/base"}, commit, {"start_from": [begun.id]})
+
+    with pytest.raises(UsageError, match=r"over another checkpoint .*Give --merge-lora"):
         published.export(tmp_path / "out")
 
 

@@ -715,6 +715,27 @@ def test_a_wrong_setting_is_an_error_when_the_pipeline_is_read(settings, message
         train.Config.from_json(settings)
 
 
+@pytest.mark.parametrize(
+    ("model", "targets", "message"),
+    [
+        ({"family": "llama"}, ["q_proj", "o_proj"], None),
+        ({"family": "llama"}, "q_porj", "'q_porj' matches no kernel: did you mean q_proj"),
+        ({"family": "gpt2"}, ["c_attn", "q_proj"], "'q_proj' matches no kernel"),
+        ({"name_or_path": "org/not-in-the-cache", "family": "gpt2"}, "q_proj", None),
+    ],
+    ids=str,
+)
+def test_targets_that_match_no_kernel_are_refused_by_a_plan(model, targets, message):
+    settings = {"recipe": "language_modeling", "model": model, "lora": {"targets": targets}}
+
+    problems = list(train.input_problems(train.Config.from_json(settings), ["dataset"]))
+
+    assert len(problems) == (message is not None)
+    for path, said in problems:
+        assert path == ("lora", "targets")
+        assert said.startswith(message)
+
+
 def test_each_best_score_is_an_output_of_its_own():
     config = train.Config.from_json(SETTINGS)
 

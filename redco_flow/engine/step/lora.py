@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 import jax
@@ -26,7 +26,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from redco_flow.engine.errors import EngineError
-from redco_flow.engine.sharding.dataflow.values import Lookup, Product
 from redco_flow.engine.sharding.mesh import MODEL_AXIS
 from redco_flow.engine.sharding.rules import (
     ShardedParameter,
@@ -36,55 +35,20 @@ from redco_flow.engine.sharding.rules import (
     join,
     named_leaves,
 )
-from redco_flow.engine.sharding.splits import Roles
 from redco_flow.engine.sharding.two_rules import read_roles
 from redco_flow.engine.step.deferred import Deferred, run_deferred
+from redco_flow.engine.step.lora_targets import (
+    LETTERS,
+    Parts,
+    Target,
+    choose_kernels,
+    find_kernels,
+    kernels_of_vocabularies,
+)
 from redco_flow.engine.step.model_flops import LowRank, Mark
 from redco_flow.engine.step.quantization import BaseDtype, Blocks, EachOutput, Quantization
 
 BASE, FACTORS, SCALES = "base", "lora", "scales"
-ALL_LINEAR = "all-linear"
-"""As `targets`: every kernel but what is looked up and what gives scores of a vocabulary."""
-
-_LETTERS = "abcdefghijklmnopq"
-_RANK = "r"
-
-
-@dataclass(frozen=True)
-class Target:
-    """A kernel with factors, and its dims' positions: A is (*stack, *inputs, R), B (*stack, R,
-    *outputs), and DoRA's magnitudes have the kernel's dims without its inputs, in their order.
-    """
-
-    path: str
-    stack: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-    def separated(self, parts: Sequence[int]) -> Target:
-        """Return it with factors of its own for each part that some of its outputs number."""
-        stack = tuple(sorted((*self.stack, *parts)))
-        outputs = tuple(position for position in self.outputs if position not in parts)
-        return replace(self, stack=stack, outputs=outputs)
-
-    @property
-    def equation(self) -> str:
-        """The einsum from A and B to the kernel's dims."""
-        names = {
-            position: _LETTERS[position] for position in (*self.stack, *self.inputs, *self.outputs)
-        }
-
-        def spell(positions: Sequence[int]) -> str:
-            return "".join(names[position] for position in positions)
-
-        first = spell(self.stack) + spell(self.inputs) + _RANK
-        second = spell(self.stack) + _RANK + spell(self.outputs)
-        return f"{first},{second}->{spell(sorted(names))}"
-
-    @property
-    def magnitudes(self) -> tuple[int, ...]:
-        """The positions of the kernel's dims that magnitudes have."""
-        return tuple(sorted((*self.stack, *self.outputs)))
 
 
 @dataclass(frozen=True)
@@ -94,6 +58,7 @@ class _Adapted(Deferred):
     Args:
         inputs: positions of the dims that magnitudes do not have.
         stored: how the kernel is quantized, with scales after the factors; None: it is not.
+        parts: those of the kernel that have factors; None: all.
     """
 
     equation: str
@@ -101,6 +66,7 @@ class _Adapted(Deferred):
     inputs: tuple[int, ...]
     is_stacked: bool
     stored: Quantization | None = None
+    parts: Parts | None = None
     casts_first: ClassVar[bool] = False
 
     def use(self, value: Any) -> jax.Array:
@@ -109,12 +75,18 @@ class _Adapted(Deferred):
             scales, *magnitudes = magnitudes
             kernel = self.stored.widen(kernel, scales)
         change = self.scale * jnp.einsum(self.equation, a, b)
+        if self.parts is not None:
+            change = _spread(change, *self.parts, kernel.shape[self.parts[0]], fill=0)
         # Not in the kernel's dtype where that is narrower: most of the change would be rounded off.
         adapted: jax.Array = kernel.astype(jnp.promote_types(kernel.dtype, change.dtype)) + change
         for magnitude in magnitudes:
-            norms = jax.lax.stop_gradient(_norms(adapted, self.inputs))
+            norms = jax.lax.stop_gradient(_norms(adapted, self.inputs, self.parts))
             # Of padding the norm is zero, and so is the magnitude.
             ratios = magnitude / jnp.where(norms == 0, 1, norms)
+            if self.parts is not None:
+                position, numbers = _without(self.parts, self.inputs)
+                size = kernel.shape[self.parts[0]]
+                ratios = _spread(ratios, position, numbers, size, fill=1)
             adapted = adapted * jnp.expand_dims(ratios, self.inputs)
         return adapted
 
@@ -123,20 +95,49 @@ class _Adapted(Deferred):
             return None
         first, second = self.equation.split("->")[0].split(",")
         result = self.equation.split("->")[1]
-        letter = _LETTERS[0]
+        letter = LETTERS[0]
         rest = f"{first[1:]},{second[1:]}->{result.removeprefix(letter)}"
         inputs = tuple(position - 1 for position in self.inputs)
         stored = None if self.stored is None else self.stored.row()
-        return replace(self, equation=rest, inputs=inputs, is_stacked=False, stored=stored)
+        parts = None if self.parts is None else (self.parts[0] - 1, self.parts[1])
+        return _Adapted(rest, self.scale, inputs, is_stacked=False, stored=stored, parts=parts)
 
 
 def _numbered(key: jax.Array, numbers: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
 
-def _norms(kernel: jax.Array, inputs: tuple[int, ...]) -> jax.Array:
-    """The norm of each output's weights; float32, without the dims of the inputs."""
-    return jnp.sqrt(jnp.sum(jnp.square(kernel.astype(jnp.float32)), axis=inputs))
+def _norms(kernel: jax.Array, inputs: tuple[int, ...], parts: Parts | None) -> jax.Array:
+    """The norm of each output's weights, of some parts; float32, without the dims of the inputs."""
+    norms = jnp.sqrt(jnp.sum(jnp.square(kernel.astype(jnp.float32)), axis=inputs))
+    if parts is None:
+        return norms
+    position, numbers = _without(parts, inputs)
+    return jnp.concatenate(
+        [jax.lax.slice_in_dim(norms, at, at + 1, axis=position) for at in numbers], position
+    )
+
+
+def _without(parts: Parts, inputs: tuple[int, ...]) -> Parts:
+    """Parts of what has a kernel's dims without its inputs."""
+    position, numbers = parts
+    return position - sum(at < position for at in inputs), numbers
+
+
+def _spread(
+    values: jax.Array, position: int, numbers: tuple[int, ...], size: int, *, fill: float
+) -> jax.Array:
+    """Return values of some parts among all parts of a kernel, `fill` in the others' places."""
+    shape = [*values.shape[:position], 1, *values.shape[position + 1 :]]
+    others = jnp.full(shape, fill, values.dtype)
+    places = {number: place for place, number in enumerate(numbers)}
+
+    def one(number: int) -> jax.Array:
+        if (place := places.get(number)) is None:
+            return others
+        return jax.lax.slice_in_dim(values, place, place + 1, axis=position)
+
+    return jnp.concatenate([one(number) for number in range(size)], position)
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class Lora:
         dropout: share of the inputs that a training step's factors do not see; the same ones for
             all its tokens.
         stored: by path, how kernels that have factors are quantized; none: they are not.
+        full: paths of the model's parameters that are trained in full, without factors.
     """
 
     rank: int
@@ -166,11 +168,12 @@ class Lora:
     separate: bool = False
     dropout: float = 0.0
     stored: Mapping[str, Quantization] = field(default_factory=dict)
+    full: tuple[str, ...] = ()
 
     @property
     def trainable(self) -> str:
-        """The `trainable` of a Trainer: the factors."""
-        return f"^{FACTORS}/"
+        """The `trainable` of a Trainer: the factors, and what is trained in full."""
+        return "|".join([f"^{FACTORS}/", *(f"^{BASE}/{re.escape(path)}$" for path in self.full)])
 
     def start(self, params: Any, key: jax.Array) -> Any:
         """Return the parameters with factors whose product is zero; traceable.
@@ -185,7 +188,7 @@ class Lora:
         for number, target in enumerate(self.targets):
             shape = shapes[target.path]
             stack, inputs, outputs = (
-                tuple(shape[position] for position in positions)
+                target.sizes(positions, shape)
                 for positions in (target.stack, target.inputs, target.outputs)
             )
             a = jax.random.normal(
@@ -199,7 +202,7 @@ class Lora:
                 kernel = leaves[target.path]
                 if target.path in scales:
                     kernel = self.stored[target.path].widen(kernel, scales[target.path])
-                factors[target.path]["m"] = _norms(kernel, target.inputs)
+                factors[target.path]["m"] = _norms(kernel, target.inputs, target.parts)
         return {BASE: params, FACTORS: factors, **({SCALES: scales} if scales else {})}
 
     def _store(self, params: Any) -> tuple[Any, dict[str, jax.Array]]:
@@ -300,7 +303,7 @@ class Lora:
 
         def mark(path: str, shape: tuple[int, ...]) -> Mark:
             if path not in targets:
-                return False
+                return path in self.full
             sides = (targets[path].inputs, targets[path].outputs)
             return LowRank(self.rank, *(math.prod(shape[dim] for dim in side) for side in sides))
 
@@ -315,7 +318,7 @@ class Lora:
         scale = self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
         is_stacked = target.stack[:1] == (0,)
         stored = self.stored.get(target.path)
-        return _Adapted(target.equation, scale, target.inputs, is_stacked, stored)
+        return _Adapted(target.equation, scale, target.inputs, is_stacked, stored, target.parts)
 
 
 def plan_lora(
@@ -324,12 +327,15 @@ def plan_lora(
     *inputs: Any,
     rank: int,
     alpha: float,
-    targets: str,
+    targets: str | None,
+    named: Mapping[str, Parts | None] | None = None,
+    without: Sequence[str] = (),
     rank_stabilized: bool = False,
     dora: bool = False,
     separate: bool = False,
     dropout: float = 0.0,
     base_dtype: BaseDtype | None = None,
+    full: Sequence[str] = (),
 ) -> Lora:
     """Find the kernels to adapt.
 
@@ -340,9 +346,13 @@ def plan_lora(
         rank: of the factors; at least 1.
         alpha: the factors' product counts alpha / rank times.
         targets: a regex searched in the paths of the parameters that data is multiplied with, or
-            `ALL_LINEAR`.
+            `ALL_LINEAR`; None: `named` alone.
+        named: further kernels by their paths, and of some the parts that get factors, each its own.
+        without: paths of kernels that `ALL_LINEAR` does not mean.
         rank_stabilized, dora, separate, dropout: see `Lora`.
         base_dtype: in which the kernels that have factors are kept; None: as they are given.
+        full: paths of parameters that are trained in full, as a head that was just drawn; none of
+            them gets factors.
 
     Raises:
         EngineError: rank below 1, not a regex, no such dtype, or no such parameter; the message
@@ -353,21 +363,20 @@ def plan_lora(
         raise EngineError(f"lora: base_dtype={base_dtype!r} must be one of {allowed}, or None.")
     if rank < 1 or not alpha > 0:
         raise EngineError(f"lora: rank={rank} must be at least 1 and alpha={alpha} above 0.")
-    try:
-        pattern = re.compile(targets)
-    except re.error as error:
-        raise EngineError(f"lora targets={targets!r} is not a regex: {error}.") from error
+    _check_full(full, params)
     roles = read_roles(params, function, inputs)
-    kernels = _find_kernels(params, roles, separate=separate)
-    if targets == ALL_LINEAR:
-        tables = _of_vocabularies(kernels, params, roles)
-        chosen = tuple(kernel for kernel in kernels if kernel.path not in tables)
-    else:
-        chosen = tuple(kernel for kernel in kernels if pattern.search(kernel.path))
+    found = find_kernels(params, roles, separate=separate)
+    kernels = [kernel for kernel in found if kernel.path not in full]
+
+    def left_out() -> set[str]:
+        return {*without, *kernels_of_vocabularies(kernels, params, roles)}
+
+    chosen = choose_kernels(kernels, targets, named or {}, left_out)
     if not chosen:
+        besides = f" (trained in full: {', '.join(full)})" if full else ""
         raise EngineError(
             f"lora targets={targets!r} matches no kernel; kernels: "
-            f"{', '.join(kernel.path for kernel in kernels)}."
+            f"{', '.join(kernel.path for kernel in kernels)}{besides}."
         )
     shapes = {join(path): leaf.shape for path, leaf in named_leaves(params)}
     stored = {
@@ -375,7 +384,17 @@ def plan_lora(
         for one in chosen
         if base_dtype is not None
     }
-    return Lora(rank, alpha, chosen, rank_stabilized, dora, separate, dropout, stored)
+    kinds = (rank_stabilized, dora, separate, dropout, stored)
+    return Lora(rank, alpha, chosen, *kinds, full=tuple(full))
+
+
+def _check_full(full: Sequence[str], params: Any) -> None:
+    paths = [join(path) for path, _ in named_leaves(params)]
+    if unknown := sorted(set(full) - set(paths)):
+        raise EngineError(
+            f"lora: there are no parameters {', '.join(unknown)} to train in full; parameters: "
+            f"{', '.join(paths)}."
+        )
 
 
 def _quantization(dtype: BaseDtype, target: Target, shape: Sequence[int]) -> Quantization:
@@ -383,46 +402,6 @@ def _quantization(dtype: BaseDtype, target: Target, shape: Sequence[int]) -> Qua
         return EachOutput(target.inputs)
     position = target.inputs[-1]
     return Blocks(position, shape[position])
-
-
-def _of_vocabularies(kernels: Sequence[Target], params: Any, roles: Roles) -> set[str]:
-    """Paths of tables that tokens are looked up in, and of kernels with an output for each row."""
-    leaves = [(join(path), leaf.shape) for path, leaf in named_leaves(params)]
-    shapes, tables, sizes = dict(leaves), set(), set()
-    for event in roles.events:
-        if isinstance(event, Lookup) and event.by_tokens:
-            for number in event.sources:
-                path, shape = leaves[number]
-                dims = enumerate(roles.parameters[number])
-                tables.add(path)
-                sizes |= {shape[at] for at, dim in dims if set(dim) & set(event.rows)}
-    heads = {
-        one.path
-        for one in kernels
-        if not one.stack and sizes & {shapes[one.path][at] for at in one.outputs}
-    }
-    return tables | heads
-
-
-def _find_kernels(params: Any, roles: Roles, *, separate: bool) -> list[Target]:
-    """List the parameters that data is multiplied with, by what their first product does."""
-    paths = [join(path) for path, _ in named_leaves(params)]
-    found: dict[int, Target] = {}
-    for event in roles.events:
-        if not isinstance(event, Product):
-            continue
-        summed, made = set(roles.flat(event.contracted)), set(roles.flat(event.outputs))
-        for number in event.sources - set(found):
-            dims = list(enumerate(roles.parameters[number]))
-            inner = tuple(position for position, dim in dims if dim and set(dim) <= summed)
-            outer = tuple(position for position, dim in dims if dim and set(dim) <= made)
-            stack = tuple(position for position, _ in dims if position not in (*inner, *outer))
-            if inner and outer:
-                target = Target(paths[number], stack, inner, outer)
-                parts = [at for at in outer if roles.are_parts(roles.parameters[number][at])]
-                is_apart = separate and len(parts) < len(outer)
-                found[number] = target.separated(parts) if is_apart else target
-    return [found[number] for number in sorted(found)]
 
 
 def _factor_rules(

@@ -56,6 +56,9 @@ class ModelConfig(ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}
     # Other names under which config.json may have a field.
     other_names: ClassVar[Mapping[str, str]] = {}
+    # Parts of tensors' names and what they are in the names of transformers' modules, where those
+    # have changed and published files have not; one after the other.
+    module_renamings: ClassVar[Mapping[str, str]] = {}
     # Fields that are configs of other families.
     parts: ClassVar[Mapping[str, type[ModelConfig]]] = {}
 

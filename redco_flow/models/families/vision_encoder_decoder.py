@@ -27,6 +27,7 @@ class VisionEncoderDecoderConfig(ModelConfig):
     model_type: ClassVar[str] = "vision-encoder-decoder"
     architecture: ClassVar[str] = "VisionEncoderDecoderModel"
     fixed: ClassVar[Mapping[str, Any]] = {"is_encoder_decoder": True}
+    module_renamings: ClassVar[Mapping[str, str]] = ViTConfig.module_renamings
     parts: ClassVar[Mapping[str, type[ModelConfig]]] = {"encoder": ViTConfig, "decoder": GPT2Config}
 
     encoder: ViTConfig = field(default_factory=ViTConfig)

@@ -43,6 +43,15 @@ class ViTConfig(ModelConfig):
     model_type: ClassVar[str] = "vit"
     architecture: ClassVar[str] = "ViTForImageClassification"
     fixed: ClassVar[Mapping[str, Any]] = {"pooler_act": "tanh"}
+    module_renamings: ClassVar[Mapping[str, str]] = {
+        "encoder.layer.": "layers.",
+        "attention.attention.query": "attention.q_proj",
+        "attention.attention.key": "attention.k_proj",
+        "attention.attention.value": "attention.v_proj",
+        "attention.output.dense": "attention.o_proj",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+    }
 
     hidden_size: int = 768
     num_hidden_layers: int = 12

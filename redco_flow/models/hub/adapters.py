@@ -15,12 +15,16 @@ from typing import Any
 import numpy as np
 
 from redco_flow.models.hub.layouts import Shape, TensorLayout
+from redco_flow.models.hub.module_names import renamed
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 _RANK = "rank"
 _WEIGHT = ".weight"
+# transformers' names of a head of labels; one module even where it has several layers.
+_HEADS = ("classifier", "score")
 _TASKS = {
+    "ForSequenceClassification": "SEQ_CLS",
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
@@ -38,6 +42,8 @@ class FactoredKernel:
         layout: which tensors the kernel is made of.
         shape: the kernel's.
         stack, inputs, outputs: positions of its dims.
+        parts: the position of the dim that numbers its parts, and those that have factors; None:
+            all have.
     """
 
     path: str
@@ -46,6 +52,7 @@ class FactoredKernel:
     stack: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    parts: tuple[int, tuple[int, ...]] | None = None
 
     @property
     def problem(self) -> str | None:
@@ -65,7 +72,7 @@ class FactoredKernel:
     @cached_property
     def modules(self) -> list[str]:
         """Names of transformers' modules."""
-        return [_module(name) for _, name in self.layout.tensor_names(self.shape)]
+        return [_module(name) for _, name in self._tensors()]
 
     @property
     def is_input_major(self) -> bool:
@@ -84,8 +91,7 @@ class FactoredKernel:
             inputs, outputs = outputs, inputs
         a_dims = [*self._names(self.stack), *self._names(self.inputs), _RANK]
         b_dims = [*self._names(self.stack), _RANK, *self._names(self.outputs)]
-        for index, name in self.layout.tensor_names(self.shape):
-            at = dict(zip(self.layout.stacked, index, strict=True))
+        for at, name in self._tensors():
             at |= dict.fromkeys(self._alone, 0)
             first = _matrix(a, a_dims, at, [_RANK], inputs)
             found = {
@@ -96,6 +102,17 @@ class FactoredKernel:
                 m_dims = self._names(sorted((*self.stack, *self.outputs)))
                 found["lora_magnitude_vector"] = _matrix(m, m_dims, at, outputs, []).ravel()
             yield _module(name), found
+
+    def _tensors(self) -> Iterator[tuple[dict[str, int], str]]:
+        """Yield where each tensor with factors is along the factors' stacked dims, and its name."""
+        part = None if self.parts is None else self.layout.dims[self.parts[0]]
+        numbers = () if self.parts is None else self.parts[1]
+        for index, name in self.layout.tensor_names(self.shape):
+            at = dict(zip(self.layout.stacked, index, strict=True))
+            if part is None:
+                yield at, name
+            elif at[part] in numbers:
+                yield {**at, part: numbers.index(at[part])}, name
 
     @property
     def _groups(self) -> list[list[str]]:
@@ -117,17 +134,28 @@ class FactoredKernel:
 
 def adapter_tensors(
     kernels: Sequence[tuple[Any, ...]],
+    full: Iterable[tuple[TensorLayout, np.ndarray]] = (),
+    renamings: Mapping[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return what `adapter_model.safetensors` holds; float32.
 
     Args:
+        renamings: the family's `module_renamings`.
         kernels: each `FactoredKernel` with its A, B and, of DoRA, magnitudes.
+        full: parameters that were trained in full, with their layouts.
     """
-    return {
-        f"base_model.model.{module}.{name}": np.ascontiguousarray(values, np.float32)
-        for kernel, *factors in kernels
-        for module, found in kernel.split(*factors)
+    factors = {
+        f"{module}.{name}": values
+        for kernel, *parts in kernels
+        for module, found in kernel.split(*parts)
         for name, values in found.items()
+    }
+    saved = dict(tensor for layout, values in full for tensor in layout.split(values))
+    return {
+        f"base_model.model.{renamed(name, renamings or {})}": np.ascontiguousarray(
+            values, np.float32
+        )
+        for name, values in (factors | saved).items()
     }
 
 
@@ -142,15 +170,21 @@ def adapter_config(
     revision: str | None,
     rank_stabilized: bool = False,
     dora: bool = False,
+    full: Iterable[str] = (),
+    renamings: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return `adapter_config.json`.
 
     Args:
+        renamings: the family's `module_renamings`.
+        full: names of the tensors that were trained in full.
         others: names of the model's tensors, those of `kernels` too.
         architectures: what transformers calls the model.
         base: the hub's name of the model that the adapter belongs to; None: it has none.
     """
-    modules = {module for kernel in kernels for module in kernel.modules}
+    new = renamings or {}
+    modules = {renamed(module, new) for kernel in kernels for module in kernel.modules}
+    apart = {renamed(_module(name), new) for name in others} - modules
     return {
         "peft_type": "LORA",
         "auto_mapping": None,
@@ -166,13 +200,20 @@ def adapter_config(
         "bias": "none",
         "fan_in_fan_out": any(kernel.is_input_major for kernel in kernels),
         "init_lora_weights": True,
-        "target_modules": _shortest_names(modules, {_module(name) for name in others} - modules),
-        "modules_to_save": None,
+        "target_modules": _shortest_names(modules, apart),
+        "modules_to_save": _saved_modules(renamed(name, new) for name in full) or None,
         "layers_to_transform": None,
         "layers_pattern": None,
         "rank_pattern": {},
         "alpha_pattern": {},
     }
+
+
+def _saved_modules(tensors: Iterable[str]) -> list[str]:
+    """Return the modules that PEFT keeps a copy of instead of factors."""
+    modules = (name.rpartition(".")[0] for name in tensors)
+    tops = ((name, name.partition(".")[0]) for name in modules)
+    return sorted({top if top in _HEADS else name for name, top in tops})
 
 
 def _shortest_names(modules: set[str], others: set[str]) -> list[str]:

@@ -39,6 +39,7 @@ def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
         init_params=partial(module.init_params, config),
         abstract_params=partial(module.abstract_params, config),
         load_params=_load_params(fitted, has_new_head=config != chosen.config),
+        head_parts=_head_parts(module.abstract_params(config)),
         collate_fn=partial(collate_fn, settings=settings),
         loss_fn=partial(_losses, module, config, settings),
         make_pred_fn=lambda _generation: partial(_predict, module, config),
@@ -85,6 +86,11 @@ def _load_params(model: ChosenModel, *, has_new_head: bool) -> Callable[[Any], A
         return None
     drawn = (_CLASSIFIER,) if has_new_head else ()
     return partial(load_pretrained, model.directory, model.module, model.config, drawn=drawn)
+
+
+def _head_parts(shapes: Any) -> tuple[str, ...]:
+    has_classifier = isinstance(shapes, Mapping) and _CLASSIFIER in shapes
+    return (_CLASSIFIER,) if has_classifier else ()
 
 
 def _losses(

@@ -69,6 +69,9 @@ class AdapterRecord:
         factors: their digests, as `parameter_digests` makes them.
         rank_stabilized: it is alpha / sqrt(rank) times.
         dora: magnitudes stand beside the factors, `lora/<path>/m`.
+        full: paths of the parameters that were trained in full; None: an older version wrote the
+            record, and there were none.
+        base_dtype: in which the frozen kernels were kept; None: not known.
     """
 
     rank: int
@@ -77,6 +80,8 @@ class AdapterRecord:
     factors: Mapping[str, str]
     rank_stabilized: bool = False
     dora: bool = False
+    full: list[str] | None = None
+    base_dtype: str | None = None
 
 
 @dataclass(frozen=True)

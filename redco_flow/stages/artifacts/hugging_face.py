@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import jax
@@ -26,14 +25,11 @@ from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.step.lora import FACTORS
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.model_files import CONFIG_FILE, GENERATION_FILE
-from redco_flow.models import classifier
 from redco_flow.models.classifier import ClassifierConfig
-from redco_flow.models.find import find_model
 from redco_flow.models.hub import adapters
 from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapter_tensors
 from redco_flow.models.hub.layouts import TensorLayout
 from redco_flow.models.hub.tensors import MAX_FILE_BYTES, save_params
-from redco_flow.recipes.recipe import LABELS
 from redco_flow.records import write_json
 from redco_flow.stages.artifacts.checkpoint import (
     ADAPTER_FILE,
@@ -42,8 +38,13 @@ from redco_flow.stages.artifacts.checkpoint import (
     CheckpointArtifact,
 )
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
+from redco_flow.stages.artifacts.export_check import ExportCheck, Exported, check_export
+from redco_flow.stages.artifacts.recorded_model import RecordedModel, find_recorded_model
+from redco_flow.text.pairs import encode_in_template
 
 IMAGE_PROCESSOR_FILE = "preprocessor_config.json"
+_EXAMPLES = ("a text of a few words", "another")
+_EXAMPLE_LENGTH = 16
 _BILINEAR = 2  # Pillow's number of it
 # What transformers' GenerationConfig takes of a model's own configuration.
 _OF_GENERATION = (
@@ -66,6 +67,7 @@ class Request:
         form: the whole model, or the low-rank factors alone.
         dtype: of the model's parameters; None: the widest that they are stored in.
         base, revision: the hub's name and commit of the model that factors belong to.
+        base_folder: that model's directory, where it is not on the hub.
         max_file_bytes: of a safetensors file.
     """
 
@@ -75,6 +77,7 @@ class Request:
     dtype: str | None = None
     base: str | None = None
     revision: str | None = None
+    base_folder: str | None = None
     max_file_bytes: int = MAX_FILE_BYTES
 
 
@@ -87,26 +90,56 @@ class Written:
         dtype: of the parameters.
         num_parameters: of the model, or of the factors.
         target_length: tokens of the longest target in training.
+        base_options: what `from_pretrained` of an adapter's base needs besides its name.
+        check: how the files were compared with the checkpoint; None: not yet.
     """
 
     architectures: tuple[str, ...]
     dtype: str
     num_parameters: int
     target_length: int
+    base_options: dict[str, Any] = field(default_factory=dict)
+    check: ExportCheck | None = None
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A checkpoint's model: its family, its config, and its parameters' trees."""
+def write_checked(request: Request) -> Written:
+    """Write a checkpoint, and load what was written once.
 
-    module: ModuleType
-    config: Any
-    layouts: Any
-    shapes: Any
+    Raises:
+        ArtifactError: as `write`, or the files do not give the checkpoint's scores.
+        CheckpointError: a parameter cannot be read.
+    """
+    written = write(request)
+    artifact = CheckpointArtifact(Path(request.checkpoint))
+    model = find_recorded_model(artifact.record.recipe, artifact.record.model)
+    arrays = stored_arrays(artifact.path / CHECKPOINT_FOLDER)
+    params = _parameters(artifact, model, arrays)
+    adapter, record = None, artifact.adapter
+    if request.form == "adapter" and record is not None:
+        adapter = _adapter_tensors(record, model, arrays)
+    else:
+        params = jax.tree.map(lambda leaf: replace(leaf, dtype=jnp.dtype(written.dtype)), params)
+    exported = Exported(
+        Path(request.folder),
+        model,
+        params,
+        adapter,
+        base=request.base_folder or request.base,
+        revision=request.revision,
+        base_options=written.base_options,
+        is_exact=adapter is None or (record is not None and record.base_dtype == "float32"),
+        texts=_example_texts(artifact, model.config),
+    )
+    return replace(written, check=check_export(exported))
 
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        return tuple(self.config.architectures())
+
+def _example_texts(artifact: CheckpointArtifact, config: Any) -> list[np.ndarray] | None:
+    """Return token ids of texts of two lengths, for a model that classifies texts."""
+    if not isinstance(config, ClassifierConfig):
+        return None
+    length = int(min(_EXAMPLE_LENGTH, config.max_length))
+    encoded = encode_in_template(_EXAMPLES, artifact.tokenizer, length)
+    return [np.asarray(row, np.int32) for row in encoded.source_ids]
 
 
 def write(request: Request) -> Written:
@@ -118,53 +151,25 @@ def write(request: Request) -> Written:
     """
     artifact = CheckpointArtifact(Path(request.checkpoint))
     folder = Path(request.folder)
-    model = _find_model(artifact)
+    model = find_recorded_model(artifact.record.recipe, artifact.record.model)
     arrays = stored_arrays(artifact.path / CHECKPOINT_FOLDER)
     if request.form == "adapter":
         written = _write_adapter(request, artifact, model, arrays)
     else:
         written = _write_model(request, artifact, model, arrays)
+    settings = artifact.record.model.get("settings", {})
+    if "image_size" in settings:
+        write_json(folder / IMAGE_PROCESSOR_FILE, _image_processor(settings))
     tokenizer = artifact.path / TOKENIZER_FOLDER
     for file in sorted(tokenizer.iterdir()) if tokenizer.is_dir() else ():
         shutil.copyfile(file, folder / file.name)
     return written
 
 
-def _find_model(artifact: CheckpointArtifact) -> _Model:
-    record = artifact.record
-    family = record.model.get("family")
-    if not isinstance(family, str):
-        raise ArtifactError(
-            f"the model of recipe '{record.recipe}' is its own and names no model family, so which "
-            "of its parameters is which tensor of transformers is not known. Read its parameters "
-            "with the recipe, or give the model a family (docs: extend)."
-        )
-    module = find_model(family)
-    missing = [
-        name
-        for owner, name in (
-            (module, "tensor_layouts"),
-            (module, "abstract_params"),
-            (module.Config, "to_hugging_face"),
-            (module.Config, "architectures"),
-        )
-        if not hasattr(owner, name)
-    ]
-    if missing:
-        raise ArtifactError(
-            f"model family '{family}' has no Hugging Face layout: it lacks {', '.join(missing)} "
-            "(see redco_flow/models/families/t5.py)."
-        )
-    config = module.Config().updated(record.model["config"])
-    if LABELS in record.model:
-        config, module = ClassifierConfig.of(family, config, record.model[LABELS]), classifier
-    return _Model(module, config, module.tensor_layouts(config), module.abstract_params(config))
-
-
 def _write_model(
     request: Request,
     artifact: CheckpointArtifact,
-    model: _Model,
+    model: RecordedModel,
     arrays: Mapping[str, StoredArray],
 ) -> Written:
     folder = Path(request.folder)
@@ -174,10 +179,8 @@ def _write_model(
     params = jax.tree.map(lambda leaf: replace(leaf, dtype=dtype), params)
     save_params(folder, model.layouts, params, max_file_bytes=request.max_file_bytes)
     values = model.config.to_hugging_face()
-    settings = artifact.record.model.get("settings", {})
-    if "image_size" in settings:
-        values |= _names_of_classes(settings.get("classes") or ())
-        write_json(folder / IMAGE_PROCESSOR_FILE, _image_processor(settings))
+    if "image_size" in artifact.record.model.get("settings", {}):
+        values |= _names_of_classes(_classes(artifact))
     # transformers reads parameters as what it finds first, unless it is told.
     write_json(folder / CONFIG_FILE, {**values, "dtype": dtype.name})
     if hasattr(model.module, "decode_step"):
@@ -212,7 +215,7 @@ def _image_processor(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(
-    artifact: CheckpointArtifact, model: _Model, arrays: Mapping[str, StoredArray]
+    artifact: CheckpointArtifact, model: RecordedModel, arrays: Mapping[str, StoredArray]
 ) -> Any:
     """Return the model's tree of what is stored under its paths."""
     wanted = {f"params/{join(path)}": leaf for path, leaf in named_leaves(model.shapes)}
@@ -233,20 +236,15 @@ def _parameters(
 def _write_adapter(
     request: Request,
     artifact: CheckpointArtifact,
-    model: _Model,
+    model: RecordedModel,
     arrays: Mapping[str, StoredArray],
 ) -> Written:
     folder, record = Path(request.folder), artifact.adapter
     if record is None:
         raise ArtifactError(f"{artifact.path} has no {ADAPTER_FILE}: no factors were trained.")
     kernels = _factored_kernels(record, model)
-    names = "abm" if record.dora else "ab"
-    factors = [
-        tuple(arrays[f"{FACTORS}/{kernel.path}/{name}"] for name in names) for kernel in kernels
-    ]
-    tensors = adapter_tensors(
-        [(kernel, *map(np.asarray, parts)) for kernel, parts in zip(kernels, factors, strict=True)]
-    )
+    full = _trained_in_full(record, model)
+    tensors = _adapter_tensors(record, model, arrays)
     save_file(tensors, folder / adapters.TENSORS_FILE, metadata={"format": "pt"})
     config = adapter_config(
         kernels,
@@ -258,24 +256,64 @@ def _write_adapter(
         architectures=model.architectures,
         base=request.base,
         revision=request.revision,
+        full=_tensor_names(model, full),
+        renamings=model.module_renamings,
     )
     write_json(folder / adapters.CONFIG_FILE, config)
-    return _written(artifact, model, "float32", [one for parts in factors for one in parts])
+    options = _options_of_base(artifact, model)
+    return _written(artifact, model, "float32", list(tensors.values()), options)
 
 
-def _factored_kernels(record: AdapterRecord, model: _Model) -> list[FactoredKernel]:
-    """Return the kernels that have factors.
+def _adapter_tensors(
+    record: AdapterRecord, model: RecordedModel, arrays: Mapping[str, StoredArray]
+) -> dict[str, np.ndarray]:
+    """Return what an adapter's file holds: factors, and what was trained in full."""
+    names = "abm" if record.dora else "ab"
+    factors = [
+        (kernel, *(np.asarray(arrays[f"{FACTORS}/{kernel.path}/{name}"]) for name in names))
+        for kernel in _factored_kernels(record, model)
+    ]
+    full = [
+        (model.parameters[path][0], np.asarray(arrays[f"params/{path}"]))
+        for path in _trained_in_full(record, model)
+    ]
+    return adapter_tensors(factors, full, model.module_renamings)
+
+
+def _trained_in_full(record: AdapterRecord, model: RecordedModel) -> tuple[str, ...]:
+    """Paths of what an adapter has as it is; of older trainings the head, which was drawn."""
+    return model.head if record.full is None else tuple(record.full)
+
+
+def _options_of_base(artifact: CheckpointArtifact, model: RecordedModel) -> dict[str, Any]:
+    """Return what transformers' `from_pretrained` needs to make the adapter's model of its base."""
+    options: dict[str, Any] = {}
+    if model.head:
+        # The base may have a head of other labels, which the adapter's replaces.
+        options["ignore_mismatched_sizes"] = True
+        values = model.config.to_hugging_face() | _names_of_classes(_classes(artifact))
+        wanted = ("id2label", "label2id", "problem_type", "pad_token_id")
+        options |= {key: values[key] for key in wanted if values.get(key) is not None}
+    return options
+
+
+def _classes(artifact: CheckpointArtifact) -> Sequence[str | int]:
+    """Names of the classes, where the recipe's settings have some."""
+    found = artifact.record.model.get("settings", {}).get("classes")
+    return found or ()
+
+
+def _factored_kernels(record: AdapterRecord, model: RecordedModel) -> list[FactoredKernel]:
+    """Return the kernels that have factors, but for those that the adapter has as they are.
 
     Raises:
         ArtifactError: PEFT has no adapter for one; the message names each.
     """
-    layouts = _layouts(model)
+    full = _trained_in_full(record, model)
     kernels = [
-        FactoredKernel(path, layouts[path][0], layouts[path][1].shape, *map(tuple, positions))
-        for path, *positions in (
-            [target[key] for key in ("path", "stack", "inputs", "outputs")]
-            for target in record.targets
-        )
+        _factored_kernel(target, *model.parameters[target["path"]])
+        for target in record.targets
+        if target["path"] not in full
     ]
     problems = [kernel.problem or _tied_problem(kernel, model.config) for kernel in kernels]
     if any(problems):
@@ -286,40 +324,46 @@ def _factored_kernels(record: AdapterRecord, model: _Model) -> list[FactoredKern
     return kernels
 
 
+def _factored_kernel(target: Mapping[str, Any], layout: TensorLayout, leaf: Any) -> FactoredKernel:
+    stack, inputs, outputs = (tuple(target[key]) for key in ("stack", "inputs", "outputs"))
+    found = target.get("parts")
+    parts = None if found is None else (found[0], tuple(found[1]))
+    return FactoredKernel(target["path"], layout, leaf.shape, stack, inputs, outputs, parts)
+
+
 def _tied_problem(kernel: FactoredKernel, config: Any) -> str | None:
     if "vocabulary" in kernel.layout.dims and getattr(config, "tie_word_embeddings", False):
         return f"{kernel.path}: the embedding and the head are one, and both have the factors"
     return None
 
 
-def _layouts(model: _Model) -> dict[str, tuple[TensorLayout, Any]]:
-    """Return the layout and the shape of each parameter."""
-    structure: Any = jax.tree.structure(model.shapes)
-    pairs = zip(named_leaves(model.shapes), structure.flatten_up_to(model.layouts), strict=True)
-    return {join(path): (layout, leaf) for (path, leaf), layout in pairs}
-
-
-def _tensor_names(model: _Model) -> list[str]:
-    """Return the names of all of the model's tensors."""
+def _tensor_names(model: RecordedModel, paths: Iterable[str] | None = None) -> list[str]:
+    """Return the names of the tensors of some parameters; None: of all."""
+    chosen = model.parameters if paths is None else paths
     return [
         name
-        for layout, leaf in _layouts(model).values()
+        for layout, leaf in (model.parameters[path] for path in chosen)
         for _, name in layout.tensor_names(leaf.shape)
     ]
 
 
 def _written(
-    artifact: CheckpointArtifact, model: _Model, dtype: str, leaves: list[StoredArray]
+    artifact: CheckpointArtifact,
+    model: RecordedModel,
+    dtype: str,
+    leaves: Sequence[StoredArray | np.ndarray],
+    base_options: Mapping[str, Any] | None = None,
 ) -> Written:
     num_parameters = sum(int(np.prod(leaf.shape)) for leaf in leaves)
-    return Written(model.architectures, dtype, num_parameters, artifact.record.target_length)
+    length = artifact.record.target_length
+    return Written(model.architectures, dtype, num_parameters, length, dict(base_options or {}))
 
 
 def main() -> None:
     """Do what standard input asks for, and say how it went."""
     request = Request(**json.load(sys.stdin))
     try:
-        answer = asdict(write(request))
+        answer = asdict(write_checked(request))
     except (RedcoFlowError, ValueError, OSError) as error:
         answer = {"error": str(error)}
     sys.stdout.write(f"{json.dumps(answer)}\n")

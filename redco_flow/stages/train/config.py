@@ -25,6 +25,7 @@ from redco_flow.recipes.recipe import (
     has_no_ids,
     has_own_model,
     is_of_rows,
+    kind_of_targets,
     needs_reference,
     recipe_module,
 )
@@ -47,6 +48,7 @@ from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.device_layout import layout_problems
 from redco_flow.stages.mlflow_views import tag_outputs
+from redco_flow.stages.train.lora_targets import targets_problem
 from redco_flow.stages.train.positions import length_problems
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
@@ -199,8 +201,9 @@ class Lora(StrictModel):
     Args:
         rank: of the factors.
         alpha: their product counts alpha / rank times.
-        targets: a regex searched in the kernels' paths, or `all-linear`: every kernel but
-            embeddings and the head.
+        targets: modules as transformers names them (`q_proj`, `attn.c_proj`), one or a list; or
+            regexes searched in the kernels' paths; or `all-linear`: every kernel but embeddings
+            and the head. Each module that is named has factors of its own, as in PEFT.
         rank_stabilized: the product counts alpha / sqrt(rank) times (rsLoRA).
         dora: a magnitude for each output is trained beside the factors, which then only turn
             the weights (DoRA).
@@ -214,7 +217,7 @@ class Lora(StrictModel):
 
     rank: PositiveInt = 8
     alpha: PositiveFloat = 16.0
-    targets: Text
+    targets: Text | Annotated[list[Text], Field(min_length=1)]
     rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
     dora: Annotated[bool, OnlyWhereSet()] = False
     separate: Annotated[bool, OnlyWhereSet()] = False
@@ -223,8 +226,10 @@ class Lora(StrictModel):
 
     @field_validator("targets")
     @classmethod
-    def _regex(cls, targets: str) -> str:
-        return checked_regex(targets)
+    def _regex(cls, targets: str | list[str]) -> str | list[str]:
+        for target in [targets] if isinstance(targets, str) else targets:
+            checked_regex(target)
+        return targets
 
 
 def checked_regex(pattern: str) -> str:
@@ -586,7 +591,13 @@ def output_names(config: Config) -> list[str]:
 
 
 def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield that the loss compares with a reference whose scores are not there, or does not."""
+    """Yield that a reference's scores are missing or of no use, and targets that match nothing."""
+    recipe = find_own_recipe(config.recipe)
+    if config.lora is not None and (family := _family(config.model, recipe)):
+        has_labels = recipe is not None and kind_of_targets(recipe) is not None
+        problem = targets_problem(config.lora.targets, family, config.model, has_labels=has_labels)
+        if problem is not None:
+            yield ("lora", "targets"), problem
     is_needed = needs_reference(config.recipe, values_of(config.settings))
     if is_needed and "reference_scores" not in given:
         yield (

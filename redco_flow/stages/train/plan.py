@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from redco_flow.engine.data.batches import CollateFn
 from redco_flow.engine.deployer import Deployer
-from redco_flow.engine.sharding.rules import join, key_names
+from redco_flow.engine.sharding.rules import join, key_names, named_leaves
 from redco_flow.engine.sharding.two_rules import weight_decay_mask
 from redco_flow.engine.step.lora import BASE, FACTORS, Lora, plan_lora
 from redco_flow.engine.step.loss import LossFn
@@ -23,7 +23,10 @@ from redco_flow.engine.step.optimizers import Schedule, make_optimizer, make_sch
 from redco_flow.engine.step.trainable import Trainable
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_plan import TrainingPlan
+from redco_flow.errors import ArtifactError
+from redco_flow.models.hub.module_names import FoundTargets, find_targets
 from redco_flow.recipes.recipe import Recipe, matmul_precision
+from redco_flow.stages.artifacts.recorded_model import find_recorded_model
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.remat import plan_for_memory
 
@@ -66,7 +69,7 @@ def plan_training(
     # What evaluation computes says all that a layout depends on.
     traced = (_stored_shapes(config, recipe), recipe.loss_fn, batch, None, False)
     schedule = _schedule(config, total_steps)
-    lora = _plan_lora(config, traced)
+    lora = _plan_lora(config, recipe, traced)
     trainable = _all_but(config.freeze)
 
     def optimizer(decay_mask: Any) -> Any:
@@ -139,16 +142,19 @@ def start_trainer(
 
 def _stored_shapes(config: Config, recipe: Recipe) -> Any:
     """Return the model's shapes, in the dtypes that the settings say."""
+    shapes = recipe.abstract_params()
+    full = set(_trained_in_full(config, recipe, shapes))
 
     def stored(key_path: tuple[Any, ...], leaf: Any) -> Any:
         path, freeze = join(key_names(key_path)), config.freeze
-        is_frozen = config.lora is not None or (freeze is not None and re.search(freeze, path))
+        is_frozen = path not in full and (
+            config.lora is not None or (freeze is not None and re.search(freeze, path))
+        )
         dtype = config.frozen_dtype if is_frozen else config.param_dtype
         if dtype == "float32" or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype))
 
-    shapes = recipe.abstract_params()
     return jax.tree_util.tree_map_with_path(stored, shapes)
 
 
@@ -185,13 +191,48 @@ def _moments(config: Config) -> dict[str, float]:
     return found if config.epsilon is None else {**found, "eps": config.epsilon}
 
 
-def _plan_lora(config: Config, traced: Sequence[Any]) -> Lora | None:
+def _plan_lora(config: Config, recipe: Recipe, traced: Sequence[Any]) -> Lora | None:
     """Find the kernels to adapt in (shapes, loss function, *inputs), where that is asked for."""
     if config.lora is None:
         return None
     params, function, *inputs = traced
-    asked = config.lora
-    return plan_lora(params, function, *inputs, **asked.model_dump())
+    options = config.lora.model_dump(exclude={"targets"})
+    full = _trained_in_full(config, recipe, params)
+    found = _find_targets(config.lora.targets, recipe, params)
+    named = {path: parts for path, parts in found.modules.items() if path not in full}
+    return plan_lora(
+        params,
+        function,
+        *inputs,
+        targets=found.pattern,
+        named=named,
+        without=found.without,
+        full=full,
+        **options,
+    )
+
+
+def _find_targets(targets: str | list[str], recipe: Recipe, params: Any) -> FoundTargets:
+    """Return which kernels are meant, by the names of transformers' modules too where it has some.
+
+    Raises:
+        ValueError: a target matches nothing.
+    """
+    shapes = {join(path): leaf.shape for path, leaf in named_leaves(params)}
+    try:
+        model = find_recorded_model("", recipe.model)
+    except ArtifactError:  # a model of the user's own, whose modules have no such names
+        return FoundTargets("|".join([targets] if isinstance(targets, str) else targets))
+    layouts = {path: layout for path, (layout, _) in model.parameters.items()}
+    return find_targets(targets, layouts, shapes, renamings=model.module_renamings)
+
+
+def _trained_in_full(config: Config, recipe: Recipe, shapes: Any) -> tuple[str, ...]:
+    """Return the paths of what low-rank adaptation trains in full: the recipe's heads."""
+    if config.lora is None:
+        return ()
+    paths = [join(path) for path, _ in named_leaves(shapes)]
+    return tuple(path for path in paths if path.partition("/")[0] in recipe.head_parts)
 
 
 def _all_but(frozen: str | None) -> Trainable | None:

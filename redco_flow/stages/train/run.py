@@ -99,7 +99,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
             for step in sorted(set(steps.values()))
         }
     context.report(phase="digesting parameters")
-    digested = _digest_parameters(checkpoints, training.trainer.plan.lora)
+    digested = _digest_parameters(checkpoints, training.trainer.plan.lora, config)
     outputs = {
         name: _output(
             context, name, checkpoints[step], training, config, provenance, digested.get(step)
@@ -313,7 +313,7 @@ class _Digested:
 
 
 def _digest_parameters(
-    checkpoints: dict[int, _Checkpoint], lora: Lora | None
+    checkpoints: dict[int, _Checkpoint], lora: Lora | None, config: Config
 ) -> dict[int, _Digested]:
     """Digest each checkpoint's parameters, on process 0 alone; nothing is returned on the others.
 
@@ -323,7 +323,7 @@ def _digest_parameters(
 
     def digest() -> int:
         for step, one in checkpoints.items():
-            adapter = None if lora is None else _adapter_record(lora, one.directory)
+            adapter = None if lora is None else _adapter_record(lora, config, one.directory)
             found[step] = _Digested(parameter_digests(one.directory), adapter)
         return len(found)
 
@@ -331,11 +331,18 @@ def _digest_parameters(
     return found
 
 
-def _adapter_record(lora: Lora, directory: Path) -> AdapterRecord:
-    targets = [asdict(target) for target in lora.targets]
-    digests = parameter_digests(directory, TRAINING)
-    kinds = (lora.rank_stabilized, lora.dora)
-    return AdapterRecord(lora.rank, lora.alpha, targets, digests, *kinds)
+def _adapter_record(lora: Lora, config: Config, directory: Path) -> AdapterRecord:
+    assert config.lora is not None
+    return AdapterRecord(
+        lora.rank,
+        lora.alpha,
+        targets=[asdict(target) for target in lora.targets],
+        factors=parameter_digests(directory, TRAINING),
+        rank_stabilized=lora.rank_stabilized,
+        dora=lora.dora,
+        full=list(lora.full),
+        base_dtype=config.lora.base_dtype or config.frozen_dtype,
+    )
 
 
 def _output(
