@@ -25,7 +25,7 @@ import psutil
 from safetensors.numpy import load_file
 
 from redco_flow.errors import ArtifactError
-from redco_flow.hub import has_weights, whole_download
+from redco_flow.hub import whole_download
 from redco_flow.model_files import CONFIG_FILE, has_weights
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.hub import adapters
