@@ -22,6 +22,8 @@ or, around a model that the pipeline's `model` names, instead of those functions
     FAMILIES, DEFAULT_FAMILY: the model families that it trains, and which where nothing says it
     TEXT_COLUMNS: columns whose texts the model writes; the dataset then has a tokenizer, and
         `build(model, tokenizer)` gets it
+    is_truncated(row, tokenizer, settings) -> whether such a text is longer than what is read of it;
+        optional, beside TEXT_COLUMNS: preprocessing counts those rows
 
     encode_row(row, tokenizer, settings, *, source_prefix, source_suffix) -> token ids by column;
         beside TEXT_COLUMNS, used by preprocessing: they are kept beside the row, `source_ids` those

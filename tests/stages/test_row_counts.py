@@ -97,6 +97,17 @@ def test_truncated_texts_are_counted_by_side_with_the_setting_that_cuts_them(ben
     ]
 
 
+def test_captions_that_the_recipe_cuts_are_counted(bench):
+    image = [[0, 255], [255, 0]]
+    rows = [{"image": image, "caption": text} for text in ("a b", "a b c d e f g h i j k l m")]
+    settings = {"recipe": "image_to_text", "settings": {"max_length": 8, "image_size": 4}}
+
+    made = bench.run(preprocess, settings | {"data": pair_data(bench, rows * 3)})["dataset"]
+
+    assert concluded(bench, made) == "(3 targets truncated)"
+    assert RowLosses.of(made.metadata).groups[0].remedy == "raise settings.max_length"
+
+
 LONG = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "2 " * 200}]
 
 

@@ -17,6 +17,7 @@ from redco_flow.recipes.image_to_text.config import (
     TEXT_COLUMNS,
     Settings,
     collate_fn,
+    is_truncated,
 )
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.text.tokenizer import TextTokenizer
@@ -30,6 +31,7 @@ __all__ = [
     "Settings",
     "build",
     "collate_fn",
+    "is_truncated",
 ]
 
 

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from redco_flow.recipes.images import ImageSettings, collate_images
 from redco_flow.recipes.recipe import Batch, Example
+from redco_flow.text.pairs import encode_ending
+from redco_flow.text.tokenizer import TextTokenizer
 
 COLUMNS = ("image", "caption")
 TARGET = "caption"
@@ -25,6 +27,12 @@ class Settings(ImageSettings):
     """
 
     max_length: Annotated[int, Field(ge=2)] = 32
+
+
+def is_truncated(row: Example, tokenizer: TextTokenizer, settings: Settings) -> bool:
+    """Whether a row's caption has more tokens than the model reads of it."""
+    encoded = encode_ending([row["caption"]], tokenizer, settings.max_length, [tokenizer.eos_id])
+    return encoded.is_cut[0]
 
 
 def collate_fn(examples: Sequence[Example], settings: Settings) -> Batch:

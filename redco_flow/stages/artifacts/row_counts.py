@@ -62,8 +62,11 @@ class RowLosses:
             for reason, count in skipped
         ]
         splits = list((metadata.get("splits") or {}).values())
-        are_chats = any("learnt_tokens" in counts for counts in splits)
-        target = ("conversations", _CONVERSATIONS) if are_chats else _target("target")
+        target = _target("target")
+        if any("learnt_tokens" in counts for counts in splits):
+            target = ("conversations", _CONVERSATIONS)
+        elif not any("cut_sources" in counts for counts in splits):  # rows as they are
+            target = ("targets", "raise settings.max_length")
         for key, (what, remedy) in {
             "cut_sources": _target("source"),
             "cut_targets": target,

@@ -21,6 +21,7 @@ from redco_flow.records import write_json
 from redco_flow.spec.recipe_settings import read_settings, values_of
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
+    TOKENIZER_FOLDER,
     ArrowSplit,
     DatasetSummary,
     RowSplit,
@@ -78,6 +79,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
             classes_are_ordered=are_ordered(labels),
             tokenizer=_tokenizer_record(context, config, store, summary),
         )
+        summary = replace(summary, splits=_with_truncated(config, store, summary))
         tell_missing_classes(labels)
         return _dataset(store, summary, source.counts)
 
@@ -174,6 +176,24 @@ def _tokenizer_record(
     rows = RowSplit(ArrowSplit([store.dataset / name for name in summary.files["train"]]))
     texts = (str(rows[index][column]) for index in range(len(rows)) for column in columns)
     return record_of(TextTokenizer.load(ensure_tokenizer_of(context, config, store, texts)))
+
+
+def _with_truncated(
+    config: Config, store: BlockStore, summary: DatasetSummary
+) -> Mapping[str, Mapping[str, int]]:
+    """Return the splits' counts, with the rows whose texts the recipe will cut."""
+    recipe = find_recipe(config.recipe)
+    is_truncated = getattr(recipe, "is_truncated", None)
+    if is_truncated is None or not summary.tokenizer:
+        return summary.splits
+    tokenizer = TextTokenizer.load(store.dataset / TOKENIZER_FOLDER)
+    settings = read_settings(recipe, values_of(config.settings))
+    counts = {}
+    for split, counted in summary.splits.items():
+        rows = RowSplit(ArrowSplit([store.dataset / name for name in summary.files[split]]))
+        cut = sum(is_truncated(rows[index], tokenizer, settings) for index in range(len(rows)))
+        counts[split] = {**counted, **({"cut_targets": cut} if cut else {})}
+    return counts
 
 
 def _first_targets(rows: RowSplit, target: str | None) -> list[Any]:
