@@ -284,17 +284,22 @@ def _status(options: argparse.Namespace) -> int:
     if options.watch:
         follow_run(run)
     view = with_goodput(run, with_aliases(run, read_checked_view(run, with_lines=True)))
-    print(json.dumps(view) if options.json else status_text(view))
+    print(json.dumps(view) if options.json else status_text(view, with_parameters=True))
     return 0
 
 
-def status_text(view: dict[str, Any]) -> str:
-    """One run for people: its stages, then what to read or do next."""
+def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
+    """One run for people: its stages, then what to read or do next.
+
+    Args:
+        with_parameters: also how many parameters each training has.
+    """
     lines = [f"{view['run']}: {view['state']}  {duration(view['seconds'])}".rstrip()]
     stages = view["stages"]
     for name, stage in stages.items():
         lines.append(f"  {stage_line(name, stage)}")
-        lines += [f"    {stage['parameters']}"] if stage.get("parameters") else []
+        if with_parameters and stage.get("parameters"):
+            lines.append(f"    {stage['parameters']}")
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
     # A failed run's message is its first failed stage's, which stands in that stage's line, and a
