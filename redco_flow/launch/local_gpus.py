@@ -11,7 +11,6 @@ from pathlib import Path
 # Devices of other kinds (WSL, AMD, TPUs) are not counted by their files.
 _OTHER_DEVICES = ("dxg", "kfd", "accel", "accel0", "vfio")
 _GPU_PLATFORMS = {"cuda", "gpu"}
-_CPU_DEVICES = "xla_force_host_platform_device_count"
 
 
 def count_local_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int | None:
@@ -22,8 +21,6 @@ def count_local_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -
         devices: the folder of device files.
     """
     platforms = set(filter(None, environ.get("JAX_PLATFORMS", "").split(",")))
-    if _CPU_DEVICES in environ.get("XLA_FLAGS", ""):
-        return None
     if platforms == {"cpu"}:
         return 0
     if platforms and not platforms & _GPU_PLATFORMS:

@@ -21,6 +21,7 @@ from redco_flow.models.find import FAMILIES, unread_family
 from redco_flow.recipes.recipe import family_problem, find_own_recipe
 from redco_flow.records import read_json
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
+from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import dotted
 from redco_flow.stages.data.source import HubReference, hub_references
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
@@ -205,7 +206,7 @@ def _check_directory(one: HubReference) -> None:
     """Refuse a directory that is not there, or not a model that can be read."""
     folder = expanded(one.name)
     if not is_folder(folder):
-        raise hub.HubError(f"there is no directory '{one.name}'.")
+        raise hub.HubError(missing_file(one.name, "directory"))
     if one.revision is not None:
         raise hub.HubError(f"'{one.name}' is a directory here; only the hub's have a 'revision'.")
     files = frozenset(path.name for path in folder.iterdir())

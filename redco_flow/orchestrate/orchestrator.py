@@ -205,7 +205,7 @@ def open_session(
 ) -> RunSession:
     """Read what is to be done from the run's directory alone."""
     record = LaunchRecord.read(run)
-    profile = Profile.from_json(record.profile)
+    profile = Profile.from_record(record.profile)
     # Read back from the resolved file, but each value still comes from where the user wrote it.
     origins = {key: Origin(**one) for key, one in run.read_origins().items()}
     pipeline = replace(load_pipeline(run.resolved_path), origins=origins)

@@ -216,6 +216,8 @@ def _inside(setting: str, owner: KeyPath, known: Collection[str]) -> str:
     """Return a setting as its section writes it; empty where it belongs to another section."""
     name, colon, value = setting.partition(":")
     path = tuple(name.split("."))
+    if "resources" in path and path[-1] in known:  # an executor's section has some of them, too
+        return path[-1]
     is_of_stage = len(owner) >= 2 and owner[0] == path[0] == "stages"
     is_of_kind = is_of_stage and (owner[1] == path[1] or path[len(owner)] in known)
     if is_of_kind and path[2 : len(owner)] == owner[2:]:

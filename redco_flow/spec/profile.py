@@ -125,11 +125,10 @@ class Profile(StrictModel):
         return self
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Profile:
-        """Validate plain JSON values, with the section of the executor that they name.
+    def from_record(cls, values: Mapping[str, Any]) -> Profile:
+        """Read a run's record of its profile, with the section of the executor that it names.
 
-        A run's record may be another version's: keys that its sections had then and have no more
-        are left out.
+        It may be another version's: keys that executors' sections had then are left out.
 
         Raises:
             pydantic.ValidationError: every mistake, with its place.

@@ -91,6 +91,11 @@ def test_odd_words_end_with_a_message_and_make_nothing(folder, capsys, count):
     assert sorted(folder.rglob("*")) == before
 
 
+def test_an_unknown_verb_is_answered_in_whole_sentences(folder, capsys):
+    assert run_verb(["delete"]) == 2
+    assert "there is no verb 'delete'. Verbs: init, run, " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", ["status", "cancel", "resume", "attach"])
 def test_a_path_without_a_run_names_none(folder, capsys, verb):
     """It was a traceback: the search for sweeps took the path for a pattern."""

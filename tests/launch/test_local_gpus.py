@@ -21,7 +21,6 @@ from redco_flow.launch.local_gpus import count_local_gpus
         ([], {"JAX_PLATFORMS": "tpu"}, None),
         (["dxg"], {}, None),
         (["accel0"], {}, None),
-        ([], {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, None),
     ],
 )
 def test_gpus_are_counted_by_device_files_and_variables(tmp_path, files, environ, expected):

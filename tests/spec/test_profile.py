@@ -8,7 +8,7 @@ import pytest
 
 from redco_flow.errors import ConfigError, UsageError
 from redco_flow.spec.load import Origin, load_profile
-from redco_flow.spec.profile import RetryBudgets
+from redco_flow.spec.profile import Profile, RetryBudgets, profile_model
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -254,3 +254,33 @@ def test_an_executor_of_ones_own_is_taken(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     assert load_profile("local", ["profile.executor=own_runner.fine"]).executor == "own_runner.fine"
+
+
+def test_a_key_of_sbatch_is_answered_with_the_section_s_own(write):
+    path = write("executor: slurm\nslurm: {time: 60}\n")
+
+    with pytest.raises(ConfigError) as raised:
+        load_profile(path)
+
+    assert str(raised.value).endswith(
+        "'slurm' has no key 'time': it is Slurm's name; here it is `walltime_minutes`."
+    )
+
+
+def test_a_typo_in_an_executor_s_section_is_refused(write):
+    """It was left out without a word, as of a record that another version wrote."""
+    path = write("executor: slurm\nslurm:\n  partion: gpu\n")
+
+    with pytest.raises(ConfigError) as raised:
+        load_profile(path)
+
+    (problem,) = raised.value.problems
+    assert (problem.line, problem.column) == (3, 3)
+    assert problem.message.startswith("'slurm' has no key 'partion'; did you mean 'partition'?")
+
+
+def test_a_record_of_another_version_is_read_without_the_keys_that_are_gone():
+    record = profile_model()(executor="slurm").model_dump(mode="json")
+    record["slurm"]["gone"] = 1
+
+    assert Profile.from_record(record).executor == "slurm"
