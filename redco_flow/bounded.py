@@ -351,7 +351,9 @@ def _answer(
 def _limit_resources(memory_mib: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    most = used + memory_mib * _MIB
+    most, allowed = used + memory_mib * _MIB, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if allowed != resource.RLIM_INFINITY:  # a job's own limit is the lower one
+        most = min(most, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
