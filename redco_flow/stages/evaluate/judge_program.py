@@ -9,6 +9,7 @@ how it ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -159,6 +160,7 @@ def _readable(program: Path) -> list[str]:
         *map(Path, (*_SYSTEM, sys.prefix, sys.base_prefix)),
         *(interpreter.parent, interpreter.resolve().parent),
         *(Path(path) for path in sys.path if path and path != str(Path.cwd())),
+        *_folders_of_loaded_libraries(),
         *(Path(PACKAGE_PARENT), program.absolute().parent, program.resolve()),
     ]
     for text in os.environ.get("PATH", os.defpath).split(os.pathsep):
@@ -167,14 +169,24 @@ def _readable(program: Path) -> list[str]:
     return list(dict.fromkeys(map(str, folders)))
 
 
+@functools.cache
+def _folders_of_loaded_libraries() -> tuple[Path, ...]:
+    """Return where this process, which runs the same interpreter, found its libraries."""
+    lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    paths = {Path(words[5]) for line in lines if len(words := line.split(maxsplit=5)) == 6}
+    return tuple(sorted({path.parent for path in paths if ".so" in path.name}))
+
+
 def _environment(folder: str) -> dict[str, str]:
     """Return what a program needs to start: none of our variables, which may hold secrets."""
     # Libraries for linear algebra take memory and a thread for each core of the machine.
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     # A package that is not installed, as on hosts, is found by this variable.
     is_on_path = PACKAGE_PARENT in search_path.first_folders()
+    libraries = os.environ.get("LD_LIBRARY_PATH")
     return {
         **({"PYTHONPATH": PACKAGE_PARENT} if is_on_path else {}),
+        **({"LD_LIBRARY_PATH": libraries} if libraries else {}),
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": folder,
         "TMPDIR": folder,
