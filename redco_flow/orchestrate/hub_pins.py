@@ -21,7 +21,7 @@ from redco_flow.recipes.recipe import family_problem, find_own_recipe
 from redco_flow.records import read_json
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
 from redco_flow.spec.names import dotted
-from redco_flow.stages.data.source import HubReference, hub_references
+from redco_flow.stages.data.hub_references import HubReference, hub_references
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.workspace import Workspace
 

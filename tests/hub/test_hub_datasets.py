@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 ONLINE_SCRIPT = """
 import sys, huggingface_hub
-from redco_flow.stages.data.source import open_hub_dataset
+from redco_flow.stages.data.hub_rows import open_hub_dataset
 name, first, second, third = sys.argv[1:]
 open_hub_dataset(name, None, first), open_hub_dataset(name, None, second)
 huggingface_hub.snapshot_download(name, repo_type="dataset", revision=third)
@@ -21,7 +21,7 @@ huggingface_hub.snapshot_download(name, repo_type="dataset", revision=third)
 OFFLINE_SCRIPT = """
 import json, shutil, sys
 from redco_flow import hub
-from redco_flow.stages.data.source import open_hub_dataset
+from redco_flow.stages.data.hub_rows import open_hub_dataset
 name, *commits = sys.argv[1:]
 rows = [open_hub_dataset(name, None, commit)["train"].num_rows for commit in commits]
 for folder in hub.prepared_datasets(commits[0]):

@@ -108,7 +108,7 @@ def write_rows(path: Path) -> None:
 
 def read_rows(folder: Path, name: str) -> None:
     """Read a data file as preprocessing does."""
-    from redco_flow.stages.data.rows import read_file
+    from redco_flow.stages.data.row_files import read_file
 
     for _ in read_file(folder / name):
         pass

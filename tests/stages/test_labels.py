@@ -10,9 +10,10 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.context import Shard
+from redco_flow.stages.data.hub_rows import hub_class_names
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRows
-from redco_flow.stages.data.source import Source, hub_class_names
+from redco_flow.stages.data.source import Source
 from redco_flow.stages.predict.run import CannotPredict
 from redco_flow.stages.preprocess import run as preprocess_run
 from redco_flow.stages.preprocess.labels import ClassLabels, NumberLabels

@@ -7,22 +7,18 @@ asked on login nodes, to digest what will be read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from redco_flow import hub
-from redco_flow.errors import UsageError
-from redco_flow.hub import Kind, is_commit, is_hub_name
-from redco_flow.local_paths import exists, expanded, is_folder
-from redco_flow.recipes.recipe import has_no_texts
+from redco_flow.local_paths import exists, expanded
 from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.names import import_named
-from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.data.hub_rows import hub_class_names, hub_rows, open_hub_dataset
 from redco_flow.stages.data.image_folder import (
     ENDINGS,
     ImageFile,
@@ -30,7 +26,8 @@ from redco_flow.stages.data.image_folder import (
     image_files,
     image_row,
 )
-from redco_flow.stages.data.rows import READERS, FileRow, Rows, read_file
+from redco_flow.stages.data.row_files import READERS, read_file
+from redco_flow.stages.data.rows import FileRow, Rows
 
 SPLITS = ("train", "validation", "test")
 _PYTHON = "python:"
@@ -39,7 +36,6 @@ _SPLIT_OF = {"valid": "validation", "val": "validation", "dev": "validation"}
 _NOT_DATA = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 )
-_HUB_BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -301,7 +297,6 @@ def _module_rows(dataset: str) -> Rows:
 
 
 def _hub_sources(data: DataSection) -> list[Source]:
-
     loaded = open_hub_dataset(str(data.dataset), data.subset, data.revision)
     known = [split for split in SPLITS if split in loaded]
     if not known:
@@ -318,202 +313,3 @@ def _hub_sources(data: DataSection) -> list[Source]:
         )
         for split in known
     ]
-
-
-def hub_class_names(split: Any) -> dict[str, list[str]]:
-    """Return the names of the classes of a split's columns that `datasets` calls ClassLabel."""
-    from datasets import ClassLabel
-
-    features = split.features.items()
-    return {name: list(kind.names) for name, kind in features if isinstance(kind, ClassLabel)}
-
-
-def hub_rows(split: Any) -> Iterator[FileRow]:
-    """Yield the rows of a split that `datasets` has loaded, images as their files."""
-    split, line = _with_images_as_files(split), 0
-    for batch in split.iter(batch_size=_HUB_BATCH_ROWS):
-        for values in zip(*batch.values(), strict=True):
-            line += 1
-            yield FileRow(line, dict(zip(batch, values, strict=True)))
-
-
-def _with_images_as_files(split: Any) -> Any:
-    """Leave images as the bytes of their files."""
-    from datasets import Image
-
-    features = split.features.items()
-    for name in [name for name, kind in features if isinstance(kind, Image)]:
-        split = split.cast_column(name, Image(decode=False))
-    return split
-
-
-def open_hub_dataset(name: str, subset: str | None, revision: str | None) -> Any:
-    """Return the splits of a dataset, by name, ready to be read.
-
-    Args:
-        revision: of a run's stages the commit that the run is pinned to.
-
-    Raises:
-        HubError: neither the hub nor its cache gives that commit; says what to do.
-    """
-    if hub.is_commit(revision):
-        commit = str(revision)
-        cached = _open_prepared(name, subset, commit) or _open_downloaded(name, subset, commit)
-        if cached is not None:
-            return cached
-    try:
-        commit = hub.look_up("dataset", name, revision).commit
-    except hub.HubUnreachable as error:
-        raise hub.HubUnreachable(hub.not_cached("dataset", name, revision, error)) from error
-    return _download(name, subset, commit)
-
-
-def _download(name: str, subset: str | None, commit: str) -> Any:
-    import datasets
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-    try:
-        builder = datasets.load_dataset_builder(name, subset, revision=commit)
-        if builder.hash != commit:
-            raise OSError("the hub no longer answers, and the cache has another commit")
-        builder.download_and_prepare()
-    except (httpx.HTTPError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None and not _is_of_network(error):
-            raise
-        raise hub.HubError(
-            f"the download of dataset '{name}' at {commit} broke off: {type(error).__name__}: "
-            f"{error}. A new attempt (`redco-flow retry`) fetches the files that are not whole."
-        ) from error
-    return builder.as_dataset()
-
-
-def _is_of_network(error: OSError) -> bool:
-    return isinstance(error, ConnectionError | TimeoutError)
-
-
-def _open_prepared(name: str, subset: str | None, commit: str) -> Any:
-    """The Arrow files that `datasets` made of the subset before; None where it has not."""
-    wanted = subset or _default_subset(name, commit)
-    for folder in hub.prepared_datasets(commit):
-        subset_found, version, _ = folder.parts[-3:]
-        if subset_found == wanted:
-            from datasets.packaged_modules.cache.cache import Cache
-
-            builder = Cache(
-                dataset_name=name.rpartition("/")[2],
-                config_name=subset_found,
-                version=version,
-                hash=commit,
-                repo_id=name,
-            )
-            if Path(builder.cache_dir).is_dir():  # a copy of a repository has the same commits
-                return builder.as_dataset()
-    return None
-
-
-def _default_subset(name: str, commit: str) -> str:
-    """The subset that a dataset's card makes the default, as `datasets` reads it."""
-    from datasets.utils.metadata import MetadataConfigs
-    from huggingface_hub import DatasetCard, try_to_load_from_cache
-
-    path = try_to_load_from_cache(name, "README.md", repo_type="dataset", revision=commit)
-    if not isinstance(path, str):
-        return "default"
-    configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(Path(path)).data)
-    return str(configs.get_default_config_name() or "default")
-
-
-def _open_downloaded(name: str, subset: str | None, commit: str) -> Any:
-    """The dataset from a whole download of its repository (`hf download`); None without one."""
-    folder = hub.whole_download("dataset", name, commit)
-    if folder is None:
-        return None
-    import datasets
-
-    return datasets.load_dataset(str(folder), subset)
-
-
-@dataclass(frozen=True)
-class HubReference:
-    """One name in a Config that the hub, or a local directory, answers to.
-
-    Args:
-        section: the path of the mapping that has the name and its `revision`.
-        key: the name's own key there.
-        is_local: the name is a path on this machine; nothing is asked of the hub.
-        reads_weights: the stage loads a model's parameters.
-        reads_tokenizer: the stage loads its tokenizer.
-        recipe: whose model it is, where config.json is to say its family; else empty.
-        subset: of a dataset.
-    """
-
-    section: tuple[str, ...]
-    key: str
-    kind: Kind
-    name: str
-    revision: str | None
-    is_local: bool = False
-    reads_weights: bool = False
-    reads_tokenizer: bool = False
-    recipe: str = ""
-    subset: str | None = None
-
-
-def hub_references(config: StageConfig) -> Iterator[HubReference]:
-    """Yield what a stage's `model` and `data` sections name, local directories of models too."""
-    model, data = getattr(config, "model", None), getattr(config, "data", None)
-    own_tokenizer = data.tokenizer if isinstance(data, DataSection) else None
-    recipe = getattr(config, "recipe", "")
-    if isinstance(model, ModelSection) and model.name_or_path is not None:
-        yield HubReference(
-            ("model",),
-            "name_or_path",
-            "model",
-            model.name_or_path,
-            model.revision,
-            is_local=_is_local(model.name_or_path),
-            reads_weights=model.reads_weights and not model.from_scratch,
-            reads_tokenizer=not model.reads_weights
-            and own_tokenizer is None
-            and not has_no_texts(recipe),
-            recipe=recipe if model.reads_weights and model.family is None else "",
-        )
-    if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
-        yield HubReference(
-            ("data", "tokenizer"),
-            "name_or_path",
-            "model",
-            name,
-            own_tokenizer.revision,
-            is_local=_is_local(name),
-            reads_tokenizer=True,
-        )
-    if isinstance(data, DataSection) and (dataset := hub_dataset(data)) is not None:
-        yield HubReference(
-            ("data",), "dataset", "dataset", dataset, data.revision, subset=data.subset
-        )
-
-
-def hub_identities(config: StageConfig) -> dict[str, Any]:
-    """Return, by a name for people, what identifies the repositories that a stage reads.
-
-    Raises:
-        UsageError: one of them is at no commit yet, so that it could change from stage to stage.
-    """
-    identities: dict[str, Any] = {}
-    for one in hub_references(config):
-        if one.is_local:
-            continue
-        if not is_commit(one.revision):
-            raise UsageError(
-                f"{one.kind} '{one.name}' of the hub is at no commit: pin the pipeline first "
-                "(redco_flow.orchestrate.hub_pins.HubPins), or give its revision as a commit."
-            )
-        subset = {"subset": one.subset} if one.subset is not None else {}
-        identities[f"hub:{one.kind}s/{one.name}"] = {"commit": one.revision, **subset}
-    return identities
-
-
-def _is_local(name: str) -> bool:
-    """Whether the name of a model is a path: what exists, or looks like one."""
-    return not is_hub_name(name) or is_folder(expanded(name))

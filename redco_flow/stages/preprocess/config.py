@@ -49,13 +49,8 @@ from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
 from redco_flow.stages.data import source
 from redco_flow.stages.data.image_folder import ENDINGS
-from redco_flow.stages.data.rows import (
-    BadRow,
-    FileRow,
-    problem_of_field,
-    problem_of_text,
-    read_file,
-)
+from redco_flow.stages.data.row_files import read_file
+from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field, problem_of_text
 from redco_flow.stages.data.source import files_by_split
 from redco_flow.text.chat import OnTooLong, TrainOn, template_text
 from redco_flow.text.conversations import DEFAULT_KEYS, BadConversation, ChatColumns
