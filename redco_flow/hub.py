@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,11 +39,13 @@ class Snapshot:
     Args:
         files: paths in it; of a cached one those that are in the cache.
         model_type: the family that a model's config.json says; empty where that is not known.
+        card: the metadata at the top of a dataset's README.md.
     """
 
     commit: str
     files: frozenset[str]
     model_type: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
 
 
 class HubFailing(HubUnreachable):
@@ -77,7 +79,9 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
         if info.gated:  # what a repository holds is public; its files may not be
             _check_access(kind, name)
     files = frozenset(file.rfilename for file in info.siblings or ())
-    return Snapshot(info.sha, files, _model_type(getattr(info, "config", None)))
+    card = getattr(info, "card_data", None) if kind == "dataset" else None
+    model_type = _model_type(getattr(info, "config", None))
+    return Snapshot(info.sha, files, model_type, card.to_dict() if card else {})
 
 
 def model_type_in(folder: Path) -> str:
@@ -121,12 +125,25 @@ def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
     folder = _snapshot_folder(kind, name, commit)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     if kind == "dataset":
-        is_there = any(prepared_datasets(commit)) or whole_download(kind, name, commit) is not None
+        is_there = bool(files - {"README.md"}) or any(prepared_datasets(commit))
     else:
         is_there = bool(files)
         if not has_weights(folder):
             files.discard(INDEX_FILE)
-    return Snapshot(commit, frozenset(files), model_type_in(folder)) if is_there else None
+    if not is_there:
+        return None
+    card = _card_in(folder) if kind == "dataset" else {}
+    return Snapshot(commit, frozenset(files), model_type_in(folder), card)
+
+
+def _card_in(folder: Path) -> dict[str, Any]:
+    """The metadata of a dataset's README.md; empty where there is none that can be read."""
+    from huggingface_hub import DatasetCard
+
+    try:
+        return dict(DatasetCard.load(folder / "README.md").data.to_dict())
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def prepared_datasets(commit: str) -> Iterator[Path]:
@@ -156,6 +173,56 @@ def whole_download(
     except (huggingface_hub.errors.CachedRepoTreeNotFoundError, OSError, ValueError):
         return None
     return Path(folder)
+
+
+def dataset_listing(name: str, commit: str, patterns: Sequence[str]) -> tuple[list[str], Path]:
+    """Return the paths of a dataset's files, and a folder with those that fit the patterns.
+
+    Raises:
+        HubUnreachable: neither the hub nor its cache has the list.
+        HubError: the hub refuses.
+    """
+    import huggingface_hub
+
+    folder = download_dataset(name, commit, patterns)
+    try:
+        tree = huggingface_hub.get_cached_repo_tree(name, repo_type="dataset", revision=commit)
+    except huggingface_hub.errors.CachedRepoTreeNotFoundError as error:
+        raise HubUnreachable(f"the list of the files of {name} is not in the cache") from error
+    return sorted(file.path for file in tree), folder
+
+
+def download_dataset(name: str, commit: str, patterns: Sequence[str]) -> Path:
+    """Return the folder with a dataset's files that fit the patterns, from the cache or the hub.
+
+    Raises:
+        HubUnreachable: neither has them.
+        HubError: gated, gone, or broken off.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    if folder := whole_download("dataset", name, commit, patterns):
+        return folder
+    try:
+        with _explained("dataset", name, commit):
+            found = huggingface_hub.snapshot_download(
+                name, repo_type="dataset", revision=commit, allow_patterns=list(patterns)
+            )
+    except HubUnreachable as error:
+        cause = error.__cause__
+        if isinstance(cause, httpx.HTTPError) and not isinstance(cause, httpx.ConnectError):
+            raise broken_off("dataset", name, commit, cause) from error
+        raise
+    return Path(found)
+
+
+def broken_off(kind: Kind, name: str, commit: str, error: BaseException) -> HubError:
+    """The error about a download that ended in the middle."""
+    return HubError(
+        f"the download of {kind} '{name}' at {commit} broke off: {type(error).__name__}: {error}. "
+        "A new attempt (`redco-flow retry`) fetches the files that are not whole."
+    )
 
 
 def download_model(

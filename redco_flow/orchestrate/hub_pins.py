@@ -40,6 +40,7 @@ class HubPin:
         asked: the branch, tag or commit that the pipeline names.
         cached: empty where the hub was asked; else why it was not, and the cache was.
         before: the commit of the last run that named the same; empty where there was none.
+        note: what of it is not read, and the key to change that.
     """
 
     kind: hub.Kind
@@ -48,12 +49,15 @@ class HubPin:
     commit: str
     cached: str = ""
     before: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
         """One line for people."""
         moved = f", was {self.before[:_SHORT]}" if self.before not in ("", self.commit) else ""
         cached = f" (from the cache: {self.cached})" if self.cached else ""
-        return f"hub: {self.kind} {self.name}, {self.asked}: {self.commit[:_SHORT]}{moved}{cached}"
+        note = f"\n  note: {self.note}" if self.note else ""
+        commit = self.commit[:_SHORT]
+        return f"hub: {self.kind} {self.name}, {self.asked}: {commit}{moved}{cached}{note}"
 
 
 @dataclass
@@ -126,7 +130,7 @@ class HubPins:
         if problem := missing or _family_problem(one, snapshot.model_type):
             at = f"at {pin.asked} ({pin.commit[:_SHORT]})"
             raise hub.HubError(f"{one.kind} '{one.name}' {at} {problem}")
-        return pin
+        return replace(pin, note=one.unread_splits(snapshot.card))
 
     def _ask(
         self, kind: hub.Kind, name: str, revision: str | None, workspace: Workspace

@@ -1,4 +1,8 @@
-"""Read rows from Parquet files and Arrow IPC files, batch by batch."""
+"""Read rows from Parquet files and Arrow IPC files, in batches whose bytes are limited.
+
+A dictionary-encoded column has each value once, however many rows repeat it: a file of 500 bytes
+may have gigabytes of text.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from redco_flow.records import reading
 from redco_flow.stages.data.rows import FileRow, Rows
 
 _BATCH_ROWS = 1000
+_BATCH_BYTES = 64 << 20
+_FEW_ROWS = 16  # fewer make reading slow where a dictionary is large, its values short
 _ARROW_FILE_MAGIC = b"ARROW1"
 
 
@@ -22,8 +28,27 @@ def read_parquet(path: Path) -> Rows:
     with ExitStack() as stack:
         with reading(path, what):
             file = stack.enter_context(pyarrow.parquet.ParquetFile(path))
-            batches = file.iter_batches(batch_size=_BATCH_ROWS)
-        yield from _rows_of(batches, path, what)
+        yield from _rows_of(_parquet_batches(file), path, what)
+
+
+def _parquet_batches(file: Any) -> Iterator[Any]:
+    for index in range(file.num_row_groups):
+        num_rows = _rows_of_batch(file.metadata.row_group(index))
+        yield from file.iter_batches(batch_size=num_rows, row_groups=[index])
+
+
+def _rows_of_batch(group: Any) -> int:
+    """Return how many rows of a row group to decode at once."""
+    num_rows = _BATCH_BYTES // max(1, group.total_byte_size // max(1, group.num_rows))
+    columns = map(group.column, range(group.num_columns))
+    in_dictionaries = sum(
+        one.total_uncompressed_size
+        for one in columns
+        if one.has_dictionary_page and one.physical_type == "BYTE_ARRAY"
+    )
+    if in_dictionaries:  # each row may have the largest value
+        num_rows = min(num_rows, max(_FEW_ROWS, _BATCH_BYTES // in_dictionaries))
+    return int(max(1, min(num_rows, _BATCH_ROWS)))
 
 
 def read_arrow(path: Path) -> Rows:
@@ -62,9 +87,29 @@ def _rows_of(batches: Iterator[Any], path: Path, what: str) -> Iterator[FileRow]
             if batch is None:
                 return
             batch.validate(full=True)
-        for start in range(0, batch.num_rows, _BATCH_ROWS):
+            num_rows = _rows_of_slice(batch)
+        for start in range(0, batch.num_rows, num_rows):
             with reading(path, what):
-                rows = batch.slice(start, _BATCH_ROWS).to_pylist()
+                rows = batch.slice(start, num_rows).to_pylist()
             for fields in rows:
                 line += 1
                 yield FileRow(line, fields)
+
+
+def _rows_of_slice(batch: Any) -> int:
+    """Return how many rows of a batch to make Python values of at once."""
+    num_bytes = sum(_bytes_of_row(column) for column in batch.columns)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, num_bytes)))
+
+
+def _bytes_of_row(column: Any) -> int:
+    """Return how many bytes a row has, in a dictionary the largest value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes) // max(1, len(column))
+    try:
+        return int(pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+    except pa.ArrowNotImplementedError:  # values of a fixed size
+        return 8

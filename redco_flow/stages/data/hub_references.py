@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.errors import UsageError
-from redco_flow.hub import Kind, is_commit, is_hub_name
+from redco_flow.hub import HubError, Kind, is_commit, is_hub_name
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.recipes.recipe import has_no_texts
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.stages.data.source import hub_dataset
+from redco_flow.stages.data.splits import unread_splits
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class HubReference:
         reads_weights: the stage loads a model's parameters.
         reads_tokenizer: the stage loads its tokenizer.
         recipe: whose model it is, where config.json is to say its family; else empty.
-        subset: of a dataset.
+        data: the section that names a dataset.
     """
 
     section: tuple[str, ...]
@@ -38,7 +39,20 @@ class HubReference:
     reads_weights: bool = False
     reads_tokenizer: bool = False
     recipe: str = ""
-    subset: str | None = None
+    data: DataSection | None = None
+
+    def unread_splits(self, card: Mapping[str, Any]) -> str:
+        """Say which splits the stage will not read, by a dataset's card; empty where it reads all.
+
+        Raises:
+            HubError: the pipeline names a split that is not there.
+        """
+        if self.data is None or not (there := splits_in_card(card, self.data.subset)):
+            return ""
+        try:
+            return unread_splits(self.data, there) or ""
+        except ValueError as error:
+            raise HubError(str(error)) from error
 
 
 def hub_references(config: StageConfig) -> Iterator[HubReference]:
@@ -71,9 +85,35 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
             reads_tokenizer=True,
         )
     if isinstance(data, DataSection) and (dataset := hub_dataset(data)) is not None:
-        yield HubReference(
-            ("data",), "dataset", "dataset", dataset, data.revision, subset=data.subset
-        )
+        yield HubReference(("data",), "dataset", "dataset", dataset, data.revision, data=data)
+
+
+def splits_in_card(card: Mapping[str, Any], subset: str | None) -> list[str]:
+    """Return the names of a subset's splits by a dataset's card; empty where it does not say.
+
+    Args:
+        card: the metadata at the top of README.md, which anyone may have written.
+    """
+    configs = _named(card.get("configs"), subset)
+    files = configs.get("data_files")
+    splits = files
+    if not isinstance(files, list):
+        splits = _named(card.get("dataset_info"), subset).get("splits")
+    ones = (
+        [one for one in splits or () if isinstance(one, dict)] if isinstance(splits, list) else []
+    )
+    found = [one.get("split", one.get("name")) for one in ones]
+    return [str(name) for name in dict.fromkeys(found) if name is not None]
+
+
+def _named(entries: Any, subset: str | None) -> dict[str, Any]:
+    """The entry of a subset, or of the one that is read without a name."""
+    listed = entries if isinstance(entries, list) else [entries]
+    known = [one for one in listed if isinstance(one, dict)]
+    if subset is not None:
+        known = [one for one in known if one.get("config_name", "default") == subset]
+    defaults = [one for one in known if one.get("default") or one.get("config_name") == "default"]
+    return next(iter(defaults or known[: len(known) == 1]), {})
 
 
 def hub_identities(config: StageConfig) -> dict[str, Any]:
@@ -91,7 +131,8 @@ def hub_identities(config: StageConfig) -> dict[str, Any]:
                 f"{one.kind} '{one.name}' of the hub is at no commit: pin the pipeline first "
                 "(redco_flow.orchestrate.hub_pins.HubPins), or give its revision as a commit."
             )
-        subset = {"subset": one.subset} if one.subset is not None else {}
+        named = one.data and one.data.subset
+        subset = {"subset": named} if named else {}
         identities[f"hub:{one.kind}s/{one.name}"] = {"commit": one.revision, **subset}
     return identities
 

@@ -1,27 +1,45 @@
-"""Read rows from JSON Lines: one object a line."""
+"""Read rows from JSON: one object a line, or one array of objects."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from redco_flow.stages.data.json_array import is_array, read_array
 from redco_flow.stages.data.rows import BadRow, FileRow, Rows
 from redco_flow.stages.data.text_lines import BadLine, TextLines
 
+_SEVERAL_LINES = (
+    " (rows are one object a line, or one array of objects; `jq -c . FILE > FILE.jsonl` writes an "
+    "object that has several lines into one)"
+)
 _PLAIN_TYPES = frozenset((str, int, bool, type(None)))
 
 
 def read_json(path: Path) -> Rows:
-    """Yield the objects of a file of JSON Lines."""
+    """Yield the objects of a file; of an array with their numbers for lines.
+
+    Raises:
+        UnreadableFile: an array that is not JSON up to its end.
+    """
+    yield from read_array(path) if is_array(path) else _read_lines(path)
+
+
+def _read_lines(path: Path) -> Rows:
+    has_rows = False
     with TextLines(path) as lines:
         while True:
             try:
                 raw = lines.next_bytes()
                 fields = _plain_object(raw)
                 row = _json_row(path, lines, raw) if fields is None else FileRow(lines.line, fields)
+                if isinstance(row, BadRow) and not has_rows and raw.lstrip().startswith(b"{"):
+                    row = replace(row, detail=row.detail + _SEVERAL_LINES)
+                has_rows = has_rows or row is not None
             except StopIteration:
                 return
             except BadLine as error:

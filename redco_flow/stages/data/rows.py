@@ -80,7 +80,19 @@ def problem_of_field(fields: Mapping[str, Any], key: str) -> tuple[str, str] | N
     """Say that a row lacks a field as (reason, detail), or None."""
     if key in fields:
         return None
-    return f"no field '{key}'", f"its fields are {', '.join(map(str, fields)) or '(none)'}"
+    detail = f"its fields are {', '.join(map(str, fields)) or '(none)'}"
+    if len(fields) == 1:
+        detail += delimiter_hint(str(next(iter(fields))))
+    return f"no field '{key}'", detail
+
+
+def delimiter_hint(name: str) -> str:
+    """Name the key for another delimiter, where a file's only column is named like several."""
+    found = next((mark for mark in ";\t|," if mark in name), None)
+    if found is None:
+        return ""
+    shown = "\\t" if found == "\t" else found
+    return f" (is '{shown}' the delimiter? data.csv: {{delimiter: \"{shown}\"}})"
 
 
 def problem_of_text(fields: Mapping[str, Any], key: str) -> tuple[str, str] | None:

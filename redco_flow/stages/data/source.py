@@ -6,8 +6,9 @@ asked on login nodes, to digest what will be read.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import has_magic
@@ -18,7 +19,8 @@ from redco_flow.local_paths import exists, expanded
 from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.names import import_named
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.stages.data.hub_rows import hub_class_names, hub_rows, open_hub_dataset
+from redco_flow.stages.data.csv_rows import Dialect
+from redco_flow.stages.data.hub_rows import hub_splits
 from redco_flow.stages.data.image_folder import (
     ENDINGS,
     ImageFile,
@@ -26,10 +28,12 @@ from redco_flow.stages.data.image_folder import (
     image_files,
     image_row,
 )
-from redco_flow.stages.data.row_files import READERS, read_file
-from redco_flow.stages.data.rows import FileRow, Rows
+from redco_flow.stages.data.row_files import DIALECTS, KNOWN_ENDINGS, ending_of, read_file
+from redco_flow.stages.data.rows import BadRow, FileRow, Rows
+from redco_flow.stages.data.splits import SPLITS, chosen, split_choice, unread_splits
 
-SPLITS = ("train", "validation", "test")
+logger = logging.getLogger(__name__)
+
 _PYTHON = "python:"
 _SPLIT_PREFIX = re.compile(r"(train|validation|valid|val|dev|test)(?![a-z])", re.IGNORECASE)
 _SPLIT_OF = {"valid": "validation", "val": "validation", "dev": "validation"}
@@ -82,6 +86,8 @@ def problem_of(data: DataSection) -> str | None:
             "'data' names no training data; give data.train=PATH (and data.validation, data.test), "
             "or data.dataset=HUB_ID, a file, a directory, or python:MODULE."
         )
+    if problem := _problem_of_reading(data, files):
+        return problem
     if data.revision is not None and (not data.dataset or hub_dataset(data) is None):
         return "'data.revision' is of a dataset on the hub, and this data is not from there."
     if data.dataset and _is_missing_path(data.dataset):
@@ -95,6 +101,22 @@ def problem_of(data: DataSection) -> str | None:
     return None
 
 
+def _problem_of_reading(data: DataSection, files: Sequence[str]) -> str | None:
+    """Say that `splits` or `csv` would change nothing, or None."""
+    is_module = data.dataset is not None and data.dataset.startswith(_PYTHON)
+    if data.splits and (files or is_module):
+        what = "files for each split" if files else "a module, which has one split"
+        return f"'data.splits' would change nothing: 'data' names {what}."
+    if data.csv is None:
+        return None
+    named = [data.dataset] if data.dataset else []
+    named += [file for split in files for file in as_list(getattr(data, split))]
+    endings = {ending_of(Path(file)) for file in named}
+    if is_module or (None not in endings and not endings & set(DIALECTS)):
+        return "'data.csv' would change nothing: no file of 'data' is a csv or tsv file."
+    return None
+
+
 def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
     others = [*(["dataset"] if data.dataset else []), *files]
     if others:
@@ -105,7 +127,7 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
                 f"'data.mixture.{name}': there is no file or directory '{part.dataset}', and a "
                 "mixture takes no datasets of the hub: download it first."
             )
-        if problem := problem_of(part):
+        if problem := problem_of(part.model_copy(update={"csv": None})):  # it may be of others
             return f"'data.mixture.{name}': {problem}"
     return None
 
@@ -113,7 +135,7 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
 def _is_missing_path(dataset: str) -> bool:
     """Whether a name that is no hub id names nothing on this machine."""
     path = expanded(dataset)
-    looks_local = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in READERS
+    looks_local = path.is_absolute() or dataset.startswith(".") or ending_of(path) is not None
     return looks_local and not exists(path)
 
 
@@ -127,7 +149,7 @@ def data_files(data: DataSection) -> list[Path]:
     if data.dataset.startswith(_PYTHON):
         return list(_python_module(data.dataset).files())
     path = expanded(data.dataset)
-    return [file for _, file in _files_by_split(path)] if exists(path) else []
+    return [file for _, file in _files_by_split(data, path)] if exists(path) else []
 
 
 def files_by_split(data: DataSection) -> dict[str, list[Path]]:
@@ -147,7 +169,7 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
         return {split: list(map(Path, files)) for split, files in named.items() if files}
     path = expanded(data.dataset)
     files: dict[str, list[Path]] = {}
-    for split, file in _files_by_split(path) if exists(path) else []:
+    for split, file in _files_by_split(data, path) if exists(path) else []:
         files.setdefault(split, []).append(file)
     return files
 
@@ -196,7 +218,7 @@ def open_sources(data: DataSection) -> list[Source]:
         return sorted(of_parts, key=lambda source: SPLITS.index(source.split))
     if data.dataset is None:
         return [
-            _file_source(split, path, name)
+            _file_source(split, path, name, data)
             for split, files in files_by_split(data).items()
             for path, name in zip(files, names_of(list(map(str, files))), strict=True)
         ]
@@ -208,16 +230,20 @@ def open_sources(data: DataSection) -> list[Source]:
         root = path if path.is_dir() else path.parent
         if images := _images(path):
             classes = class_names(images)
-            return [_image_source(image, root, classes) for image in images]
-        return [
-            _file_source(split, file, str(file.relative_to(root)))
-            for split, file in _files_by_split(path)
-        ]
-    return _hub_sources(data)
+            wanted = chosen(data, [(one.split, one) for one in images])
+            return [_image_source(split, image, root, classes) for split, image in wanted]
+        return _labelled(
+            data,
+            [
+                _file_source(split, file, str(file.relative_to(root)), data)
+                for split, file in _files_by_split(data, path)
+            ],
+        )
+    return _labelled(data, _hub_sources(data))
 
 
-def _file_source(split: str, path: Path, name: str) -> Source:
-    return Source(split, name, str(path), partial(read_file, path))
+def _file_source(split: str, path: Path, name: str, data: DataSection) -> Source:
+    return Source(split, name, str(path), partial(read_file, path, Dialect.of(data.csv)))
 
 
 def _images(path: Path) -> list[ImageFile]:
@@ -227,21 +253,26 @@ def _images(path: Path) -> list[ImageFile]:
     return image_files(path, _split_named)
 
 
-def _image_source(image: ImageFile, root: Path, classes: list[str]) -> Source:
+def _image_source(split: str, image: ImageFile, root: Path, classes: list[str]) -> Source:
     name = str(image.path.relative_to(root))
     rows = partial(image_row, image, classes)
-    return Source(image.split, name, str(image.path), rows, {"label": classes})
+    return Source(split, name, str(image.path), rows, {"label": classes})
 
 
 def _data_files(path: Path) -> list[Path]:
     return sorted(
         file
         for file in path.rglob("*")
-        if file.suffix.lower() in READERS and file.name not in _NOT_DATA and file.is_file()
+        if ending_of(file) and file.name not in _NOT_DATA and file.is_file()
     )
 
 
-def _files_by_split(path: Path) -> list[tuple[str, Path]]:
+def _files_by_split(data: DataSection, path: Path) -> list[tuple[str, Path]]:
+    """A file, or a directory's data files, with their splits, as far as the pipeline wants them."""
+    return chosen(data, _named_by_split(path))
+
+
+def _named_by_split(path: Path) -> list[tuple[str, Path]]:
     """A directory's data files with their splits: by the file's name, else its folder's."""
     if path.is_file():
         return [("train", path)]
@@ -249,7 +280,7 @@ def _files_by_split(path: Path) -> list[tuple[str, Path]]:
     if not files:
         if images := _images(path):
             return [(image.split, image.path) for image in images]
-        known = ", ".join((*READERS, *sorted(ENDINGS)))
+        known = f"{KNOWN_ENDINGS}; of images {', '.join(sorted(ENDINGS))}"
         raise ValueError(f"{path}: no data files and no images in it; known endings: {known}.")
     named = [(_split_of(file), file) for file in files]
     if not any(split for split, _ in named):
@@ -297,19 +328,55 @@ def _module_rows(dataset: str) -> Rows:
 
 
 def _hub_sources(data: DataSection) -> list[Source]:
-    loaded = open_hub_dataset(str(data.dataset), data.subset, data.revision)
-    known = [split for split in SPLITS if split in loaded]
-    if not known:
+    name = str(data.dataset)
+    found = hub_splits(name, data.subset, data.revision, Dialect.of(data.csv))
+    choice = split_choice(data, found)
+    if not choice:
         raise ValueError(
-            f"{data.dataset}: its splits are {', '.join(map(str, loaded))}; need at least 'train'."
+            f"{name}: its splits are {', '.join(found)}, and none is named train, validation or "
+            "test: name them by data.splits: {train: NAME}."
         )
+    if problem := unread_splits(data, found):
+        logger.log(logging.INFO if data.splits else logging.WARNING, "%s", problem)
     return [
-        Source(
-            split,
-            split,
-            f"{data.dataset}/{split}",
-            partial(hub_rows, loaded[split]),
-            hub_class_names(loaded[split]),
-        )
-        for split in known
+        Source(split, part.name, f"{name}/{part.name}", part.rows, part.class_names)
+        for split, theirs in choice.items()
+        for part in found[theirs]
     ]
+
+
+def _labelled(data: DataSection, sources: list[Source]) -> list[Source]:
+    """Leave out evaluation splits whose labels are all -1 or null, as the hub's hidden ones are."""
+    names = {data.target_key, data.columns.get("label", "label")}
+    if data.target_key != DataSection.model_fields["target_key"].default:
+        names = {data.target_key}
+    kept = []
+    for split in dict.fromkeys(source.split for source in sources):
+        of_split = [source for source in sources if source.split == split]
+        if split != "train" and all(_has_no_label(one, names) for one in of_split):
+            logger.warning(
+                "%s: split '%s' is left out: all its labels are -1 or null, so there is "
+                "nothing to compare with; data.splits: {%s: none} removes this warning",
+                data.dataset,
+                split,
+                split,
+            )
+            continue
+        kept += of_split
+    return kept
+
+
+_NO_LABEL = ("-1", "-1.0")  # texts as well: CSV has no numbers
+
+
+def _has_no_label(source: Source, names: Collection[str]) -> bool:
+    """Whether no row has a label; reads no further than the first that has one."""
+    is_empty = True
+    for row in source.rows():
+        is_empty = False
+        if isinstance(row, BadRow):
+            return False
+        labels = [row.fields[name] for name in names if name in row.fields]
+        if not labels or not all(one is None or str(one) in _NO_LABEL for one in labels):
+            return False
+    return not is_empty

@@ -1,4 +1,4 @@
-"""Read a UTF-8 file line by line, in bounded memory.
+"""Read a UTF-8 file, compressed or not, line by line, in bounded memory.
 
 A line that is not text is an error, and reading continues with the next one.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 from typing import BinaryIO, Self
+
+from redco_flow.stages.data.compression import open_text
 
 MAX_LINE_BYTES = 16 << 20
 _CHUNK_BYTES = 1 << 20
@@ -42,7 +44,7 @@ class TextLines:
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        self._file = self._path.open("rb")
+        self._file = open_text(self._path)
         return self
 
     def __exit__(self, *exception: object) -> None:

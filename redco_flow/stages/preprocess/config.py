@@ -48,6 +48,7 @@ from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
 from redco_flow.stages.data import source
+from redco_flow.stages.data.csv_rows import NO_DIALECT, Dialect
 from redco_flow.stages.data.image_folder import ENDINGS
 from redco_flow.stages.data.row_files import read_file
 from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field, problem_of_text
@@ -77,6 +78,7 @@ class _Asked:
         skips: whether bad rows may be left out.
         num_rows: to look at.
         chats: where each row has a conversation.
+        dialect: of csv files.
     """
 
     keys: tuple[str, ...]
@@ -84,6 +86,7 @@ class _Asked:
     skips: bool
     num_rows: int
     chats: ChatColumns | None = None
+    dialect: Dialect = NO_DIALECT
 
     def problems_of(self, row: FileRow) -> list[tuple[str, str]]:
         """Say what is wrong with a row, as reasons and details."""
@@ -146,7 +149,8 @@ def _asked(
     chats: ChatColumns | None = None,
 ) -> _Asked:
     num_rows = min(_NUM_ROWS, data.max_examples or _NUM_ROWS)
-    return _Asked(tuple(keys), tuple(texts), data.on_bad_row == "skip", num_rows, chats)
+    skips, dialect = data.on_bad_row == "skip", Dialect.of(data.csv)
+    return _Asked(tuple(keys), tuple(texts), skips, num_rows, chats, dialect)
 
 
 def _heads_problems(data: DataSection, asked: _Asked) -> Iterator[tuple[str, str]]:
@@ -184,7 +188,7 @@ def _head(path: Path, asked: _Asked, _time: int, _size: int) -> _Head:
 def _rows_head(path: Path, asked: _Asked) -> _Head:
     """Read the first rows."""
     num_rows, num_characters, bad_rows = 0, 0, list[BadRow]()
-    for row in islice(read_file(path), asked.num_rows):
+    for row in islice(read_file(path, asked.dialect), asked.num_rows):
         num_rows += 1
         if isinstance(row, BadRow):
             bad_rows.append(row)

@@ -41,7 +41,8 @@ from redco_flow.stages.data.row_values import (
     unpack_row,
 )
 from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field
-from redco_flow.stages.data.source import SPLITS, Source
+from redco_flow.stages.data.source import Source
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.batches import RawPairs
 from redco_flow.stages.preprocess.blocks import DATASET, Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config
