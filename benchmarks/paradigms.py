@@ -32,7 +32,7 @@ from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.prefect.server import ensure_server, stop_server
 from redco_flow.recipes.recipe import find_recipe
 from redco_flow.spec.load import load_pipeline
-from redco_flow.stages.data.source import hub_references
+from redco_flow.stages.data.hub_references import hub_references
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +44,14 @@ class Snapshot:
         files: paths in it; of a cached one those that are in the cache.
         model_type: the family that a model's config.json says; empty where that is not known.
         quantization: the method that its parameters are quantized by; empty: none that is unread.
+        card: the metadata at the top of a dataset's README.md.
     """
 
     commit: str
     files: frozenset[str]
     model_type: str = ""
     quantization: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
 
 
 class HubFailing(HubUnreachable):
@@ -99,8 +101,12 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
         if not is_commit(info.sha):
             raise ValueError(f"{info.sha!r:.80} is not a commit")
         files = frozenset(str(file.rfilename) for file in info.siblings or ())
+        card = getattr(info, "card_data", None) if kind == "dataset" else None
+        metadata = card.to_dict() if card else {}
     config = getattr(info, "config", None)
-    return Snapshot(info.sha, files, _model_type(config), quantization_method(config))
+    return Snapshot(
+        info.sha, files, _model_type(config), quantization_method(config), card=metadata
+    )
 
 
 def model_type_in(folder: Path) -> str:
@@ -153,14 +159,28 @@ def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
     folder = _snapshot_folder(kind, name, commit)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     if kind == "dataset":
-        is_there = any(prepared_datasets(commit)) or whole_download(kind, name, commit) is not None
+        is_there = bool(files - {"README.md"}) or any(prepared_datasets(commit))
     else:
         is_there = bool(files)
         if not has_weights(folder):
             files.discard(INDEX_FILE)
+    if not is_there:
+        return None
     config = _config_in(folder)
-    found = Snapshot(commit, frozenset(files), _model_type(config), quantization_method(config))
-    return found if is_there else None
+    card = _card_in(folder) if kind == "dataset" else {}
+    return Snapshot(
+        commit, frozenset(files), _model_type(config), quantization_method(config), card=card
+    )
+
+
+def _card_in(folder: Path) -> dict[str, Any]:
+    """The metadata of a dataset's README.md; empty where there is none that can be read."""
+    from huggingface_hub import DatasetCard
+
+    try:
+        return dict(DatasetCard.load(folder / "README.md").data.to_dict())
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def prepared_datasets(commit: str) -> Iterator[Path]:
@@ -192,6 +212,52 @@ def whole_download(
     return Path(folder)
 
 
+def dataset_listing(name: str, commit: str, patterns: Sequence[str]) -> tuple[list[str], Path]:
+    """Return the paths of a dataset's files, and a folder with those that fit the patterns.
+
+    Raises:
+        HubUnreachable: neither the hub nor its cache has the list.
+        HubError: the hub refuses.
+    """
+    import huggingface_hub
+
+    folder = download_dataset(name, commit, patterns)
+    try:
+        tree = huggingface_hub.get_cached_repo_tree(name, repo_type="dataset", revision=commit)
+    except huggingface_hub.errors.CachedRepoTreeNotFoundError as error:
+        raise HubUnreachable(f"the list of the files of {name} is not in the cache") from error
+    return sorted(file.path for file in tree), folder
+
+
+def download_dataset(name: str, commit: str, patterns: Sequence[str]) -> Path:
+    """Return the folder with a dataset's files that fit the patterns, from the cache or the hub.
+
+    Raises:
+        HubUnreachable: neither has them.
+        HubError: gated, gone, or broken off.
+    """
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
+
+    if folder := whole_download("dataset", name, commit, patterns):
+        return folder
+    try:
+        with _explained("dataset", name, commit):
+            return _fetch("dataset", name, commit, patterns)
+    except HubUnreachable as error:
+        cause = error.__cause__
+        if isinstance(cause, httpx.HTTPError) and not isinstance(cause, httpx.ConnectError):
+            raise broken_off("dataset", name, commit, cause) from error
+        raise
+
+
+def broken_off(kind: Kind, name: str, commit: str, error: BaseException) -> HubError:
+    """The error about a download that ended in the middle."""
+    return HubError(
+        f"the download of {kind} '{name}' at {commit} broke off: {type(error).__name__}: {error}. "
+        "A new attempt (`redco-flow retry`) fetches the files that are not whole."
+    )
+
+
 def download_model(
     name: str, revision: str | None, patterns: Sequence[str], is_whole: Callable[[Path], bool]
 ) -> Path:
@@ -205,8 +271,6 @@ def download_model(
     Raises:
         HubError: gated, gone, broken off, or neither reachable nor cached.
     """
-    import huggingface_hub
-
     if is_commit(revision) and (folder := whole_download("model", name, str(revision), patterns)):
         return folder
     try:
@@ -219,17 +283,7 @@ def download_model(
         raise HubUnreachable(not_cached("model", name, revision, error)) from error
     try:
         with _explained("model", name, commit):
-            folder = Path(
-                while_growing(
-                    lambda: huggingface_hub.snapshot_download(
-                        name, revision=commit, allow_patterns=list(patterns)
-                    ),
-                    lambda: _num_bytes(_repository_cache("model", name)),
-                    bytes_per_second=_LEAST_BYTES_PER_SECOND,
-                    seconds=_SECONDS_OF_SLOWNESS,
-                )
-            )
-            check_inside(folder, _repository_cache("model", name))
+            folder = _fetch("model", name, commit, patterns)
     except HubUnreachable as error:
         raise HubError(
             f"the download of model '{name}' at {commit} broke off: {error}. A new "
@@ -237,6 +291,25 @@ def download_model(
         ) from error
     if not is_whole(folder):
         raise HubError(f"the download of model '{name}' at {commit} is not whole: {folder}.")
+    return folder
+
+
+def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
+    """Download files into the cache; refuse a download that stalls, or that leaves the cache."""
+    import huggingface_hub
+
+    cache = _repository_cache(kind, name)
+    folder = Path(
+        while_growing(
+            lambda: huggingface_hub.snapshot_download(
+                name, repo_type=kind, revision=commit, allow_patterns=list(patterns)
+            ),
+            lambda: _num_bytes(cache),
+            bytes_per_second=_LEAST_BYTES_PER_SECOND,
+            seconds=_SECONDS_OF_SLOWNESS,
+        )
+    )
+    check_inside(folder, cache)
     return folder
 
 

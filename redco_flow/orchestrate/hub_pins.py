@@ -23,7 +23,7 @@ from redco_flow.records import read_json
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
 from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import dotted
-from redco_flow.stages.data.source import HubReference, hub_references
+from redco_flow.stages.data.hub_references import HubReference, hub_references
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.workspace import Workspace
 
@@ -42,6 +42,7 @@ class HubPin:
         asked: the branch, tag or commit that the pipeline names.
         cached: empty where the hub was asked; else why it was not, and the cache was.
         before: the commit of the last run that named the same; empty where there was none.
+        note: what of it is not read, and the key to change that.
     """
 
     kind: hub.Kind
@@ -50,12 +51,15 @@ class HubPin:
     commit: str
     cached: str = ""
     before: str = ""
+    note: str = ""
 
     def __str__(self) -> str:
         """One line for people."""
         moved = f", was {self.before[:_SHORT]}" if self.before not in ("", self.commit) else ""
         cached = f" (from the cache: {self.cached})" if self.cached else ""
-        return f"hub: {self.kind} {self.name}, {self.asked}: {self.commit[:_SHORT]}{moved}{cached}"
+        note = f"\n  note: {self.note}" if self.note else ""
+        commit = self.commit[:_SHORT]
+        return f"hub: {self.kind} {self.name}, {self.asked}: {commit}{moved}{cached}{note}"
 
 
 @dataclass
@@ -128,7 +132,7 @@ class HubPins:
         if problem := missing or _model_problem(one, snapshot.model_type, snapshot.quantization):
             at = f"at {pin.asked} ({pin.commit[:_SHORT]})"
             raise hub.HubError(f"{one.kind} '{one.name}' {at} {problem}")
-        return pin
+        return replace(pin, note=one.unread_splits(snapshot.card))
 
     def _ask(
         self, kind: hub.Kind, name: str, revision: str | None, workspace: Workspace

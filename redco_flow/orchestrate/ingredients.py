@@ -21,7 +21,7 @@ from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import failure
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
-from redco_flow.stages.data.source import hub_identities
+from redco_flow.stages.data.hub_references import hub_identities
 from redco_flow.tracking.code_digest import (
     code_record,
     git_state,

@@ -28,6 +28,7 @@ from redco_flow.spec.model import (
     absolute_template,
 )
 from redco_flow.spec.notify import NotifySection
+from redco_flow.spec.raw_data import CsvDialect, SplitNames
 from redco_flow.spec.schedule import ScheduleSection
 
 SECTION_NAMES = ("recipe", "settings", "model", "data")
@@ -136,9 +137,13 @@ class DataSection(StrictModel):
             or `python:module` with files() and rows(files).
         mixture: several datasets by name, instead of one, of which training draws by weight.
         subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
-        train, validation, test: csv, jsonl, parquet or arrow files: a path, a list of paths, or a
-            pattern such as `logs/*.jsonl`, which is replaced by the files that match when the
-            pipeline is planned or run, in the order of their paths.
+        train, validation, test: csv, tsv, json, jsonl (each also with .gz or .zst), parquet or
+            arrow files: a path, a list of paths, or a pattern such as `logs/*.jsonl`, which is
+            replaced by the files that match when the pipeline is planned or run, in the order of
+            their paths.
+        splits: which split of the dataset is which, where its names are others:
+            `{validation: validation_matched, test: none}`; `none` leaves a split out.
+        csv: how csv and tsv files are written, where it is not as usual: `{delimiter: ";"}`.
         columns: of a recipe of rows: the data's column by the name that the recipe has for it.
         format: how conversations stand in a row: `messages` (role and content), `sharegpt`,
             `alpaca`, `prompt_completion`; None: messages.
@@ -172,6 +177,8 @@ class DataSection(StrictModel):
     train: DataFiles | None = None
     validation: DataFiles | None = None
     test: DataFiles | None = None
+    splits: Annotated[SplitNames, OnlyWhereSet()] = Field(default_factory=dict)
+    csv: Annotated[CsvDialect | None, OnlyWhereSet()] = None
     columns: Annotated[dict[Text, Text], OnlyWhereSet()] = Field(default_factory=dict)
     format: Annotated[
         Literal["messages", "sharegpt", "alpaca", "prompt_completion"] | None, OnlyWhereSet()

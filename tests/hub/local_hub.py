@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/([a-z-]+)(?:/([^/]+)(?:/(.+))?)?)?")
 FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
@@ -231,6 +233,7 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
                 self._json(
                     {"id": name, "sha": sha, "siblings": siblings, "gated": gated, "tags": []}
                     | {"private": False, "downloads": 0, "likes": 0, "config": _config(files)}
+                    | {"cardData": _card(files)}
                 )
             elif verb == "tree":
                 self._json(_listing(files, unquote(folder or ""), self._is_recursive()))
@@ -310,6 +313,12 @@ def _handler(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
     return Handler
+
+
+def _card(files: Mapping[str, bytes]) -> Any:
+    """What stands at the top of README.md between two lines of three dashes."""
+    _, _, rest = files.get("README.md", b"").decode().partition("---\n")
+    return yaml.safe_load(rest.partition("\n---")[0]) or {}
 
 
 def _config(files: dict[str, bytes]) -> dict[str, Any]:

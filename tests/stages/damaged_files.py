@@ -7,6 +7,7 @@ Prints a line for each error that is not ours or does not name the file, and the
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import resource
@@ -14,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from typing import Any
 # What a damaged file may ask for must fail here, and not take the machine's memory.
 _MAX_BYTES = 24 << 30
 _JUNK = (None, True, -1, 0, 1.5, 10**30, "", "x", [], {}, [1], {"a": 5}, [[]], float("nan"), "\x00")
+Reader = Callable[[Path, str], None]
+Damage = Callable[[bytes, random.Random], bytes]
+
 _NUMBERS = (b"\xff" * 4, b"\x00" * 8, b"\xff" * 8, b"\x7f\xff\xff\xff", b"\x00\x00\x00\x80")
 
 
@@ -85,6 +90,12 @@ def write_rows(path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if path.suffix in (".gz", ".zst"):
+        write_rows(path.with_suffix(""))
+        codec = "gzip" if path.suffix == ".gz" else "zstd"
+        with pa.CompressedOutputStream(pa.OSFile(str(path), "wb"), codec) as stream:
+            stream.write(path.with_suffix("").read_bytes())
+        return
     table = pa.Table.from_pylist(ROWS)
     way = path.stem
     if path.suffix == ".parquet":
@@ -103,13 +114,38 @@ def write_rows(path: Path) -> None:
         path.write_text(
             "".join(f'"{delimiter}"'.join(["", *line, ""])[2:-2] + "\n" for line in lines)
         )
+    elif way == "array":
+        path.write_text(json.dumps(ROWS, indent=2))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
 
+def lies(contents: list[bytes]) -> Damage:
+    """Return what puts other content behind a file's name: another format, encoding or junk."""
+
+    def lie(content: bytes, chance: random.Random) -> bytes:
+        other = chance.choice(contents)
+        match chance.randrange(6):
+            case 0:
+                return content.decode("utf-8", "replace").encode(
+                    chance.choice(("utf-16", "cp500")), "replace"
+                )
+            case 1:
+                return chance.choice((b"[", b'{"a": ', b'[{"a": ')) * chance.choice((9, 100_000))
+            case 2:
+                return chance.randbytes(chance.choice((0, 1, 8, 5000)))
+            case 3:
+                return chance.choice((gzip.compress, zlib.compress))(other)
+            case 4:
+                return damage(other, chance)
+        return other
+
+    return lie
+
+
 def read_rows(folder: Path, name: str) -> None:
     """Read a data file as preprocessing does."""
-    from redco_flow.stages.data.rows import read_file
+    from redco_flow.stages.data.row_files import read_file
 
     for _ in read_file(folder / name):
         pass
@@ -250,11 +286,19 @@ def files_of(folder: Path, kind: str) -> tuple[list[str], Reader, Damage]:
         "parquet": ["plain.parquet", "snappy.parquet", "zstd.parquet"],
         "arrow": ["stream.arrow", "file.arrow", "stream-lz4.arrow", "file-zstd.arrow"],
         "split": ["stream.arrow"],
+        "array": ["array.json"],
+        "compressed": ["r.jsonl.gz", "r.jsonl.zst", "r.csv.gz", "r.tsv.zst", "array.json.gz"],
     }
+    by_rows["lying"] = [
+        name for kind, names in by_rows.items() if kind != "split" for name in names
+    ]
     if kind in by_rows:
-        for name in by_rows[kind]:
+        names = by_rows[kind]
+        for name in names:
             write_rows(folder / name)
-        return by_rows[kind], read_split if kind == "split" else read_rows, damage
+        if kind == "lying":
+            return names, read_rows, lies([(folder / name).read_bytes() for name in names])
+        return names, read_split if kind == "split" else read_rows, damage
     if kind in ("safetensors", "index"):
         write_model(folder)
         shards = [path.name for path in sorted((folder / "two").glob("*.safetensors"))]
@@ -319,6 +363,7 @@ def main() -> None:
                     print(f"{kind} {case}: {problem}", flush=True)
             (folder / name).write_bytes(whole[name])
         shutil.rmtree(folder)
+    print(f"MiB {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}")
     print(f"refused {num_refused}")
 
 

@@ -79,7 +79,7 @@ FAULTS = {
         "train.xlsx",
         b"PK",
         "train.xlsx: unknown ending '.xlsx'; known: .arrow, .csv, .json, .jsonl, .ndjson, "
-        ".parquet, .tsv.",
+        ".parquet, .tsv; .csv, .tsv, .json, .jsonl, .ndjson also with .gz or .zst behind.",
     ),
 }
 

@@ -10,9 +10,10 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.context import Shard
+from redco_flow.stages.data.hub_files import class_names_of
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRows
-from redco_flow.stages.data.source import Source, hub_class_names
+from redco_flow.stages.data.source import Source
 from redco_flow.stages.predict.run import CannotPredict
 from redco_flow.stages.preprocess import run as preprocess_run
 from redco_flow.stages.preprocess.labels import ClassLabels, NumberLabels
@@ -185,12 +186,11 @@ def test_numbers_of_named_classes_become_the_names_in_the_datas_own_order():
 
 
 def test_a_hub_datasets_class_labels_are_found():
-    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import ClassLabel, Features, Value
 
     features = Features(text=Value("string"), label=ClassLabel(names=["neg", "pos"]))
-    split = Dataset.from_dict({"text": ["a"], "label": [1]}, features=features)
 
-    assert hub_class_names(split) == {"label": ["neg", "pos"]}
+    assert class_names_of(features) == {"label": ["neg", "pos"]}
 
 
 def test_images_are_of_the_classes_that_their_folders_name(bench):

@@ -9,7 +9,8 @@ from stage_kinds import preprocess
 from redco_flow.records import digest_file
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.data.rows import MAX_LINE_BYTES, BadRows, DataChanged, NoRows
+from redco_flow.stages.data.rows import BadRows, DataChanged, NoRows
+from redco_flow.stages.data.text_lines import MAX_LINE_BYTES
 
 ROWS = [(f"name {i % 20}, area {i % 3}", f"number {i} is called {i % 20}.") for i in range(60)]
 LENGTHS = {"max_source_length": 16, "max_target_length": 16}
@@ -465,7 +466,7 @@ def test_data_without_exactly_one_source_is_a_config_error(data, message):
 def test_rows_of_a_hub_dataset_are_its_columns_in_order():
     from datasets import Dataset
 
-    from redco_flow.stages.data.source import hub_rows
+    from redco_flow.stages.data.hub_rows import hub_rows
 
     rows = hub_rows(Dataset.from_dict({"document": ["a", "b"], "id": [1, 2]}))
 
@@ -478,7 +479,7 @@ def test_rows_of_a_hub_dataset_are_its_columns_in_order():
 def test_a_hub_dataset_is_identified_by_its_commit_and_subset():
     """Fault 49. A name that is at no commit, and so may change, has no identity."""
     from redco_flow.errors import UsageError
-    from redco_flow.stages.data.source import hub_identities
+    from redco_flow.stages.data.hub_references import hub_identities
 
     def identities(**data):
         data = {"dataset": "EdinburghNLP/xsum", "tokenizer": {"train": {"vocab_size": 512}}, **data}

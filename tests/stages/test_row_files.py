@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from redco_flow.records import UnreadableFile
-from redco_flow.stages.data.rows import BadRow, FileRow, read_file
+from redco_flow.stages.data.row_files import read_file
+from redco_flow.stages.data.rows import BadRow, FileRow
 
 DIFFERENT = {
     "a large integer": '{"a": "x", "b": 18446744073709551616}',

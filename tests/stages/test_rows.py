@@ -16,9 +16,9 @@ from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.context import Stopped
+from redco_flow.stages.data.hub_rows import hub_rows
 from redco_flow.stages.data.row_values import BadValue, pack_row, unpack_row
 from redco_flow.stages.data.rows import BadRows
-from redco_flow.stages.data.source import hub_rows
 from redco_flow.stages.evaluate.run import CannotEvaluate
 
 FLOWERS = Path(__file__).parents[2] / "docs" / "examples" / "flowers"

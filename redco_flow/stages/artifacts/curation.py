@@ -98,6 +98,8 @@ def digest_of_rows(data: DataSection, digests: Mapping[Path, str]) -> str:
     keys = ("text_key", "source_key", "pair_key", "target_key", "messages_key")
     values = data.model_dump(mode="json", include={*settled, *keys, "default_system_message"})
     values["mixture"] = sorted(data.mixture)
+    reading = data.model_dump(mode="json", include={"csv", "splits"})
+    values |= {key: value for key, value in reading.items() if value}
     hub = [data.dataset, data.subset, data.revision] if hub_dataset(data) else None
     files = [digests[path] for path in data_files(data)]
     return digest_json({**values, "files": files, "module": data_identity(data), "hub": hub})

@@ -6,24 +6,22 @@ asked on login nodes, to digest what will be read.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from redco_flow import hub
-from redco_flow.errors import UsageError
-from redco_flow.hub import Kind, is_commit, is_hub_name
-from redco_flow.local_paths import exists, expanded, is_folder
-from redco_flow.recipes.recipe import has_no_texts
+from redco_flow.local_paths import exists, expanded
 from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import import_named
-from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.spec.stage_kind import StageConfig
+from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.data.csv_rows import Dialect
+from redco_flow.stages.data.hub_rows import hub_image_folders, hub_splits
 from redco_flow.stages.data.image_folder import (
     ENDINGS,
     ImageFile,
@@ -31,16 +29,18 @@ from redco_flow.stages.data.image_folder import (
     image_files,
     image_row,
 )
-from redco_flow.stages.data.rows import READERS, FileRow, Rows, read_file
+from redco_flow.stages.data.row_files import DIALECTS, KNOWN_ENDINGS, ending_of, read_file
+from redco_flow.stages.data.rows import BadRow, FileRow, Rows
+from redco_flow.stages.data.splits import SPLITS, chosen, split_choice, unread_splits
 
-SPLITS = ("train", "validation", "test")
+logger = logging.getLogger(__name__)
+
 _PYTHON = "python:"
 _SPLIT_PREFIX = re.compile(r"(train|validation|valid|val|dev|test)(?![a-z])", re.IGNORECASE)
 _SPLIT_OF = {"valid": "validation", "val": "validation", "dev": "validation"}
 _NOT_DATA = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 )
-_HUB_BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ def problem_of(data: DataSection) -> str | None:
             "'data' names no training data; give data.train=PATH (and data.validation, data.test), "
             "or data.dataset=HUB_ID, a file, a directory, or python:MODULE."
         )
+    if problem := _problem_of_reading(data, files):
+        return problem
     if data.revision is not None and (not data.dataset or hub_dataset(data) is None):
         return "'data.revision' is of a dataset on the hub, and this data is not from there."
     if data.dataset and _is_missing_path(data.dataset):
@@ -103,6 +105,22 @@ def problem_of(data: DataSection) -> str | None:
     return None
 
 
+def _problem_of_reading(data: DataSection, files: Sequence[str]) -> str | None:
+    """Say that `splits` or `csv` would change nothing, or None."""
+    is_module = data.dataset is not None and data.dataset.startswith(_PYTHON)
+    if data.splits and (files or is_module):
+        what = "files for each split" if files else "a module, which has one split"
+        return f"'data.splits' would change nothing: 'data' names {what}."
+    if data.csv is None:
+        return None
+    named = [data.dataset] if data.dataset else []
+    named += [file for split in files for file in as_list(getattr(data, split))]
+    endings = {ending_of(Path(file)) for file in named}
+    if is_module or (None not in endings and not endings & set(DIALECTS)):
+        return "'data.csv' would change nothing: no file of 'data' is a csv or tsv file."
+    return None
+
+
 def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
     others = [*(["dataset"] if data.dataset else []), *files]
     if others:
@@ -113,7 +131,7 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
                 f"'data.mixture.{name}': there is no file or directory '{part.dataset}', and a "
                 "mixture takes no datasets of the hub: download it first."
             )
-        if problem := problem_of(part):
+        if problem := problem_of(part.model_copy(update={"csv": None})):  # it may be of others
             return f"'data.mixture.{name}': {problem}"
     return None
 
@@ -121,7 +139,7 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
 def _is_missing_path(dataset: str) -> bool:
     """Whether a name that is no hub id names nothing on this machine."""
     path = expanded(dataset)
-    looks_local = path.is_absolute() or dataset.startswith(".") or path.suffix.lower() in READERS
+    looks_local = path.is_absolute() or dataset.startswith(".") or ending_of(path) is not None
     return looks_local and not exists(path)
 
 
@@ -135,7 +153,7 @@ def data_files(data: DataSection) -> list[Path]:
     if data.dataset.startswith(_PYTHON):
         return list(_python_module(data.dataset).files())
     path = expanded(data.dataset)
-    return [file for _, file in _files_by_split(path)] if exists(path) else []
+    return [file for _, file in _files_by_split(data, path)] if exists(path) else []
 
 
 def files_by_split(data: DataSection) -> dict[str, list[Path]]:
@@ -155,7 +173,7 @@ def files_by_split(data: DataSection) -> dict[str, list[Path]]:
         return {split: list(map(Path, files)) for split, files in named.items() if files}
     path = expanded(data.dataset)
     files: dict[str, list[Path]] = {}
-    for split, file in _files_by_split(path) if exists(path) else []:
+    for split, file in _files_by_split(data, path) if exists(path) else []:
         files.setdefault(split, []).append(file)
     return files
 
@@ -204,7 +222,7 @@ def open_sources(data: DataSection) -> list[Source]:
         return sorted(of_parts, key=lambda source: SPLITS.index(source.split))
     if data.dataset is None:
         return [
-            _file_source(split, path, name)
+            _file_source(split, path, name, data)
             for split, files in files_by_split(data).items()
             for path, name in zip(files, names_of(list(map(str, files))), strict=True)
         ]
@@ -217,16 +235,20 @@ def open_sources(data: DataSection) -> list[Source]:
         root = path if path.is_dir() else path.parent
         if images := _images(path):
             classes = class_names(images)
-            return [_image_source(image, root, classes) for image in images]
-        return [
-            _file_source(split, file, str(file.relative_to(root)), root)
-            for split, file in _files_by_split(path)
-        ]
-    return _hub_sources(data)
+            wanted = chosen(data, [(one.split, one) for one in images])
+            return [_image_source(split, image, root, classes) for split, image in wanted]
+        return _labelled(
+            data,
+            [
+                _file_source(split, file, str(file.relative_to(root)), data, root)
+                for split, file in _files_by_split(data, path)
+            ],
+        )
+    return _labelled(data, _hub_sources(data))
 
 
-def _file_source(split: str, path: Path, name: str, *folders: Path) -> Source:
-    rows, image_folders = partial(read_file, path), (path.parent, *folders)
+def _file_source(split: str, path: Path, name: str, data: DataSection, *folders: Path) -> Source:
+    rows, image_folders = partial(read_file, path, Dialect.of(data.csv)), (path.parent, *folders)
     return Source(split, name, str(path), rows, image_folders=image_folders)
 
 
@@ -237,21 +259,26 @@ def _images(path: Path) -> list[ImageFile]:
     return image_files(path, _split_named)
 
 
-def _image_source(image: ImageFile, root: Path, classes: list[str]) -> Source:
+def _image_source(split: str, image: ImageFile, root: Path, classes: list[str]) -> Source:
     name = str(image.path.relative_to(root))
     rows = partial(image_row, image, classes)
-    return Source(image.split, name, str(image.path), rows, {"label": classes})
+    return Source(split, name, str(image.path), rows, {"label": classes})
 
 
 def _data_files(path: Path) -> list[Path]:
     return sorted(
         file
         for file in path.rglob("*")
-        if file.suffix.lower() in READERS and file.name not in _NOT_DATA and file.is_file()
+        if ending_of(file) and file.name not in _NOT_DATA and file.is_file()
     )
 
 
-def _files_by_split(path: Path) -> list[tuple[str, Path]]:
+def _files_by_split(data: DataSection, path: Path) -> list[tuple[str, Path]]:
+    """A file, or a directory's data files, with their splits, as far as the pipeline wants them."""
+    return chosen(data, _named_by_split(path))
+
+
+def _named_by_split(path: Path) -> list[tuple[str, Path]]:
     """A directory's data files with their splits: by the file's name, else its folder's."""
     if path.is_file():
         return [("train", path)]
@@ -259,7 +286,7 @@ def _files_by_split(path: Path) -> list[tuple[str, Path]]:
     if not files:
         if images := _images(path):
             return [(image.split, image.path) for image in images]
-        known = ", ".join((*READERS, *sorted(ENDINGS)))
+        known = f"{KNOWN_ENDINGS}; of images {', '.join(sorted(ENDINGS))}"
         raise ValueError(f"{path}: no data files and no images in it; known endings: {known}.")
     named = [(_split_of(file), file) for file in files]
     if not any(split for split, _ in named):
@@ -307,229 +334,62 @@ def _module_rows(dataset: str) -> Rows:
 
 
 def _hub_sources(data: DataSection) -> list[Source]:
-
-    loaded = open_hub_dataset(str(data.dataset), data.subset, data.revision)
-    known = [split for split in SPLITS if split in loaded]
-    if not known:
+    name = str(data.dataset)
+    found = hub_splits(name, data.subset, data.revision, Dialect.of(data.csv))
+    choice = split_choice(data, found)
+    if not choice:
         raise ValueError(
-            f"{data.dataset}: its splits are {', '.join(map(str, loaded))}; need at least 'train'."
+            f"{name}: its splits are {', '.join(found)}, and none is named train, validation or "
+            "test: name them by data.splits: {train: NAME}."
         )
+    if problem := unread_splits(data, found):
+        logger.log(logging.INFO if data.splits else logging.WARNING, "%s", problem)
     return [
         Source(
             split,
-            split,
-            f"{data.dataset}/{split}",
-            partial(hub_rows, loaded[split]),
-            hub_class_names(loaded[split]),
-            image_folders=_hub_image_folders(str(data.dataset)),
+            part.name,
+            f"{name}/{part.name}",
+            part.rows,
+            part.class_names,
+            image_folders=hub_image_folders(name),
         )
-        for split in known
+        for split, theirs in choice.items()
+        for part in found[theirs]
     ]
 
 
-def _hub_image_folders(name: str) -> tuple[Path, ...]:
-    """Where a dataset's image files are: in its repository's copy, or unpacked by `datasets`."""
-    import datasets
-
-    copy = hub.cache_directory() / f"datasets--{name.replace('/', '--')}"
-    return copy, Path(datasets.config.EXTRACTED_DATASETS_PATH)
-
-
-def hub_class_names(split: Any) -> dict[str, list[str]]:
-    """Return the names of the classes of a split's columns that `datasets` calls ClassLabel."""
-    from datasets import ClassLabel
-
-    features = split.features.items()
-    return {name: list(kind.names) for name, kind in features if isinstance(kind, ClassLabel)}
-
-
-def hub_rows(split: Any) -> Iterator[FileRow]:
-    """Yield the rows of a split that `datasets` has loaded, images as their files."""
-    split, line = _with_images_as_files(split), 0
-    for batch in split.iter(batch_size=_HUB_BATCH_ROWS):
-        for values in zip(*batch.values(), strict=True):
-            line += 1
-            yield FileRow(line, dict(zip(batch, values, strict=True)))
-
-
-def _with_images_as_files(split: Any) -> Any:
-    """Leave images as the bytes of their files."""
-    from datasets import Image
-
-    features = split.features.items()
-    for name in [name for name, kind in features if isinstance(kind, Image)]:
-        split = split.cast_column(name, Image(decode=False))
-    return split
-
-
-def open_hub_dataset(name: str, subset: str | None, revision: str | None) -> Any:
-    """Return the splits of a dataset, by name, ready to be read.
-
-    Args:
-        revision: of a run's stages the commit that the run is pinned to.
-
-    Raises:
-        HubError: neither the hub nor its cache gives that commit; says what to do.
-    """
-    if hub.is_commit(revision):
-        commit = str(revision)
-        cached = _open_prepared(name, subset, commit) or _open_downloaded(name, subset, commit)
-        if cached is not None:
-            return cached
-    try:
-        commit = hub.look_up("dataset", name, revision).commit
-    except hub.HubUnreachable as error:
-        raise hub.HubUnreachable(hub.not_cached("dataset", name, revision, error)) from error
-    return _download(name, subset, commit)
-
-
-def _download(name: str, subset: str | None, commit: str) -> Any:
-    import datasets
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
-
-    hub.guard()
-    try:
-        builder = datasets.load_dataset_builder(name, subset, revision=commit)
-        if builder.hash != commit:
-            raise OSError("the hub no longer answers, and the cache has another commit")
-        builder.download_and_prepare()
-    except (httpx.HTTPError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None and not _is_of_network(error):
-            raise
-        raise hub.HubError(
-            f"the download of dataset '{name}' at {commit} broke off: {type(error).__name__}: "
-            f"{error}. A new attempt (`redco-flow retry`) fetches the files that are not whole."
-        ) from error
-    return builder.as_dataset()
-
-
-def _is_of_network(error: OSError) -> bool:
-    return isinstance(error, ConnectionError | TimeoutError)
-
-
-def _open_prepared(name: str, subset: str | None, commit: str) -> Any:
-    """The Arrow files that `datasets` made of the subset before; None where it has not."""
-    wanted = subset or _default_subset(name, commit)
-    for folder in hub.prepared_datasets(commit):
-        subset_found, version, _ = folder.parts[-3:]
-        if subset_found == wanted:
-            from datasets.packaged_modules.cache.cache import Cache
-
-            builder = Cache(
-                dataset_name=name.rpartition("/")[2],
-                config_name=subset_found,
-                version=version,
-                hash=commit,
-                repo_id=name,
+def _labelled(data: DataSection, sources: list[Source]) -> list[Source]:
+    """Leave out evaluation splits whose labels are all -1 or null, as the hub's hidden ones are."""
+    names = {data.target_key, data.columns.get("label", "label")}
+    if data.target_key != DataSection.model_fields["target_key"].default:
+        names = {data.target_key}
+    kept = []
+    for split in dict.fromkeys(source.split for source in sources):
+        of_split = [source for source in sources if source.split == split]
+        if split != "train" and all(_has_no_label(one, names) for one in of_split):
+            logger.warning(
+                "%s: split '%s' is left out: all its labels are -1 or null, so there is "
+                "nothing to compare with; data.splits: {%s: none} removes this warning",
+                data.dataset,
+                split,
+                split,
             )
-            if Path(builder.cache_dir).is_dir():  # a copy of a repository has the same commits
-                return builder.as_dataset()
-    return None
-
-
-def _default_subset(name: str, commit: str) -> str:
-    """The subset that a dataset's card makes the default, as `datasets` reads it."""
-    from datasets.utils.metadata import MetadataConfigs
-    from huggingface_hub import DatasetCard, try_to_load_from_cache
-
-    path = try_to_load_from_cache(name, "README.md", repo_type="dataset", revision=commit)
-    if not isinstance(path, str):
-        return "default"
-    configs = MetadataConfigs.from_dataset_card_data(DatasetCard.load(Path(path)).data)
-    return str(configs.get_default_config_name() or "default")
-
-
-def _open_downloaded(name: str, subset: str | None, commit: str) -> Any:
-    """The dataset from a whole download of its repository (`hf download`); None without one."""
-    folder = hub.whole_download("dataset", name, commit)
-    if folder is None:
-        return None
-    import datasets
-
-    return datasets.load_dataset(str(folder), subset)
-
-
-@dataclass(frozen=True)
-class HubReference:
-    """One name in a Config that the hub, or a local directory, answers to.
-
-    Args:
-        section: the path of the mapping that has the name and its `revision`.
-        key: the name's own key there.
-        is_local: the name is a path on this machine; nothing is asked of the hub.
-        reads_weights: the stage loads a model's parameters.
-        reads_tokenizer: the stage loads its tokenizer.
-        recipe: whose model it is, where config.json is to say its family; else empty.
-        subset: of a dataset.
-    """
-
-    section: tuple[str, ...]
-    key: str
-    kind: Kind
-    name: str
-    revision: str | None
-    is_local: bool = False
-    reads_weights: bool = False
-    reads_tokenizer: bool = False
-    recipe: str = ""
-    subset: str | None = None
-
-
-def hub_references(config: StageConfig) -> Iterator[HubReference]:
-    """Yield what a stage's `model` and `data` sections name, local directories of models too."""
-    model, data = getattr(config, "model", None), getattr(config, "data", None)
-    own_tokenizer = data.tokenizer if isinstance(data, DataSection) else None
-    recipe = getattr(config, "recipe", "")
-    if isinstance(model, ModelSection) and model.name_or_path is not None:
-        yield HubReference(
-            ("model",),
-            "name_or_path",
-            "model",
-            model.name_or_path,
-            model.revision,
-            is_local=_is_local(model.name_or_path),
-            reads_weights=model.reads_weights and not model.from_scratch,
-            reads_tokenizer=not model.reads_weights
-            and own_tokenizer is None
-            and not has_no_texts(recipe),
-            recipe=recipe if model.reads_weights and model.family is None else "",
-        )
-    if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
-        yield HubReference(
-            ("data", "tokenizer"),
-            "name_or_path",
-            "model",
-            name,
-            own_tokenizer.revision,
-            is_local=_is_local(name),
-            reads_tokenizer=True,
-        )
-    if isinstance(data, DataSection) and (dataset := hub_dataset(data)) is not None:
-        yield HubReference(
-            ("data",), "dataset", "dataset", dataset, data.revision, subset=data.subset
-        )
-
-
-def hub_identities(config: StageConfig) -> dict[str, Any]:
-    """Return, by a name for people, what identifies the repositories that a stage reads.
-
-    Raises:
-        UsageError: one of them is at no commit yet, so that it could change from stage to stage.
-    """
-    identities: dict[str, Any] = {}
-    for one in hub_references(config):
-        if one.is_local:
             continue
-        if not is_commit(one.revision):
-            raise UsageError(
-                f"{one.kind} '{one.name}' of the hub is at no commit: pin the pipeline first "
-                "(redco_flow.orchestrate.hub_pins.HubPins), or give its revision as a commit."
-            )
-        subset = {"subset": one.subset} if one.subset is not None else {}
-        identities[f"hub:{one.kind}s/{one.name}"] = {"commit": one.revision, **subset}
-    return identities
+        kept += of_split
+    return kept
 
 
-def _is_local(name: str) -> bool:
-    """Whether the name of a model is a path: what exists, or looks like one."""
-    return not is_hub_name(name) or is_folder(expanded(name))
+_NO_LABEL = ("-1", "-1.0")  # texts as well: CSV has no numbers
+
+
+def _has_no_label(source: Source, names: Collection[str]) -> bool:
+    """Whether no row has a label; reads no further than the first that has one."""
+    is_empty = True
+    for row in source.rows():
+        is_empty = False
+        if isinstance(row, BadRow):
+            return False
+        labels = [row.fields[name] for name in names if name in row.fields]
+        if not labels or not all(one is None or str(one) in _NO_LABEL for one in labels):
+            return False
+    return not is_empty

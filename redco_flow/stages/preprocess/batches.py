@@ -15,7 +15,8 @@ from redco_flow.stages.artifacts.curation import dropped_rows
 from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
 from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.rows import BadRowLog, NoRows
-from redco_flow.stages.data.source import SPLITS, open_sources
+from redco_flow.stages.data.source import open_sources
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.config import Config, data_files
 from redco_flow.stages.preprocess.labels import labels_for
 from redco_flow.stages.preprocess.pairs import (

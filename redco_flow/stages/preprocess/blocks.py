@@ -28,7 +28,7 @@ from redco_flow.stages.artifacts.dataset import (
     SplitWriter,
     split_file,
 )
-from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
 DATASET = "dataset"

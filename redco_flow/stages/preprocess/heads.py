@@ -28,14 +28,10 @@ from redco_flow.recipes.recipe import (
 )
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection
+from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.image_folder import ENDINGS
-from redco_flow.stages.data.rows import (
-    BadRow,
-    FileRow,
-    problem_of_field,
-    problem_of_text,
-    read_file,
-)
+from redco_flow.stages.data.row_files import read_file
+from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field, problem_of_text
 from redco_flow.stages.data.source import Source, files_by_split
 from redco_flow.stages.preprocess.planned_template import PlannedTemplate, planned_template
 from redco_flow.text.conversations import ChatColumns
@@ -76,6 +72,7 @@ class _Check:
         chats: where each row has a conversation.
         template: what renders the conversations.
         only_last: whether the last answer of a conversation alone is learnt.
+        dialect: of CSV files.
     """
 
     recipe: str
@@ -89,6 +86,7 @@ class _Check:
     chats: ChatColumns | None
     template: PlannedTemplate
     only_last: bool
+    dialect: Dialect
 
     @classmethod
     def of(
@@ -109,6 +107,7 @@ class _Check:
             chats=chats,
             template=planned_template(data, is_of_chats=takes_conversations(module)),
             only_last=only_last,
+            dialect=Dialect.of(data.csv),
         )
 
     def skips_file(self, path: Path) -> bool:
@@ -197,7 +196,7 @@ def _rows_head(path: Path, check: _Check) -> _Head:
     """Read the first rows."""
     num_rows, num_bytes, num_bad, bad_rows = 0, 0, 0, list[BadRow]()
     problems_of = _row_problems(path, check)
-    for row in islice(read_file(path), check.num_rows):
+    for row in islice(read_file(path, check.dialect), check.num_rows):
         num_rows += 1
         if isinstance(row, BadRow):
             found = [row]

@@ -27,7 +27,7 @@ from redco_flow.stages.artifacts.dataset import (
 )
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRowLog, NoRows
-from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.blocks import (
     DATASET,
     HELD_BACK,

@@ -16,7 +16,8 @@ from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import BATCH_ROWS, TEXT, ArrowSplit
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRow, BadRowLog, FileRow, problem_of_text
-from redco_flow.stages.data.source import SPLITS, Source
+from redco_flow.stages.data.source import Source
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.heads import chat_columns, text_keys
 from redco_flow.stages.preprocess.labels import Labels
 from redco_flow.text.conversations import BadConversation

@@ -28,7 +28,7 @@ from redco_flow.stages.artifacts.dataset import (
 )
 from redco_flow.stages.context import Output, Shard, StageContext, StageOutputs
 from redco_flow.stages.data.row_values import as_json_value, unpack_row
-from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.batches import RawPairs
 from redco_flow.stages.preprocess.blocks import DATASET, Block, BlockStore, BlockWriters
 from redco_flow.stages.preprocess.config import Config

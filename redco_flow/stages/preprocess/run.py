@@ -23,7 +23,7 @@ from redco_flow.recipes.recipe import (
 )
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRow, BadRowLog
-from redco_flow.stages.data.source import SPLITS
+from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess import rows
 from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
