@@ -66,7 +66,7 @@ class StageRecord(TypedDict, total=False):
     """A stage in state.json; further keys are the last event's."""
 
     state: Required[str]
-    kind: str  # absent before 0.3.0
+    kind: str  # absent up to 0.2.0
     reused: bool
     attempt: int | None
     seconds: float | None

@@ -26,7 +26,7 @@ TRAIN = trained(accuracy=24.44, eval_loss=1.5, loss=0.5)
 OF_TRAIN = {"val/accuracy": 24.44, "val/eval_loss": 1.5, "train/loss": 0.5}
 
 
-@pytest.mark.parametrize("as_recorded", [dict, without_kinds], ids=["now", "before 0.3.0"])
+@pytest.mark.parametrize("as_recorded", [dict, without_kinds], ids=["now", "up to 0.2.0"])
 def test_a_trainings_scores_have_the_same_names_with_and_without_an_evaluation(as_recorded):
     whole = {"train": TRAIN, "evaluate": evaluated(accuracy=26.92)}
     until_train = {"train": TRAIN, "evaluate": left_out("evaluate")}
