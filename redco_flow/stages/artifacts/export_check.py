@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -284,7 +285,12 @@ def _their_scores(exported: Exported, reader: str, inputs: Mapping[str, np.ndarr
         given.pop("attention_mask", None)
     try:
         # Standard output is for the answer to the process that asked for the export.
-        with contextlib.redirect_stdout(sys.stderr), torch.no_grad():
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            warnings.catch_warnings(),
+            torch.no_grad(),
+        ):
+            warnings.simplefilter("ignore")
             found = _load(exported)(**given)
     except ArtifactError:
         raise
