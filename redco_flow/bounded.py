@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -25,7 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 _PASSED_VARIABLES = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
+_MODULE = "redco_flow.bounded"  # as the child, this file is __main__
 _SECONDS_TO_START = 120.0
+_SECONDS_TO_SEARCH = 2.0
 _WALL_SECONDS_PER_CPU_SECOND = 60.0  # a busy machine gives a process little of its time
 _CHUNK_BYTES = 1 << 16
 _MIB = 1 << 20
@@ -171,6 +174,25 @@ def call(function: str, /, *, seconds: float, memory_mib: int = 512, **arguments
         return process.ask(**arguments)
     finally:
         process.close()
+
+
+def search_problem(patterns: Sequence[str], texts: Sequence[str]) -> str | None:
+    """Say why regular expressions cannot be searched in texts in time; None: they can.
+
+    Some patterns take exponential time, and a thread in `re` cannot be stopped.
+    """
+    try:
+        call(f"{_MODULE}:search_all", seconds=_SECONDS_TO_SEARCH, patterns=patterns, texts=texts)
+    except BoundedError as error:
+        return f"searching {', '.join(map(repr, patterns))} among {len(texts)} names: {error}"
+    return None
+
+
+def search_all(patterns: Sequence[str], texts: Sequence[str]) -> None:
+    """Search each pattern in each text; called in the child."""
+    for pattern in patterns:
+        for text in texts:
+            re.search(pattern, text)
 
 
 def within(seconds: float, exchange: Callable[[], Result]) -> Result:

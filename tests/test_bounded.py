@@ -73,3 +73,12 @@ def test_a_download_that_grows_too_slowly_is_left_behind():
         )
 
     assert while_growing(os.getpid, lambda: 0, bytes_per_second=1, seconds=5.0) == os.getpid()
+
+
+def test_a_pattern_that_takes_exponential_time_is_a_problem_and_not_a_hang():
+    assert bounded.search_problem([r"(q|k|v)_proj"], ["q_proj", "o_proj"]) is None
+
+    problem = bounded.search_problem([r"(a+)+$"], ["a" * 60 + "!"])
+
+    assert problem is not None
+    assert "more than 2 s of CPU time" in problem

@@ -16,6 +16,7 @@ def calls_without_refusal(source):
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("from_pretrained", "from_config")
+        and ast.unparse(node.func.value) != "PeftModel"  # wraps a model that is loaded already
         and not any(
             one.arg == "trust_remote_code"
             and isinstance(one.value, ast.Constant)

@@ -12,7 +12,15 @@ CALLS = {
     *("urlopen", "build_opener", "HTTPConnection", "SMTP", "SMTP_SSL", "httpx.get", "requests.get"),
     *("HfApi", "get_session", "snapshot_download", "hf_hub_download"),
     *("load_dataset", "load_dataset_builder", "ParquetFile", "ZipFile", "ZstdDecompressor"),
-    *("gzip.open", "gzip.GzipFile", "bz2.open", "lzma.open", "tarfile.open", "Image.open"),
+    *(
+        "gzip.open",
+        "gzip.GzipFile",
+        "CompressedInputStream",
+        "bz2.open",
+        "lzma.open",
+        "tarfile.open",
+        "Image.open",
+    ),
 }
 
 

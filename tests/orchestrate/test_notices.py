@@ -24,7 +24,7 @@ from redco_flow.orchestrate.recurring.firing import Firer, Terms
 from redco_flow.records import write_json
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.notify import NotifySection
-from redco_flow.spec.profile import Profile
+from redco_flow.spec.profile import profile_model
 from redco_flow.spec.yaml import parse_file, read_yaml, write_yaml
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import Schedule, ScheduleDirectory
@@ -352,7 +352,7 @@ def test_a_mail_server_is_named_in_a_profile_and_not_in_a_pipeline(key, tmp_path
     values = {"name": "told", "stages": stages, "notify": {"email": {"to": ["a@b.org"]}}}
     path = tmp_path / "told.yaml"
     path.write_text(write_yaml(values))
-    profile = Profile.from_json({"defaults": {"notify": {"email": email}}})
+    profile = profile_model().from_json({"defaults": {"notify": {"email": email}}})
 
     allowed = load_pipeline(path, profile=profile).notify.email
     values["notify"]["email"][key] = email[key]

@@ -311,7 +311,10 @@ def _load(exported: Exported) -> Any:
     architecture = getattr(transformers, exported.model.architectures[0])
     if exported.adapter is None:
         model, told = architecture.from_pretrained(
-            exported.folder, dtype=torch.float32, output_loading_info=True
+            exported.folder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
         wrong = sorted(f"{kind.partition('_')[0]} {key}" for kind in kinds for key in told[kind])
@@ -325,7 +328,9 @@ def _load(exported: Exported) -> Any:
     options = {**(exported.base_options or {})}
     if "id2label" in options:
         options["id2label"] = {int(key): name for key, name in options["id2label"].items()}
-    base = architecture.from_pretrained(_base_folder(exported), dtype=torch.float32, **options)
+    base = architecture.from_pretrained(
+        _base_folder(exported), dtype=torch.float32, trust_remote_code=False, **options
+    )
     return PeftModel.from_pretrained(base, str(exported.folder)).eval()
 
 

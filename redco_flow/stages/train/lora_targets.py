@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from redco_flow.bounded import search_problem
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import find_config
 from redco_flow.models.hub.layouts import TensorLayout
@@ -14,6 +16,7 @@ from redco_flow.records import read_json
 from redco_flow.spec.pipeline import ModelSection
 
 _CONFIG_FILE = "config.json"
+_PLAIN_NAME = re.compile(r"[\w.-]+")  # takes no time to search
 # What a model may have or not; which it is, its files say.
 _HEADS = ("has_head", "has_pooler", "has_classifier")
 _LABELS = TensorLayout(
@@ -39,6 +42,11 @@ def targets_problem(
     layouts = flat_layouts(config.tensor_layouts())
     if has_labels:
         layouts["classifier/kernel"] = _LABELS
+    entries = [targets] if isinstance(targets, str) else targets
+    patterns = [entry for entry in entries if not _PLAIN_NAME.fullmatch(entry)]
+    names = [*layouts, *(one.name for one in layouts.values())]
+    if patterns and (problem := search_problem(patterns, names)):
+        return problem
     try:
         find_targets(targets, layouts, renamings=config.module_renamings)
     except ValueError as error:
