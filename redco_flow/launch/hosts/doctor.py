@@ -26,7 +26,7 @@ class HostReport:
 
     Args:
         problem: why it cannot be used at all; "" where it can.
-        found: as `host_probe.look_around`; empty where there is a problem.
+        found: as `hosts.agent.look_around`; empty where there is a problem.
         sees_workspace: under the same path.
         unreached: why it does not reach the next host; "" where it does, or is the only one.
     """

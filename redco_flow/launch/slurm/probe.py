@@ -142,7 +142,7 @@ def probe_nodes(
     num_nodes: int,
     gpus_per_host: int,
 ) -> list[dict[str, Any]]:
-    """Return what `node_probe` found on each of some nodes.
+    """Return what `main` printed on each of some nodes, as JSON.
 
     Args:
         folder: in the workspace; holds `mark`.

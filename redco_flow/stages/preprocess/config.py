@@ -1,7 +1,7 @@
 """preprocess: raw rows in, a dataset of token ids with its tokenizer out.
 
-Light at the top, for plans read its Config; the work is in `encode_dataset`, imported when it
-runs. Equal inputs give a byte-identical dataset, whatever the number of workers and shards.
+Plans import it on login nodes, so it imports neither JAX nor `run`, which does the work. Equal
+inputs give a byte-identical dataset, whatever the number of workers and shards.
 """
 
 from __future__ import annotations

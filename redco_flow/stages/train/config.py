@@ -1,6 +1,6 @@
 """train: a dataset in, checkpoints out: the last one, and the best by each metric asked for.
 
-Light at the top, for plans read its Config; the work is in `training`, imported when it runs.
+Plans import it on login nodes, so it imports neither JAX nor `run`, which does the work.
 """
 
 from __future__ import annotations

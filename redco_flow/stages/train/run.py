@@ -1,7 +1,7 @@
 """Train on a dataset with the engine: the heavy body of the train stage.
 
 Brings together dataset, recipe, engine and records. How steps, evaluations and checkpoints
-follow each other is the engine's; what a record must name is `training_records`.
+follow each other is the engine's; what a record must name is in `records`.
 """
 
 from __future__ import annotations
