@@ -26,6 +26,7 @@ _SECONDS_TO_ANSWER = 10.0  # for one read
 _SECONDS_FOR_ALL = 60.0
 _LEAST_BYTES_PER_SECOND = 1024
 _SECONDS_OF_SLOWNESS = 300.0
+_SHARED_BLOBS = "blobs"  # in the cache: files from Xet storage, which repositories link to
 
 
 class HubError(ValueError):
@@ -309,7 +310,7 @@ def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
             seconds=_SECONDS_OF_SLOWNESS,
         )
     )
-    check_inside(folder, cache)
+    check_inside(folder, cache, cache_directory() / _SHARED_BLOBS)
     return folder
 
 
@@ -386,11 +387,15 @@ def _repository_cache(kind: Kind, name: str) -> Path:
 
 
 def _num_bytes(folder: Path) -> int:
-    """Return the size of the files below a folder; those that go meanwhile count nothing."""
+    """Return a number that grows with the files below a folder, and those that it links to.
+
+    A complete file may move to the shared store, and a file may be allocated before it is written.
+    """
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
-            total += path.lstat().st_size
+            found = path.stat()
+            total += found.st_size + found.st_blocks * 512
     return total
 
 

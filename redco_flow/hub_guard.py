@@ -40,16 +40,23 @@ def guard_downloads(endpoint: str, environ: Mapping[str, str] = os.environ) -> N
     _check_answers()
 
 
-def check_inside(folder: Path, cache: Path) -> None:
+def check_inside(folder: Path, *caches: Path) -> None:
     """Check that every file of a downloaded snapshot is in its repository's cache.
 
-    A link that leads out of it is deleted.
+    A link that leads elsewhere is deleted.
+
+    Args:
+        caches: where files may be: the repository's cache, and the store that repositories share.
 
     Raises:
         UnsafeHub: one is not; names it and where it leads.
     """
-    root = cache.resolve()
-    outside = [path for path in folder.rglob("*") if not path.resolve().is_relative_to(root)]
+    roots = [cache.resolve() for cache in caches]
+    outside = [
+        path
+        for path in folder.rglob("*")
+        if not any(path.resolve().is_relative_to(root) for root in roots)
+    ]
     if not outside:
         return
     targets = ", ".join(sorted(str(path.resolve()) for path in outside))
@@ -83,7 +90,12 @@ def _check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Refuse an answer whose header would become the name of a file elsewhere."""
+    """Refuse an answer whose header would become the name of a file elsewhere.
+
+    Names are read from answers to HEAD alone; an API's own ETag is often Base64, which has slashes.
+    """
+    if response.request.method != "HEAD":
+        return
     for header in _NAMES_OF_FILES:
         value = str(response.headers.get(header, ""))
         name = value.removeprefix("W/").strip('"')
