@@ -146,6 +146,11 @@ def cache_directory() -> Path:
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
+def cached_files(kind: Kind, name: str) -> tuple[Path, Path]:
+    """Return where a repository's files are: its own cache, and the store that all share."""
+    return _repository_cache(kind, name), cache_directory() / _SHARED_BLOBS
+
+
 def cached_reference(kind: Kind, name: str, revision: str | None) -> tuple[float, str] | None:
     """Return when, and as which commit, other programs last downloaded a branch or tag."""
     path = _repository_cache(kind, name) / "refs" / (revision or "main")
@@ -299,7 +304,7 @@ def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
     """Download files into the cache; refuse a download that stalls, or that leaves the cache."""
     import huggingface_hub
 
-    cache = _repository_cache(kind, name)
+    cache, *_ = folders = cached_files(kind, name)
     folder = Path(
         while_growing(
             lambda: huggingface_hub.snapshot_download(
@@ -310,7 +315,7 @@ def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
             seconds=_SECONDS_OF_SLOWNESS,
         )
     )
-    check_inside(folder, cache, cache_directory() / _SHARED_BLOBS)
+    check_inside(folder, *folders)
     return folder
 
 

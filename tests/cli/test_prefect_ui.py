@@ -4,6 +4,7 @@ Pictures of what was seen stay in pytest's base directory, in `screenshots`.
 """
 
 import json
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import Command, wait_for
+from tests.cli.conftest import Command, soon_and_every_three_minutes, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -57,14 +58,16 @@ def schedules(tmp_path_factory, prefect_server):
 
 @pytest.fixture(scope="module")
 def often(schedules, ui):  # which is there before the first firing
-    """The page of a schedule that has fired twice by itself."""
-    page = schedules.add("often", "--every", "30s", skill=100)
-    wait_for(lambda: len(fired(page)) > 1, MOST_SECONDS)
+    """The page of a schedule that has fired by itself, and was then run once more."""
+    when = ("--timezone", "UTC", "--rrule", soon_and_every_three_minutes(UTC))
+    page = schedules.add("often", *when, skill=100)
+    wait_for(lambda: fired(page), MOST_SECONDS)
+    schedules("schedule", "run", "often")
     return page
 
 
 def fired(page):
-    """The flow runs of a deployment's page that its schedule has begun, as the server says."""
+    """The flow runs of a deployment's page that have begun, as the server reports them."""
     of = {"id": {"any_": [page.rpartition("/")[2]]}}
     begun = {"state": {"type": {"not_any_": ["SCHEDULED"]}}}
     return ask(own_api(), "/flow_runs/filter", {"deployments": of, "flow_runs": begun})
