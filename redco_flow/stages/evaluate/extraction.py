@@ -7,6 +7,7 @@ stopped: it holds the GIL, and with it the heartbeats of its process.
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import subprocess
@@ -25,7 +26,7 @@ class ExtractionTimedOut(Exception):
 
 
 class Extraction:
-    """Finds what a text answers; each thread that calls it uses a process of its own.
+    """Finds what a text answers; each thread that calls it has its own process.
 
     Args:
         pattern: its last match counts: the first group, or all of it where it has none. None: the
@@ -79,7 +80,8 @@ class _MatchingProcess:
             command(__name__, has_site_packages=False),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={},
+            # Where modules of a cluster provide Python, it does not start without its libraries.
+            env={key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ},
         )
         self._write(pattern)
 
