@@ -4,7 +4,6 @@ Pictures of what was seen stay in pytest's base directory, in `screenshots`.
 """
 
 import json
-from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from redco_flow.orchestrate.prefect.server import own_api
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.schedules import ScheduleDirectory
 from redco_flow.tracking.workspace import Workspace
-from tests.cli.conftest import Command, soon_and_every_three_minutes, wait_for
+from tests.cli.conftest import Command, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,8 +58,7 @@ def schedules(tmp_path_factory, prefect_server):
 @pytest.fixture(scope="module")
 def often(schedules, ui):  # which is there before the first firing
     """The page of a schedule that has fired by itself, and was then run once more."""
-    when = ("--timezone", "UTC", "--rrule", soon_and_every_three_minutes(UTC))
-    page = schedules.add("often", *when, skill=100)
+    page = schedules.add("often", "--cron", "* * * * *", skill=100)
     wait_for(lambda: fired(page), MOST_SECONDS)
     schedules("schedule", "run", "often")
     return page
