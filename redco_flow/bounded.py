@@ -377,7 +377,7 @@ def _import_package() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     spec = importlib.util.spec_from_file_location(
         _PACKAGE,
-        os.path.join(folder, "__init__.py"),  # noqa: PTH118
+        os.path.join(folder, "__init__.py"),
         submodule_search_locations=[folder],
     )
     assert spec is not None

@@ -1,7 +1,7 @@
 """Refuse what a Hugging Face hub, or a mirror of it, must not do: write outside of the cache.
 
 huggingface_hub takes the ETag that a server sends as the name of a file. And what comes by plain
-HTTP comes from everybody on the way. Neither is left to the server to decide.
+HTTP can be changed by any machine on the network path. Neither is accepted unchecked.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def guard_downloads(endpoint: str, environ: Mapping[str, str] = os.environ) -> N
     is_safe = parts.scheme == "https" or _is_loopback(parts.hostname or "")
     if not is_safe and environ.get(INSECURE_VARIABLE) != "1":
         raise UnsafeHub(
-            f"HF_ENDPOINT is {endpoint}: with plain HTTP anybody on the network path can change "
-            f"what is downloaded and read the token. Use https://, or set {INSECURE_VARIABLE}=1."
+            f"HF_ENDPOINT is {endpoint}: with plain HTTP any machine on the network path can "
+            "change what is downloaded and read the token. Use https://, or set "
+            f"{INSECURE_VARIABLE}=1."
         )
     _check_answers()
 
