@@ -19,6 +19,7 @@ from types import TracebackType
 from redco_flow.stages.evaluate.own_process import command
 
 _CHUNK_BYTES = 1 << 16
+_SECONDS_TO_START = 60.0
 
 
 class ExtractionTimedOut(Exception):
@@ -83,7 +84,13 @@ class _MatchingProcess:
             # Where modules of a cluster provide Python, it does not start without its libraries.
             env={key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ},
         )
-        self._write(pattern)
+        try:
+            self._write(pattern)
+            # On a busy machine a start takes seconds, which are not the first text's.
+            self._read_line(time.monotonic() + _SECONDS_TO_START)
+        except BaseException:
+            self.end()
+            raise
 
     def find(self, text: str, deadline: float) -> str | None:
         """Return the match in a text.
@@ -120,8 +127,10 @@ class _MatchingProcess:
 
 
 def main() -> None:
-    """Read a pattern, then texts; write the last match in each."""
+    """Read a pattern, and write a line; then read texts, and write the last match in each."""
     pattern = re.compile(json.loads(sys.stdin.readline()))
+    sys.stdout.write("null\n")
+    sys.stdout.flush()
     for line in sys.stdin:
         last = None
         for match in pattern.finditer(json.loads(line)):
