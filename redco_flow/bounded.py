@@ -30,6 +30,7 @@ _PASSED_VARIABLES = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_TIME"
 _PACKAGE = "redco_flow"
 _INSTALLED = ("site-packages", "dist-packages")
 _MODULE = f"{_PACKAGE}.bounded"  # as the child, this file is __main__
+_NOT_STARTED = f"it did not start; is {__file__} still there?"
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_SEARCH = 2.0
 _WALL_SECONDS_PER_CPU_SECOND = 60.0  # a busy machine gives a process little of its time
@@ -127,9 +128,8 @@ class BoundedProcess:
 
     def _answers(self, texts: Sequence[str], shared: str) -> list[Any]:
         """Return the answers that the child gave; where it ended at the only question, why."""
-        child = self._living_child()
         try:
-            return self._exchange(child, texts, shared)
+            return self._exchange(self._living_child(), texts, shared)
         except BaseException:  # Ctrl-C: the next question must not get this one's answer
             self.close()
             raise
@@ -164,7 +164,7 @@ class BoundedProcess:
         self._end = weakref.finalize(self, _end, child, os.getpid())
         assert child.stdout is not None
         line = _Lines(child.stdout.fileno()).next(_SECONDS_TO_START)
-        problem = "it did not start" if line is None else json.loads(line)
+        problem = _NOT_STARTED if line is None else json.loads(line)
         if problem:
             self.close()
             raise BoundedError(f"the process that computes {self._limits[0]} failed: {problem}")
