@@ -192,8 +192,16 @@ class RedactedStream(io.TextIOBase):
 def redact_text(text: str, secrets: Iterable[bytes]) -> str:
     """Return `text` without the secrets."""
     redactor = Redactor(secrets)
-    shown = redactor.feed(text.encode("utf-8", "surrogateescape")) + redactor.flush()
+    shown = redactor.feed(_bytes_of(text)) + redactor.flush()
     return shown.decode("utf-8", "replace")
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return a text as bytes; a file's name and a text of JSON may have lone surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
 
 
 def redact_record(value: Any, secrets: Sequence[bytes], name: str = "") -> Any:
