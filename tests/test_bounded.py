@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from redco_flow import bounded
@@ -131,6 +132,11 @@ os.kill(os.getpid(), 9)
 """
 
 
+def is_running(pid):
+    """Whether it has not ended; where nothing reaps orphans it stays a zombie."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def test_a_process_that_is_forked_in_the_middle_of_a_question_asks_its_own_child():
     """And no child outlives its parent, which is killed here."""
     done = subprocess.run(
@@ -143,7 +149,7 @@ def test_a_process_that_is_forked_in_the_middle_of_a_question_asks_its_own_child
 
     assert done.returncode == -signal.SIGKILL, done.stderr
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{int(done.stdout)}").exists():
+    while is_running(int(done.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

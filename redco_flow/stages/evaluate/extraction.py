@@ -16,6 +16,7 @@ import threading
 import time
 from types import TracebackType
 
+from redco_flow.launch.processes import die_with_parent
 from redco_flow.stages.evaluate.own_process import command
 
 _CHUNK_BYTES = 1 << 16
@@ -128,6 +129,7 @@ class _MatchingProcess:
 
 def main() -> None:
     """Read a pattern, and write a line; then read texts, and write the last match in each."""
+    die_with_parent(os.getppid())  # a match may never end
     pattern = re.compile(json.loads(sys.stdin.readline()))
     sys.stdout.write("null\n")
     sys.stdout.flush()
