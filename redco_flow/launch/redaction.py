@@ -217,8 +217,10 @@ def redact_record(value: Any, secrets: Sequence[bytes], name: str = "") -> Any:
         }
     if isinstance(value, list | tuple):
         return [redact_record(one, secrets, name) for one in value]
-    if not isinstance(value, str) or len(value) < SHORTEST_SECRET:
+    if not isinstance(value, str):
         return value
+    if len(value) < SHORTEST_SECRET:
+        return _bytes_of(value).decode("utf-8", "replace")
     beginning = f"{name}: " if name.isidentifier() else ""
     shown = redact_text(beginning + value, secrets)
     return shown[len(beginning) :] if shown.startswith(beginning) else redact_text(value, secrets)
