@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -26,7 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 _PASSED_VARIABLES = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH")
-_MODULE = "redco_flow.bounded"  # as the child, this file is __main__
+_PACKAGE = "redco_flow"
+_INSTALLED = ("site-packages", "dist-packages")
+_MODULE = f"{_PACKAGE}.bounded"  # as the child, this file is __main__
+_NOT_STARTED = f"it did not start; is {__file__} still there?"
 _SECONDS_TO_START = 120.0
 _SECONDS_TO_SEARCH = 2.0
 _WALL_SECONDS_PER_CPU_SECOND = 60.0  # a busy machine gives a process little of its time
@@ -52,7 +56,8 @@ class BoundedProcess:
     """A child process that calls one function as often as it is asked, and starts when needed.
 
     A child that exceeds a limit is replaced by a new one at the next question. Threads may share
-    it, and a forked process starts its own child.
+    it, and a forked process starts its own child. After an interruption (Ctrl-C) the child is
+    replaced, too.
 
     Args:
         function: `redco_flow.module:name`; takes keyword arguments and returns JSON.
@@ -71,7 +76,8 @@ class BoundedProcess:
     ) -> None:
         self._limits = [function, repr(seconds), str(memory_mib), str(most_characters)]
         self._seconds = seconds
-        self._lock = threading.RLock()
+        # By process: a thread may hold the lock while another one forks.
+        self._locks: dict[int, threading.RLock] = {}
         self._child: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._end: Callable[[], object] = lambda: None
@@ -101,7 +107,7 @@ class BoundedProcess:
         texts, shared = [json.dumps(one) for one in questions], json.dumps(common)
         answers: list[Any] = []
         is_one_by_one = False  # until the question is found that ended a child
-        with self._lock:
+        with self._lock():
             while len(answers) < len(texts):
                 end = len(answers) + 1 if is_one_by_one else len(texts)
                 answers += self._answers(texts[len(answers) : end], shared)
@@ -113,13 +119,24 @@ class BoundedProcess:
 
     def close(self) -> None:
         """End the child."""
-        with self._lock:
+        with self._lock():
             self._end()
             self._child = None
 
+    def _lock(self) -> threading.RLock:
+        return self._locks.setdefault(os.getpid(), threading.RLock())
+
     def _answers(self, texts: Sequence[str], shared: str) -> list[Any]:
         """Return the answers that the child gave; where it ended at the only question, why."""
-        child = self._living_child()
+        try:
+            return self._exchange(self._living_child(), texts, shared)
+        except BaseException:  # Ctrl-C: the next question must not get this one's answer
+            self.close()
+            raise
+
+    def _exchange(
+        self, child: subprocess.Popen[bytes], texts: Sequence[str], shared: str
+    ) -> list[Any]:
         assert child.stdin is not None
         assert child.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # the lines that follow find the reason
@@ -147,7 +164,7 @@ class BoundedProcess:
         self._end = weakref.finalize(self, _end, child, os.getpid())
         assert child.stdout is not None
         line = _Lines(child.stdout.fileno()).next(_SECONDS_TO_START)
-        problem = "it did not start" if line is None else json.loads(line)
+        problem = _NOT_STARTED if line is None else json.loads(line)
         if problem:
             self.close()
             raise BoundedError(f"the process that computes {self._limits[0]} failed: {problem}")
@@ -301,10 +318,8 @@ def _answer_of(message: Mapping[str, Any]) -> Any:
 
 def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
     environment = {key: os.environ[key] for key in _PASSED_VARIABLES if key in os.environ}
-    folders = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]  # noqa: PTH100, PTH120
-    site = sys.modules.get("site")
-    if getattr(site, "ENABLE_USER_SITE", False):
-        folders.append(str(getattr(site, "USER_SITE", "")))
+    # Of the user's, and of modules that a cluster puts on PYTHONPATH: `python -I` ignores both.
+    folders = [path for path in sys.path if os.path.basename(path) in _INSTALLED]  # noqa: PTH119
     return subprocess.Popen(
         [sys.executable, "-I", "-B", __file__, *words, *folders],
         stdin=subprocess.PIPE,
@@ -333,10 +348,12 @@ def _serve(
     """Be the child: import the function, then answer each line of questions."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is not an answer
-    sys.path.extend(folders)
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
     problem, call_function = "", None
     try:
         name, _, attribute = function.partition(":")
+        if name.partition(".")[0] == _PACKAGE:
+            _import_package()
         module = importlib.import_module(name)
         call_function = getattr(module, attribute)
         getattr(module, "prepare_child", lambda: None)()
@@ -344,15 +361,32 @@ def _serve(
         problem = f"{type(error).__name__}: {error}"
     _limit_resources(int(memory_mib))
     _write(answers, problem)
+    parent = os.getppid()
     for line in sys.stdin.buffer:
         common, *questions = json.loads(line)
         for own in questions:
+            if os.getppid() != parent:
+                return  # nothing reads the answers
             # The kernel ends this process by SIGPROF when the CPU time is used up.
             signal.setitimer(signal.ITIMER_PROF, float(seconds))
             answer = _answer(call_function, {**common, **own}, memory_mib, int(most_characters))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             answers.write(answer)
         answers.flush()
+
+
+def _import_package() -> None:
+    """Import the package that this file belongs to, which may not be the installed one."""
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE,
+        os.path.join(folder, "__init__.py"),
+        submodule_search_locations=[folder],
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
 
 
 def _answer(

@@ -1,6 +1,6 @@
 """Run git so that a repository's own configuration starts no command.
 
-Whoever made a folder that was unpacked, rather than cloned, also wrote its `.git/config`. There
+The author of a folder that was unpacked, rather than cloned, also wrote its `.git/config`. There
 `core.fsmonitor`, hooks, filters of contents, and transports to fetch what a partial clone lacks,
 are commands. What the user has configured for all repositories (Git LFS, say) stays. Needs
 git 2.31.

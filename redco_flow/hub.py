@@ -26,6 +26,7 @@ _SECONDS_TO_ANSWER = 10.0  # for one read
 _SECONDS_FOR_ALL = 60.0
 _LEAST_BYTES_PER_SECOND = 1024
 _SECONDS_OF_SLOWNESS = 300.0
+_SHARED_BLOBS = "blobs"  # in the cache: files from Xet storage, which repositories link to
 
 
 class HubError(ValueError):
@@ -143,6 +144,11 @@ def cache_directory() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def cached_files(kind: Kind, name: str) -> tuple[Path, Path]:
+    """Return where a repository's files are: its own cache, and the store that all share."""
+    return _repository_cache(kind, name), cache_directory() / _SHARED_BLOBS
 
 
 def cached_reference(kind: Kind, name: str, revision: str | None) -> tuple[float, str] | None:
@@ -298,7 +304,7 @@ def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
     """Download files into the cache; refuse a download that stalls, or that leaves the cache."""
     import huggingface_hub
 
-    cache = _repository_cache(kind, name)
+    cache, *_ = folders = cached_files(kind, name)
     folder = Path(
         while_growing(
             lambda: huggingface_hub.snapshot_download(
@@ -309,7 +315,7 @@ def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
             seconds=_SECONDS_OF_SLOWNESS,
         )
     )
-    check_inside(folder, cache)
+    check_inside(folder, *folders)
     return folder
 
 
@@ -386,11 +392,15 @@ def _repository_cache(kind: Kind, name: str) -> Path:
 
 
 def _num_bytes(folder: Path) -> int:
-    """Return the size of the files below a folder; those that go meanwhile count nothing."""
+    """Return a number that grows with the files below a folder, and those that it links to.
+
+    A complete file may move to the shared store, and a file may be allocated before it is written.
+    """
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
-            total += path.lstat().st_size
+            found = path.stat()
+            total += found.st_size + found.st_blocks * 512
     return total
 
 

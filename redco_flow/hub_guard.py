@@ -1,7 +1,7 @@
 """Refuse what a Hugging Face hub, or a mirror of it, must not do: write outside of the cache.
 
 huggingface_hub takes the ETag that a server sends as the name of a file. And what comes by plain
-HTTP comes from everybody on the way. Neither is left to the server to decide.
+HTTP can be changed by any machine on the network path. Neither is accepted unchecked.
 """
 
 from __future__ import annotations
@@ -34,22 +34,30 @@ def guard_downloads(endpoint: str, environ: Mapping[str, str] = os.environ) -> N
     is_safe = parts.scheme == "https" or _is_loopback(parts.hostname or "")
     if not is_safe and environ.get(INSECURE_VARIABLE) != "1":
         raise UnsafeHub(
-            f"HF_ENDPOINT is {endpoint}: with plain HTTP anybody on the network path can change "
-            f"what is downloaded and read the token. Use https://, or set {INSECURE_VARIABLE}=1."
+            f"HF_ENDPOINT is {endpoint}: with plain HTTP any machine on the network path can "
+            "change what is downloaded and read the token. Use https://, or set "
+            f"{INSECURE_VARIABLE}=1."
         )
     _check_answers()
 
 
-def check_inside(folder: Path, cache: Path) -> None:
+def check_inside(folder: Path, *caches: Path) -> None:
     """Check that every file of a downloaded snapshot is in its repository's cache.
 
-    A link that leads out of it is deleted.
+    A link that leads elsewhere is deleted.
+
+    Args:
+        caches: where files may be: the repository's cache, and the store that repositories share.
 
     Raises:
         UnsafeHub: one is not; names it and where it leads.
     """
-    root = cache.resolve()
-    outside = [path for path in folder.rglob("*") if not path.resolve().is_relative_to(root)]
+    roots = [cache.resolve() for cache in caches]
+    outside = [
+        path
+        for path in folder.rglob("*")
+        if not any(path.resolve().is_relative_to(root) for root in roots)
+    ]
     if not outside:
         return
     targets = ", ".join(sorted(str(path.resolve()) for path in outside))
@@ -83,7 +91,12 @@ def _check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Refuse an answer whose header would become the name of a file elsewhere."""
+    """Refuse an answer whose header would become the name of a file elsewhere.
+
+    Names are read from answers to HEAD alone; an API's own ETag is often Base64, which has slashes.
+    """
+    if response.request.method != "HEAD":
+        return
     for header in _NAMES_OF_FILES:
         value = str(response.headers.get(header, ""))
         name = value.removeprefix("W/").strip('"')

@@ -2,8 +2,15 @@
 
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from redco_flow import bounded
@@ -82,3 +89,87 @@ def test_a_pattern_that_takes_exponential_time_is_a_problem_and_not_a_hang():
 
     assert problem is not None
     assert "more than 2 s of CPU time" in problem
+
+
+def test_after_an_interruption_no_question_gets_the_answer_to_another():
+    process = BoundedProcess("re:findall", seconds=0.5)
+    fast = {"pattern": "a+", "string": "aab"}
+    assert process.ask(**fast) == ["aa"]
+
+    def interrupt(*_):
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    with pytest.raises(InterruptedError):
+        process.ask(pattern="(b+)+$", string="b" * 40 + "c")
+    timer.join()
+    signal.signal(signal.SIGUSR1, before)
+
+    assert process.ask(**fast) == ["aa"]
+    process.close()
+
+
+FORK = """
+import os, threading, time
+from redco_flow.bounded import BoundedProcess
+
+process = BoundedProcess("re:findall", seconds=1.0)
+fast, slow = {"pattern": "a+", "string": "aab"}, {"pattern": "(a+)+$", "string": "a" * 40 + "b"}
+assert process.ask(**fast) == ["aa"]
+thread = threading.Thread(target=process.ask_many, args=([slow],))
+thread.start()
+time.sleep(0.2)
+child = os.fork()
+if child == 0:
+    os._exit(0 if process.ask(**fast) == ["aa"] else 1)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+assert process.ask(**fast) == ["aa"]
+print(process._child.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def is_running(pid):
+    """Whether it has not ended; where nothing reaps orphans it stays a zombie."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_is_forked_in_the_middle_of_a_question_asks_its_own_child():
+    """And no child outlives its parent, which is killed here."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 10
+    while is_running(int(done.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_child_imports_the_package_that_its_parent_has_imported(tmp_path):
+    """A job runs from a copy of the code, next to an installed package of another version."""
+    copy = shutil.copytree(Path(bounded.__file__).parent, tmp_path / "redco_flow")
+    (copy / "only_here.py").write_text("def answer():\n    return __file__\n")
+    program = (
+        "from redco_flow import bounded; "
+        "print(bounded.call('redco_flow.only_here:answer', seconds=5.0))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.strip() == str(copy / "only_here.py"), done.stderr

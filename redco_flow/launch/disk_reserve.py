@@ -47,7 +47,7 @@ def full_disks(*directories: Path) -> list[Path]:
     for directory in (*directories, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             usage = os.statvfs(directory)
-            if usage.f_bavail * usage.f_frsize < _BYTES:
+            if usage.f_blocks and usage.f_bavail * usage.f_frsize < _BYTES:
                 full.append(directory)
     return full
 
@@ -71,6 +71,8 @@ def full_disk(directory: Path) -> str:
         usage = os.statvfs(existing)
     except OSError:
         return ""  # what is then written there fails with a better reason
+    if not usage.f_blocks:
+        return ""  # a file system that does not report its size, as some in user space
     free = usage.f_bavail * usage.f_frsize
     if usage.f_files and not usage.f_favail:
         return f"the disk of {directory} has room for no further file"

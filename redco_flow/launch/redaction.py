@@ -192,8 +192,16 @@ class RedactedStream(io.TextIOBase):
 def redact_text(text: str, secrets: Iterable[bytes]) -> str:
     """Return `text` without the secrets."""
     redactor = Redactor(secrets)
-    shown = redactor.feed(text.encode("utf-8", "surrogateescape")) + redactor.flush()
+    shown = redactor.feed(_bytes_of(text)) + redactor.flush()
     return shown.decode("utf-8", "replace")
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return a text as bytes; a file's name and a text of JSON may have lone surrogates."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
 
 
 def redact_record(value: Any, secrets: Sequence[bytes], name: str = "") -> Any:
@@ -209,8 +217,10 @@ def redact_record(value: Any, secrets: Sequence[bytes], name: str = "") -> Any:
         }
     if isinstance(value, list | tuple):
         return [redact_record(one, secrets, name) for one in value]
-    if not isinstance(value, str) or len(value) < SHORTEST_SECRET:
+    if not isinstance(value, str):
         return value
+    if len(value) < SHORTEST_SECRET:
+        return _bytes_of(value).decode("utf-8", "replace")
     beginning = f"{name}: " if name.isidentifier() else ""
     shown = redact_text(beginning + value, secrets)
     return shown[len(beginning) :] if shown.startswith(beginning) else redact_text(value, secrets)

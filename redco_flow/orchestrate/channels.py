@@ -23,7 +23,7 @@ from redco_flow.spec.secrets import hide_secrets
 
 _SECONDS = 10.0  # for one read
 _SECONDS_FOR_ALL = 20.0
-_CALLS_EVERYBODY = re.compile(r"@(?=(?:all|channel|everyone|here)\b)", re.IGNORECASE)
+_MENTION_OF_ALL = re.compile(r"@(?=(?:all|channel|everyone|here)\b)", re.IGNORECASE)
 _SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
@@ -93,8 +93,8 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _without_calls(text: str) -> str:
-    """Return a text for Slack in which `<!channel>` and `@everyone` notify nobody."""
-    return _CALLS_EVERYBODY.sub("@\u200b", text.translate(_SLACK_ESCAPES))
+    """Return a text for Slack in which `<!channel>` and `@everyone` notify no one."""
+    return _MENTION_OF_ALL.sub("@\u200b", text.translate(_SLACK_ESCAPES))
 
 
 def _post(channel: str, address: str, variable: str, seconds: float, notice: Notice) -> str:

@@ -30,8 +30,8 @@ _EVENTS: tuple[Event, ...] = ("failure", "promotion")
 def mail_server_problems(pipeline: Document) -> Iterator[Problem]:
     """Yield one problem for each setting of a mail server that a pipeline's own file has.
 
-    A pipeline is data, and may come from anybody: it must not send a password of this user to a
-    server that it names.
+    A pipeline is data, and may come from other people: it must not send a password of this user
+    to a server that it names.
     """
     email = pipeline.get(_EMAIL)
     for key in email if isinstance(email, dict) else ():

@@ -82,7 +82,7 @@ def check_here(
     try:
         localized = _localized(rule, zone)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"is no recurrence rule (RFC 5545): {error}") from error
+        raise ValueError(f"is not a recurrence rule (RFC 5545): {error}") from error
     dates = list(localized.xafter(now, count=_NUM_DATES))
     if not dates:
         raise ValueError("has no date after now")

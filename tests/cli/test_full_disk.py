@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from redco_flow.launch.disk_reserve import full_disk, full_disks
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 from tests.cluster.small_disk import fill, small_disk
@@ -54,3 +56,9 @@ def test_resume_and_status_name_the_full_disk(tmp_path):
     assert code == 2
     assert f"the disk of {run.path} is full: 0 bytes are free" in resumed
     assert f"the disk of {run.path} is full: 0 bytes are free" in status
+
+
+def test_a_file_system_that_reports_no_size_is_not_full():
+    """Some in user space do not; /proc does not either."""
+    assert full_disk(Path("/proc")) == ""
+    assert Path("/proc") not in full_disks(Path("/proc"))

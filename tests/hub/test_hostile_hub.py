@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
+from huggingface_hub.utils import httpx
 
-from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
+from redco_flow import hub as hub_module
+from redco_flow.hub_guard import UnsafeHub, _check_answer, check_inside, guard_downloads
 
 DOWNLOAD = """
 import json, sys
@@ -92,3 +95,42 @@ def test_a_link_that_leads_out_of_the_cache_is_deleted_and_reported(tmp_path):
 
     assert [path.name for path in snapshot.iterdir()] == ["good"]
     check_inside(snapshot, cache)
+
+
+def test_a_file_may_be_in_the_store_that_repositories_share(tmp_path):
+    """huggingface_hub moves a complete file of Xet storage there, in the middle of a download."""
+    store = pytest.importorskip("huggingface_hub.utils._shared_blobs")
+    content, digest = b"weights" * 1000, "a" * 64
+    blob = tmp_path / "models--a--b" / "blobs" / "x"
+    pointer = tmp_path / "models--a--b" / "snapshots" / "1" / "model.safetensors"
+    for folder in (blob.parent, pointer.parent):
+        folder.mkdir(parents=True)
+    blob.write_bytes(content)
+    before = hub_module._num_bytes(tmp_path / "models--a--b")
+
+    is_shared = store.publish_blob_to_shared_store(
+        blob_path=str(blob),
+        xet_hash=digest,
+        cache_dir=str(tmp_path),
+        expected_size=len(content),
+        replace_existing=False,
+    )
+    pointer.symlink_to("../../blobs/x")
+
+    assert is_shared
+    assert blob.is_symlink()
+    assert hub_module._num_bytes(tmp_path / "models--a--b") > before
+    check_inside(pointer.parent, tmp_path / "models--a--b", tmp_path / hub_module._SHARED_BLOBS)
+    with pytest.raises(UnsafeHub):
+        check_inside(pointer.parent, tmp_path / "models--a--b")
+
+
+@pytest.mark.parametrize(("method", "is_refused"), [("GET", False), ("HEAD", True)])
+def test_an_etag_with_slashes_is_refused_only_where_it_becomes_a_name(method, is_refused):
+    """The hub's API sends ETags in Base64: `W/"1a2-h5/Zk+…"`."""
+    request = httpx.Request(method, "https://hub.example.org/api/models/a/b")
+    answer = httpx.Response(200, headers={"ETag": 'W/"1a2-h5/Zk+q"'}, request=request)
+    expected = pytest.raises(UnsafeHub, match="ETag") if is_refused else nullcontext()
+
+    with expected:
+        _check_answer(answer)

@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_flow.launch.redaction import Redactor, redact_text
+from redco_flow.launch.redaction import Redactor, redact_record, redact_text
 
 SECRET = b"hf_aBcDeFgHiJkL"
 
@@ -57,3 +57,13 @@ def test_a_secret_inside_json_and_one_line_of_a_key_are_blotted_out():
 
 def test_bytes_that_are_no_text_pass_through():
     assert pump(Redactor([SECRET]), [b"\xff\xfe\x00", b"\x80"]) == b"\xff\xfe\x00\x80"
+
+
+def test_records_of_texts_that_are_not_utf_8_can_be_written():
+    """Half of a pair, as JSON may have it, and a byte in the name of a file."""
+    record = {"label": f"\ud83d {SECRET.decode()}", "caf\udce9 long.jsonl": "\ud83d"}
+
+    shown = redact_record(record, [SECRET])
+
+    assert shown == {"label": "\\ud83d [redacted]", "caf\ufffd long.jsonl": "\\ud83d"}
+    json.dumps(shown, ensure_ascii=False).encode()

@@ -375,6 +375,7 @@ def test_a_run_that_fails_tells_it_by_its_own_process(runs, receiver, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_schedule_without_a_good_run_is_told_by_the_prefect_server(
     prefect_server, receiver, tmp_path
 ):
@@ -392,7 +393,7 @@ def test_a_schedule_without_a_good_run_is_told_by_the_prefect_server(
         command(*words, environment={"HOOK": receiver.url("hook")})
     assert len(ask(api, "/automations/filter", {"automations": of_schedule})) == 1
 
-    until(lambda: receiver.bodies, seconds=120)
+    until(lambda: receiver.bodies, seconds=300)
 
     assert time.monotonic() - begun > 10
     (path, body), *_ = receiver.bodies

@@ -35,7 +35,7 @@ def test_an_interval_is_a_number_and_a_unit(text, seconds):
         ({"every": "99999999999999999w"}, "is too long an interval"),
         ({"every": "9" * 5000 + "w"}, "is too long an interval"),
         ({"every": "11000d"}, "is longer than ten years"),
-        ({"rrule": "FREQ=SOMETIMES"}, "is no recurrence rule"),
+        ({"rrule": "FREQ=SOMETIMES"}, "is not a recurrence rule"),
         ({"rrule": "FREQ=DAILY;INTERVAL=0"}, "an interval is at least 1"),
         ({"rrule": "FREQ=SECONDLY"}, "less than 30 s apart"),
         ({"rrule": "FREQ=DAILY;BYSECOND=1,2"}, "less than 30 s apart"),

@@ -2,8 +2,12 @@
 
 import json
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from stage_kinds import compare, evaluate
 
@@ -275,6 +279,39 @@ def test_texts_on_which_a_pattern_takes_too_long_have_no_answer(bench, caplog, p
     assert [one["ended"] for one in answers] == ["no_answer", "right"]
     assert answers[0]["said"] == "judge.extract took longer than judge.timeout_seconds"
     assert "judge.extract took more than 0.5 s on 1 texts" in caplog.text
+
+
+LONELY = """
+import os, threading, time
+from redco_flow.stages.evaluate.extraction import Extraction
+
+extract = Extraction("(a+)+$", 60.0)
+threading.Thread(target=extract, args=("a" * 60 + "!",), daemon=True).start()
+children = ""
+while not children:
+    time.sleep(0.1)
+    for task in os.listdir("/proc/self/task"):
+        children += open(f"/proc/self/task/{task}/children").read()
+time.sleep(0.5)
+print(children, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def is_running(pid):
+    """Whether it has not ended; where nothing reaps orphans it stays a zombie."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_match_that_never_ends_ends_with_the_process_that_waits_for_it():
+    done = subprocess.run(
+        [sys.executable, "-c", LONELY], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    deadline = time.monotonic() + 10
+    while is_running(int(done.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_stop_ends_the_judging(bench):

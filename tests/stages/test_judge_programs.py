@@ -193,3 +193,14 @@ def test_an_always_equal_object_is_not_equal_to_plain_data():
     question = {"prompt": "def f():\n", "answer": answer, "references": ["assert f() == 3"]}
 
     assert JudgeProgram(OF_THE_GUIDE, 10.0, 512).ask(question).ended == "wrong"
+
+
+def test_a_comparison_that_cannot_be_made_is_reported():
+    """Both are the same fraction: `wrong` without a reason would blame the answer."""
+    answer = "    import fractions\n    return fractions.Fraction(1, 2)"
+    test = "from fractions import Fraction\nassert f() == Fraction(1, 2)"
+    question = {"prompt": "def f():\n", "answer": answer, "references": [test]}
+
+    end = JudgeProgram(OF_THE_GUIDE, 10.0, 512).ask(question)
+
+    assert "cannot be compared with one of <class 'fractions.Fraction'>" in end.said

@@ -157,6 +157,9 @@ def find_deployment(name: str, client: SyncPrefectClient) -> DeploymentResponse 
 def delete_noted(client: SyncPrefectClient) -> None:
     """Delete the deployments of schedules that were deleted while no server answered."""
     for name, workspace in deleted_schedules(prefect_directory()).items():
+        directory = ScheduleDirectory.of(Workspace(Path(workspace)), name)
+        if (directory.path / "schedule.json").exists():
+            continue  # it is being deleted: `restore` would make the deployment again
         found = find_deployment(name, client)
         if found is not None and found.parameters.get("workspace") == workspace:
             forget_silence(name, client)

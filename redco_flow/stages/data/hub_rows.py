@@ -126,11 +126,10 @@ def _with_images_as_files(split: Any) -> Any:
 
 
 def hub_image_folders(name: str) -> tuple[Path, ...]:
-    """Return the folders of a dataset's image files: the repository's copy, unpacked archives."""
+    """Return the folders of a dataset's image files: the hub's cache, and unpacked archives."""
     import datasets
 
-    copy = hub.cache_directory() / f"datasets--{name.replace('/', '--')}"
-    return copy, Path(datasets.config.EXTRACTED_DATASETS_PATH)
+    return *hub.cached_files("dataset", name), Path(datasets.config.EXTRACTED_DATASETS_PATH)
 
 
 def _download(name: str, subset: str | None, commit: str) -> Any:

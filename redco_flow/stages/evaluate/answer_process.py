@@ -89,7 +89,7 @@ class _Answer:
         return {"names": values, "modules": modules}
 
     def do(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked for; return the value, and what became of the arguments."""
+        """Carry out a request; return the value, and the arguments that may have changed."""
         arguments = [plain_data.decode(one, self._object) for one in request["arguments"]]
         keywords = {
             name: plain_data.decode(one, self._object) for name, one in request["keywords"].items()

@@ -7,6 +7,7 @@ stopped: it holds the GIL, and with it the heartbeats of its process.
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import subprocess
@@ -15,9 +16,11 @@ import threading
 import time
 from types import TracebackType
 
+from redco_flow.launch.processes import die_with_parent
 from redco_flow.stages.evaluate.own_process import command
 
 _CHUNK_BYTES = 1 << 16
+_SECONDS_TO_START = 60.0
 
 
 class ExtractionTimedOut(Exception):
@@ -25,7 +28,7 @@ class ExtractionTimedOut(Exception):
 
 
 class Extraction:
-    """Finds what a text answers; each thread that calls it uses a process of its own.
+    """Finds what a text answers; each thread that calls it has its own process.
 
     Args:
         pattern: its last match counts: the first group, or all of it where it has none. None: the
@@ -79,9 +82,16 @@ class _MatchingProcess:
             command(__name__, has_site_packages=False),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={},
+            # Where modules of a cluster provide Python, it does not start without its libraries.
+            env={key: os.environ[key] for key in ("LD_LIBRARY_PATH",) if key in os.environ},
         )
-        self._write(pattern)
+        try:
+            self._write(pattern)
+            # On a busy machine a start takes seconds, which are not the first text's.
+            self._read_line(time.monotonic() + _SECONDS_TO_START)
+        except BaseException:
+            self.end()
+            raise
 
     def find(self, text: str, deadline: float) -> str | None:
         """Return the match in a text.
@@ -118,8 +128,11 @@ class _MatchingProcess:
 
 
 def main() -> None:
-    """Read a pattern, then texts; write the last match in each."""
+    """Read a pattern, and write a line; then read texts, and write the last match in each."""
+    die_with_parent(os.getppid())  # a match may never end
     pattern = re.compile(json.loads(sys.stdin.readline()))
+    sys.stdout.write("null\n")
+    sys.stdout.flush()
     for line in sys.stdin:
         last = None
         for match in pattern.finditer(json.loads(line)):

@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def leave() -> bool:
-    """Enter new namespaces where that is permitted; the next child is the first of its own.
+    """Enter new namespaces where that is permitted; the next child is the first process there.
 
     Returns:
         Whether this process has them now.

@@ -1,4 +1,4 @@
-"""The command that runs `main` of one of our light modules in a process of its own."""
+"""The command that runs `main` of one of our light modules in a new process."""
 
 from __future__ import annotations
 

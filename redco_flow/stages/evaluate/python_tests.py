@@ -96,7 +96,14 @@ class _Remote:
 
     def __eq__(self, other: object) -> bool:
         # Its `__eq__` is the answer's code: it decides about objects of the answer only.
-        return isinstance(other, _Remote) and self._process.do("equal", self, other) is True
+        if isinstance(other, _Remote):
+            return self._process.do("equal", self, other) is True
+        if type(other).__module__ != "builtins":
+            raise TypeError(
+                f"an object of the answer cannot be compared with one of {type(other)}: results "
+                "are compared as numbers, texts and containers of these, such as str(result)"
+            )
+        return False
 
     __hash__ = object.__hash__
 
