@@ -191,6 +191,7 @@ def test_splits_of_a_directory_are_chosen_by_name(tmp_path, caplog):
         (folder / "test.jsonl").write_text(f'{{"source": "a", "target": {hidden}}}\n' * 3)
         with caplog.at_level(logging.WARNING):
             assert set(splits()) == {"train", "validation"}
+        assert set(splits(text_key="source")) == {"train", "validation", "test"}
     with (folder / "test.jsonl").open("a") as file:
         file.write('{"source": "a", "target": 1}\n')
     assert set(splits()) == {"train", "validation", "test"}

@@ -75,6 +75,32 @@ def test_null_labels_and_labels_of_no_class_are_reported(problems, name):
     ]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_split_whose_labels_are_hidden_is_no_problem_but_others_are(tmp_path, ending):
+    def write(split, labels):
+        rows = [{"source": "a", "target": label} for label in labels]
+        if ending == "parquet":
+            pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
+        else:
+            lines = [f"{json.dumps(row)}\n" for row in rows]
+            (tmp_path / f"{split}.jsonl").write_text("".join(lines))
+
+    def found(recipe, **settings):
+        return list(head_problems(DataSection.from_json(data), recipe, settings))
+
+    data = {"dataset": str(tmp_path)}
+    write("train", ["yes", "no"])
+    for hidden in (None, "-1"):
+        write("test", [hidden, hidden])
+        assert found("classification", classes=["no", "yes"]) == []
+        assert found("text_to_text") == []
+    write("test", [None, "yes"])
+    assert "it is NoneType" in found("classification", classes=["no", "yes"])[0][1]
+    write("test", ["yes"])
+    write("train", [None, None])
+    assert "it is NoneType" in found("classification", classes=["no", "yes"])[0][1]
+
+
 def test_numbers_are_checked_like_classes(problems):
     rows = [{"source": "a", "target": value} for value in (1, "2.5", None)]
 

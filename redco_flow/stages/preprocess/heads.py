@@ -32,7 +32,12 @@ from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.image_folder import ENDINGS
 from redco_flow.stages.data.row_files import read_file
 from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field, problem_of_text
-from redco_flow.stages.data.source import Source, files_by_split
+from redco_flow.stages.data.source import (
+    Source,
+    files_by_split,
+    is_hidden_label,
+    label_columns,
+)
 from redco_flow.stages.preprocess.planned_template import PlannedTemplate, planned_template
 from redco_flow.text.conversations import ChatColumns
 
@@ -73,6 +78,7 @@ class _Check:
         template: what renders the conversations.
         only_last: whether the last answer of a conversation alone is learnt.
         dialect: of CSV files.
+        may_be_hidden: columns whose labels may all be -1 or null: such a split is left out.
     """
 
     recipe: str
@@ -87,6 +93,7 @@ class _Check:
     template: PlannedTemplate
     only_last: bool
     dialect: Dialect
+    may_be_hidden: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -113,6 +120,11 @@ class _Check:
     def skips_file(self, path: Path) -> bool:
         """Say whether a file is an image, whose columns are known."""
         return not self.texts and path.suffix.lower() in ENDINGS
+
+    def hides_label(self, row: FileRow) -> bool:
+        """Say whether a row has only labels that are -1 or null."""
+        labels = [row.fields[name] for name in self.may_be_hidden if name in row.fields]
+        return bool(labels) and all(map(is_hidden_label, labels))
 
 
 def _columns_of(
@@ -153,7 +165,11 @@ def head_problems(
     for split, paths in files.items():
         key = "mixture" if data.mixture else "dataset" if data.dataset else split
         read = [path for path in paths if is_file(path) and not check.skips_file(path)]
-        heads = [_head_of_state(path, check) for path in read]
+        is_left_out = split != "train" and key != split  # where its labels are hidden
+        of_split = replace(
+            check, may_be_hidden=frozenset(label_columns(data) if is_left_out else ())
+        )
+        heads = [_head_of_state(path, of_split) for path in read]
         for problem in (problem for head in heads for problem in head.problems):
             yield key, problem
         if heads and not any(head.has_rows or head.problems for head in heads):
@@ -194,7 +210,7 @@ RowProblems = Callable[[FileRow], Iterator[tuple[str, str]]]
 
 def _rows_head(path: Path, check: _Check) -> _Head:
     """Read the first rows."""
-    num_rows, num_bytes, num_bad, bad_rows = 0, 0, 0, list[BadRow]()
+    num_rows, num_bytes, num_bad, num_hidden, bad_rows = 0, 0, 0, 0, list[BadRow]()
     problems_of = _row_problems(path, check)
     for row in islice(read_file(path, check.dialect), check.num_rows):
         num_rows += 1
@@ -203,12 +219,15 @@ def _rows_head(path: Path, check: _Check) -> _Head:
         else:
             found = [BadRow(f"{path}:{row.line}", *one) for one in problems_of(row)]
             num_bytes += sum(map(_size_of, row.fields.values()))
+            num_hidden += check.hides_label(row)
         num_bad += bool(found)
         bad_rows += found
         if num_bytes > _MAX_BYTES:
             break
     reasons = [row.reason for row in bad_rows]
-    if check.skips and all(reasons.count(reason) < num_rows for reason in {*reasons}):
+    if num_hidden == num_rows or (
+        check.skips and all(reasons.count(reason) < num_rows for reason in {*reasons})
+    ):
         bad_rows = []
     return _Head(num_rows > 0, tuple(_by_reason(bad_rows, num_bad, num_rows)))
 
@@ -331,6 +350,8 @@ def _columns_head(path: Path, schema: _Schema, check: _Check) -> _Head:
             known = ", ".join(schema.columns) or "(none)"
             hint = nearest(key, schema.columns)
             problems.append(f"{path}: no field '{key}'{hint} Its fields are {known}")
+        elif key in check.may_be_hidden and schema.columns[key][0] == "null":
+            continue
         elif key in check.texts and not schema.columns[key][1]:
             problems.append(f"{path}: field '{key}' is not text: it is {schema.columns[key][0]}")
     return _Head(schema.num_rows != 0, tuple(problems))
