@@ -143,6 +143,18 @@ def test_the_template_of_a_file_and_of_a_local_tokenizer_are_tried(problems, tmp
     assert found.startswith(f"rows.jsonl:2: {CHATML_FAILS}")
 
 
+@pytest.mark.slow
+def test_a_template_that_never_ends_holds_a_plan_up_for_seconds(problems, tmp_path):
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "loop.jinja").write_text(loop)
+    data = f"tokenizer: {{name_or_path: any/model}}\n  chat_template: {tmp_path}/loop.jinja"
+
+    (found,) = problems("chat", [GOOD_CHAT] * 100, data)
+
+    assert "the chat template fails: it needs more than 2 s of CPU time" in found
+    assert " of the first 100 rows" not in found  # each would take another two seconds
+
+
 def test_pairs_of_messages_without_a_template_are_reported(problems):
     texts = {"prompt": "a", "chosen": "b", "rejected": "c"}
 

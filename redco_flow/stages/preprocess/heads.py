@@ -8,6 +8,7 @@ recipe of this package. Imports nothing heavy before a check needs it, and never
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _NUM_ROWS = 100
 _MAX_BYTES = 4_000_000  # long documents and large images: enough is seen in fewer rows
+_MAX_SECONDS = 5.0  # after the first row; each may use up the time that a chat template has
 
 
 def text_keys(data: DataSection, *, are_labelled: bool) -> tuple[str, ...]:
@@ -211,7 +213,7 @@ RowProblems = Callable[[FileRow], Iterator[tuple[str, str]]]
 def _rows_head(path: Path, check: _Check) -> _Head:
     """Read the first rows."""
     num_rows, num_bytes, num_bad, num_hidden, bad_rows = 0, 0, 0, 0, list[BadRow]()
-    problems_of = _row_problems(path, check)
+    problems_of, end = _row_problems(path, check), 0.0
     for row in islice(read_file(path, check.dialect), check.num_rows):
         num_rows += 1
         if isinstance(row, BadRow):
@@ -222,7 +224,9 @@ def _rows_head(path: Path, check: _Check) -> _Head:
             num_hidden += check.hides_label(row)
         num_bad += bool(found)
         bad_rows += found
-        if num_bytes > _MAX_BYTES:
+        now = time.monotonic()
+        end = end or now + _MAX_SECONDS
+        if num_bytes > _MAX_BYTES or now > end:
             break
     reasons = [row.reason for row in bad_rows]
     if num_hidden == num_rows or (
