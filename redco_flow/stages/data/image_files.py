@@ -67,7 +67,7 @@ def _below(path: str, folders: Sequence[Path]) -> Path:
     inside = [one for one in real if any(one.is_relative_to(root) for root in roots)]
     if inside:
         return next((one for one in inside if one.exists()), inside[0])
-    allowed = " or ".join(map(str, folders)) or "(none)"
+    allowed = " or ".join(map(str, dict.fromkeys(folders))) or "(none)"
     raise BadImage(f"a row may only name files below {allowed}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UnusableRow
-from redco_flow.local_paths import is_file
+from redco_flow.local_paths import expanded, is_file, is_folder
 from redco_flow.recipes.recipe import (
     RowColumns,
     encodes,
@@ -80,6 +80,7 @@ class _Check:
         template: what renders the conversations.
         only_last: whether the last answer of a conversation alone is learnt.
         dialect: of CSV files.
+        folder: the dataset's, below which images may be, too; None of files for each split.
         may_be_hidden: columns whose labels may all be -1 or null: such a split is left out.
     """
 
@@ -95,6 +96,7 @@ class _Check:
     template: PlannedTemplate
     only_last: bool
     dialect: Dialect
+    folder: Path | None = None
     may_be_hidden: frozenset[str] = frozenset()
 
     @classmethod
@@ -104,6 +106,7 @@ class _Check:
         """Return what the rows of a stage's data are checked for."""
         module = find_recipe(recipe)
         keys, texts, label, chats = _columns_of(data, recipe)
+        folder = expanded(data.dataset) if data.dataset else None
         return cls(
             recipe=recipe,
             settings=json.dumps(settings, sort_keys=True),
@@ -117,6 +120,7 @@ class _Check:
             template=planned_template(data, is_of_chats=takes_conversations(module)),
             only_last=only_last,
             dialect=Dialect.of(data.csv),
+            folder=folder if folder and is_folder(folder) else None,
         )
 
     def skips_file(self, path: Path) -> bool:
@@ -284,7 +288,7 @@ def _chat_problems(chats: ChatColumns, check: _Check) -> RowProblems:
 
 
 def _text_problems(path: Path, check: _Check) -> RowProblems:
-    labels, source = _labels(check), _source(path)
+    labels, source = _labels(check), _source(path, check)
 
     def problems_of(row: FileRow) -> Iterator[tuple[str, str]]:
         for key in check.texts:
@@ -307,9 +311,10 @@ def _labels(check: _Check) -> Labels | None:
     return labels_for(find_recipe(check.recipe), json.loads(check.settings))
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path, check: _Check) -> Source:
     """The file as the source of training rows: its labels need not be another file's."""
-    return Source("train", path.name, str(path), lambda: iter(()), image_folders=(path.parent,))
+    folders = (path.parent, *([check.folder] if check.folder else []))
+    return Source("train", path.name, str(path), lambda: iter(()), image_folders=folders)
 
 
 def _recipe_problems(path: Path, check: _Check) -> RowProblems:
@@ -317,7 +322,7 @@ def _recipe_problems(path: Path, check: _Check) -> RowProblems:
     from redco_flow.stages.data.image_files import MissingPillow
     from redco_flow.stages.preprocess.row_reader import row_reader
 
-    source, recipe = _source(path), find_recipe(check.recipe)
+    source, recipe = _source(path, check), find_recipe(check.recipe)
     reader = row_reader(check.recipe, json.loads(check.settings), dict(check.renamed))
     if takes_messages(recipe) and hasattr(recipe, "conversations"):
 
