@@ -137,8 +137,11 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
                 f"'data.mixture.{name}': there is no file or directory '{part.dataset}', and a "
                 "mixture takes no datasets of the hub: download it first."
             )
-        if problem := problem_of(part.model_copy(update={"csv": None})):  # it may be of others
+        # How files are read, and splits, may be of other parts.
+        if problem := problem_of(part.model_copy(update={"csv": None, "splits": {}})):
             return f"'data.mixture.{name}': {problem}"
+    if data.splits and all(map(data_modules, parts_of(data).values())):
+        return "'data.splits' would change nothing: 'data' names modules, which have one split."
     if data.csv is not None and all(map(_has_no_csv, parts_of(data).values())):
         return _USELESS_DIALECT
     return None
@@ -242,8 +245,8 @@ def open_sources(data: DataSection) -> list[Source]:
     if path.exists():
         root = path if path.is_dir() else path.parent
         if images := _images(path):
-            classes = class_names(images)
             wanted = chosen(data, [(one.split, one) for one in images])
+            classes = class_names([image for _, image in wanted])
             return [_image_source(split, image, root, classes) for split, image in wanted]
         return _labelled(
             data,
