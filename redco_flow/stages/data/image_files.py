@@ -1,6 +1,6 @@
 """Read image files that data rows name: regular files below the data's folder, of known formats.
 
-A row is data, often somebody else's: its path must not reach any other file of the reader's, a
+The author of a row may be unknown: its path must not reach any other file of the reader's, a
 device, or a pipe, and its content must not ask for another program (as PostScript does) or for
 gigabytes of memory.
 """

@@ -184,7 +184,7 @@ def head_problems(
 
 @dataclass(frozen=True)
 class _Head:
-    """What the head of a file shows; nothing is said of the rows that were not looked at."""
+    """What the first rows of a file show; the others are not looked at."""
 
     has_rows: bool
     problems: tuple[str, ...] = ()
@@ -248,7 +248,7 @@ def _size_of(value: Any) -> int:
 
 
 def _by_reason(bad_rows: Sequence[BadRow], num_bad: int, num_rows: int) -> Iterator[str]:
-    """Tell the first row of each reason and how many more there are, and once what can be done."""
+    """Yield the first row of each reason and how many more there are, and once what can be done."""
     by_reason: dict[str, list[BadRow]] = {}
     for row in bad_rows:
         by_reason.setdefault(row.reason, []).append(row)
