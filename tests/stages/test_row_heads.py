@@ -196,6 +196,17 @@ def test_data_whose_rows_all_have_one_fault_are_a_problem_though_bad_rows_are_sk
 
 
 WORDS = ["", "a", "user", "assistant", "\0", "\ud800", "1e400", "nan", "{", '{"a":1}', None, True]
+
+
+def test_more_bad_rows_than_the_allowed_number_are_reported(problems):
+    rows = [{"source": "a", "target": text} for text in ("b", None, None)]
+
+    assert not problems("text_to_text", rows, f"on_bad_row: {{skip: 2}}\n  {TRAINED}")
+    (found,) = problems("text_to_text", rows, f"on_bad_row: {{skip: 1}}\n  {TRAINED}")
+
+    assert found.startswith("rows.jsonl:2: field 'target' is not text")
+
+
 NUMBERS = [0, -1, 10**30, 3.5, math.inf, math.nan]
 KEYS = ["role", "content", "tool_calls", "function", "arguments", "name", "type", "bytes", "path"]
 COLUMNS = {

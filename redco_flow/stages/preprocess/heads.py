@@ -8,6 +8,7 @@ recipe of this package. Imports nothing heavy before a check needs it, and never
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +76,7 @@ class _Check:
         texts: those of them that must be texts.
         label: the column of the label; None where targets are no labels, or rows have none.
         skips: whether bad rows may be left out.
+        most_skipped: how many, where the pipeline gives a number.
         num_rows: to look at.
         chats: where each row has a conversation.
         template: what renders the conversations.
@@ -91,6 +93,7 @@ class _Check:
     texts: tuple[str, ...]
     label: str | None
     skips: bool
+    most_skipped: float
     num_rows: int
     chats: ChatColumns | None
     template: PlannedTemplate
@@ -107,6 +110,7 @@ class _Check:
         module = find_recipe(recipe)
         keys, texts, label, chats = _columns_of(data, recipe)
         folder = expanded(data.dataset) if data.dataset else None
+        limit = getattr(data.on_bad_row, "skip", None)
         return cls(
             recipe=recipe,
             settings=json.dumps(settings, sort_keys=True),
@@ -115,6 +119,7 @@ class _Check:
             texts=texts,
             label=label,
             skips=data.on_bad_row != "error",
+            most_skipped=limit if isinstance(limit, int) else math.inf,
             num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
             chats=chats,
             template=planned_template(data, is_of_chats=takes_conversations(module)),
@@ -233,8 +238,9 @@ def _rows_head(path: Path, check: _Check) -> _Head:
         if num_bytes > _MAX_BYTES or now > end:
             break
     reasons = [row.reason for row in bad_rows]
+    may_skip = check.skips and num_bad <= check.most_skipped
     if num_hidden == num_rows or (
-        check.skips and all(reasons.count(reason) < num_rows for reason in {*reasons})
+        may_skip and all(reasons.count(reason) < num_rows for reason in {*reasons})
     ):
         bad_rows = []
     return _Head(num_rows > 0, tuple(_by_reason(bad_rows, num_bad, num_rows)))
