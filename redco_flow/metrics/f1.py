@@ -62,7 +62,8 @@ def check_settings(settings: Settings, classes: ClassNames | None) -> None:
 def describe_settings(settings: Settings, classes: ClassNames | None) -> dict[str, Any]:
     """Return the positive class, where it is known before anything is scored."""
     if classes is None:
-        return {"positive_class": settings.positive_class} if settings.positive_class else {}
+        named = settings.positive_class
+        return {} if named is None else {"positive_class": named}
     return {"positive_class": _positive_class(settings, classes, is_complete=True)}
 
 

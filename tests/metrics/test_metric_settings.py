@@ -36,6 +36,8 @@ def test_f1_is_of_class_number_1_in_the_order_of_the_data():
     # GLUE: class 1 is `equivalent`: precision 2/3, recall 1.
     assert metric.compute(found, as_references(true))["f1"] == pytest.approx(80.0)
     assert described_settings(metric) == {"positive_class": "equivalent"}
+    of_old_predictions = configured_metric("f1", {"f1": {"positive_class": 0}})
+    assert described_settings(of_old_predictions) == {"positive_class": 0}
 
 
 @settings(max_examples=40, deadline=None)

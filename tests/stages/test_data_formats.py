@@ -167,6 +167,8 @@ def test_the_dialect_and_the_splits_are_part_of_a_stages_settings(tmp_path):
     for value, message in wrong.items():
         assert message in "".join(load(tmp_path, train=path, csv=value)), value
     assert "'data.csv' would change nothing" in load(tmp_path, train=lines, csv="{skip_rows: 1}")[0]
+    mixture = f"{{a: {{dataset: {lines}, weight: 1}}}}"
+    assert "'data.csv' would change" in load(tmp_path, mixture=mixture, csv="{skip_rows: 1}")[0]
     assert (
         "'data.splits' would change nothing" in load(tmp_path, train=lines, splits="{test: a}")[0]
     )
@@ -191,6 +193,7 @@ def test_splits_of_a_directory_are_chosen_by_name(tmp_path, caplog):
         (folder / "test.jsonl").write_text(f'{{"source": "a", "target": {hidden}}}\n' * 3)
         with caplog.at_level(logging.WARNING):
             assert set(splits()) == {"train", "validation"}
+        assert set(splits(text_key="source")) == {"train", "validation", "test"}
     with (folder / "test.jsonl").open("a") as file:
         file.write('{"source": "a", "target": 1}\n')
     assert set(splits()) == {"train", "validation", "test"}

@@ -16,6 +16,7 @@ from redco_flow.stages.artifacts.predictions import (
     write_predictions,
 )
 from redco_flow.stages.context import Output, StageOutputs
+from redco_flow.stages.evaluate.run import CannotEvaluate
 from redco_flow.stages.paired_bootstrap import CannotCompare
 
 SUMMARY = {
@@ -90,6 +91,19 @@ def test_settings_and_the_order_of_classes_are_used_and_recorded(bench, caplog):
     }
     assert summary.confusion["classes"][:2] == names
     assert summary.warnings is None
+
+
+def test_predictions_of_0_2_0_do_not_say_which_class_is_positive(bench):
+    texts = ["ham", "spam"] * (len(REFERENCES) // 2)
+    given = {"metrics": ("f1",), "references": texts, "others": ()}
+    given["most_frequent_target"] = {"text": "ham", "count": 3, "among": 9}
+
+    with pytest.raises(CannotEvaluate, match=r"f1: it is unknown which .* ham, spam .*Add `metric"):
+        evaluated(bench, texts, **given)
+    named = {"f1": {"positive_class": "spam"}}
+    made = evaluated(bench, texts, "others", metric_settings=named, **given)
+
+    assert read_metrics(made.path)[0].metrics == {"f1": 100.0}
 
 
 def test_a_metric_that_does_not_suit_the_references_is_warned_of(bench, caplog):

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 from stage_kinds import preprocess
 
+from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.image_files import IMAGE_FORMATS, MAX_IMAGE_PIXELS
 from redco_flow.stages.data.rows import BadRows
+from redco_flow.stages.preprocess.heads import head_problems
 
 RECIPE = {"recipe": "image_classification", "settings": {"image_size": 4, "num_channels": 1}}
 ROOM = "a row may only name files below"
@@ -96,6 +98,20 @@ def test_paths_are_relative_to_the_data_file_and_links_inside_are_followed(bench
 
     rows = DatasetArtifact(made["dataset"].path).split("train")
     assert [row["image"].getpixel((0, 0)) for row in rows] == [7, 7, 7]
+
+
+def test_paths_of_a_directorys_files_may_begin_at_the_directory(bench, data):
+    folder = bench.root / "data"
+    data("images/good.png")
+    (folder / "lists").mkdir()
+    (folder / "rows.jsonl").rename(folder / "lists" / "rows.jsonl")
+    section = {"dataset": str(folder), "validation_fraction": 0.0}
+    settings = {**RECIPE["settings"], "classes": ["a"]}
+
+    assert not list(head_problems(DataSection.from_json(section), RECIPE["recipe"], settings))
+    made = bench.run(preprocess, RECIPE | {"data": section})
+
+    assert len(DatasetArtifact(made["dataset"].path).split("train")) == 1
 
 
 @pytest.mark.parametrize("kind", IMAGE_FORMATS)

@@ -75,6 +75,32 @@ def test_null_labels_and_labels_of_no_class_are_reported(problems, name):
     ]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_split_whose_labels_are_hidden_is_no_problem_but_others_are(tmp_path, ending):
+    def write(split, labels):
+        rows = [{"source": "a", "target": label} for label in labels]
+        if ending == "parquet":
+            pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
+        else:
+            lines = [f"{json.dumps(row)}\n" for row in rows]
+            (tmp_path / f"{split}.jsonl").write_text("".join(lines))
+
+    def found(recipe, **settings):
+        return list(head_problems(DataSection.from_json(data), recipe, settings))
+
+    data = {"dataset": str(tmp_path)}
+    write("train", ["yes", "no"])
+    for hidden in (None, "-1"):
+        write("test", [hidden, hidden])
+        assert found("classification", classes=["no", "yes"]) == []
+        assert found("text_to_text") == []
+    write("test", [None, "yes"])
+    assert "it is NoneType" in found("classification", classes=["no", "yes"])[0][1]
+    write("test", ["yes"])
+    write("train", [None, None])
+    assert "it is NoneType" in found("classification", classes=["no", "yes"])[0][1]
+
+
 def test_numbers_are_checked_like_classes(problems):
     rows = [{"source": "a", "target": value} for value in (1, "2.5", None)]
 
@@ -115,6 +141,18 @@ def test_the_template_of_a_file_and_of_a_local_tokenizer_are_tried(problems, tmp
     assert problems("chat", [GOOD_CHAT], of_folder) == []
     (found,) = problems("chat", [GOOD_CHAT, CALLS], of_folder)
     assert found.startswith(f"rows.jsonl:2: {CHATML_FAILS}")
+
+
+@pytest.mark.slow
+def test_a_template_that_never_ends_holds_a_plan_up_for_seconds(problems, tmp_path):
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "loop.jinja").write_text(loop)
+    data = f"tokenizer: {{name_or_path: any/model}}\n  chat_template: {tmp_path}/loop.jinja"
+
+    (found,) = problems("chat", [GOOD_CHAT] * 100, data)
+
+    assert "the chat template fails: it needs more than 2 s of CPU time" in found
+    assert " of the first 100 rows" not in found  # each would take another two seconds
 
 
 def test_pairs_of_messages_without_a_template_are_reported(problems):
@@ -158,6 +196,17 @@ def test_data_whose_rows_all_have_one_fault_are_a_problem_though_bad_rows_are_sk
 
 
 WORDS = ["", "a", "user", "assistant", "\0", "\ud800", "1e400", "nan", "{", '{"a":1}', None, True]
+
+
+def test_more_bad_rows_than_the_allowed_number_are_reported(problems):
+    rows = [{"source": "a", "target": text} for text in ("b", None, None)]
+
+    assert not problems("text_to_text", rows, f"on_bad_row: {{skip: 2}}\n  {TRAINED}")
+    (found,) = problems("text_to_text", rows, f"on_bad_row: {{skip: 1}}\n  {TRAINED}")
+
+    assert found.startswith("rows.jsonl:2: field 'target' is not text")
+
+
 NUMBERS = [0, -1, 10**30, 3.5, math.inf, math.nan]
 KEYS = ["role", "content", "tool_calls", "function", "arguments", "name", "type", "bytes", "path"]
 COLUMNS = {

@@ -11,6 +11,7 @@ from stage_kinds import evaluate, predict, preprocess, train
 from redco_flow.engine.deployer import Deployer
 from redco_flow.errors import ConfigError
 from redco_flow.spec.load import load_pipeline
+from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.schema import json_schema
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
@@ -19,6 +20,7 @@ from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.hub_rows import hub_rows
 from redco_flow.stages.data.row_values import BadValue, pack_row, unpack_row
 from redco_flow.stages.data.rows import BadRows
+from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.evaluate.run import CannotEvaluate
 
 FLOWERS = Path(__file__).parents[2] / "docs" / "examples" / "flowers"
@@ -186,6 +188,19 @@ def test_a_directory_of_images_is_read_with_a_label_for_each_folder(bench):
     assert (row["row_id"], row["label"]) == ("train/a/0.png:1", 0)
     expected = np.random.default_rng(0).integers(0, 256, (2, 2), np.uint8)
     np.testing.assert_array_equal(np.asarray(row["image"]), expected)
+
+
+def test_folders_of_a_split_that_is_left_out_are_no_classes(tmp_path):
+    for path in ("train/b", "train/c", "test/a"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / "0.png").write_bytes(b"")
+
+    def classes(**splits):
+        data = DataSection.from_json({"dataset": str(tmp_path), "splits": splits})
+        return open_sources(data)[0].class_names["label"]
+
+    assert classes() == ["a", "b", "c"]
+    assert classes(test="none") == ["b", "c"]  # the fingerprint has no other files
 
 
 def test_images_of_a_hub_dataset_are_kept_as_their_files(bench):

@@ -102,7 +102,7 @@ class RowLosses:
 
 
 def own_token_notes(splits: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """Yield how many texts have start or end tokens of their own, beside which none were added."""
+    """Yield how many texts begin or end with a special token, so that none was added there."""
     for key, what in (("own_starts", "begin with the start"), ("own_ends", "end with the end")):
         if number := _sum(list(splits.values()), key):
             yield (

@@ -1,6 +1,6 @@
 """Read image files that data rows name: regular files below the data's folder, of known formats.
 
-A row is data, often somebody else's: its path must not reach any other file of the reader's, a
+The author of a row may be unknown: its path must not reach any other file of the reader's, a
 device, or a pipe, and its content must not ask for another program (as PostScript does) or for
 gigabytes of memory.
 """
@@ -67,7 +67,7 @@ def _below(path: str, folders: Sequence[Path]) -> Path:
     inside = [one for one in real if any(one.is_relative_to(root) for root in roots)]
     if inside:
         return next((one for one in inside if one.exists()), inside[0])
-    allowed = " or ".join(map(str, folders)) or "(none)"
+    allowed = " or ".join(map(str, dict.fromkeys(folders))) or "(none)"
     raise BadImage(f"a row may only name files below {allowed}")
 
 

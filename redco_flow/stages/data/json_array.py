@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -18,6 +19,7 @@ from redco_flow.stages.data.text_lines import MAX_LINE_BYTES
 _CHUNK_BYTES = 1 << 16
 _HEAD_BYTES = 4096
 _SPACE = " \t\r\n"
+_NOT_SPACE = re.compile(f"[^{_SPACE}]")
 
 
 def is_array(path: Path) -> bool:
@@ -71,10 +73,9 @@ class _Elements:
     def next_character(self) -> str:
         """Return the next character that is not white space; empty at the end of the file."""
         while True:
-            text, place = self._text, self._place
-            while place < len(text) and text[place] in _SPACE:
-                place += 1
-            self._place = place
+            text = self._text
+            found = _NOT_SPACE.search(text, self._place)
+            self._place = place = found.start() if found else len(text)
             if place < len(text) or not self._read_more():
                 return text[place : place + 1]
 

@@ -44,7 +44,7 @@ def read_file(path: Path, dialect: Dialect = NO_DIALECT) -> Rows:
         dialect: of csv and tsv files, as far as it is given.
 
     Raises:
-        ValueError: the ending is unknown, or the file is no such file at all.
+        ValueError: the ending is unknown, or the content has another format.
         OSError: it cannot be read.
     """
     ending = ending_of(path)

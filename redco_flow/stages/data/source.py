@@ -111,14 +111,20 @@ def _problem_of_reading(data: DataSection, files: Sequence[str]) -> str | None:
     if data.splits and (files or is_module):
         what = "files for each split" if files else "a module, which has one split"
         return f"'data.splits' would change nothing: 'data' names {what}."
-    if data.csv is None:
-        return None
+    return _USELESS_DIALECT if data.csv is not None and _has_no_csv(data) else None
+
+
+_USELESS_DIALECT = "'data.csv' would change nothing: no file of 'data' is a csv or tsv file."
+
+
+def _has_no_csv(data: DataSection) -> bool:
+    """Tell whether no file is a csv or tsv file; False of what may have some."""
+    if data.dataset is not None and data.dataset.startswith(_PYTHON):
+        return True
     named = [data.dataset] if data.dataset else []
-    named += [file for split in files for file in as_list(getattr(data, split))]
+    named += [file for split in SPLITS for file in as_list(getattr(data, split))]
     endings = {ending_of(Path(file)) for file in named}
-    if is_module or (None not in endings and not endings & set(DIALECTS)):
-        return "'data.csv' would change nothing: no file of 'data' is a csv or tsv file."
-    return None
+    return None not in endings and not endings & set(DIALECTS)
 
 
 def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
@@ -131,8 +137,13 @@ def _problem_of_mixture(data: DataSection, files: Sequence[str]) -> str | None:
                 f"'data.mixture.{name}': there is no file or directory '{part.dataset}', and a "
                 "mixture takes no datasets of the hub: download it first."
             )
-        if problem := problem_of(part.model_copy(update={"csv": None})):  # it may be of others
+        # How files are read, and splits, may be of other parts.
+        if problem := problem_of(part.model_copy(update={"csv": None, "splits": {}})):
             return f"'data.mixture.{name}': {problem}"
+    if data.splits and all(map(data_modules, parts_of(data).values())):
+        return "'data.splits' would change nothing: 'data' names modules, which have one split."
+    if data.csv is not None and all(map(_has_no_csv, parts_of(data).values())):
+        return _USELESS_DIALECT
     return None
 
 
@@ -234,8 +245,8 @@ def open_sources(data: DataSection) -> list[Source]:
     if path.exists():
         root = path if path.is_dir() else path.parent
         if images := _images(path):
-            classes = class_names(images)
             wanted = chosen(data, [(one.split, one) for one in images])
+            classes = class_names([image for _, image in wanted])
             return [_image_source(split, image, root, classes) for split, image in wanted]
         return _labelled(
             data,
@@ -360,9 +371,7 @@ def _hub_sources(data: DataSection) -> list[Source]:
 
 def _labelled(data: DataSection, sources: list[Source]) -> list[Source]:
     """Leave out evaluation splits whose labels are all -1 or null, as the hub's hidden ones are."""
-    names = {data.target_key, data.columns.get("label", "label")}
-    if data.target_key != DataSection.model_fields["target_key"].default:
-        names = {data.target_key}
+    names = label_columns(data)
     kept = []
     for split in dict.fromkeys(source.split for source in sources):
         of_split = [source for source in sources if source.split == split]
@@ -379,7 +388,18 @@ def _labelled(data: DataSection, sources: list[Source]) -> list[Source]:
     return kept
 
 
-_NO_LABEL = ("-1", "-1.0")  # texts as well: CSV has no numbers
+def label_columns(data: DataSection) -> set[str]:
+    """Return the columns that may hold a row's label, or the text to learn; none of plain texts."""
+    if data.text_key is not None:
+        return set()
+    if data.target_key != DataSection.model_fields["target_key"].default:
+        return {data.target_key}
+    return {data.target_key, data.columns.get("label", "label")}
+
+
+def is_hidden_label(value: Any) -> bool:
+    """Tell whether a label is one that the authors of a dataset keep to themselves."""
+    return value is None or str(value) in ("-1", "-1.0")  # texts as well: CSV has no numbers
 
 
 def _has_no_label(source: Source, names: Collection[str]) -> bool:
@@ -390,6 +410,6 @@ def _has_no_label(source: Source, names: Collection[str]) -> bool:
         if isinstance(row, BadRow):
             return False
         labels = [row.fields[name] for name in names if name in row.fields]
-        if not labels or not all(one is None or str(one) in _NO_LABEL for one in labels):
+        if not labels or not all(map(is_hidden_label, labels)):
             return False
     return not is_empty

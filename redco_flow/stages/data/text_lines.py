@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class BadLine(ValueError):
-    """A line that is no text; reading can go on after it.
+    """A line that is not text; reading continues after it.
 
     Args:
         reason: a few words, the same for all lines with this fault.
@@ -34,7 +34,7 @@ class TextLines:
 
     `line` is the number of the line returned or raised last, from 1. `next()` raises `BadLine`
     for a line with NUL bytes, not in UTF-8, or longer than MAX_LINE_BYTES (never held in
-    memory), and goes on with the following line when called again. A context manager.
+    memory), and continues with the following line when called again. A context manager.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,11 +58,11 @@ class TextLines:
         return self.text(self.next_bytes())
 
     def next_bytes(self) -> bytes:
-        """Return the next line as it stands in the file.
+        """Return the next line as it is in the file.
 
         Raises:
             BadLine: it is longer than MAX_LINE_BYTES.
-            StopIteration: there is none.
+            StopIteration: the file has no more lines.
         """
         assert self._file is not None, "use TextLines in a with statement"
         raw = self._file.readline(MAX_LINE_BYTES + 1)

@@ -8,6 +8,8 @@ recipe of this package. Imports nothing heavy before a check needs it, and never
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UnusableRow
-from redco_flow.local_paths import is_file
+from redco_flow.local_paths import expanded, is_file, is_folder
 from redco_flow.recipes.recipe import (
     RowColumns,
     encodes,
@@ -32,7 +34,12 @@ from redco_flow.stages.data.csv_rows import Dialect
 from redco_flow.stages.data.image_folder import ENDINGS
 from redco_flow.stages.data.row_files import read_file
 from redco_flow.stages.data.rows import BadRow, FileRow, problem_of_field, problem_of_text
-from redco_flow.stages.data.source import Source, files_by_split
+from redco_flow.stages.data.source import (
+    Source,
+    files_by_split,
+    is_hidden_label,
+    label_columns,
+)
 from redco_flow.stages.preprocess.planned_template import PlannedTemplate, planned_template
 from redco_flow.text.conversations import ChatColumns
 
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
 
 _NUM_ROWS = 100
 _MAX_BYTES = 4_000_000  # long documents and large images: enough is seen in fewer rows
+_MAX_SECONDS = 5.0  # after the first row; each may use up the time that a chat template has
 
 
 def text_keys(data: DataSection, *, are_labelled: bool) -> tuple[str, ...]:
@@ -68,11 +76,14 @@ class _Check:
         texts: those of them that must be texts.
         label: the column of the label; None where targets are no labels, or rows have none.
         skips: whether bad rows may be left out.
+        most_skipped: how many, where the pipeline gives a number.
         num_rows: to look at.
         chats: where each row has a conversation.
         template: what renders the conversations.
         only_last: whether the last answer of a conversation alone is learnt.
         dialect: of CSV files.
+        folder: the dataset's, below which images may be, too; None of files for each split.
+        may_be_hidden: columns whose labels may all be -1 or null: such a split is left out.
     """
 
     recipe: str
@@ -82,11 +93,14 @@ class _Check:
     texts: tuple[str, ...]
     label: str | None
     skips: bool
+    most_skipped: float
     num_rows: int
     chats: ChatColumns | None
     template: PlannedTemplate
     only_last: bool
     dialect: Dialect
+    folder: Path | None = None
+    may_be_hidden: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -95,6 +109,8 @@ class _Check:
         """Return what the rows of a stage's data are checked for."""
         module = find_recipe(recipe)
         keys, texts, label, chats = _columns_of(data, recipe)
+        folder = expanded(data.dataset) if data.dataset else None
+        limit = getattr(data.on_bad_row, "skip", None)
         return cls(
             recipe=recipe,
             settings=json.dumps(settings, sort_keys=True),
@@ -103,16 +119,23 @@ class _Check:
             texts=texts,
             label=label,
             skips=data.on_bad_row != "error",
+            most_skipped=limit if isinstance(limit, int) else math.inf,
             num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
             chats=chats,
             template=planned_template(data, is_of_chats=takes_conversations(module)),
             only_last=only_last,
             dialect=Dialect.of(data.csv),
+            folder=folder if folder and is_folder(folder) else None,
         )
 
     def skips_file(self, path: Path) -> bool:
         """Say whether a file is an image, whose columns are known."""
         return not self.texts and path.suffix.lower() in ENDINGS
+
+    def hides_label(self, row: FileRow) -> bool:
+        """Say whether a row has only labels that are -1 or null."""
+        labels = [row.fields[name] for name in self.may_be_hidden if name in row.fields]
+        return bool(labels) and all(map(is_hidden_label, labels))
 
 
 def _columns_of(
@@ -153,7 +176,11 @@ def head_problems(
     for split, paths in files.items():
         key = "mixture" if data.mixture else "dataset" if data.dataset else split
         read = [path for path in paths if is_file(path) and not check.skips_file(path)]
-        heads = [_head_of_state(path, check) for path in read]
+        is_left_out = split != "train" and key != split  # where its labels are hidden
+        of_split = replace(
+            check, may_be_hidden=frozenset(label_columns(data) if is_left_out else ())
+        )
+        heads = [_head_of_state(path, of_split) for path in read]
         for problem in (problem for head in heads for problem in head.problems):
             yield key, problem
         if heads and not any(head.has_rows or head.problems for head in heads):
@@ -162,7 +189,7 @@ def head_problems(
 
 @dataclass(frozen=True)
 class _Head:
-    """What the head of a file shows; nothing is said of the rows that were not looked at."""
+    """What the first rows of a file show; the others are not looked at."""
 
     has_rows: bool
     problems: tuple[str, ...] = ()
@@ -194,8 +221,8 @@ RowProblems = Callable[[FileRow], Iterator[tuple[str, str]]]
 
 def _rows_head(path: Path, check: _Check) -> _Head:
     """Read the first rows."""
-    num_rows, num_bytes, num_bad, bad_rows = 0, 0, 0, list[BadRow]()
-    problems_of = _row_problems(path, check)
+    num_rows, num_bytes, num_bad, num_hidden, bad_rows = 0, 0, 0, 0, list[BadRow]()
+    problems_of, end = _row_problems(path, check), 0.0
     for row in islice(read_file(path, check.dialect), check.num_rows):
         num_rows += 1
         if isinstance(row, BadRow):
@@ -203,12 +230,18 @@ def _rows_head(path: Path, check: _Check) -> _Head:
         else:
             found = [BadRow(f"{path}:{row.line}", *one) for one in problems_of(row)]
             num_bytes += sum(map(_size_of, row.fields.values()))
+            num_hidden += check.hides_label(row)
         num_bad += bool(found)
         bad_rows += found
-        if num_bytes > _MAX_BYTES:
+        now = time.monotonic()
+        end = end or now + _MAX_SECONDS
+        if num_bytes > _MAX_BYTES or now > end:
             break
     reasons = [row.reason for row in bad_rows]
-    if check.skips and all(reasons.count(reason) < num_rows for reason in {*reasons}):
+    may_skip = check.skips and num_bad <= check.most_skipped
+    if num_hidden == num_rows or (
+        may_skip and all(reasons.count(reason) < num_rows for reason in {*reasons})
+    ):
         bad_rows = []
     return _Head(num_rows > 0, tuple(_by_reason(bad_rows, num_bad, num_rows)))
 
@@ -221,7 +254,7 @@ def _size_of(value: Any) -> int:
 
 
 def _by_reason(bad_rows: Sequence[BadRow], num_bad: int, num_rows: int) -> Iterator[str]:
-    """Tell the first row of each reason and how many more there are, and once what can be done."""
+    """Yield the first row of each reason and how many more there are, and once what can be done."""
     by_reason: dict[str, list[BadRow]] = {}
     for row in bad_rows:
         by_reason.setdefault(row.reason, []).append(row)
@@ -261,7 +294,7 @@ def _chat_problems(chats: ChatColumns, check: _Check) -> RowProblems:
 
 
 def _text_problems(path: Path, check: _Check) -> RowProblems:
-    labels, source = _labels(check), _source(path)
+    labels, source = _labels(check), _source(path, check)
 
     def problems_of(row: FileRow) -> Iterator[tuple[str, str]]:
         for key in check.texts:
@@ -284,9 +317,10 @@ def _labels(check: _Check) -> Labels | None:
     return labels_for(find_recipe(check.recipe), json.loads(check.settings))
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path, check: _Check) -> Source:
     """The file as the source of training rows: its labels need not be another file's."""
-    return Source("train", path.name, str(path), lambda: iter(()), image_folders=(path.parent,))
+    folders = (path.parent, *([check.folder] if check.folder else []))
+    return Source("train", path.name, str(path), lambda: iter(()), image_folders=folders)
 
 
 def _recipe_problems(path: Path, check: _Check) -> RowProblems:
@@ -294,7 +328,7 @@ def _recipe_problems(path: Path, check: _Check) -> RowProblems:
     from redco_flow.stages.data.image_files import MissingPillow
     from redco_flow.stages.preprocess.row_reader import row_reader
 
-    source, recipe = _source(path), find_recipe(check.recipe)
+    source, recipe = _source(path, check), find_recipe(check.recipe)
     reader = row_reader(check.recipe, json.loads(check.settings), dict(check.renamed))
     if takes_messages(recipe) and hasattr(recipe, "conversations"):
 
@@ -331,6 +365,8 @@ def _columns_head(path: Path, schema: _Schema, check: _Check) -> _Head:
             known = ", ".join(schema.columns) or "(none)"
             hint = nearest(key, schema.columns)
             problems.append(f"{path}: no field '{key}'{hint} Its fields are {known}")
+        elif key in check.may_be_hidden and schema.columns[key][0] == "null":
+            continue
         elif key in check.texts and not schema.columns[key][1]:
             problems.append(f"{path}: field '{key}' is not text: it is {schema.columns[key][0]}")
     return _Head(schema.num_rows != 0, tuple(problems))

@@ -92,7 +92,7 @@ def planned_template(data: DataSection, *, is_of_chats: bool) -> PlannedTemplate
 
 
 def _template_of(folder: Path) -> str | None:
-    """A tokenizer's one template; empty: it has none; None: it has several, or is no tokenizer."""
+    """A tokenizer's one template; empty: it has none; None: several, or not a tokenizer."""
     if (folder / _TEMPLATE_FILE).is_file():
         return (folder / _TEMPLATE_FILE).read_text("utf-8")
     if any(folder.glob("*chat_template*")) or not (folder / _CONFIG_FILE).is_file():
