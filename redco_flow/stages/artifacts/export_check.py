@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,11 @@ def _load(exported: Exported) -> Any:
             output_loading_info=True,
             trust_remote_code=False,
         )
+        # Such as a pooler that the model does not use: transformers draws one.
+        unused = getattr(exported.model.module, "IGNORED_TENSORS", ())
+        told["missing_keys"] = [
+            key for key in told["missing_keys"] if not any(fnmatchcase(key, one) for one in unused)
+        ]
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
         wrong = sorted(f"{kind.partition('_')[0]} {key}" for kind in kinds for key in told[kind])
         if wrong:
