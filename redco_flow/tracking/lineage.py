@@ -144,8 +144,11 @@ def find_target(workspace: Workspace, text: str) -> Target:
 def _metric_of_last_run(workspace: Workspace, name: str) -> ResultTarget | None:
     """A metric of the last run whose name has a slash, such as `val/accuracy`."""
     last = next(iter(list_runs(workspace)), None)
-    results = (unless_damaged(lambda: run_results(workspace, last)) or {}) if last else {}
-    return _metrics_of(last, results).get(name) if last else None
+    if last is None:
+        return None
+    # The text may name another run, which a damaged last one does not concern.
+    metrics = unless_damaged(lambda: _metrics_of(last, run_results(workspace, last)))
+    return (metrics or {}).get(name)
 
 
 def _metrics_of(run: RunDirectory, results: Mapping[str, StageResult]) -> dict[str, ResultTarget]:
