@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,8 @@ ADAPTER_FILE = "adapter.json"
 _PROGRAM = "redco_flow.stages.artifacts.hugging_face"
 # A larger base of an adapter would not be run to check it, so its files are not compared.
 _MAX_BASE_BYTES = 2**33
+# Exit codes of a process that was killed for its memory, or that a native library ended.
+_CRASHES = [-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)]
 
 Form = Literal["model", "adapter"]
 
@@ -267,21 +270,18 @@ def _empty(folder: Path) -> None:
 
 
 def _run_writer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the process that has JAX, and return what it says.
+    """Run the process that has JAX, and return its answer.
+
+    Where it is killed or crashes, it is run once more without computing scores, which takes much
+    less memory: the limit of a cgroup is not known before.
 
     Raises:
         ArtifactError: it cannot be done; the message says why.
-        RedcoFlowError: it ended without an answer; what it said stands on standard error.
+        RedcoFlowError: it ended without an answer; its messages are on standard error.
     """
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", _PROGRAM],
-        # Arrays go from file to file: no device is needed, nor taken from a training.
-        env={**os.environ, **search_path.variables(), "JAX_PLATFORMS": "cpu"},
-        input=json.dumps(request),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    done = _start_writer(request)
+    if done.returncode in _CRASHES:
+        done = _start_writer({**request, "check_scores": False})
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         raise RedcoFlowError(
@@ -292,6 +292,18 @@ def _run_writer(request: Mapping[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         raise ArtifactError(f"{answer['error']} Nothing was exported.")
     return answer
+
+
+def _start_writer(request: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", _PROGRAM],
+        # Arrays go from file to file: no device is needed, nor taken from a training.
+        env={**os.environ, **search_path.variables(), "JAX_PLATFORMS": "cpu"},
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
 
 
 def _finish(folder: Path, asked: Mapping[str, Any]) -> None:

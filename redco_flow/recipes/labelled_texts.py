@@ -222,7 +222,7 @@ def _loss(
 
 
 def _padded_apart(chosen: ChosenModel, tokenizer: TextTokenizer) -> ChosenModel:
-    """Return a decoder whose padding is no token that texts end with.
+    """Return a decoder whose padding is not a token that texts end with.
 
     transformers scores the last token that is not padding, so there such an end would not count.
     """

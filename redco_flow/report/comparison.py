@@ -252,7 +252,8 @@ def setting_text(run: ComparedRun, key: str) -> str:
     if key not in run.settings:
         return "–"
     value = run.settings[key]
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    is_line = isinstance(value, str) and value.isprintable()  # a cell of a table has one line
+    text = value if is_line else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 

@@ -271,7 +271,7 @@ def _beside(name: str, mine: Scores, beside: Sequence[Scores]) -> str:
     differences = [
         f"{signed(difference)} to {markdown.text(other.name)}"
         for other in beside
-        if isinstance(difference := mine.minus(other, name), float)
+        if not isinstance(difference := mine.minus(other, name), str | None)
     ]
     said = f"{markdown.text(name)} **{score(value)}**"
     return f"{said} ({', '.join(differences)})" if differences else said

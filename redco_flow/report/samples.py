@@ -205,7 +205,7 @@ def _draw(seed: str, index: int) -> str:
 
 
 def _sample(why: str, row: Mapping[str, Any], scores: Mapping[str, float], target: str) -> Sample:
-    """One prediction; what was to be predicted, the column `target`, is no part of its source."""
+    """One prediction; its source is shown without the column to be predicted, `target`."""
     given, found = row.get("references") or (), row.get("prediction")
     fields = {key: value for key, value in (row.get("row") or {}).items() if key != target}
     source = row.get("source") or (json.dumps(fields, ensure_ascii=False) if fields else "")

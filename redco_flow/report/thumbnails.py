@@ -34,8 +34,8 @@ def row_thumbnails(
 
     Args:
         predictions: the artifact; it names dataset and split.
-        row_ids: by number in the split, those first that matter most: after so many pixels no more
-            images are decoded. A row with another id in the dataset is left out.
+        row_ids: by number in the split, the most important first: after `_MOST_PIXELS_OF_PAGE` no
+            more images are decoded. A row with another id in the dataset is left out.
     """
     dataset = store.find(str(predictions.metadata.get("data") or ""))
     if dataset is None:

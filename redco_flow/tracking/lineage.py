@@ -146,8 +146,9 @@ def _metric_of_last_run(workspace: Workspace, name: str) -> ResultTarget | None:
     last = next(iter(list_runs(workspace)), None)
     if last is None:
         return None
-    found = unless_damaged(lambda: _metrics_of(last, run_results(workspace, last)))
-    return (found or {}).get(name)
+    # The text may name another run, which a damaged last one does not concern.
+    metrics = unless_damaged(lambda: _metrics_of(last, run_results(workspace, last)))
+    return (metrics or {}).get(name)
 
 
 def _metrics_of(run: RunDirectory, results: Mapping[str, StageResult]) -> dict[str, ResultTarget]:

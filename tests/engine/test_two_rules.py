@@ -296,6 +296,21 @@ def test_neighbouring_heads_that_share_keys_and_values_are_not_said_to_take_turn
     assert "take turns" not in caplog.text
 
 
+def test_query_heads_are_split_where_shards_do_not_divide_the_key_value_heads():
+    """12 heads that share 3 of keys and values, over 4 shards: each shard gets an equal part."""
+
+    def forward(p, x):
+        q, k, v = ((x @ p[name]).reshape(2, 6, -1, K) for name in "qkv")
+        k, v = (jnp.repeat(one, 4, axis=2) for one in (k, v))
+        return x + attend(q, k, v).reshape(2, 6, 12 * K) @ p["o"]
+
+    params = draw({"q": (D, 12 * K), "k": (D, 3 * K), "v": (D, 3 * K), "o": (12 * K, D)})
+
+    found = plan(params, forward, X)
+
+    assert found == {"q": P(None, "model"), "k": P(), "v": P(), "o": P("model")}
+
+
 def test_what_a_low_rank_and_heads_make_is_not_called_grouped():
     def forward(p, x):
         q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in "qkv")

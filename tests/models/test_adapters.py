@@ -164,3 +164,15 @@ def test_factors_are_written_in_float32_whatever_they_were(decoder):
     found = adapter_tensors(factors_of(narrow, kernels))
 
     assert {tensor.dtype for tensor in found.values()} == {np.dtype(np.float32)}
+
+
+def test_modules_trained_in_full_are_saved_and_a_head_of_several_layers_is_one():
+    """PEFT copies the module that it finds by the name: of RoBERTa the whole classifier."""
+    heads = ("classifier.dense", "classifier.out_proj", "bert.pooler.dense", "score")
+    full = [f"{name}.{kind}" for name in heads for kind in ("weight", "bias")]
+
+    config = adapter_config(
+        [], [], rank=2, alpha=4.0, architectures=(), base=None, revision=None, full=full
+    )
+
+    assert config["modules_to_save"] == ["bert.pooler.dense", "classifier", "score"]

@@ -37,7 +37,6 @@ _VIT = {
 BASES = {
     # Published without a head: the pooler is drawn, too.
     "bert": ("BertForMaskedLM", _BERT, ["bert.pooler.dense", "classifier"]),
-    "roberta": ("RobertaForMaskedLM", {**_BERT, "type_vocab_size": 1}, ["classifier"]),
     "gpt2": ("GPT2Model", _GPT2, ["score"]),
     # Published with a head of 5 classes, where the data have 10.
     "vit": ("ViTForImageClassification", {**_VIT, "num_labels": 5}, ["classifier"]),
@@ -158,18 +157,18 @@ def test_an_adapter_loaded_by_its_cards_lines_scores_as_here(
 
 
 def test_the_head_is_trained_beside_the_factors_and_all_else_stays(trained):
-    checkpoint = trained("roberta")
+    checkpoint = trained("bert")
     artifact = CheckpointArtifact(checkpoint.path)
     recipe = artifact.build_recipe()
     params = artifact.load_params(recipe, Deployer(devices=jax.devices()[:1]))
-    base = load_file(checkpoint.path.parents[4] / "roberta" / "model.safetensors")
+    base = load_file(checkpoint.path.parents[4] / "bert" / "model.safetensors")
     bias = np.asarray(params["classifier"]["bias"])
 
     assert artifact.adapter.full == [
         "classifier/bias", "classifier/kernel", "pooler/bias", "pooler/kernel",
     ]  # fmt: skip
     assert (bias != 0).all()  # as which it begins
-    table = base["roberta.embeddings.word_embeddings.weight"]
+    table = base["bert.embeddings.word_embeddings.weight"]
     np.testing.assert_array_equal(params["embedding"], table)
 
 

@@ -197,6 +197,13 @@ def test_everything_can_be_named_in_several_ways(workspace, demo):
     assert trace(workspace, "val/rouge2").value == 0.2
 
 
+def test_a_run_is_traced_although_the_last_one_is_damaged(workspace, demo):
+    (RunDirectory.create(workspace, "later", code=CODE).path / "state.json").write_text("{")
+
+    assert trace(workspace, f"{demo.run.id}/rougeL").value == 0.4
+    assert trace(workspace, f"{demo.run.id}/train/best/rouge2").id == demo.best
+
+
 def test_a_stage_is_traced_through_its_inputs(workspace, demo):
     for text in ("@last/predict", f"{demo.run.id}/predict", "predict"):
         node = trace(workspace, text)

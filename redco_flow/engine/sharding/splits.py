@@ -238,7 +238,7 @@ def choose_splits(roles: Roles, num_shards: int) -> Choice:
     for product in roles.products:
         for atom in roles.flat(product.outputs):
             is_divided = atom in roles.heads and roles.size((atom,)) % num_shards == 0
-            if is_divided and not _is_in_group(roles, atom):
+            if is_divided and not _is_in_group(roles, atom, num_shards):
                 _add(choice, Split((atom,), "heads"))
     for event in roles.events:
         if isinstance(event, Lookup):
@@ -248,11 +248,12 @@ def choose_splits(roles: Roles, num_shards: int) -> Choice:
     return choice
 
 
-def _is_in_group(roles: Roles, atom: int) -> bool:
+def _is_in_group(roles: Roles, atom: int, num_shards: int) -> bool:
     """Whether an atom numbers neighbouring query heads that share a key-value head.
 
     Its dims have the key-value heads before it, which keys and values have without it. Split
-    together, the two give each shard neighbouring heads.
+    together, the two give each shard neighbouring heads, where the shards divide the key-value
+    heads or the other way round.
     """
     dims = [dim for parameter in roles.parameters for dim in parameter]
     behind = {dim[: dim.index(atom)][-1:] for dim in dims if atom in dim}
@@ -261,6 +262,7 @@ def _is_in_group(roles: Roles, atom: int) -> bool:
     shared = next(iter(behind))
     return (
         bool(shared)
+        and 0 in (num_shards % roles.size(shared), roles.size(shared) % num_shards)
         and shared[0] in roles.heads
         and any(shared[0] in dim and atom not in dim for dim in dims)
     )

@@ -1,7 +1,7 @@
 """Schedules that were deleted while no Prefect server answered: their deployments go later.
 
 A deployment whose dates never come keeps a server busy from its start on, so it is paused in our
-server's database before that starts; the process that serves schedules then deletes it.
+server's database before that starts; the next process that serves schedules deletes it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def encode(
 
     Returns:
         Prompts without the tokenizer's start tokens, which rows begin with, and targets with one
-        end token, whatever of these stands in the texts; `own_starts` and `own_ends` are counted.
+        end token, also where a text itself has these; `own_starts` and `own_ends` are counted.
     """
     prefixed = [source_prefix + source for source in sources]
     suffix = tokenizer.encode_suffix(source_suffix)

@@ -134,7 +134,7 @@ def conversations(row: Mapping[str, Any]) -> list[Conversation]:
     """Return what the chat template renders of a row: the prompt with either answer; none of texts.
 
     Raises:
-        BadExample, BadConversation: it is no prompt with two answers.
+        BadExample, BadConversation: it is not a prompt with two answers.
     """
     found = _messages_of(row)
     return [] if found is None else found.conversations
@@ -236,7 +236,7 @@ def _messages_of(row: Mapping[str, Any]) -> _Messages | None:
     prompt is not read then), or one message to the prompt.
 
     Raises:
-        BadExample, BadConversation: it is no prompt with two answers.
+        BadExample, BadConversation: it is not a prompt with two answers.
     """
     answers = [row[name] for name in _ANSWERS]
     are_messages = list(map(_are_messages, answers))

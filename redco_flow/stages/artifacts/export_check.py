@@ -12,10 +12,12 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
+import resource
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +95,20 @@ class Exported:
     texts: Sequence[np.ndarray] | None = None
 
 
-def check_export(exported: Exported) -> ExportCheck:
+def check_export(exported: Exported, *, with_scores: bool = True) -> ExportCheck:
     """Compare an export's files with the checkpoint that they were made of.
+
+    Args:
+        with_scores: False compares the tensors alone.
 
     Raises:
         ArtifactError: they differ, or cannot be loaded; the message says what.
     """
     num_tensors = _read_back(exported)
+    if not with_scores:
+        return ExportCheck(num_tensors, left_out="the process that computed them was killed")
     size = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(exported.params))
-    memory = psutil.virtual_memory().available
-    if size > MAX_PARAMETERS or size * _BYTES_PER_PARAMETER > memory:
+    if size > MAX_PARAMETERS or size * _BYTES_PER_PARAMETER > _free_memory_bytes():
         return ExportCheck(num_tensors, left_out="the model is too large to be run for it")
     reader, left_out = _choose_reader(exported)
     inputs = _example_inputs(exported)
@@ -110,14 +116,28 @@ def check_export(exported: Exported) -> ExportCheck:
         return ExportCheck(num_tensors, left_out=left_out or "its inputs are not known")
     params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float32), exported.params)
     expected = _scores(exported.model, exported.model.config, params, inputs)
-    if reader == _OWN_READER:
-        found = _scores(exported.model, _written_config(exported), params, inputs)
-    else:
-        found = _their_scores(exported, reader, inputs)
+    if not np.isfinite(expected).all():
+        return ExportCheck(num_tensors, left_out="the checkpoint's own scores are not finite")
+    try:
+        if reader == _OWN_READER:
+            found = _scores(exported.model, _written_config(exported), params, inputs)
+        else:
+            found = _their_scores(exported, reader, inputs)
+    except ImportError as error:
+        return ExportCheck(num_tensors, left_out=f"{reader} did not import: {error}")
     difference, scale = _compare(found, expected, reader, is_exact=exported.is_exact)
     return ExportCheck(
         num_tensors, reader, "", _num_rows(inputs), difference, scale, is_exact=exported.is_exact
     )
+
+
+def _free_memory_bytes() -> int:
+    """Memory that this process may still take; a cgroup's limit is not known here."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    free = int(psutil.virtual_memory().available)
+    if limit == resource.RLIM_INFINITY:
+        return free
+    return min(free, limit - int(psutil.Process().memory_info().vms))
 
 
 def _num_rows(inputs: Mapping[str, np.ndarray]) -> int:
@@ -142,11 +162,11 @@ def _read_back(exported: Exported) -> int:
 
 
 def _equal(found: np.ndarray | None, expected: np.ndarray) -> bool:
-    return (
-        found is not None
-        and (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        and found.tobytes() == expected.tobytes()
-    )
+    if found is None or (found.dtype, found.shape) != (expected.dtype, expected.shape):
+        return False
+    bits = np.dtype(f"u{found.dtype.itemsize}")  # NaN equals itself, and -0 is not 0
+    one, other = (np.ascontiguousarray(values).view(bits) for values in (found, expected))
+    return np.array_equal(one, other)
 
 
 def _refuse_tensors(names: list[str]) -> None:
@@ -169,13 +189,21 @@ def _choose_reader(exported: Exported) -> tuple[str, str]:
             return "", f"{' and '.join(absent)} were not installed"
         if _base_folder(exported) is None:
             return "", "the model that it belongs to was not on that machine"
-    elif absent or not _is_known_to_transformers(exported.model):
+    elif absent:
+        return _OWN_READER, ""
+    try:
+        is_known = _is_known_to_transformers(exported.model)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # broken or too old
+        left_out = f"{' and '.join(import_names)} did not import: {error}"
+        return ("", left_out) if exported.adapter is not None else (_OWN_READER, "")
+    if not is_known and exported.adapter is None:
         return _OWN_READER, ""
     named = [name for name in import_names if name != "torch"]
     return " and ".join(f"{name} {importlib.metadata.version(name)}" for name in named), ""
 
 
 def _is_known_to_transformers(model: RecordedModel) -> bool:
+    import torch  # noqa: F401 (transformers imports without it, and then loads no model)
     import transformers
 
     return hasattr(transformers, model.architectures[0])
@@ -292,7 +320,7 @@ def _their_scores(exported: Exported, reader: str, inputs: Mapping[str, np.ndarr
         ):
             warnings.simplefilter("ignore")
             found = _load(exported)(**given)
-    except ArtifactError:
+    except (ArtifactError, ImportError):
         raise
     except Exception as error:
         raise ArtifactError(
@@ -316,6 +344,11 @@ def _load(exported: Exported) -> Any:
             output_loading_info=True,
             trust_remote_code=False,
         )
+        # Such as a pooler that the model does not use: transformers draws one.
+        unused = getattr(exported.model.module, "IGNORED_TENSORS", ())
+        told["missing_keys"] = [
+            key for key in told["missing_keys"] if not any(fnmatchcase(key, one) for one in unused)
+        ]
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
         wrong = sorted(f"{kind.partition('_')[0]} {key}" for kind in kinds for key in told[kind])
         if wrong:

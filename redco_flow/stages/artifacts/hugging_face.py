@@ -69,6 +69,7 @@ class Request:
         base, revision: the hub's name and commit of the model that factors belong to.
         base_folder: that model's directory, where it is not on the hub.
         max_file_bytes: of a safetensors file.
+        check_scores: whether scores are computed from what was written.
     """
 
     checkpoint: str
@@ -79,6 +80,7 @@ class Request:
     revision: str | None = None
     base_folder: str | None = None
     max_file_bytes: int = MAX_FILE_BYTES
+    check_scores: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def write_checked(request: Request) -> Written:
         is_exact=adapter is None or (record is not None and record.base_dtype == "float32"),
         texts=_example_texts(artifact, model.config),
     )
-    return replace(written, check=check_export(exported))
+    return replace(written, check=check_export(exported, with_scores=request.check_scores))
 
 
 def _example_texts(artifact: CheckpointArtifact, config: Any) -> list[np.ndarray] | None:
