@@ -69,10 +69,11 @@ def losses(bench):
     return [record["loss"] for record in bench.records() if record.get("kind") == "training"]
 
 
-def scores_of(bench, dataset, checkpoint, recipe, metrics):
+def scores_of(bench, dataset, checkpoint, recipe, metrics, **settings):
     inputs = {"dataset": [dataset], "checkpoint": [checkpoint]}
     predictions = bench.run(predict, {"recipe": recipe}, inputs)["predictions"]
-    scored = bench.run(evaluate, {"metrics": metrics}, {"predictions": [predictions]})
+    config = {"metrics": metrics, "metric_settings": settings}
+    scored = bench.run(evaluate, config, {"predictions": [predictions]})
     summary = json.loads((scored["metrics"].path / "metrics.json").read_text())
     return read_predictions(predictions.path)[0], summary
 
@@ -155,7 +156,8 @@ def test_a_small_bert_learns_a_class_of_two_texts_beyond_the_majority(
     whole, _ = trained
     metrics = ["accuracy", "f1", "f1_macro", "matthews"]
 
-    lines, scored = scores_of(shared_bench, dataset, whole, "classification", metrics)
+    positive = {"positive_class": "yes"}
+    lines, scored = scores_of(shared_bench, dataset, whole, "classification", metrics, f1=positive)
 
     assert CheckpointArtifact(whole.path).record.model["settings"] == {"classes": ["no", "yes"]}
     assert {line.prediction for line in lines} == {"no", "yes"}
