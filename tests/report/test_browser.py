@@ -179,5 +179,5 @@ def test_nothing_runs_that_a_model_or_a_user_wrote(open_page, builder, workspace
     assert drawn.locator("img").count() == 0
     assert drawn.locator("script:not([type])").count() == 2
     assert drawn.locator(".plot a[href]").count() == 0
-    assert label in drawn.locator(".plot .legendtext").all_text_contents()
+    assert f"val/{label}" in drawn.locator(".plot .legendtext").all_text_contents()
     assert opened.complaints == []
