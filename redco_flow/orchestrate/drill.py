@@ -25,7 +25,7 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
 _PEACE = "peace"
-_STALL_MINUTES = 0.5
+_STALL_MINUTES = 1.0  # compiling on a busy machine takes longer than half a minute
 # Without them a GPU adds up in any order, and no two trainings end with the same bits.
 _REPEATING_FLAGS = "--xla_gpu_exclude_nondeterministic_ops=true --xla_gpu_autotune_level=0"
 _MINUTES_TO_WARNING = 2
