@@ -1,4 +1,4 @@
-"""Call a function of ours in a child process with limits of CPU time, memory and answer size.
+"""Call a function of this package in a child process with limits of time, memory and answer size.
 
 For what other people's files may make a process compute: recurrence rules, chat templates. The
 child is this file, run by `python -I`: no module of the user takes a library's place, it gets no

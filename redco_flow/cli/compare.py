@@ -29,7 +29,7 @@ from redco_flow.tracking.workspace import Workspace
 if TYPE_CHECKING:
     from redco_flow.report.comparison import ComparedRun
 
-_WIDTH_OF_FILES = 120  # where the output is no terminal
+_WIDTH_OF_FILES = 120  # where the output is not a terminal
 
 
 def register(verbs: Verbs) -> None:

@@ -24,6 +24,13 @@ class ClassNames(NamedTuple):
     names: Sequence[Class]
     are_ordered: bool
 
+    @classmethod
+    def recorded(
+        cls, names: Sequence[Class] | None, *, are_ordered: bool | None
+    ) -> ClassNames | None:
+        """Return the classes of a record; None where it has none. Old records have no order."""
+        return None if names is None else cls(names, bool(are_ordered))
+
 
 def confusion(predictions: Sequence[Class], references: Sequence[Sequence[Class]]) -> Counts:
     """Count the examples by (true class, predicted class).

@@ -355,9 +355,7 @@ class DatasetSummary:
     @property
     def class_names(self) -> ClassNames | None:
         """The classes, in the form that metrics take; None of other targets."""
-        if self.classes is None:
-            return None
-        return ClassNames(self.classes, bool(self.classes_are_ordered))
+        return ClassNames.recorded(self.classes, are_ordered=self.classes_are_ordered)
 
     @property
     def is_of_rows(self) -> bool:

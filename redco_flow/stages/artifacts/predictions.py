@@ -159,9 +159,7 @@ class PredictionsSummary:
     @property
     def class_names(self) -> ClassNames | None:
         """The classes, in the form that metrics take; None of other targets."""
-        if self.classes is None:
-            return None
-        return ClassNames(self.classes, bool(self.classes_are_ordered))
+        return ClassNames.recorded(self.classes, are_ordered=self.classes_are_ordered)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record without what these predictions do not have."""
