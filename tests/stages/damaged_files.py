@@ -338,6 +338,14 @@ def problem_of(error: BaseException, path: Path) -> str | None:
     return None if named else f"does not name the file: {error}"
 
 
+def _peak_memory_mib() -> int:
+    """Read this program's own peak: `ru_maxrss` includes that of the process it was forked from."""
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
+    )
+    return int(line.split()[1]) >> 10
+
+
 def main() -> None:
     """Read damaged files of each format in turn."""
     root, seed, num_cases = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -363,7 +371,7 @@ def main() -> None:
                     print(f"{kind} {case}: {problem}", flush=True)
             (folder / name).write_bytes(whole[name])
         shutil.rmtree(folder)
-    print(f"MiB {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}")
+    print(f"MiB {_peak_memory_mib()}")
     print(f"refused {num_refused}")
 
 
