@@ -19,7 +19,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from redco_flow.errors import RunCancelled
 from redco_flow.orchestrate.prefect.live import told_live
 from redco_flow.orchestrate.prefect.report import publish_summary
-from redco_flow.orchestrate.session import RunSession, current_session
+from redco_flow.orchestrate.run.session import RunSession, current_session
 
 FINAL_STATES = {
     "completed": Completed,

@@ -15,7 +15,7 @@ from redco_flow.terminal_text import visible
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.chat import Chat
+    from redco_flow.orchestrate.checkpoints.chat import Chat
 
 _NEW, _QUIT = "/new", "/quit"
 _LINES_OF_LOG = 20
@@ -53,8 +53,8 @@ def register(verbs: Verbs) -> None:
 def _chat(options: argparse.Namespace) -> int:
     import tempfile
 
-    from redco_flow.orchestrate.chat import Chat, ProcessDied
-    from redco_flow.orchestrate.export import find_checkpoint
+    from redco_flow.orchestrate.checkpoints.chat import Chat, ProcessDied
+    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
 
     request = _request(options)
     workspace = Workspace(workspace_path(options).absolute())
@@ -127,7 +127,7 @@ def _greeting(ready: dict[str, Any]) -> str:
 
 def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> int:
     """Ask for each message, each with all before it; one that gets no answer is forgotten."""
-    from redco_flow.orchestrate.chat import CannotConverse, ProcessDied
+    from redco_flow.orchestrate.checkpoints.chat import CannotConverse, ProcessDied
 
     begin = [{"role": "system", "content": options.system}] if options.system else []
     messages = list(begin)

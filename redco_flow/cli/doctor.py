@@ -54,7 +54,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.doctor import examine
+    from redco_flow.orchestrate.checks.doctor import examine
     from redco_flow.spec.profile import load_profile
 
     note_replaced(cluster_profiles=options.profile)

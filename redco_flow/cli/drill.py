@@ -34,7 +34,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.drill import drill
+    from redco_flow.orchestrate.checks.drill import drill
     from redco_flow.recipes.drill import FAULTS
     from redco_flow.spec.profile import load_profile
 

@@ -37,7 +37,7 @@ def register(verbs: Verbs) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.export import export_checkpoint, find_checkpoint
+    from redco_flow.orchestrate.checkpoints.export import export_checkpoint, find_checkpoint
 
     if options.private and not options.push:
         raise UsageError("--private is for --push ORG/NAME.")

@@ -19,10 +19,10 @@ from redco_flow.local_paths import expanded
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.alias_pins import AliasPins
-    from redco_flow.orchestrate.hub_pins import HubPins
-    from redco_flow.orchestrate.ingredients import Sources
-    from redco_flow.orchestrate.plan import Plan
+    from redco_flow.orchestrate.pins.aliases import AliasPins
+    from redco_flow.orchestrate.pins.hub import HubPins
+    from redco_flow.orchestrate.run.ingredients import Sources
+    from redco_flow.orchestrate.run.plan import Plan
     from redco_flow.spec.find import Folder
     from redco_flow.spec.load import PipelineFile, ResolvedPipeline
     from redco_flow.spec.overrides import Point
@@ -44,7 +44,7 @@ class Loaded:
     @property
     def identity(self) -> str:
         """A digest of settings, data and code, by which a schedule knows that nothing is new."""
-        from redco_flow.orchestrate.ingredients import identity_of
+        from redco_flow.orchestrate.run.ingredients import identity_of
 
         return identity_of(self.pipeline, self.workspace, self.sources)
 
@@ -92,8 +92,8 @@ class Loader:
             DoesNotFit: every stage that cannot have its devices under the profile.
             WorkspaceError: the workspace cannot be written, or a data file cannot be read.
         """
-        from redco_flow.orchestrate.device_checks import check_devices
-        from redco_flow.orchestrate.plan import make_plan
+        from redco_flow.orchestrate.run.device_checks import check_devices
+        from redco_flow.orchestrate.run.plan import make_plan
         from redco_flow.spec.load import load_pipeline
 
         _ = self.replaced
@@ -151,18 +151,18 @@ class Loader:
 
     @cached_property
     def _sources(self) -> Sources:
-        from redco_flow.orchestrate.ingredients import Sources
+        from redco_flow.orchestrate.run.ingredients import Sources
 
         return Sources()
 
     @cached_property
     def _aliases(self) -> AliasPins:
-        from redco_flow.orchestrate.alias_pins import AliasPins
+        from redco_flow.orchestrate.pins.aliases import AliasPins
 
         return AliasPins()
 
     @cached_property
     def _hub(self) -> HubPins:
-        from redco_flow.orchestrate.hub_pins import HubPins
+        from redco_flow.orchestrate.pins.hub import HubPins
 
         return HubPins()

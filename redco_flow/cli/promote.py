@@ -64,7 +64,7 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.export import find_checkpoint
+    from redco_flow.orchestrate.checkpoints.export import find_checkpoint
     from redco_flow.stages.promote.promotion import Request, model_of, promote
     from redco_flow.stages.promote.rule import Condition, Rule
 

@@ -29,8 +29,8 @@ from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.plan import Plan
-    from redco_flow.orchestrate.sweep import PlannedPoint
+    from redco_flow.orchestrate.run.plan import Plan
+    from redco_flow.orchestrate.sweep.control import PlannedPoint
     from redco_flow.spec.load import ResolvedPipeline
 
 
@@ -81,7 +81,7 @@ def _plan(options: argparse.Namespace) -> int:
     identity = {"identity": loaded.identity} if options.json else {}
     _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json, **identity)
     if options.render:
-        from redco_flow.orchestrate.rendering import rendered_submissions
+        from redco_flow.orchestrate.run.rendering import rendered_submissions
 
         given = (loaded.pipeline, loaded.profile, loaded.workspace, loaded.plan, os.environ)
         submissions = rendered_submissions(*given, ahead=options.ahead)
@@ -109,7 +109,7 @@ def _print_plan(
 
 
 def _run(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.start import start_run
+    from redco_flow.orchestrate.run.start import start_run
 
     loader = Loader(options, only_reads=options.dry_run)
     if options.sweep and options.run_id:
@@ -207,10 +207,10 @@ def _find_sweep(options: argparse.Namespace) -> SweepDirectory | None:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.start import resume_run
+    from redco_flow.orchestrate.run.start import resume_run
 
     if (sweep := _find_sweep(options)) is not None:
-        from redco_flow.orchestrate.sweep import resume_sweep
+        from redco_flow.orchestrate.sweep.control import resume_sweep
 
         resume_sweep(sweep)
         return attend_sweep(sweep, _workspace(options), options)
@@ -220,7 +220,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _retry(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.start import retry_run
+    from redco_flow.orchestrate.run.start import retry_run
 
     run = _find(options)
     retry_run(run, only_failed=options.failed)
@@ -228,10 +228,10 @@ def _retry(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from redco_flow.orchestrate.cancel import cancel_run
+    from redco_flow.orchestrate.run.cancel import cancel_run
 
     if (sweep := _find_sweep(options)) is not None:
-        from redco_flow.orchestrate.sweep import cancel_sweep
+        from redco_flow.orchestrate.sweep.control import cancel_sweep
 
         cancel_sweep(sweep, "redco-flow cancel")
         print(f"{sweep.id}: {read_sweep_view(sweep, _workspace(options))['state']}")

@@ -26,7 +26,7 @@ from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
-    from redco_flow.orchestrate.sweep import PlannedPoint
+    from redco_flow.orchestrate.sweep.control import PlannedPoint
     from redco_flow.spec.overrides import Point
 
 
@@ -272,7 +272,7 @@ def run_sweep(
         loader: of the command's options.
         print_plan: for a dry run.
     """
-    from redco_flow.orchestrate.sweep import PlannedPoint, plan_points, start_sweep
+    from redco_flow.orchestrate.sweep.control import PlannedPoint, plan_points, start_sweep
     from redco_flow.spec.overrides import read_points
 
     workspaces: list[Workspace] = []
@@ -317,8 +317,8 @@ def _print_jobs(
     Raises:
         UsageError: that was asked for and cannot be.
     """
-    from redco_flow.orchestrate.sweep import goes_ahead
-    from redco_flow.orchestrate.sweep_process import planned_jobs
+    from redco_flow.orchestrate.sweep.control import goes_ahead
+    from redco_flow.orchestrate.sweep.process import planned_jobs
 
     is_ahead = goes_ahead(planned, workspace, asked=options.ahead)
     points = [(one.pipeline, one.plan) for one in planned] if is_ahead else []

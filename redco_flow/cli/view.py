@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.launch.disk_reserve import full_disk
-from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.damage import find_damaged_records

@@ -14,7 +14,7 @@ import pytest
 
 from redco_flow.launch import disk_reserve, work_lock
 from redco_flow.launch.supervisor import LogWriter
-from redco_flow.orchestrate.stage_runner import fingerprint_locked, is_worked_on
+from redco_flow.orchestrate.run.stage_runner import fingerprint_locked, is_worked_on
 from redco_flow.records import append_json_line, refuse_link, write_json
 from redco_flow.tracking import locks
 from redco_flow.tracking.journal import Journal

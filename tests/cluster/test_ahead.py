@@ -15,8 +15,8 @@ from tiny_stages.calls import wait_until
 
 from pipelines import Driven, make_run
 from redco_flow.cli.view import read_run_view
-from redco_flow.orchestrate.cancel import cancel_run
-from redco_flow.orchestrate.start import resume_run
+from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.start import resume_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,8 +13,8 @@ from pipelines import Driven, make_run
 from redco_flow.errors import RunCancelled
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import reattach
-from redco_flow.orchestrate.plan import make_plan
-from redco_flow.orchestrate.start import write_run
+from redco_flow.orchestrate.run.plan import make_plan
+from redco_flow.orchestrate.run.start import write_run
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import profile_model
 from redco_flow.stages.preprocess.pairs import BLOCK_ROWS

@@ -13,15 +13,15 @@ from tiny_stages.calls import wait_until
 
 from redco_flow.cli.sweep import read_sweep_view, sweep_text
 from redco_flow.cli.view import read_run_view
-from redco_flow.orchestrate.cancel import cancel_run
-from redco_flow.orchestrate.plan import make_plan
-from redco_flow.orchestrate.sweep import (
+from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.plan import make_plan
+from redco_flow.orchestrate.sweep.control import (
     PlannedPoint,
     cancel_sweep,
     resume_sweep,
     start_sweep,
 )
-from redco_flow.orchestrate.sweep_process import submit_points
+from redco_flow.orchestrate.sweep.process import submit_points
 from redco_flow.records import read_json, write_json
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import profile_model

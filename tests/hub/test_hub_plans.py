@@ -12,7 +12,7 @@ from tests.hub.conftest import DATASET, MODEL, ROWS
 LOAD_TWICE = """
 import json, sys
 from pathlib import Path
-from redco_flow.orchestrate.hub_pins import HubPins
+from redco_flow.orchestrate.pins.hub import HubPins
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.yaml import write_yaml
 from redco_flow.tracking.workspace import Workspace

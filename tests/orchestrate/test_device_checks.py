@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from redco_flow.errors import DoesNotFit
-from redco_flow.orchestrate.device_checks import check_devices
-from redco_flow.orchestrate.plan import make_plan
+from redco_flow.orchestrate.run.device_checks import check_devices
+from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.spec.load import load_pipeline, load_profile
 from redco_flow.tracking.workspace import Workspace
 

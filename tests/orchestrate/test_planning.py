@@ -4,8 +4,8 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.ingredients import Sources, identity_of, stage_ingredients
-from redco_flow.orchestrate.plan import Plan, input_ids, upstream_of
+from redco_flow.orchestrate.run.ingredients import Sources, identity_of, stage_ingredients
+from redco_flow.orchestrate.run.plan import Plan, input_ids, upstream_of
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 
@@ -236,8 +236,8 @@ def test_planning_imports_neither_prefect_nor_jax():
     import sys
 
     code = (
-        "import sys, redco_flow.orchestrate.plan, redco_flow.orchestrate.start, "
-        "redco_flow.orchestrate.cancel, redco_flow.orchestrate.prefect.server; "
+        "import sys, redco_flow.orchestrate.run.plan, redco_flow.orchestrate.run.start, "
+        "redco_flow.orchestrate.run.cancel, redco_flow.orchestrate.prefect.server; "
         "print([m for m in ('prefect', 'jax', 'submitit', 'datasets') if m in sys.modules])"
     )
 

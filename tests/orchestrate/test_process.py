@@ -22,9 +22,9 @@ from orchestrate_runs import (
 )
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.cancel import cancel_run
 from redco_flow.orchestrate.prefect.server import ensure_server, server_status, stop_server
-from redco_flow.orchestrate.start import resume_run, retry_run
+from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.start import resume_run, retry_run
 from redco_flow.tracking.locks import acquire, find_holder
 
 pytestmark = pytest.mark.slow
@@ -210,7 +210,7 @@ def test_a_second_launcher_is_refused_with_the_first_ones_process(runs, held, ga
     with pytest.raises(UsageError) as refused:
         resume_run(run)
     second = subprocess.run(
-        [sys.executable, "-m", "redco_flow.orchestrate.orchestrator", str(run.path)],
+        [sys.executable, "-m", "redco_flow.orchestrate.run.orchestrator", str(run.path)],
         capture_output=True,
         text=True,
         check=False,

@@ -6,7 +6,7 @@ import pytest
 from orchestrate_runs import TWO_STAGES, events, until, wait_for_end, wait_for_stage
 
 from redco_flow.launch.processes import processes_of
-from redco_flow.orchestrate.start import spawn
+from redco_flow.orchestrate.run.start import spawn
 from redco_flow.tracking.locks import find_holder
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.rendering import rendered_submissions
+from redco_flow.orchestrate.run.rendering import rendered_submissions
 from redco_flow.spec.profile import profile_model
 
 

@@ -15,11 +15,11 @@ from orchestrate_runs import (
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.executor import make_executor, reattach
-from redco_flow.orchestrate.calls import write_attempt
-from redco_flow.orchestrate.ingredients import stage_ingredients
-from redco_flow.orchestrate.orchestrator import open_session
-from redco_flow.orchestrate.state import StateStore
-from redco_flow.orchestrate.stopping import StopRequest
+from redco_flow.orchestrate.run.calls import write_attempt
+from redco_flow.orchestrate.run.ingredients import stage_ingredients
+from redco_flow.orchestrate.run.orchestrator import open_session
+from redco_flow.orchestrate.run.state import StateStore
+from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import fingerprint
 

@@ -4,7 +4,7 @@ import pytest
 from orchestrate_runs import TWO_STAGES
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.state import StateStore
+from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import acquire
 

@@ -4,8 +4,8 @@ import pytest
 from orchestrate_runs import DIAMOND, TWO_STAGES
 
 from redco_flow.errors import UsageError
-from redco_flow.orchestrate.sweep import PlannedPoint, goes_ahead
-from redco_flow.orchestrate.sweep_process import planned_jobs, work_keys
+from redco_flow.orchestrate.sweep.control import PlannedPoint, goes_ahead
+from redco_flow.orchestrate.sweep.process import planned_jobs, work_keys
 from redco_flow.spec.profile import profile_model
 
 

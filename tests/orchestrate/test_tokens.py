@@ -17,7 +17,7 @@ from orchestrate_api import Api
 from orchestrate_runs import wait_for_end
 
 from redco_flow.launch.redaction import Redactor, redact_text
-from redco_flow.orchestrate.ingredients import CodeState
+from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.spec.secrets import hide_secrets, looks_secret_value
 
 LEAKY = """

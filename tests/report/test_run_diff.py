@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from redco_flow.cli.diff import diff_lines
-from redco_flow.orchestrate.ingredients import CodeState
+from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.records import write_json, write_text
 from redco_flow.report.run_diff.measures import Resampling
 from redco_flow.report.run_diff.runs import HIDDEN, diff_runs

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from redco_flow.errors import ConfigError, RedcoFlowError
-from redco_flow.orchestrate.device_checks import check_devices
-from redco_flow.orchestrate.ingredients import Sources
-from redco_flow.orchestrate.plan import make_plan
-from redco_flow.orchestrate.start import check_run
+from redco_flow.orchestrate.run.device_checks import check_devices
+from redco_flow.orchestrate.run.ingredients import Sources
+from redco_flow.orchestrate.run.plan import make_plan
+from redco_flow.orchestrate.run.start import check_run
 from redco_flow.spec.load import load_pipeline, load_profile
 from redco_flow.tracking.workspace import Workspace
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.orchestrate.alias_pins import AliasPins
-from redco_flow.orchestrate.device_checks import check_devices
-from redco_flow.orchestrate.hub_pins import HubPins
-from redco_flow.orchestrate.ingredients import Sources
-from redco_flow.orchestrate.plan import make_plan
-from redco_flow.orchestrate.start import check_run
+from redco_flow.orchestrate.pins.aliases import AliasPins
+from redco_flow.orchestrate.pins.hub import HubPins
+from redco_flow.orchestrate.run.device_checks import check_devices
+from redco_flow.orchestrate.run.ingredients import Sources
+from redco_flow.orchestrate.run.plan import make_plan
+from redco_flow.orchestrate.run.start import check_run
 from redco_flow.spec.document import Origin, written_at
 from redco_flow.spec.load import PipelineFile, load_pipeline, load_profile
 from redco_flow.spec.yaml import parse_file, write_yaml

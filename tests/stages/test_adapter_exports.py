@@ -13,7 +13,7 @@ from stage_kinds import preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.errors import ArtifactError
-from redco_flow.orchestrate.model_card import CardFacts, model_card
+from redco_flow.orchestrate.checkpoints.model_card import CardFacts, model_card
 from redco_flow.records import read_json, write_json
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact

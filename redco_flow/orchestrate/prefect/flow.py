@@ -25,8 +25,8 @@ from redco_flow.orchestrate.prefect.server import (
     server_status,
     start_short_lived_server,
 )
-from redco_flow.orchestrate.session import RunSession, session_in_use
-from redco_flow.orchestrate.stopping import Log
+from redco_flow.orchestrate.run.session import RunSession, session_in_use
+from redco_flow.orchestrate.run.stopping import Log
 from redco_flow.spec.find import bundled_behind, find_file
 
 _FLOW_FILE = "flows/pipeline.py"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from redco_flow.orchestrate.prefect.artifacts import FlowRunArtifacts, read_live_artifacts
-from redco_flow.orchestrate.session import RunSession
-from redco_flow.orchestrate.state import StateStore
+from redco_flow.orchestrate.run.session import RunSession
+from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.records import read_json_if_present
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.goodput import START

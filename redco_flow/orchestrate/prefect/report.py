@@ -21,8 +21,8 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
 from redco_flow.orchestrate.prefect.artifacts import FlowRunArtifacts, read_page_artifacts
 from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
-from redco_flow.orchestrate.session import RunSession
-from redco_flow.orchestrate.state import ENDED_RUN_STATES, LaunchRecord
+from redco_flow.orchestrate.run.session import RunSession
+from redco_flow.orchestrate.run.state import ENDED_RUN_STATES, LaunchRecord
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import hide_secrets
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord

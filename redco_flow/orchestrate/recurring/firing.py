@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.orchestrate.channels import Notice
-from redco_flow.orchestrate.notices import tell_at_once, without_secrets
+from redco_flow.orchestrate.notify.channels import Notice
+from redco_flow.orchestrate.notify.notices import tell_at_once, without_secrets
 from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.recurring.serving_record import Serving
-from redco_flow.orchestrate.start import resume_run, retry_run
-from redco_flow.orchestrate.state import ENDED_RUN_STATES
+from redco_flow.orchestrate.run.start import resume_run, retry_run
+from redco_flow.orchestrate.run.state import ENDED_RUN_STATES
 from redco_flow.spec.notify import NotifySection
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder

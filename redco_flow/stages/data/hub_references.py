@@ -129,7 +129,7 @@ def hub_identities(config: StageConfig) -> dict[str, Any]:
         if not is_commit(one.revision):
             raise UsageError(
                 f"{one.kind} '{one.name}' of the hub is at no commit: pin the pipeline first "
-                "(redco_flow.orchestrate.hub_pins.HubPins), or give its revision as a commit."
+                "(redco_flow.orchestrate.pins.hub.HubPins), or give its revision as a commit."
             )
         named = one.data and one.data.subset
         subset = {"subset": named} if named else {}

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redco_flow.launch.processes import kill_processes_of
-from redco_flow.orchestrate.orchestrator import open_session
-from redco_flow.orchestrate.plan import make_plan
-from redco_flow.orchestrate.start import spawn, write_run
-from redco_flow.orchestrate.state import StateStore
-from redco_flow.orchestrate.stopping import StopRequest
+from redco_flow.orchestrate.run.orchestrator import open_session
+from redco_flow.orchestrate.run.plan import make_plan
+from redco_flow.orchestrate.run.start import spawn, write_run
+from redco_flow.orchestrate.run.state import StateStore
+from redco_flow.orchestrate.run.stopping import StopRequest
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import profile_model
 from redco_flow.tracking.journal import read_journal

@@ -15,12 +15,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from redco_flow.errors import RunCancelled, StageFailed
-from redco_flow.orchestrate.ahead import JobChain, SweepQueue
-from redco_flow.orchestrate.attempts import Finished, StageAttempts
-from redco_flow.orchestrate.plan import upstream_of
-from redco_flow.orchestrate.stage_runner import StageRunner
-from redco_flow.orchestrate.state import ENDED_STAGE_STATES
-from redco_flow.orchestrate.stopping import Detached, Log, RunContext
+from redco_flow.orchestrate.run.ahead import JobChain, SweepQueue
+from redco_flow.orchestrate.run.attempts import Finished, StageAttempts
+from redco_flow.orchestrate.run.plan import upstream_of
+from redco_flow.orchestrate.run.stage_runner import StageRunner
+from redco_flow.orchestrate.run.state import ENDED_STAGE_STATES
+from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext
 from redco_flow.tracking.attempt import State
 
 DETACHED_EXIT_CODE = 130

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from redco_flow.errors import RunCancelled
-from redco_flow.orchestrate.plan import Plan
-from redco_flow.orchestrate.state import StateStore
+from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.run_directory import RunDirectory

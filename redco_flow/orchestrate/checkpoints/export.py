@@ -22,7 +22,7 @@ from redco_flow import search_path
 from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
 from redco_flow.launch.redaction import redact_text
 from redco_flow.local_paths import expanded
-from redco_flow.orchestrate.model_card import Base, CardFacts, model_card
+from redco_flow.orchestrate.checkpoints.model_card import Base, CardFacts, model_card
 from redco_flow.records import digest_file, read_json, sync, write_json, write_text
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore

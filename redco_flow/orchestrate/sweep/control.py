@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
-from redco_flow.orchestrate.cancel import cancel_runs, has_ended
-from redco_flow.orchestrate.ingredients import CodeState
-from redco_flow.orchestrate.plan import Plan
-from redco_flow.orchestrate.start import check_run, refuse_to_start_over, reopen_run, write_run
-from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
+from redco_flow.orchestrate.run.ingredients import CodeState
+from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.orchestrate.run.start import check_run, refuse_to_start_over, reopen_run, write_run
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.overrides import Point
@@ -127,7 +127,7 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
     Raises:
         UsageError: it is asked for and cannot be; says why.
     """
-    from redco_flow.orchestrate.rendering import rendered_submissions
+    from redco_flow.orchestrate.run.rendering import rendered_submissions
 
     try:
         for one in planned:
@@ -188,7 +188,7 @@ def _refuse_if_driven(sweep: SweepDirectory) -> None:
 
 def _spawn(sweep: SweepDirectory) -> None:
     """Start the process that starts the runs, and wait until it holds the sweep's lease."""
-    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep_process", str(sweep.path)]
+    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep.process", str(sweep.path)]
     record = LaunchRecord.read(sweep.runs[0])
     with open(sweep.log_path, "ab", opener=open_no_link) as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The process that drives one run: `python -m redco_flow.orchestrate.orchestrator RUN_DIRECTORY`.
+"""The process that drives one run: `python -m redco_flow.orchestrate.run.orchestrator RUN`.
 
 Detached, so it outlives the terminal. Holds the lease, takes signals, and ends with
 the run's exit code. What a killed process left is taken up by the next one on the same directory.
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.redaction import RedactedStream
-from redco_flow.orchestrate.notices import tell_end
-from redco_flow.orchestrate.plan import Plan
+from redco_flow.orchestrate.notify.notices import tell_end
 from redco_flow.orchestrate.prefect.flow import FlowThread
-from redco_flow.orchestrate.session import Outcome, RunSession
-from redco_flow.orchestrate.state import LaunchRecord, StateStore, note_takeover
-from redco_flow.orchestrate.stopping import Log, RunContext, StopRequest
+from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.orchestrate.run.session import Outcome, RunSession
+from redco_flow.orchestrate.run.state import LaunchRecord, StateStore, note_takeover
+from redco_flow.orchestrate.run.stopping import Log, RunContext, StopRequest
 from redco_flow.spec.load import Origin, load_pipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.secrets import secret_values
@@ -121,7 +121,7 @@ def log(line: str) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="redco_flow.orchestrate.orchestrator")
+    parser = argparse.ArgumentParser(prog="redco_flow.orchestrate.run.orchestrator")
     parser.add_argument("run", type=Path)
     parser.add_argument("--leave-cancelled", action="store_true")
     parser.add_argument("--judge-ended", action="store_true")

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.errors import RedcoFlowError, RunCancelled, StageFailed
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, read_call
-from redco_flow.orchestrate.ingredients import stage_ingredients
-from redco_flow.orchestrate.log_lines import LogTail
-from redco_flow.orchestrate.plan import input_ids
-from redco_flow.orchestrate.state import StateStore
-from redco_flow.orchestrate.stopping import Detached, Log, RunContext, StopRequest
+from redco_flow.orchestrate.run.ingredients import stage_ingredients
+from redco_flow.orchestrate.run.log_lines import LogTail
+from redco_flow.orchestrate.run.plan import input_ids
+from redco_flow.orchestrate.run.state import StateStore
+from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, find_new_result, find_result, fingerprint

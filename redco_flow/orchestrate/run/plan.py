@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from redco_flow.errors import UsageError
 from redco_flow.hub import is_commit
-from redco_flow.orchestrate.alias_pins import AliasPin
-from redco_flow.orchestrate.hub_pins import HubPin
-from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
+from redco_flow.orchestrate.pins.aliases import AliasPin
+from redco_flow.orchestrate.pins.hub import HubPin
+from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
 from redco_flow.spec.load import InputRef, Origin, ResolvedPipeline, ResolvedStage
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import (

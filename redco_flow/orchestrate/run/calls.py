@@ -8,9 +8,9 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call, InputReference, JobResources, write_call
-from redco_flow.orchestrate.ingredients import stage_ingredients
-from redco_flow.orchestrate.plan import output_id
-from redco_flow.orchestrate.stopping import RunContext
+from redco_flow.orchestrate.run.ingredients import stage_ingredients
+from redco_flow.orchestrate.run.plan import output_id
+from redco_flow.orchestrate.run.stopping import RunContext
 from redco_flow.spec.load import InputRef, ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind

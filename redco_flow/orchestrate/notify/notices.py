@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.launch.redaction import redact_text
-from redco_flow.orchestrate.channels import Notice, channels_of
-from redco_flow.orchestrate.state import LaunchRecord
+from redco_flow.orchestrate.notify.channels import Notice, channels_of
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.records import write_json
 from redco_flow.spec.notify import NotifySection
 from redco_flow.spec.secrets import secret_values

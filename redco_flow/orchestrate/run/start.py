@@ -19,10 +19,10 @@ from redco_flow import __version__
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.call import Call, UpstreamMissing, read_call, with_inputs
 from redco_flow.launch.disk_reserve import refuse_full_disk
-from redco_flow.orchestrate.calls import job_resources
-from redco_flow.orchestrate.ingredients import CodeState
-from redco_flow.orchestrate.plan import Plan
-from redco_flow.orchestrate.state import ENDED_RUN_STATES, LaunchRecord, note_takeover
+from redco_flow.orchestrate.run.calls import job_resources
+from redco_flow.orchestrate.run.ingredients import CodeState
+from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.orchestrate.run.state import ENDED_RUN_STATES, LaunchRecord, note_takeover
 from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
@@ -113,7 +113,7 @@ def write_run(
     refuse_full_disk(workspace.root)
     if ahead:
         # Imported here: what only looks at runs never pays for the executors.
-        from redco_flow.orchestrate.rendering import rendered_submissions
+        from redco_flow.orchestrate.run.rendering import rendered_submissions
 
         dict(rendered_submissions(resolved, profile, workspace, plan, os.environ, ahead=True))
     code = code or CodeState.read(Path.cwd())
@@ -215,7 +215,7 @@ def spawn(run: RunDirectory, *options: str) -> None:
         RedcoFlowError: it ended at once; the message has its last words.
     """
     record = LaunchRecord.read(run)
-    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.orchestrator", str(run.path)]
+    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.run.orchestrator", str(run.path)]
     with open(run.log_path, "ab", opener=open_no_link) as log:
         said_before = log.tell()
         process = subprocess.Popen(

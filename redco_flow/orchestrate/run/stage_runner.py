@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import read_call, with_inputs, write_call
-from redco_flow.orchestrate.ahead import JobChain
-from redco_flow.orchestrate.attempts import (
+from redco_flow.orchestrate.run.ahead import JobChain
+from redco_flow.orchestrate.run.attempts import (
     AttemptFollower,
     Finished,
     RetryableFailure,
@@ -27,8 +27,8 @@ from redco_flow.orchestrate.attempts import (
     failures_recorded,
     record_completed,
 )
-from redco_flow.orchestrate.calls import write_attempt
-from redco_flow.orchestrate.stopping import Log, RunContext
+from redco_flow.orchestrate.run.calls import write_attempt
+from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import open_no_link, write_json
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import find_stage_kind

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from redco_flow.errors import ClusterUnreachable, RedcoFlowError, StageFailed
 from redco_flow.launch.call import read_call
 from redco_flow.launch.endings import never_began, write_exit
-from redco_flow.orchestrate.attempts import StageAttempts
-from redco_flow.orchestrate.calls import write_attempt, write_attempt_ahead
-from redco_flow.orchestrate.stopping import Log, RunContext
+from redco_flow.orchestrate.run.attempts import StageAttempts
+from redco_flow.orchestrate.run.calls import write_attempt, write_attempt_ahead
+from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.sweep_directory import note_shared_attempt

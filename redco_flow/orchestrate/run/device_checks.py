@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from redco_flow.errors import DoesNotFit, Problem, RedcoFlowError
 from redco_flow.launch.call import JobResources
-from redco_flow.orchestrate.calls import job_resources
-from redco_flow.orchestrate.plan import Plan
+from redco_flow.orchestrate.run.calls import job_resources
+from redco_flow.orchestrate.run.plan import Plan
 from redco_flow.spec.document import DEFAULT
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import dotted

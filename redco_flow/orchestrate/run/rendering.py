@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.executor import ChainingExecutor, make_chaining_executor, make_executor
-from redco_flow.orchestrate.calls import job_resources
-from redco_flow.orchestrate.plan import Plan, upstream_of
+from redco_flow.orchestrate.run.calls import job_resources
+from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory

@@ -1,4 +1,4 @@
-"""The process that starts a sweep's runs: `python -m redco_flow.orchestrate.sweep_process SWEEP`.
+"""The process that starts a sweep's runs: `python -m redco_flow.orchestrate.sweep.process SWEEP`.
 
 Detached, so it outlives the terminal. Starts the orchestrator of each run that has not ended and
 has none, at most `max_parallel` at a time. If this process dies, the orchestrators go on, and
@@ -22,15 +22,15 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
-from redco_flow.orchestrate.ahead import SweepQueue
-from redco_flow.orchestrate.cancel import has_ended
-from redco_flow.orchestrate.ingredients import Sources, stage_ingredients
-from redco_flow.orchestrate.orchestrator import open_session
-from redco_flow.orchestrate.plan import Plan, upstream_of
-from redco_flow.orchestrate.session import RunSession
-from redco_flow.orchestrate.start import spawn
-from redco_flow.orchestrate.state import StateStore, note_takeover
-from redco_flow.orchestrate.stopping import Log, StopRequest
+from redco_flow.orchestrate.run.ahead import SweepQueue
+from redco_flow.orchestrate.run.cancel import has_ended
+from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
+from redco_flow.orchestrate.run.orchestrator import open_session
+from redco_flow.orchestrate.run.plan import Plan, upstream_of
+from redco_flow.orchestrate.run.session import RunSession
+from redco_flow.orchestrate.run.start import spawn
+from redco_flow.orchestrate.run.state import StateStore, note_takeover
+from redco_flow.orchestrate.run.stopping import Log, StopRequest
 from redco_flow.records import digest_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State

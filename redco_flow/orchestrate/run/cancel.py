@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import RunCancelled, UsageError
 from redco_flow.launch.endings import never_began, write_exit
-from redco_flow.orchestrate.state import (
+from redco_flow.orchestrate.run.state import (
     ENDED_RUN_STATES,
     ENDED_STAGE_STATES,
     StateStore,
