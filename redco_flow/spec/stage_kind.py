@@ -28,6 +28,8 @@ one module with all of it, whose top level must then be light:
     def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
                                                 # slot's stage, message); `upstream`: slot -> Config
     def data_identity(config): ...              # optional: identity of data that is no file
+    def hub_references(config): ...             # optional: names on the hub (`HubReference`); else
+                                                # those in its sections `model` and `data`
     def conclude(config, finished): ...         # optional: FinishedStage -> words for people: what
                                                 # the launcher does, once or more often, when the
                                                 # result stands
@@ -44,6 +46,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.model import Placement, StrictModel
 from redco_flow.spec.names import (
     dotted_name_advice,
@@ -108,6 +111,13 @@ def _no_problems(*_: Any) -> tuple[()]:
     return ()
 
 
+def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
+    """The names in the sections `model` and `data`; imported late, as a kind is."""
+    shared = import_named(f"{STAGES_PACKAGE}.data.hub_references")
+    references: Iterable[HubReference] = shared.hub_references(config)
+    return references
+
+
 @dataclass(frozen=True)
 class StageKind:
     """A stage kind as its modules declare it.
@@ -131,6 +141,7 @@ class StageKind:
     data_files: Callable[[Any], list[Path]]
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
+    hub_references: Callable[[Any], Iterable[HubReference]] = _hub_references_of_sections
     device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
@@ -195,6 +206,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
+        hub_references=getattr(module, "hub_references", _hub_references_of_sections),
         device_problems=getattr(module, "device_problems", _no_problems),
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
         declare=getattr(module, "declare", None),
