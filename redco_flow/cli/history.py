@@ -17,7 +17,6 @@ from redco_flow.cli.text import Footnotes, columns, duration, moment, number
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.records import digest_json
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
@@ -25,6 +24,7 @@ from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
 from redco_flow.tracking.run_metrics import is_of_training, require_metric
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 

@@ -15,10 +15,10 @@ from redco_flow.report.run_diff.settings import read_settings
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
 from redco_flow.report.stage_facts import DAMAGED, logging_attempts, read_stages
 from redco_flow.report.training_history import History, points_of, read_history
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics, training_metric
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from redco_flow.report.stage_facts import DAMAGED
-from redco_flow.stages.promote.evaluations import evaluations_of, scores_of
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.aliases import Alias, AliasEvent, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.evaluations import evaluations_of, scores_of
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.run_metrics import is_of_training, read_metrics
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 

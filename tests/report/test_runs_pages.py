@@ -12,7 +12,7 @@ from redco_flow.report.run_diff.measures import Resampling
 from redco_flow.report.run_diff.runs import diff_runs
 from redco_flow.report.runs_page import write_page
 from redco_flow.report.sweep_page import SweptRun, sweep_page
-from redco_flow.stages.score_identity import ScoreIdentity
+from redco_flow.tracking.score_identity import ScoreIdentity
 from tests.report.conftest import Page, sample_rows, training_records
 
 NOW = "2026-02-01T00:00:00.000+00:00"

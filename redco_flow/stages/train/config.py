@@ -29,6 +29,7 @@ from redco_flow.recipes.recipe import (
     needs_reference,
     recipe_module,
 )
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
@@ -45,7 +46,6 @@ from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
-from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.device_layout import layout_problems
 from redco_flow.stages.mlflow_views import tag_outputs
 from redco_flow.stages.train.lora_targets import targets_problem
