@@ -184,7 +184,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
 
 
 def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
-    """What the pipeline's `notify` asks to be told of a schedule itself.
+    """Summarize the pipeline's `notify` section for a schedule.
 
     Raises:
         ConfigError: the environment lacks an address, which the Prefect server is to be given now.
@@ -266,7 +266,7 @@ def _next(deployed: Deployed | None) -> str:
 
 
 def _came_to(firing: Firing) -> str:
-    """How a firing ended, and why."""
+    """Describe the result of a firing: its state and the reason."""
     return " ".join(part for part in (firing.state, firing.run, _why(firing)) if part)
 
 
@@ -424,7 +424,7 @@ def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
 
 
 def _deployed(names: list[str]) -> dict[str, Deployed]:
-    """What the server says of schedules; nothing where none answers."""
+    """Return the deployments of schedules; empty if no server answers."""
     from redco_flow.orchestrate.prefect.server import server_status
     from redco_flow.orchestrate.recurring.deployments import (
         client_of,

@@ -124,7 +124,7 @@ def render_table(view: dict[str, Any]) -> Table:
 
 
 def phase_text(view: dict[str, Any]) -> str:
-    """What the launcher is at while no stage has begun; empty once one has."""
+    """Describe what the launcher does before the first stage; empty once one has begun."""
     if view["state"] not in LIVE_STATES:
         return ""
     return str(view["message"]) or (
@@ -327,7 +327,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
 
 
 def _goodput_text(goodput: dict[str, float]) -> str:
-    """What a training's time went into, the useful part first."""
+    """Summarize the time shares of a training, the useful part first."""
     parts = {key: seconds for key, seconds in goodput.items() if key not in ("goodput", "total")}
     shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
     return f"goodput {goodput['goodput']:.1%} of {duration(goodput['total'])}: {', '.join(shown)}"

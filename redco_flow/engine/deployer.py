@@ -117,7 +117,7 @@ class Deployer:
 
     @property
     def data_process(self) -> DataProcess:
-        """Which share of each batch this process reads."""
+        """The share of each batch that this process reads."""
         processes = np.vectorize(lambda device: device.process_index)(self.mesh.devices)
         by_row = processes.reshape(self.num_data_shards, -1)
         return find_data_process(by_row, jax.process_index())

@@ -31,7 +31,7 @@ ProgressFn = Callable[[int, int], None]
 
 
 class ActFn(Protocol):
-    """What `Predictor.bind` returns."""
+    """The function that `Predictor.bind` returns."""
 
     def __call__(self, batch: Mapping[str, Any], *, seed: int | None = None) -> Any:
         """Return predictions of a batch, as NumPy arrays."""

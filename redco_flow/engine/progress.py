@@ -48,7 +48,7 @@ class LineInterval:
 
 @dataclass
 class _Sums:
-    """What was heard since the last line."""
+    """Sums since the last progress line."""
 
     total: float = 0.0
     weight: float = 0.0

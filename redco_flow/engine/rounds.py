@@ -61,7 +61,7 @@ class Rounds:
 
 
 class TrainsOnBatches(Protocol):
-    """What trains on a round's examples: a `Trainer`."""
+    """The interface through which rounds train on their examples; a `Trainer` has it."""
 
     @property
     def state(self) -> Any:

@@ -40,13 +40,13 @@ class InputReference:
 
     @property
     def is_promoted(self) -> bool:
-        """Whether an alias named it when the run was planned; no stage of the run makes it."""
+        """Whether an alias named it when the run was planned, so no stage of the run makes it."""
         return self.stage.startswith("@")
 
 
 @dataclass(frozen=True)
 class JobResources:
-    """What one job asks of the machines.
+    """The resources of one job.
 
     Args:
         processes_per_host: ranks on each host; they share its GPUs evenly.
@@ -66,7 +66,7 @@ class JobResources:
 
     @property
     def num_processes(self) -> int:
-        """How many ranks the job has."""
+        """Number of ranks of the job."""
         return self.num_hosts * self.processes_per_host
 
 

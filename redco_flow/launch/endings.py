@@ -1,4 +1,4 @@
-"""How a job ended: one judge over its ranks' records, the cluster's word and what was asked for.
+"""Judge how a job ended, from its ranks' records, the cluster's report and requested stops.
 
 A rank that fails takes the others along: they are killed, or lose the one they talk to. The job's
 ending is the culprit's.
@@ -45,7 +45,7 @@ class RankEnding(ExitRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterWord:
-    """What an executor knows of a job's end that no rank could write: each a cause and a message.
+    """An ending that only the cluster can report, with its cause and message.
 
     Args:
         decided: the cluster ended the job for this reason; counts more than what ranks wrote.

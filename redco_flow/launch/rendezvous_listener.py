@@ -33,7 +33,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Joining:
-    """What a rank says of itself.
+    """The facts that a rank sends.
 
     Args:
         facts: name to value, of everything that must be the same on every rank.
@@ -129,7 +129,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._socket.getsockname()[1])
 
     def receive(self, seconds: float) -> list[Connection]:

@@ -76,7 +76,7 @@ TIME_OVER = "its time (walltime_minutes) is over."
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a worker may be silent, and how long it has to save when asked to stop."""
+    """Time limits of a worker: for silence, and for saving after a request to stop."""
 
     stall_seconds: float
     grace_seconds: float

@@ -130,7 +130,7 @@ class _Interpolation:
         return text
 
     def _moment(self) -> datetime:
-        """When it is, as far as dates in a document go."""
+        """Return the current time, or the one that the environment gives for dates."""
         given = self.environ.get(DATE_VARIABLE)
         if not given:
             return datetime.now().astimezone()

@@ -205,7 +205,7 @@ def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list
 
 
 class _Loading:
-    """What is known of one pipeline while its mistakes are collected."""
+    """The parts of a pipeline that are loaded so far, and its mistakes."""
 
     def __init__(self, path: Path, document: Document, workspace: Path | None) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Who is told of what a pipeline's runs come to: the `notify:` section of its file, checked.
+"""The `notify:` section of a pipeline: recipients and events.
 
 Addresses that let who knows them send messages, and passwords, are named by environment variables.
 """
@@ -89,7 +89,7 @@ class EmailSection(StrictModel):
 
 
 class NotifySection(StrictModel):
-    """Whom to tell of failures, promotions, and schedules that have come to a standstill.
+    """Recipients of notifications on failures, promotions and missed runs.
 
     Args:
         events: `failure`: a run failed; `promotion`: a `promote` stage gave a checkpoint an

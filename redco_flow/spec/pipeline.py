@@ -1,4 +1,4 @@
-"""What a pipeline file may say: its top-level sections and what a stage asks of a machine.
+"""The sections of a pipeline file, and the resources of a stage.
 
 The bodies of stages are typed by their kinds (`stage_kind.py`); here they are plain mappings.
 """
@@ -36,7 +36,7 @@ SECTION_NAMES = ("recipe", "settings", "model", "data")
 
 
 class ModelSection(StrictModel):
-    """Which model, from where, in which precision.
+    """The model: its source, its commit and its precision.
 
     Args:
         name_or_path: hub id, or a directory with config.json (and model.safetensors, tokenizer).
@@ -130,7 +130,7 @@ class MixturePart(StrictModel):
 
 
 class DataSection(StrictModel):
-    """Which rows, which of their fields, and which split each row belongs to.
+    """The dataset: rows, fields and splits.
 
     Args:
         dataset: hub id, file, directory (of data files or of images, in a folder for each class),
@@ -226,7 +226,7 @@ class DataSection(StrictModel):
 
 
 class Resources(StrictModel):
-    """What one stage asks of the machines; never part of a fingerprint.
+    """The resources of one stage; never part of a fingerprint.
 
     Args:
         num_hosts: machines of the job; training and prediction alone run on several.

@@ -1,4 +1,4 @@
-"""Which stage's output each input takes, and in which order the stages can run.
+"""Resolve references between stages: the source of each input, and the order of stages.
 
 An input that takes a checkpoint may name one that was promoted, `@production`, instead.
 

@@ -1,4 +1,4 @@
-"""What a stage kind is, and how it is found by the name that stands in YAML.
+"""The interface of stage kinds, and their lookup by the name in YAML.
 
 A kind is a package with two modules, as `redco_flow.stages.<name>`: `config`, which is light, for
 login nodes read it, and `run`, which only jobs import. Any importable dotted name will do, also of
@@ -91,7 +91,7 @@ class InputSlot:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one stage of a kind with `declare` takes in and makes.
+    """Inputs and outputs of one stage of a kind with `declare`.
 
     Args:
         inputs: slots below the stage's key `inputs`; what else stands there is the Config's.

@@ -1,4 +1,4 @@
-"""What a pipeline says about each stage: kind, Config's values, references, overrides.
+"""Resolve each stage of a pipeline: kind, Config's values, references, overrides.
 
 A stage's Config is the pipeline's sections that its kind takes, with the stage's own body laid
 over them. Knows one stage at a time; how stages depend on each other is `references.py`.

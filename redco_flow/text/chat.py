@@ -115,7 +115,7 @@ class EncodedChat:
 
     @property
     def num_learnt(self) -> int:
-        """How many tokens the loss is of."""
+        """Number of tokens in the loss."""
         return sum(end - begin for begin, end in self.learnt)
 
     @property
@@ -388,7 +388,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class _TemplateText:
-    """What of transformers' tokenizers renders a template."""
+    """The part of transformers' tokenizers that renders a template."""
 
     chat_template: str
     special_tokens_map: Mapping[str, str]
@@ -427,7 +427,7 @@ def _ending(text: str, answers: Sequence[Span], prompt: str) -> Rendered:
 
 
 def _first_after(spans: Sequence[Span], text: str, prompt: str) -> int:
-    """Where the answer begins that another text asks for: the first one that ends behind it."""
+    """Find the first answer that ends behind the common prefix of two texts."""
     common = next(
         (i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(text)
     )

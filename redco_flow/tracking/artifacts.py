@@ -73,7 +73,7 @@ class Artifact:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What its producer said about it."""
+        """Metadata from its producer."""
         return self.manifest.get("metadata", {})
 
     @property
@@ -386,13 +386,13 @@ def _has_size(artifact: Artifact, entry: FileEntry) -> bool:
 
 
 def _wrong_files(artifact: Artifact, digest_of: Callable[[Path], str]) -> list[str]:
-    """What is wrong with an artifact's files; a digest is asked for last."""
+    """Yield the faults of an artifact's files; digests are compared last."""
     found = (_wrong(artifact.path, one, digest_of) for one in artifact.manifest["files"])
     return [problem for problem in found if problem]
 
 
 def _wrong(root: Path, entry: FileEntry, digest_of: Callable[[Path], str]) -> str | None:
-    """What is wrong with one file of an artifact."""
+    """Describe the fault of one file of an artifact, if any."""
     path = root / entry["path"]
     if not path.is_file():
         return f"{path}: missing"

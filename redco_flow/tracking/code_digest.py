@@ -416,7 +416,7 @@ class _Closure:
         return self.files[module]
 
     def _location(self, root: str) -> Path | None:
-        """Where a top-level module lies, if its code is followed."""
+        """Return the location of a top-level module, if its code is followed."""
         if root not in self.top_level:
             self.top_level[root] = _top_level(root) if root == _OURS else self._beside(root)
         return self.top_level[root]

@@ -67,7 +67,7 @@ class TimeParts:
 
 @dataclass(frozen=True)
 class _Start:
-    """What one process of an attempt left: a cluster may start an attempt again."""
+    """The record of one process start; a cluster may start an attempt again."""
 
     began: float
     prepared: float

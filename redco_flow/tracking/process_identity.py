@@ -1,4 +1,4 @@
-"""Which process, exactly: a pid alone is reused, a pid with its start time and boot is not.
+"""Identify a process by pid, start time and boot id, because a pid alone is reused.
 
 The start time is counted from boot, so a jump of the wall clock changes nothing. Reads /proc
 and sends no signal; psutil stands in only where there is no /proc.

@@ -21,7 +21,7 @@ _LATEST = "latest"  # results/latest/<pipeline>/<stage>.json: a view, rebuilt wh
 
 
 class IngredientsRecord(TypedDict, total=False):
-    """What is read out of a result's ingredients."""
+    """The ingredients of a result that are read."""
 
     inputs: dict[str, list[str]]
     data: dict[str, Any]

@@ -133,7 +133,7 @@ class SweepDirectory:
 
     @property
     def log_path(self) -> Path:
-        """What the process that starts the runs says."""
+        """Path of the log of the process that starts the runs."""
         return self.path / "launcher.log"
 
     @property

@@ -311,7 +311,7 @@ def _sealed(function: Callable[..., Any]) -> Callable[..., Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Positions:
-    """Which of a function's inputs were differentiated."""
+    """Positions of a function's differentiated inputs."""
 
     count: int
     moved: tuple[int, ...]

@@ -142,7 +142,7 @@ def _spread(
 
 @dataclass(frozen=True)
 class Lora:
-    """Which kernels have factors, and how they count; build it with `plan_lora`.
+    """The kernels that have low-rank factors, and their scales; build it with `plan_lora`.
 
     Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, of a quantized
     base also `"scales": {path: …}`, and a checkpoint holds them all: it can be restored without the

@@ -78,7 +78,7 @@ class HostConnection:
 
     @property
     def search_variables(self) -> dict[str, str]:
-        """Where Python looks for modules there."""
+        """Variables of the module search path on the host."""
         return self._snapshot.variables(self._code)
 
     @property

@@ -46,7 +46,7 @@ _SECONDS_BETWEEN_TRIES = 3.0
 
 
 def _last_known(attempt: AttemptDirectory, record: HostsRecord) -> JobStatus:
-    """What the job's files say before any host has answered."""
+    """Return the state of a job from its files, before any host has answered."""
     if attempt.read_progress() is None:
         return JobStatus(State.PENDING, message="is being submitted.", source="job.json")
     message = f"runs on {', '.join(record.hosts)}, by what was last heard."

@@ -85,7 +85,7 @@ class RunningController:
 
     @property
     def status(self) -> JobStatus:
-        """What the controller knows now."""
+        """The state that the controller knows now."""
         return self._controller.status
 
     @property

@@ -1,4 +1,4 @@
-"""Who uses this host: one attempt at a time, by a lease in the host's own directory.
+"""The lease of a host, in the host's file system: one attempt at a time.
 
 A lease lives as long as one of its runners' processes does; before there are any, for a minute
 from its last renewal by the launcher. Times are this host's own, counted from boot, so neither a

@@ -33,7 +33,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 
 @dataclass(frozen=True)
 class RanksOrder:
-    """What a launcher wants started on one host.
+    """A launcher's order to start ranks on one host.
 
     Args:
         attempt: its directory on this host.

@@ -75,7 +75,7 @@ class HostRefused(ClusterUnreachable):
 
 @dataclass(frozen=True)
 class SshSettings:
-    """How all hosts of a profile are reached.
+    """SSH settings for all hosts of a profile.
 
     Args:
         known_hosts: the file of their keys; None takes ~/.ssh/known_hosts.
@@ -312,7 +312,7 @@ def _options(host: Host, settings: SshSettings) -> dict[str, Any]:
 
 
 def _bytes(said: bytes | str | None) -> bytes:
-    """What a program wrote; it is bytes wherever no encoding was asked for."""
+    """Return output as bytes, which it is unless an encoding was requested."""
     return said.encode() if isinstance(said, str) else said or b""
 
 

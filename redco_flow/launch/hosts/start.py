@@ -67,7 +67,7 @@ class StartedJob:
 
     @property
     def code_cache(self) -> Path:
-        """Where archives of code are kept here."""
+        """The local folder of code archives."""
         return self.workspace.cache / "code"
 
     def rank_infos(self, connection: HostConnection) -> list[RankInfo]:
@@ -103,7 +103,7 @@ class StartedJob:
 
     @property
     def owner(self) -> dict[str, Any]:
-        """Who the job is in the hosts' leases."""
+        """The name of the job in the hosts' leases."""
         return {
             "attempt": self.record.job_id,
             "run": self.call.run,

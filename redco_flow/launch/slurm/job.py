@@ -238,7 +238,7 @@ class SlurmJob(CallJob):
                 self.expect_end()
 
     def _seconds_to_confirm(self, state: str) -> float:
-        """How long Slurm must say that the job has ended before it is believed."""
+        """Seconds for which Slurm must report a job as ended before it counts as ended."""
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())

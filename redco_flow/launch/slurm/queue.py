@@ -34,7 +34,7 @@ class NoAnswer(ClusterUnreachable):
 
 @dataclass(frozen=True)
 class JobEntry:
-    """What Slurm says of one job, or of one task of an array.
+    """Slurm's entry for one job, or for one task of an array.
 
     Args:
         job_id: as "123", of a task "123_4".

@@ -36,7 +36,7 @@ Follow = Callable[[RunDirectory], int]
 
 @dataclass(frozen=True)
 class Survival:
-    """What became of one training.
+    """The result of one drilled training.
 
     Args:
         fault: a name of FAULTS.

@@ -55,7 +55,7 @@ _SLUG = "redco-flow"
 
 @dataclass(frozen=True)
 class Deployed:
-    """What the server says of a schedule.
+    """A schedule's deployment on the server.
 
     Args:
         page: of the deployment.

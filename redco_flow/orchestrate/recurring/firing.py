@@ -53,7 +53,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a flow run was given, as it may have been edited on its deployment's page.
+    """The parameters of a flow run, which may have been edited in Prefect's UI.
 
     Args:
         schedule: its name.
@@ -73,7 +73,7 @@ class Terms:
 
     @property
     def words(self) -> list[str]:
-        """What follows the verb on the command line."""
+        """Arguments after the verb on the command line."""
         return [self.pipeline, "-p", self.profile, *self.overrides]
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepQueue:
-    """What the queue holds of a sweep when one of its points is submitted.
+    """Jobs of a sweep in the queue when a point is submitted.
 
     Args:
         keys: of the run's stages; what has one key makes one result.

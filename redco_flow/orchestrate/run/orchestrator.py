@@ -108,7 +108,7 @@ def _drive(
 
 
 def _told(error: BaseException) -> str:
-    """What went wrong, for the run's message: ours speak for themselves."""
+    """Describe an error in the run's message; our own errors need no traceback."""
     if isinstance(error, RedcoFlowError):
         return str(error)
     return f"the run could not be driven: {type(error).__name__}: {error}"

@@ -307,7 +307,7 @@ def _committed_steps(call: Call) -> list[int]:
 
 
 def _version(run: RunDirectory) -> str:
-    """What began a run, for a message; the record has it since 0.2.0."""
+    """Return the version that began a run, for a message; recorded since 0.2.0."""
     version = run.record.get("version")
     if not version:
         return "a version before 0.2.0"

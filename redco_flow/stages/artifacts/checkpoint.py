@@ -1,4 +1,4 @@
-"""What stands in a checkpoint artifact: everything that predicting and exporting need.
+"""The checkpoint artifact: everything that predicting and exporting need.
 
 `checkpoint/` (one committed step), `recipe.json` (which recipe around which model) and
 `tokenizer/`; of a training of low-rank factors `adapter.json`, and the factors beside the merged
@@ -92,7 +92,7 @@ class CheckpointArtifact:
 
     @cached_property
     def record(self) -> RecipeRecord:
-        """What `recipe.json` says.
+        """The content of `recipe.json`.
 
         Raises:
             ArtifactError: there is none, or it is of another version.
@@ -110,7 +110,7 @@ class CheckpointArtifact:
 
     @property
     def adapter(self) -> AdapterRecord | None:
-        """What `adapter.json` says; None where no factors were trained."""
+        """The content of `adapter.json`; None if no factors were trained."""
         found = read_json_if_present(self.path / ADAPTER_FILE)
         return None if found is None else AdapterRecord(**found)
 

@@ -59,7 +59,7 @@ _OF_GENERATION = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be written.
+    """The checkpoint and format of an export.
 
     Args:
         checkpoint: the artifact's files.
@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written, as far as a model card says it.
+    """The written files, for a model card.
 
     Args:
         architectures: transformers' classes.

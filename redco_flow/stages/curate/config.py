@@ -23,7 +23,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Config(StageConfig):
-    """Which training rows to leave out; a preprocessing that takes the result reads the others.
+    """Filters for training rows; a preprocessing that takes the result reads the remaining ones.
 
     Rows of evaluation splits all stay, held-out ones too: what is measured does not change with
     what is trained on.
@@ -109,5 +109,5 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def data_identity(config: Config) -> dict[str, Any]:
-    """What identifies data that is no file."""
+    """Identity of data that is not in files."""
     return source.data_identity(config.data)

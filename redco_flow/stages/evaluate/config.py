@@ -31,7 +31,7 @@ OUTPUTS = {"metrics": "metrics"}
 
 
 class JudgeSection(StrictModel):
-    """What finds each answer right or wrong, for `pass_at_k` and `majority_at_k`.
+    """The judge of answers, for `pass_at_k` and `majority_at_k`.
 
     Args:
         k: of how many answers each of these metrics is to tell: `k: [1, 10]` gives `pass@1` and

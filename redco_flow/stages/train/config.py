@@ -86,7 +86,7 @@ class Schedule(StrictModel):
 
 
 class Keep(StrictModel):
-    """Which checkpoints to keep.
+    """Retention of checkpoints.
 
     Args:
         last: how many of the newest.
@@ -152,7 +152,7 @@ class EarlyStopping(StrictModel):
 
 
 class Batching(StrictModel):
-    """How examples of different lengths become batches of one shape.
+    """The batching of examples of different lengths into batches of one shape.
 
     `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
     like length, in a few widths, each of which is compiled for. `packed`: several examples share a

@@ -1,4 +1,4 @@
-"""What a training tells the outside: progress, and records that name what they belong to.
+"""Write progress and metrics records of a training.
 
 An evaluation is recorded when its checkpoint is committed, not before: a score always points at
 parameters that are on the disk.
