@@ -58,7 +58,7 @@ class LogFollower:
         self._tail: LogTail | None = None
 
     def new_lines(self, path: Path, *, is_last: bool = False) -> list[str]:
-        """Whole lines written since the last call; with another path it begins anew.
+        """Whole lines written since the last call; with another path it starts over.
 
         Args:
             path: where the log stands now.

@@ -60,7 +60,7 @@ _SUMMARIES = {
     "resume": "have a paused schedule fire again",
     "run": "have a schedule fire now",
     "rm": "delete a schedule and its history; its runs stay",
-    "history": "list what each firing came to",
+    "history": "list the result of each firing",
 }
 
 
@@ -246,7 +246,7 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps(records))
         return 0
     rows = [_row(schedule, deployed.get(schedule.name), folder) for folder, schedule in found]
-    print(columns(rows, ["SCHEDULE", "PIPELINE", "WHEN", "NEXT", "LAST", "CAME TO"]))
+    print(columns(rows, ["SCHEDULE", "PIPELINE", "WHEN", "NEXT", "LAST", "RESULT"]))
     _say_if_nothing_serves()
     return 0
 
@@ -418,7 +418,7 @@ def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
         if found is None:
             raise UsageError(
                 f"the Prefect server has no deployment of '{name}': `redco-flow schedule add` the "
-                "pipeline again, or `redco-flow serve` makes it anew."
+                "pipeline again, or `redco-flow serve` creates it again."
             )
         act(client, found)
 

@@ -194,7 +194,7 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
     while True:
         view = read_run_view(run)
         is_due = time.monotonic() >= next_progress
-        # A run that is taken up again is pending until its launcher has read how it ended before.
+        # A run that is resumed is pending until its launcher has read how it ended before.
         is_taken_up = view["state"] != State.PENDING
         if phase_text(view) != phase:
             phase = phase_text(view)
@@ -302,7 +302,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
             lines.append(f"    {stage['parameters']}")
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
-    # A failed run's message is its first failed stage's, which stands in that stage's line, and a
+    # A failed run's message is its first failed stage's, which is in that stage's line, and a
     # completed one's counts those lines.
     is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())
     if view["state"] != State.COMPLETED and not is_said:

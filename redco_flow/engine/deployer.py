@@ -299,7 +299,7 @@ class Deployer:
     def jit(self, function: Callable[..., Any], **options: Any) -> Any:
         """Return `function` compiled for the mesh, with its platform's compiler options.
 
-        What is set for a platform stands in `engine.compiler_options`. An option that `XLA_FLAGS`
+        The options of a platform are in `engine.compiler_options`. An option that `XLA_FLAGS`
         or `LIBTPU_INIT_ARGS` names is left to them.
 
         Args:

@@ -98,7 +98,7 @@ class Predictor:
                 collate_fn; there is one compilation per bucket.
             on_progress: called after each batch with (examples done, examples in all).
             verb: what the lines in the log call it.
-            seed: of `rngs`; the predictor's by default. Another one compiles nothing anew.
+            seed: of `rngs`; the predictor's by default. Another one recompiles nothing.
 
         Raises:
             ValueError: pred_fn or output_fn gave another number of rows than the batch has.

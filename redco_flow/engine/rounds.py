@@ -25,7 +25,7 @@ _CARRY = "carry"
 
 @dataclass(frozen=True)
 class Rounds:
-    """Examples that are made anew in every round, for `Trainer.fit`.
+    """Examples that are collected again in every round, for `Trainer.fit`.
 
         rounds = Rounds(collect, num_examples=4096, epochs_per_round=4)
         trainer.fit(rounds, num_epochs=4 * 50)

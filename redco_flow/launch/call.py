@@ -1,4 +1,4 @@
-"""call.json: what a worker is told to do, and what its inputs are once they have been made.
+"""call.json, the work order of an attempt: kind, settings, inputs; resolves upstream outputs.
 
 Written by the orchestrator before anything is submitted, read by the worker on whatever host.
 """
@@ -257,6 +257,6 @@ def _filled_in(
     if artifact is None:
         raise UpstreamMissing(
             f"{reference.kind} {outputs[reference.output]}, made by stage '{reference.stage}', is "
-            f"gone from the workspace. Nothing ran; `redco-flow resume` makes it anew."
+            f"gone from the workspace. Nothing ran; `redco-flow resume` computes it again."
         )
     return replace(reference, id=artifact.id, path=str(artifact.path), kind=artifact.kind)

@@ -1,6 +1,6 @@
 """Settings that every executor's section of a profile has; an executor's `config` adds to it.
 
-Read on login nodes to check a profile and what it is asked for, so it imports neither submitit nor
+Read on login nodes to check a profile and its requests, so it imports neither submitit nor
 what talks to a cluster.
 """
 

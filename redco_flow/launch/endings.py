@@ -126,7 +126,7 @@ def read_endings(attempt: AttemptDirectory, restart: int) -> list[RankEnding]:
 
 
 def last_restart(attempt: AttemptDirectory) -> int:
-    """Return how often the job was started anew, as far as its ranks have written."""
+    """Return how often the job was restarted, as far as its ranks have written."""
     endings = (_read(path) for path in attempt.path.glob("ranks/*/exit.json"))
     return max((ending.restart for ending in endings if ending is not None), default=0)
 

@@ -41,7 +41,7 @@ class JobStatus:
         state: PENDING or RUNNING; of a job that has ended, why.
         message: for people.
         source: what says so: a file's name, or the process table.
-        news: what followers should be told when it changes: why it waits, where it runs.
+        news: reported to followers when it changes: why it waits, where it runs.
         exit_code: the worker's, where it exited by itself.
     """
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from redco_flow.spec.secrets import SHORTEST_SECRET, PrivateKeys, rule_set, without
 
 PLACEHOLDER = b"[redacted]"
-_SHORTEST_LINE = 8  # shorter lines of a many-line secret stand in every text
+_SHORTEST_LINE = 8  # shorter lines of a many-line secret are in every text
 _MOST_HELD = 1 << 15  # of a line without an end; half of it is shown when there is more
 _MOST_BETWEEN = 256  # bytes between a secret's name and the secret
 _TOKEN_BYTES = re.compile(rb"[A-Za-z0-9_+/=.~%-]*")

@@ -90,7 +90,7 @@ class Connection:
         return f"a connection from {self.peer}"
 
     def answer(self, refusal: str) -> None:
-        """Tell a rank whether it may start ("") or why not; who has left is told nothing."""
+        """Tell a rank whether it may start ("") or why not; a rank that has left gets no answer."""
         try:
             self.socket.settimeout(_SECONDS_TO_ANSWER)
             self.socket.sendall(_frame({"refusal": refusal}))
@@ -153,7 +153,7 @@ class Listener:
         """Close a connection and say so in the log.
 
         Args:
-            refusal: what it is told first.
+            refusal: sent to it first.
         """
         self._num_lines += 1
         if self._num_lines <= _MAX_LINES:

@@ -223,7 +223,7 @@ class Supervisor:
         self._stop_cause = Cause.STALLED
         self._stop_reason = (
             f"no progress for {self.limits.stall_seconds / 60:.3g} minutes "
-            f"(stall_timeout_minutes in the profile); the stacks of all threads stand in "
+            f"(stall_timeout_minutes in the profile); the stacks of all threads are in "
             f"{self.log.path}."
         )
         self._write_stacks()

@@ -109,7 +109,7 @@ class _Interpolation:
         )
 
     def _outside_value(self, reference: str) -> Scalar:
-        """The value of a reference to what stands in no document."""
+        """The value of a reference to something outside of documents."""
         if reference.startswith("env:"):
             return self._environment_value(reference)
         return self._date_text(reference)

@@ -117,7 +117,7 @@ class NotifySection(StrictModel):
             return self
         if not self.address_variables:
             raise ValueError(
-                "'no_run_for' is told by the Prefect server, which sends no e-mail from here; give "
+                "'no_run_for' is sent by the Prefect server, which sends no e-mail from here; give "
                 "webhook_env or slack_env too"
             )
         if interval_of(self.no_run_for) < interval_of(_SHORTEST_SILENCE):

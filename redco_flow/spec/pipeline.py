@@ -53,7 +53,7 @@ class ModelSection(StrictModel):
             the model shards).
             `attention` is what computes attention: auto, xla, splash, cudnn or triton.
         dtype: the precision of the computation; parameters stay float32.
-        from_scratch: take the architecture only, initialise the parameters anew.
+        from_scratch: take the architecture only, initialise the parameters randomly.
     """
 
     reads_weights: ClassVar[bool] = True
@@ -145,7 +145,7 @@ class DataSection(StrictModel):
             `{validation: validation_matched, test: none}`; `none` leaves a split out.
         csv: how csv and tsv files are written, where it is not as usual: `{delimiter: ";"}`.
         columns: of a recipe of rows: the data's column by the name that the recipe has for it.
-        format: how conversations stand in a row: `messages` (role and content), `sharegpt`,
+        format: the format of conversations in a row: `messages` (role and content), `sharegpt`,
             `alpaca`, `prompt_completion`; None: messages.
         messages_key: the field of the messages; None: `messages`, or `conversations` of sharegpt.
         chat_template: what renders conversations: `tokenizer_default`, `chatml`, or a FILE.jinja;

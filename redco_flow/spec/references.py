@@ -257,7 +257,7 @@ def _is_of(text: str, stage: str) -> bool:
 def order_of(names: Sequence[str], upstream: Mapping[str, set[str]]) -> list[str]:
     """Return the names so that each comes after those it needs; else in the given order.
 
-    Names that stand in a circle, or need one that does, are left out.
+    Names in a circle, or that need one in a circle, are left out.
     """
     order = {name: index for index, name in enumerate(names)}
     missing = {name: len(upstream[name]) for name in names}

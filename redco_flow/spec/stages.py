@@ -113,7 +113,7 @@ def _with_settings(kind: StageKind, document: Document, stage: str) -> StageKind
         found = settings_type_of(recipe) if isinstance(recipe, str) else None
         return kind_with_settings(kind, found) if found else kind
     except ValueError:
-        return kind  # what is wrong with the recipe is told as such
+        return kind  # a mistake in the recipe is reported separately
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class ChatTemplate:
                 otherwise (Qwen 3: without their reasoning) has too.
 
         Raises:
-            BadConversation: the template fails, or does not let answers be told from the rest.
+            BadConversation: the template fails, or does not separate answers from the rest.
         """
         (found,) = self._rendered([chat], only_last=only_last)
         if isinstance(found, BadConversation):
@@ -447,7 +447,7 @@ def _problem_of_mask(answers: Sequence[Span], num_ids: int) -> BadConversation |
 
 def _unmarked(number: int, what: str) -> BadConversation:
     return BadConversation(
-        "the chat template does not let answers be told from the rest",
+        "the chat template does not separate answers from the rest",
         f"it has no {{% generation %}} blocks and {what} (message {number + 1}); give a template "
         "with such blocks as data.chat_template: FILE.jinja",
     )

@@ -48,7 +48,7 @@ class Artifact:
         id: 64 hex digits.
         kind: dataset, checkpoint, predictions, metrics, ….
         path: the directory of its files.
-        manifest: what stands in manifest.json.
+        manifest: the content of manifest.json.
     """
 
     id: str
@@ -231,7 +231,7 @@ class ArtifactStore:
         if not is_as_written(artifact.manifest):
             return [_not_its_manifest(artifact)]
         entries = artifact.manifest["files"]
-        # A file of another size is told of as such, without being read.
+        # A file of another size is reported without being read.
         read = [artifact.path / entry["path"] for entry in entries if _has_size(artifact, entry)]
         try:
             digests = digest_files(self._workspace, read, cache=f"artifacts/{artifact.id}.json")

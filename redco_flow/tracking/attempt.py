@@ -2,7 +2,7 @@
 
 Each file has one writer (named below); readers get None where it does not exist yet, and
 DamagedRecord where it is not what that writer wrote. A job of several processes has one rank that
-is `the worker` here, rank 0; what the others write stands in `ranks/<rank>/`. A job of several
+is `the worker` here, rank 0; the files of the others are in `ranks/<rank>/`. A job of several
 tasks has a directory like this one for each of them, `tasks/<shard>/`.
 """
 
@@ -134,7 +134,7 @@ class ExitRecord:
         message: for people.
         peak_memory_bytes: the worker's largest resident size.
         rank: which of several processes it speaks of, on which host.
-        restart: how often the cluster had started the job anew.
+        restart: how often the cluster had restarted the job.
         lost_another_rank: whether it failed because it lost another rank.
     """
 

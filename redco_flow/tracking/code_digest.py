@@ -1,7 +1,7 @@
 """The code that a result depends on: digests of the sources that modules import; git's state.
 
 Follows import statements through the source, within the given modules' own packages, without
-importing any of it; what other packages contain is told by their versions. Imports made at run
+importing any of it; other packages count by their versions. Imports made at run
 time by name are invisible here: a stage names those in `code_modules`.
 """
 

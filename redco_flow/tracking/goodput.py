@@ -191,7 +191,7 @@ def _add_start(account: _Account, start: _Start, resumed: int | None) -> None:
     """Add the time of one process.
 
     Args:
-        resumed: the step that later ones went on from; those after it were computed again.
+        resumed: the step from which later ones resumed; those after it were computed again.
     """
     account.add(waiting=account.until(start.began))
     account.add(starting=account.until(start.prepared))

@@ -132,7 +132,7 @@ def is_doubtful(workspace: Workspace, fingerprint: str) -> bool:
 
 
 def _doubtful_inputs(store: ArtifactStore, result: StageResult) -> Iterator[str]:
-    """Inputs that were not verified then, and that are damaged, or were published anew since."""
+    """Inputs that were not verified then, and that are damaged, or were published again since."""
     if result.inputs_verified:
         return
     ids = {one for taken in result.ingredients.get("inputs", {}).values() for one in taken}

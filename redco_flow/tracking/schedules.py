@@ -54,7 +54,7 @@ class Schedule:
         is_paused: it does not fire.
         no_run_for: after how long without a good firing that is told; empty: it is not.
         told_by: the environment variable that holds the address, by channel.
-        notify: what the pipeline said under `notify`: who is told of a firing that starts no run.
+        notify: the pipeline's `notify` section: recipients for a firing that starts no run.
     """
 
     name: str

@@ -54,7 +54,7 @@ class Deferred(ABC):
 
         Args:
             values, deferred: of the operands; at least one is deferred in this way.
-            shared: of the jaxpr that the operation stands in.
+            shared: of the jaxpr that contains the operation.
         """
         return None
 

@@ -130,7 +130,7 @@ def _below_root(path: Path) -> str:
 
 
 def _moved(value: Any, files: list[Path], folder: Path) -> Any:
-    """The config with each text that names a data file, or a folder of some, named anew."""
+    """The config with each text that names a data file, or a folder of some, renamed."""
     if isinstance(value, Mapping):
         return {key: _moved(item, files, folder) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """Bring one job on hosts from its first try for hosts to its exit.json, from any process.
 
 A controller that takes over goes on where the last one stopped. A link that breaks ends nothing:
-the ranks run on, and the controller comes back to them. Runs in a thread of its own; what is known
-now stands in `status`.
+the ranks run on, and the controller comes back to them. Runs in a separate thread; the current
+state is in `status`.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class LeftAttempt:
         return self.there.parents[3].name
 
     def why_it_stays(self) -> str:
-        """Say what of it is not here, read anew; "" where all of it is."""
+        """Read again which parts of it are not here; "" if all of them are."""
         workspace = Workspace(Path(self.call.workspace))
         return what_is_missing(self.found, workspace, self.attempt, self.call.fingerprint)
 

@@ -142,7 +142,7 @@ def put_in_place(workspace: Workspace, arrivals: Path, sets: Iterable[FileSet]) 
     """Make the arrived files what they belong to; what is there already is left as it is.
 
     Raises:
-        ArtifactError: a file is not what its digest says; it is removed, so that it comes anew.
+        ArtifactError: a file is not what its digest says; it is removed and fetched again.
         OSError: the disk is full or read-only.
     """
     missing = [one for one in sets if not one.is_here(workspace)]
@@ -197,7 +197,7 @@ def _assemble(one: FileSet, arrivals: Path, temporary: Path) -> None:
             arrived.unlink()
             raise ArtifactError(
                 f"{entry.path} of {one.kind} {one.name} arrived damaged (BLAKE3 differs); it is "
-                f"copied anew."
+                f"copied again."
             )
 
 

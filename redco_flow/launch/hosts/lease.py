@@ -82,7 +82,7 @@ def in_use(directory: Path) -> set[str]:
         record = _read(path)
         if record is None and path.exists():
             raise WorkspaceError(
-                f"{path} is damaged: it cannot be told what is in use in {directory}, so nothing "
+                f"{path} is damaged: the files in use in {directory} are unknown, so nothing "
                 f"is removed. If no job runs there, delete the file."
             )
         if record is not None and _is_live(record):

@@ -1,6 +1,6 @@
 """Start, find and stop the ranks of a job on this host: each detached, each once.
 
-Whether a rank runs is told by the lock that its process holds and by that process's identity, so
+Whether a rank runs is shown by the lock that its process holds and by that process's identity, so
 asking twice starts nothing twice. Knows no launcher: everything is a request and an answer.
 """
 

@@ -38,7 +38,7 @@ def about_key(host: Host, known: Path, reason: str) -> str:
     if _is_listed(host, known):
         return (
             f"the host key of {host.label} has changed ({reason}): another machine may be in "
-            f"between, or the machine was installed anew. If you know why, remove the old key with "
+            f"between, or the machine was reinstalled. If you know why, remove the old key with "
             f"`ssh-keygen -R '{address}' -f {known}`, add the new one with `{scan}` after "
             f"comparing it with what the machine itself shows, and try again."
         )

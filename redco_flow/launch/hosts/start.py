@@ -46,7 +46,7 @@ class StartedJob:
     """A job whose ranks have been started.
 
     Args:
-        record: as it stands in job.json.
+        record: the content of job.json.
         connections: its hosts, in the order of their ranks.
     """
 
@@ -183,7 +183,7 @@ class JobStart:
 
     async def _all_begun(self) -> bool:
         """Try to start every host's ranks; say whether all answered."""
-        # All of them go on from the newest checkpoint, whichever host has it.
+        # All of them resume from the newest checkpoint, whichever host has it.
         return await self._on_all(self._bring_home) and await self._on_all(self._begin_on)
 
     async def _on_all(self, act: Callable[[HostConnection], Awaitable[None]]) -> bool:

@@ -110,7 +110,7 @@ def _post(channel: str, address: str, variable: str, seconds: float, notice: Not
         )
         within(seconds, lambda: _OPENER.open(request, timeout=_SECONDS).close())
         return ""
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is told and nothing ends by it)
+    except Exception as error:  # noqa: BLE001 (any error is reported, and nothing ends because of it)
         return _said(error, address)
 
 

@@ -140,7 +140,7 @@ class JobChain:
         """Find the stage's job again, or its result; whether nothing is to be submitted for it."""
         outdated = self._known.find_again(stage)
         if outdated is not None:
-            self._end(outdated, "what it takes from is made anew")
+            self._end(outdated, "its inputs are computed again")
         return stage in self._known.current or self._known.reuse(stage)
 
     def _share(self, stage: str, attempt: AttemptDirectory) -> None:

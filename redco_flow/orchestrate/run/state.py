@@ -132,7 +132,7 @@ class StateStore:
 
 
 def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields; what is told in words (a message, a reason) without secrets."""
+    """The fields; messages and reasons are without secrets."""
     told = {
         key: value
         for key, value in fields.items()

@@ -60,7 +60,7 @@ class RecipeRecord:
 
 @dataclass(frozen=True)
 class AdapterRecord:
-    """`adapter.json`: the low-rank factors, which stand in the checkpoint as `lora/<path>/a, b`.
+    """`adapter.json`: the low-rank factors, stored in the checkpoint as `lora/<path>/a, b`.
 
     Args:
         rank, alpha: the parameters have the factors' product in them, alpha / rank times.
@@ -68,7 +68,7 @@ class AdapterRecord:
             `inputs` and `outputs`.
         factors: their digests, as `parameter_digests` makes them.
         rank_stabilized: it is alpha / sqrt(rank) times.
-        dora: magnitudes stand beside the factors, `lora/<path>/m`.
+        dora: magnitudes are stored next to the factors, `lora/<path>/m`.
         full: paths of the parameters that were trained in full; None: an older version wrote the
             record, and there were none.
         base_dtype: in which the frozen kernels were kept; None: not known.

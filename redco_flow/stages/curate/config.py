@@ -35,7 +35,7 @@ class Config(StageConfig):
         near_duplicates: drop a row whose words are those of an earlier one to this extent (Jaccard
             similarity of their shingles); 1 drops equal ones alone; null none.
         shingle_words: neighbouring words of a shingle.
-        contamination_words: drop a row that has so many neighbouring words in common with a row of
+        contamination_words: drop a row that shares this number of consecutive words with a row of
             an evaluation split, or is one of its texts; null none.
         min_words, max_words: drop shorter and longer rows.
         min_letter_share: drop a row where fewer of the words have a letter in them.

@@ -121,7 +121,7 @@ class ScriptContext:
         if self._has_checkpointer:
             raise ValueError(
                 "a script has one checkpointer, and fit_options() opens it: a second training "
-                "would go on from the first one's checkpoints. Save both states in one loop, or "
+                "would resume from the first one's checkpoints. Save both states in one loop, or "
                 "make two stages of them."
             )
         self._has_checkpointer = True

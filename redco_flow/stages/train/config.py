@@ -284,7 +284,7 @@ class Config(StageConfig):
         global_batch_size: examples per optimizer step, whatever the number of devices; where
             examples are packed, rows of them.
         batching: how examples of different lengths become batches.
-        mixture_weights: of the datasets of `data.mixture`, instead of those that stand there.
+        mixture_weights: of the datasets of `data.mixture`, instead of the given ones.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         optimizer: of optax, by this name.
         betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and

@@ -187,7 +187,7 @@ def _mixed_parts(dataset: DatasetArtifact, config: Config) -> list[_MixedPart]:
 
 
 def _mixture(parts: Sequence[_MixedPart], counts: Sequence[int]) -> Mixture | None:
-    """Return the order of a mixture whose parts have so many rows of batches."""
+    """Return the order of a mixture whose parts have these numbers of rows."""
     if not parts:
         return None
     starts = np.cumsum([0, *counts]).tolist()
