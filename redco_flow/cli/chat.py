@@ -73,7 +73,7 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options ask of the model.
+    """Build a request to the model from the options.
 
     Raises:
         UsageError: they say something that cannot be.

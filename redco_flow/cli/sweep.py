@@ -116,7 +116,7 @@ def _shown_metrics(view: dict[str, Any]) -> list[str]:
 
 
 def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
-    """Which way is better, by metric, as the run's evaluations say."""
+    """Return the better direction of each metric, as recorded by the run's evaluations."""
     store = ArtifactStore(workspace)
     found: dict[str, str] = {}
     for stage in run["stages"].values():
@@ -130,7 +130,7 @@ def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
 def _identities(
     run: RunDirectory, view: dict[str, Any], workspace: Workspace
 ) -> Mapping[str, ScoreIdentity]:
-    """What a completed run's scores were measured on and by; empty of any other run."""
+    """Return the identities of a completed run's scores: data and metrics; else nothing."""
     if view["state"] != State.COMPLETED:
         return {}
     stages = (unless_damaged(run.read_state) or {}).get("stages") or {}

@@ -32,7 +32,7 @@ __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
 
 class ExecutorSettings(TypedDict, total=False):
-    """What every executor takes from a profile, as arguments of `CallExecutor`."""
+    """Settings of a profile that every executor takes, as arguments of `CallExecutor`."""
 
     environment: dict[str, str]
     stall_seconds: float

@@ -35,13 +35,13 @@ _NUM_LINES_SHOWN = 20
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What is known of a job.
+    """The state of a job.
 
     Args:
         state: PENDING or RUNNING; of a job that has ended, why.
         message: for people.
         source: what says so: a file's name, or the process table.
-        news: what followers should be told when it changes: why it waits, where it runs.
+        news: reported to followers when it changes: why it waits, where it runs.
         exit_code: the worker's, where it exited by itself.
     """
 
@@ -58,7 +58,7 @@ class JobStatus:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ended; None while it has not."""
+        """Cause of the job's end; None before it."""
         return self.state if isinstance(self.state, Cause) else None
 
     @property
@@ -80,7 +80,7 @@ class StageJobCancelled(UncompletedJobError, RunCancelled):
 
 
 class StageCall(DelayedSubmission):
-    """What is submitted: an attempt's directory with its call.json; never a pickle."""
+    """The submitted object: an attempt's directory with its call.json; never a pickle."""
 
     def __init__(self, attempt: AttemptDirectory) -> None:
         super().__init__(attempt.read_result)
@@ -113,7 +113,7 @@ class AttemptPaths(JobPaths):
 
     @property
     def submission_file(self) -> Path:
-        """What was submitted."""
+        """The submitted script or command."""
         return AttemptDirectory(self._folder).call_path
 
 
@@ -142,7 +142,7 @@ class CallJob(Job[dict[str, Any]]):
 
     @property
     def attempt(self) -> AttemptDirectory:
-        """Where the job's files are."""
+        """The directory of the job's files."""
         return AttemptDirectory(self._paths.folder)
 
     @property

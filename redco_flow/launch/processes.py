@@ -142,7 +142,7 @@ class RankInfo:
         local_rank: from 0, on this host.
         processes_per_host: on this host.
         gpus_per_host: what all processes of this host share; 0 for none.
-        restart: how often the cluster has started this job anew.
+        restart: how often the cluster has restarted this job.
         rendezvous_seconds: how long to wait for the others.
         shares_disk: 1 if all processes see the workspace, 0 if each host has its own.
     """

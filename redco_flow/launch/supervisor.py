@@ -76,7 +76,7 @@ TIME_OVER = "its time (walltime_minutes) is over."
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a worker may be silent, and how long it has to save when asked to stop."""
+    """Time limits of a worker: for silence, and for saving after a request to stop."""
 
     stall_seconds: float
     grace_seconds: float
@@ -223,7 +223,7 @@ class Supervisor:
         self._stop_cause = Cause.STALLED
         self._stop_reason = (
             f"no progress for {self.limits.stall_seconds / 60:.3g} minutes "
-            f"(stall_timeout_minutes in the profile); the stacks of all threads stand in "
+            f"(stall_timeout_minutes in the profile); the stacks of all threads are in "
             f"{self.log.path}."
         )
         self._write_stacks()

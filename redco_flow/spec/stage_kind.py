@@ -1,4 +1,4 @@
-"""What a stage kind is, and how it is found by the name that stands in YAML.
+"""The interface of stage kinds, and their lookup by the name in YAML.
 
 A kind is a package with two modules, as `redco_flow.stages.<name>`: `config`, which is light, for
 login nodes read it, and `run`, which only jobs import. Any importable dotted name will do, also of
@@ -24,7 +24,7 @@ one module with all of it, whose top level must then be light:
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
     def device_problems(config, num_devices): ...   # optional: (path in Config, message) of
-                                                # settings that so many devices cannot have
+                                                # settings that do not fit this number of devices
     def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
                                                 # slot's stage, message); `upstream`: slot -> Config
     def data_identity(config): ...              # optional: identity of data that is no file
@@ -94,10 +94,10 @@ class InputSlot:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one stage of a kind with `declare` takes in and makes.
+    """Inputs and outputs of one stage of a kind with `declare`.
 
     Args:
-        inputs: slots below the stage's key `inputs`; what else stands there is the Config's.
+        inputs: slots below the stage's key `inputs`; other keys of it are the Config's.
         outputs: output name -> artifact kind.
         problems: (path in the stage's body, message) of what is wrong.
     """

@@ -140,7 +140,7 @@ class TextTokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """What makes two tokenizers the same: all that turns text to ids, and the two tokens."""
+        """Digest of everything that turns text to ids, and of the two tokens."""
         content = json.loads(self.backend.to_str())
         kept = {key: content[key] for key in content if key not in ("padding", "truncation")}
         vocab = self.backend.get_vocab(with_added_tokens=True)

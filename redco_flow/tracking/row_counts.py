@@ -1,4 +1,4 @@
-"""How many rows of the data became a dataset: read, skipped by reason, truncated, dropped.
+"""Row counts of a dataset: read, skipped by reason, truncated, dropped.
 
 One record, made from the dataset artifact's metadata, that the stage's log, the line of a completed
 stage, `redco-flow status` and the report show.
@@ -37,7 +37,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class RowLosses:
-    """What became of the rows that preprocessing read.
+    """Counts of the rows that preprocessing read, by outcome.
 
     Args:
         num_read: of all splits; None of a dataset of an earlier version.
@@ -80,7 +80,7 @@ class RowLosses:
 
     @property
     def brief(self) -> str:
-        """What the line of a completed stage says; empty where all rows are there in full."""
+        """Summary for the line of a completed stage; empty if all rows are there in full."""
         parts = []
         if skipped := self.num_of("skipped"):
             of = f" of {self.num_read:,}" if self.num_read is not None else ""

@@ -32,7 +32,7 @@ _BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a leaf is, apart from its values.
+    """Shape and dtype of an array or a random key, without its values.
 
     Args:
         shape: the logical one; a random key counts as one element.

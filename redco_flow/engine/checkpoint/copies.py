@@ -70,7 +70,7 @@ def _is_first_of_its_disk(directory: Path) -> bool:
 
 
 def _commit_bytes(folder: Path) -> bytes:
-    """What the commit says, the digest of every file included; nothing where there is none."""
+    """Read the commit with the digest of every file; empty if there is none."""
     return (folder / COMMIT_FILE).read_bytes() if is_committed(folder) else b""
 
 

@@ -63,7 +63,7 @@ class HostsJob(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self.attempt.read_job() or self._record)
 
     def _without_controller(self, controller: RunningController) -> JobStatus:
@@ -85,7 +85,7 @@ class RunningController:
 
     @property
     def status(self) -> JobStatus:
-        """What the controller knows now."""
+        """The state that the controller knows now."""
         return self._controller.status
 
     @property
@@ -142,7 +142,7 @@ class HostsExecutor(CallExecutor):
         yield from examine_hosts(self._config, self.folder)
 
     def clean(self, *, dry_run: bool) -> list[CleanedHost]:
-        """Have every host delete what stands in the workspace too and no job uses."""
+        """Delete on every host what the workspace also has and no job uses."""
         return clean_hosts(self._config, self.folder, dry_run=dry_run)
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:

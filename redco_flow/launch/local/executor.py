@@ -75,7 +75,7 @@ class LocalJob(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self._record)
 
     def _why_lost(self) -> str:
@@ -83,7 +83,7 @@ class LocalJob(CallJob):
             f"the job's supervisor ({self._supervisor}) is gone without a word on how the worker "
             f"ended: it was killed (kill -9 or the out-of-memory killer) or the machine was "
             f"restarted. The worker died with it; nothing was published. See {self.paths.stdout}; "
-            f"`redco-flow resume` goes on from the last checkpoint."
+            f"`redco-flow resume` continues from the last checkpoint."
         )
 
     def _doze(self, seconds: float) -> None:

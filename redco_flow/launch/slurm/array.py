@@ -81,7 +81,7 @@ class SlurmArray(CallJob):
 
     Args:
         shards: one task each.
-        record: what stands in job.json.
+        record: the content of job.json.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SlurmArray(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return self._array.record()
 
     def _look_at_tasks(self) -> JobStatus:

@@ -117,7 +117,7 @@ class XManagerJob(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self._record)
 
     @property

@@ -62,7 +62,7 @@ class HubPin:
 
 @dataclass
 class HubPins:
-    """What names on the hub mean, each asked for once: for all that one command plans."""
+    """Resolve names on the hub to commits, each once for everything that one command plans."""
 
     _answers: dict[_Key, tuple[HubPin, hub.Snapshot] | hub.HubError] = field(default_factory=dict)
     _unreachable: hub.HubUnreachable | None = None
@@ -230,7 +230,7 @@ def _cached(
 
 
 def _last_commit(workspace: Workspace, kind: hub.Kind, name: str, asked: str) -> tuple[float, str]:
-    """When a run here last took what was asked for, and at which commit."""
+    """Return the time and the commit of the latest earlier pin of a name; 0 and "" if none."""
     for taken_at, pin in _earlier_pins(workspace):
         if (pin.get("kind"), pin.get("name"), pin.get("asked")) == (kind, name, asked):
             return taken_at, str(pin.get("commit", ""))
@@ -238,7 +238,7 @@ def _last_commit(workspace: Workspace, kind: hub.Kind, name: str, asked: str) ->
 
 
 def _earlier_pins(workspace: Workspace) -> Iterator[tuple[float, dict[str, Any]]]:
-    """What earlier runs took, the latest first; a damaged record says nothing."""
+    """Yield the pins of earlier runs, the latest first; damaged records are skipped."""
     for run in islice(_runs(workspace), _RUNS_LOOKED_AT):
         try:
             written_at = run.plan_path.stat().st_mtime

@@ -48,7 +48,7 @@ def fingerprint_locked(
     """Hold the launchers' lock of a fingerprint; call `wait` again and again until it is free.
 
     Args:
-        wait: sleeps a moment and may raise to give up; is told whom it waits for.
+        wait: sleeps a moment and may raise to give up; gets the name of what it waits for.
     """
     path = workspace.work_directory(fingerprint).with_suffix(".claim")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -285,7 +285,7 @@ def _open_point(run: RunDirectory, sources: Sources) -> _Point:
 def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
     """Find jobs whose ids were lost by their names, all at once.
 
-    An attempt that the cluster never got is recorded so, and is submitted anew.
+    An attempt that the cluster never got is recorded so, and is submitted again.
     """
     lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
     while lost and not sweep.cancel_path.exists():

@@ -1,4 +1,4 @@
-"""What stands in a dataset artifact, for the stages that read one.
+"""The dataset artifact, for the stages that read one.
 
 `dataset.json` (the summary), Arrow files, each with one split's share of a block of the raw
 rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that a
@@ -447,7 +447,7 @@ class DatasetArtifact:
 
     @cached_property
     def summary(self) -> DatasetSummary:
-        """What `dataset.json` says.
+        """The content of `dataset.json`.
 
         Raises:
             ArtifactError: there is none, or it is of another version.
@@ -470,11 +470,11 @@ class DatasetArtifact:
 
     @property
     def tokenizer_digest(self) -> str:
-        """What tells the tokenizer from others; empty where there is none."""
+        """Digest of the tokenizer; empty if there is none."""
         return self.tokenizer.digest if self.summary.has_tokenizer else ""
 
     def texts(self, source_length: int, target_length: int) -> TokenLengths | None:
-        """What a recipe of texts is built for; None of rows without any."""
+        """Tokenizer and lengths for which a recipe of texts is built; None for other rows."""
         if not self.summary.has_tokenizer:
             return None
         return TokenLengths(self.tokenizer, source_length, target_length)

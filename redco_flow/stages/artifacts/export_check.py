@@ -49,7 +49,7 @@ _BASE_PATTERNS = (CONFIG_FILE, "model*.safetensors", "model.safetensors.index.js
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What was compared, as a model card says it.
+    """The compared files and values, for a model card.
 
     Args:
         num_tensors: that were read back bit by bit.

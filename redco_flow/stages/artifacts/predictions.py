@@ -1,4 +1,4 @@
-"""What stands in a predictions artifact: one JSON line per example, and what they come from.
+"""The predictions artifact: one JSON line per example, and a record of their origin.
 
 And what predictions are scored against, while a model is trained and afterwards.
 """
@@ -27,7 +27,7 @@ SUMMARY_FILE = "predictions.json"
 
 @dataclass(frozen=True)
 class Targets:
-    """What predictions are scored against.
+    """The targets that predictions are scored against.
 
     Args:
         references: all those of each example.

@@ -190,5 +190,5 @@ def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) ->
             f"the data was encoded with another tokenizer (digest {data_tokenizer.digest[:12]}, "
             f"{data_tokenizer.vocab_size} tokens) than that of the model '{name}' (digest "
             f"{own.digest[:12]}, {own.vocab_size} tokens). Preprocess with the model's: leave "
-            "data.tokenizer out; or start anew with model.from_scratch: true."
+            "data.tokenizer out; or train from scratch with model.from_scratch: true."
         )

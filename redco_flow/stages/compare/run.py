@@ -74,7 +74,7 @@ def _evaluations(artifacts: Sequence[InputArtifact]) -> list[Evaluation]:
     stages = [artifact.manifest.get("produced_by", {}).get("stage") for artifact in artifacts]
     evaluations = []
     for artifact, stage in zip(artifacts, stages, strict=True):
-        # Two evaluations by one stage (of two runs, say) are told apart by their ids.
+        # Two evaluations by one stage (of two runs, say) are distinguished by their ids.
         name = stage if stage and stages.count(stage) == 1 else artifact.id[:12]
         evaluations.append(Evaluation(name, artifact.id, *read_metrics(artifact.path)))
     refuse_other_examples(evaluations)

@@ -263,7 +263,7 @@ def _own_baselines(metrics: Mapping[str, Metric], targets: Targets) -> dict[str,
 
 @dataclass(frozen=True)
 class _Likelihoods:
-    """What the metrics of likelihoods say, of the whole set and of each example."""
+    """Scores of the metrics of likelihoods, of the full set and of each example."""
 
     scores: dict[str, float]
     per_example: dict[str, list[float]]

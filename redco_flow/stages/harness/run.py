@@ -111,7 +111,7 @@ def _set_fewshot(task: Any, config: Config) -> None:
 
 @contextlib.contextmanager
 def _told(verb: str) -> Iterator[None]:
-    """Say that lm-eval failed, and how; what is ours is told as it is."""
+    """Say that lm-eval failed, and how; our own errors are passed on unchanged."""
     try:
         yield
     except RedcoFlowError:

@@ -43,7 +43,7 @@ _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
 
 @dataclass(frozen=True)
 class Request:
-    """Who is to answer, and how.
+    """The checkpoint and the settings of a conversation.
 
     Args:
         checkpoint: the artifact's files.
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Ready:
-    """Who answers.
+    """A loaded model that can answer.
 
     Args:
         devices: in words.
@@ -81,7 +81,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says next.
+    """The model's next message.
 
     Args:
         num_tokens: of it, with what ends it.

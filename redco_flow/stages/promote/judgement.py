@@ -130,7 +130,7 @@ class Judgement:
         """Both scores, the gain, and its interval."""
         key, confidence = condition.key, self.rule.confidence
         if why := why_not_compared((first, second), key):
-            raise NotPromoted(f"{why}: whether a gain is chance cannot be told.")
+            raise NotPromoted(f"{why}: significance cannot be tested.")
         draws = draw_scores((first, second), [key], num_resamples=_NUM_RESAMPLES, seed=_SEED)
         found = compared(first, second, key, draws, confidence)
         ends = [_gain(condition, first.summary, found[end]) for end in ("low", "high")]

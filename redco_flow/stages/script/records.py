@@ -1,4 +1,4 @@
-"""What a script's training tells: a train stage's records, and the stage's metrics."""
+"""Metrics records of a script stage, in the form of a train stage's."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Schedule(StrictModel):
 
 
 class Keep(StrictModel):
-    """Which checkpoints to keep.
+    """Retention of checkpoints.
 
     Args:
         last: how many of the newest.
@@ -152,7 +152,7 @@ class EarlyStopping(StrictModel):
 
 
 class Batching(StrictModel):
-    """How examples of different lengths become batches of one shape.
+    """The batching of examples of different lengths into batches of one shape.
 
     `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
     like length, in a few widths, each of which is compiled for. `packed`: several examples share a
@@ -284,7 +284,7 @@ class Config(StageConfig):
         global_batch_size: examples per optimizer step, whatever the number of devices; where
             examples are packed, rows of them.
         batching: how examples of different lengths become batches.
-        mixture_weights: of the datasets of `data.mixture`, instead of those that stand there.
+        mixture_weights: of the datasets of `data.mixture`, instead of the given ones.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         optimizer: of optax, by this name.
         betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and

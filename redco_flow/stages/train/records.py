@@ -1,4 +1,4 @@
-"""What a training tells the outside: progress, and records that name what they belong to.
+"""Write progress and metrics records of a training.
 
 An evaluation is recorded when its checkpoint is committed, not before: a score always points at
 parameters that are on the disk.
@@ -71,7 +71,7 @@ class TrainingRecords(Callback):
         self._pace = None
 
     def on_save(self, step: int) -> None:
-        """Let nothing be saved that was trained on damaged bytes: later attempts go on from it."""
+        """Let nothing be saved that was trained on damaged bytes: later attempts resume from it."""
         self._context.check_inputs()
 
     def on_checkpoint(self, record: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class TrainingRecords(Callback):
         )
 
     def _record_what_is_resumed(self) -> None:
-        """The scores of the checkpoint that training goes on from, for this attempt's readers."""
+        """The scores of the checkpoint from which training resumes, for this attempt's readers."""
         step = self._checkpointer.latest()
         if step is not None and (metrics := self._checkpointer.commit(step).metrics):
             self._record_scores(step, None, dict(metrics), is_resumed=True)

@@ -71,7 +71,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
     Raises:
         CannotTrain, WrongTokenizer, DataChanged: before the first step.
-        Stopped: as asked; saved, a later attempt goes on from here.
+        Stopped: as asked; saved, a later attempt resumes from here.
         NonFiniteLoss: the last checkpoint is from before.
         CheckpointError: one that is to be published is damaged; a later attempt makes it again.
     """

@@ -1,4 +1,4 @@
-"""What a training is evaluated by while it runs: the validation loss, and scores of predictions.
+"""Evaluate a training while it runs: validation loss, and scores of predictions.
 
 Brings together recipe, predictor and metrics.
 """
