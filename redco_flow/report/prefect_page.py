@@ -104,7 +104,6 @@ def _summary(
 
 
 def _beside_baselines(stage: StageFacts, store: ArtifactStore) -> str:
-    """A stage's metrics beside those of trivial baselines."""
     artifact = metrics_artifact(stage, store)
     baselines = (artifact.metadata.get("baselines") if artifact else None) or {}
     is_training = role_of(stage.entry) == "training"
