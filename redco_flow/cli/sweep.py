@@ -156,7 +156,6 @@ def _not_compared(
 def _best(
     points: list[dict[str, Any]], directions: dict[str, str], not_compared: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The best completed point of each metric that can be compared."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.metrics import direction_of
 

@@ -189,7 +189,6 @@ class _Pinning:
 
 
 def _at(values: Any, section: tuple[str, ...]) -> dict[str, Any] | None:
-    """The mapping at a path; None where there is none."""
     for part in section:
         values = values.get(part) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else None
@@ -205,7 +204,6 @@ def _below(values: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _check_directory(one: HubReference) -> None:
-    """Refuse a directory that is not there, or not a model that can be read."""
     folder = expanded(one.name)
     if not is_folder(folder):
         raise hub.HubError(missing_file(one.name, "directory"))

@@ -74,7 +74,6 @@ def _call(
     ingredients: dict[str, Any],
     fingerprint: str,
 ) -> Call:
-    """The stage's call, without the number of its attempt."""
     origins = context.pipeline.stage_origins(stage.name)
     resources, num_shards = job_resources(stage, context.profile), 1
     if resources.shards:

@@ -276,7 +276,6 @@ class StageRunner:
         return plan is not None and plan.forced
 
     def _wait(self, for_what: str) -> None:
-        """Sleep a moment in a queue."""
         if self._state_store.stage(self._stage.name).get("message") != f"waits for {for_what}":
             self._log(f"waits for {for_what}")
             self._state_store.set_stage(
