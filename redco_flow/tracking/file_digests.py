@@ -8,6 +8,7 @@ a second reading.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -58,6 +59,11 @@ def digest_files(
     if fresh and workspace.root.is_dir():  # a plan makes no workspace
         _remember(cache_path, fresh)
     return found
+
+
+def named_files_cache(data_file: Path) -> str:
+    """Return the cache, for `digest_files`, of the files that a data file's rows name."""
+    return f"images/{hashlib.sha256(bytes(data_file.absolute())).hexdigest()[:16]}-digests.json"
 
 
 def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:

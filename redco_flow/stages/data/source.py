@@ -15,7 +15,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from redco_flow.local_paths import exists, expanded
+from redco_flow.local_paths import exists, expanded, is_folder
 from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import import_named
@@ -251,16 +251,22 @@ def open_sources(data: DataSection) -> list[Source]:
         return _labelled(
             data,
             [
-                _file_source(split, file, str(file.relative_to(root)), data, root)
+                _file_source(split, file, str(file.relative_to(root)), data)
                 for split, file in _files_by_split(data, path)
             ],
         )
     return _labelled(data, _hub_sources(data))
 
 
-def _file_source(split: str, path: Path, name: str, data: DataSection, *folders: Path) -> Source:
-    rows, image_folders = partial(read_file, path, Dialect.of(data.csv)), (path.parent, *folders)
-    return Source(split, name, str(path), rows, image_folders=image_folders)
+def _file_source(split: str, path: Path, name: str, data: DataSection) -> Source:
+    rows = partial(read_file, path, Dialect.of(data.csv))
+    return Source(split, name, str(path), rows, image_folders=image_folders(path, data))
+
+
+def image_folders(file: Path, data: DataSection) -> tuple[Path, ...]:
+    """Return the folders that images named by a data file's rows may be in."""
+    folder = expanded(data.dataset) if data.dataset else file.parent
+    return (file.parent, folder) if is_folder(folder) else (file.parent,)
 
 
 def _images(path: Path) -> list[ImageFile]:
