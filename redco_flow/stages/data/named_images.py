@@ -46,7 +46,7 @@ def named_images(
     Raises:
         ValueError, UnreadableFile, WorkspaceError: a data file cannot be read.
     """
-    found = {}
+    found: dict[Path, NamedFiles] = {}
     # Bad rows are not counted where they may be skipped: further rows are read instead.
     limit = data.max_examples if data.on_bad_row == "error" else None
     for part in parts_of(data).values() if data.mixture else [data]:
