@@ -7,6 +7,7 @@ asked on login nodes, to digest what will be read.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,11 @@ def problem_of(data: DataSection) -> str | None:
     if data.dataset and _is_missing_path(data.dataset):
         hint = "; patterns are for data.train, data.validation, data.test" * has_magic(data.dataset)
         return f"'data.dataset': {missing_file(data.dataset, 'file or directory')}{hint}"
+    if data.dataset and (what := _no_dataset(expanded(data.dataset))):
+        return (
+            f"'data.dataset': '{data.dataset}' is {what}, all of whose files would be read: name "
+            "the directory that has the data files."
+        )
     if data.dataset and data.dataset.startswith(_PYTHON):
         try:
             _python_module(data.dataset)
@@ -152,6 +158,15 @@ def _is_missing_path(dataset: str) -> bool:
     path = expanded(dataset)
     looks_local = path.is_absolute() or dataset.startswith(".") or ending_of(path) is not None
     return looks_local and not exists(path)
+
+
+def _no_dataset(path: Path) -> str | None:
+    """Say which directory a path is, where it is too wide to be meant as a dataset."""
+    others = {
+        "/": "the root of the file system",
+        os.path.realpath(expanded("~")): "your home directory",
+    }
+    return others.get(os.path.realpath(path)) if is_folder(path) else None
 
 
 def data_files(data: DataSection) -> list[Path]:
