@@ -367,7 +367,13 @@ def _module_rows(dataset: str) -> Rows:
 
 def _hub_sources(data: DataSection) -> list[Source]:
     name = str(data.dataset)
-    found = hub_splits(name, data.subset, data.revision, Dialect.of(data.csv))
+    found = hub_splits(
+        name,
+        data.subset,
+        data.revision,
+        Dialect.of(data.csv),
+        lambda splits: split_choice(data, splits).values(),
+    )
     choice = split_choice(data, found)
     if not choice:
         raise ValueError(
