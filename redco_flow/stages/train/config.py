@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.metrics.metric import Score, find_metric, find_score, metric_module
 from redco_flow.metrics.settings import MetricSettings, check_metric_settings
@@ -85,13 +85,19 @@ class Schedule(StrictModel):
         return self
 
 
+def _without_split(score: str) -> str:
+    """Return the key of a score that is named as in tables: `val/rouge2` is `rouge2`."""
+    return score.removeprefix("val/")
+
+
 class Keep(StrictModel):
     """Retention of checkpoints.
 
     Args:
         last: how many of the newest.
-        best: also the best by each of these scores: rouge2, bleu, eval_loss, …; a key of a metric
-            that `eval.metrics` names; or the dotted module of one (MODULE.KEY if it has several).
+        best: also the best by each of these scores: rouge2, bleu, eval_loss, …, also written
+            val/rouge2; a key of a metric that `eval.metrics` names; or the dotted module of one
+            (MODULE.KEY if it has several).
     """
 
     last: PositiveInt = 1
@@ -100,6 +106,7 @@ class Keep(StrictModel):
     @field_validator("best")
     @classmethod
     def _each_once(cls, best: list[str]) -> list[str]:
+        best = [_without_split(name) for name in best]
         if len(set(best)) < len(best):
             raise ValueError("names a score twice")
         return best
@@ -147,7 +154,7 @@ class EarlyStopping(StrictModel):
         patience: evaluations in a row without a better score than before.
     """
 
-    metric: Text
+    metric: Annotated[Text, AfterValidator(_without_split)]
     patience: PositiveInt = 3
 
 
