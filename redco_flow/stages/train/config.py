@@ -56,7 +56,7 @@ EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 LOSS_SCORES = (EVAL_LOSS, PERPLEXITY)
 
 
-class Schedule(StrictModel):
+class ScheduleConfig(StrictModel):
     """The learning rate over the optimizer steps.
 
     Args:
@@ -73,13 +73,13 @@ class Schedule(StrictModel):
     min_lr_ratio: Annotated[Fraction, OnlyWhereSet()] = 0.0
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Schedule:
+    def _one_warmup(self) -> ScheduleConfig:
         if self.warmup_ratio is not None and self.warmup_steps is not None:
             raise ValueError("give 'warmup_ratio' or 'warmup_steps', not both")
         return self
 
     @model_validator(mode="after")
-    def _falls_to_its_least(self) -> Schedule:
+    def _falls_to_its_least(self) -> ScheduleConfig:
         if self.min_lr_ratio and self.type == "constant":
             raise ValueError("'min_lr_ratio' is of no use to type constant, whose rate stays")
         return self
@@ -112,7 +112,7 @@ class Keep(StrictModel):
         return best
 
 
-class Evaluation(StrictModel):
+class EvaluationConfig(StrictModel):
     """Evaluation on the validation split during training.
 
     Args:
@@ -138,13 +138,13 @@ class Evaluation(StrictModel):
         return metrics
 
     @model_validator(mode="after")
-    def _one_interval(self) -> Evaluation:
+    def _one_interval(self) -> EvaluationConfig:
         if self.every_epochs is not None and self.every_steps is not None:
             raise ValueError("give 'every_epochs' or 'every_steps', not both")
         return self
 
 
-class EarlyStopping(StrictModel):
+class EarlyStoppingConfig(StrictModel):
     """End a training whose score no longer improves, with the checkpoints that are there then.
 
     A training that was interrupted ends at the same step as one that was not.
@@ -200,7 +200,7 @@ class Batching(StrictModel):
         return self
 
 
-class Lora(StrictModel):
+class LoraConfig(StrictModel):
     """Train low-rank factors beside kernels; the checkpoints that come out are merged.
 
     They keep the factors, too, for `redco-flow export`.
@@ -252,7 +252,7 @@ def checked_regex(pattern: str) -> str:
     return pattern
 
 
-class Profile(StrictModel):
+class ProfileConfig(StrictModel):
     """Optimizer steps to trace with JAX's profiler, in the first process.
 
     Args:
@@ -362,12 +362,12 @@ class Config(StageConfig):
     betas: Annotated[list[Fraction] | None, OnlyWhereSet()] = None
     epsilon: Annotated[PositiveFloat | None, OnlyWhereSet()] = None
     learning_rate: PositiveFloat = 1e-4
-    schedule: Schedule = Schedule()
+    schedule: ScheduleConfig = ScheduleConfig()
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
     z_loss: Annotated[NonNegativeFloat, OnlyWhereSet()] = 0.0
     label_smoothing: Annotated[Fraction, OnlyWhereSet()] = 0.0
-    lora: Lora | None = None
+    lora: LoraConfig | None = None
     freeze: Text | None = None
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -385,12 +385,14 @@ class Config(StageConfig):
         default_factory=dict
     )
     seed: NonNegativeInt = 0
-    eval: Evaluation = Evaluation()  # before what is kept: its metrics' scores may choose
+    eval: EvaluationConfig = (
+        EvaluationConfig()
+    )  # before what is kept: its metrics' scores may choose
     keep: Keep = Keep()
-    early_stopping: Annotated[EarlyStopping | None, OnlyWhereSet()] = None
+    early_stopping: Annotated[EarlyStoppingConfig | None, OnlyWhereSet()] = None
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
-    profile: Annotated[Profile | None, Placement()] = None
+    profile: Annotated[ProfileConfig | None, Placement()] = None
     log_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], Placement()] = Field(
         default_factory=list
     )
@@ -521,8 +523,8 @@ class Config(StageConfig):
     @field_validator("early_stopping")
     @classmethod
     def _is_measured(
-        cls, early_stopping: EarlyStopping | None, info: ValidationInfo
-    ) -> EarlyStopping | None:
+        cls, early_stopping: EarlyStoppingConfig | None, info: ValidationInfo
+    ) -> EarlyStoppingConfig | None:
         if early_stopping is not None:
             _check_scores([early_stopping.metric], info)
         return early_stopping
@@ -572,7 +574,7 @@ def _check_config(family: str, changes: Mapping[str, Any]) -> None:
     defaults.updated({**tokens, **changes})
 
 
-def texts_scores(names: list[str], evaluation: Evaluation) -> dict[str, Score]:
+def texts_scores(names: list[str], evaluation: EvaluationConfig) -> dict[str, Score]:
     """Return those of some scores that are of generated texts, by their names.
 
     Raises:
