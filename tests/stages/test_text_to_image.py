@@ -18,7 +18,6 @@ TRAIN = RECIPE | {
     "schedule": {"type": "cosine", "warmup_steps": 20},
     "eval": {"every_epochs": 6},
     "keep": {"best": ["eval_loss"]},
-    "num_model_shards": 2,
 }
 EVALUATE = {"metrics": ["image_retrieval"]}
 
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.slow
 def test_pictures_show_their_captions_though_training_was_stopped_in_the_middle(
     bench, stop_at_look
 ):
-    """Over two model shards; that they learn the same as one, tells the recipe's own test."""
+    """Over two model shards: `tests/recipes/test_text_to_image.py`."""
     dataset = bench.run(preprocess, RECIPE | {"data": DATA})["dataset"]
     context = bench.context("train", {"dataset": [dataset]}, work="stopped")
     context.stop = stop_at_look(60)
