@@ -33,7 +33,7 @@ MODEL = {
     }
 }  # fmt: skip
 TRAIN = RECIPE | {
-    "model": MODEL, "num_epochs": 15, "global_batch_size": 16, "learning_rate": 3e-3,
+    "model": MODEL, "num_epochs": 8, "global_batch_size": 16, "learning_rate": 3e-3,
     "dropout_rate": 0.0,
 }  # fmt: skip
 
