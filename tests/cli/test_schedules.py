@@ -64,7 +64,6 @@ def ended_firings(command, count):
     return found if len(found) >= count else None
 
 
-@pytest.mark.timeout(600)
 def test_a_schedule_is_made_changed_fires_is_paused_and_goes(served):
     made = served.json("schedule", "add", "weekly.yaml")
     assert (made["cron"], made["timezone"], made["missed"]) == ("0 3 * * 1", "Europe/Berlin", "all")
@@ -187,7 +186,6 @@ def settled(tmp_path, prefect_server):
     command("schedule", "rm", "weekly")
 
 
-@pytest.mark.timeout(600)
 def test_killed_twenty_times_nothing_fires_twice_and_nothing_is_lost(served):
     """Fault 50: server, what serves, and the firing's process, at random times of its run."""
     (served.folder / "week.json").write_text(json.dumps({"skill": 100, "is_slow": True}))

@@ -18,7 +18,7 @@ from redco_flow.cli.view import read_run_view
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 CHAIN = """
 name: chain

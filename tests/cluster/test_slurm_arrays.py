@@ -20,7 +20,7 @@ from redco_flow.spec.profile import profile_model
 from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KIND = "tiny_stages.parts"
 

@@ -29,7 +29,7 @@ from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 PIPELINE = """
 name: sums

@@ -15,7 +15,6 @@ from redco_flow.tracking.attempt import AttemptDirectory
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.usefixtures("compile_cache"),
 ]
 

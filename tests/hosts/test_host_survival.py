@@ -139,7 +139,6 @@ def test_a_host_that_loses_power_is_told_when_it_is_back(submit, hosts, folder):
     assert f"rank 0 on {host.address}" in job.status().message
 
 
-@pytest.mark.timeout(400)
 def test_what_was_saved_and_logged_on_a_lost_host_is_fetched_by_the_next_attempt_there(
     submit, hosts, folder, workspace
 ):

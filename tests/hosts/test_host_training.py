@@ -14,7 +14,7 @@ from pipelines import Driven, losses, make_run, same_parameters
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -376,7 +376,6 @@ def test_a_run_that_fails_tells_it_by_its_own_process(runs, receiver, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_schedule_without_a_good_run_is_told_by_the_prefect_server(
     prefect_server, receiver, tmp_path
 ):
