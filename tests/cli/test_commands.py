@@ -365,7 +365,7 @@ def test_who_follows_without_a_terminal_reads_what_is_waited_for_and_no_line_twi
     command, prefect_server
 ):
     process = command.start("run", "sums.yaml")
-    _, err = process.communicate(timeout=180)
+    _, err = process.communicate(timeout=400)
 
     lines = err.splitlines()
     assert process.returncode == 0, err

@@ -132,7 +132,7 @@ def test_a_schedule_is_deleted_while_its_rule_keeps_the_server_from_answering(se
     assert (removed.returncode, said) == (0, "weekly: deleted; its runs stay\n")
     assert "deleted when `redco-flow serve` reaches it" in note
     served("serve", "--detach")
-    wait_for(lambda: not deleted_schedules(own_server_folder()), seconds=180)
+    wait_for(lambda: not deleted_schedules(own_server_folder()), seconds=400)
     with client_of(connect()) as client:
         assert find_deployment("weekly", client) is None
     assert server_status().healthy
@@ -206,7 +206,7 @@ def test_killed_twenty_times_nothing_fires_twice_and_nothing_is_lost(served):
     assert [one.name for one in (served.folder / "redco-workspace" / "runs").iterdir()] == [
         firing.run
     ]
-    states = wait_for(lambda: final_states(served), seconds=120)
+    states = wait_for(lambda: final_states(served), seconds=400)
     assert states == ["COMPLETED"]
     run = RunDirectory(Path(firing.run_path))
     assert run.read_state()["state"] == "completed"
