@@ -33,7 +33,7 @@ from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 from tests.hub.conftest import HubCommand
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 NAME = "tester/exported"
 LENGTHS = {"source_length": 8, "target_length": 8}
 _LLAMA = {
