@@ -34,6 +34,7 @@ _SAME_ACTIVATION = {
 }
 
 NormKind = Literal["layer", "rms", "rms_offset"]
+NormPlacement = Literal["pre", "result", "both", "post"]
 
 
 def activation_name(name: str) -> str:
@@ -341,7 +342,7 @@ class StackConfig:
     mlp: MlpConfig | MixtureConfig
     norm: NormConfig
     cross_attention: AttentionConfig | None = None
-    norm_placement: Literal["pre", "result", "both", "post"] = "pre"
+    norm_placement: NormPlacement = "pre"
     is_parallel: bool = False
     num_positions: int = 0
     position_offset: int = 0
@@ -474,6 +475,26 @@ class DecoderConfig(StackConfig):
     def token_width(self) -> int:
         """Width of the embedding table."""
         return self.embedding_width or self.width
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Shape and constants of an encoder of texts.
+
+    Attributes:
+        num_token_types: rows of the table of token types.
+        padding_token: positions count the tokens that are not this one, and padding is before the
+            first; None: positions are indices, whatever the tokens.
+        head_activation: between the head's kernel and its norm; None: no head.
+        has_pooler: whether there is a layer that makes a text's vector of its first token.
+    """
+
+    vocab_size: int
+    num_token_types: int
+    stack: StackConfig
+    padding_token: int | None = None
+    head_activation: str | None = "gelu"
+    has_pooler: bool = False
 
 
 @dataclass(frozen=True)

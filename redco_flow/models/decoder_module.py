@@ -89,7 +89,7 @@ class Cache(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """The whole model; the functions of `decoder_model.py` call it."""
+    """The whole model; the functions of `DecoderFamily` call it."""
 
     config: DecoderConfig
 
@@ -160,6 +160,11 @@ class Decoder(nn.Module):
         """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
         hidden, head, router_logits = self.unscored(input_ids, positions, biases, keys)
         return score(self.config.logit_cap, head, hidden), router_logits
+
+    def declare(self) -> None:
+        """Use every parameter that there is."""
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        self(tokens, tokens, (), None)
 
     def unscored(
         self,

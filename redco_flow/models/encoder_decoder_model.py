@@ -18,7 +18,7 @@ Further dims in this file: B batch, S source, T target or new tokens, N beams, G
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -35,25 +35,20 @@ from redco_flow.models.attention.cache import (
     written,
 )
 from redco_flow.models.blocks import normal, zeros
-from redco_flow.models.config import EncoderDecoderConfig, ImageEncoderConfig, StackConfig
+from redco_flow.models.config import EncoderDecoderConfig, StackConfig
 from redco_flow.models.decoding_layers import (
     cast_for_products,
     unstack_where_faster,
     without_layers,
 )
 from redco_flow.models.families.family_config import ModelConfig
+from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.head import Head, Unscored
 from redco_flow.models.head import score as score_with
-from redco_flow.models.hub.tensors import TensorFiles
 from redco_flow.models.image_encoder_model import ImageEncoder
 from redco_flow.models.projections import product
 from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.stack import Stack
-
-Params = dict[str, Any]
-
-# The tied head, published beside the embedding.
-IGNORED_TENSORS = ("lm_head.weight",)
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE, _TARGET = range(2)
@@ -79,7 +74,7 @@ class Projection(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """The whole model; a family's module offers the functions below."""
+    """The whole model; the functions of `EncoderDecoderFamily` call it."""
 
     config: EncoderDecoderConfig
 
@@ -156,6 +151,15 @@ class EncoderDecoder(nn.Module):
         hidden, head, _ = self.unscored(*inputs)
         return score_with(None, head, hidden)
 
+    def declare(self) -> None:
+        """Use every parameter that there is."""
+        c, tokens = self.config.encoder, jnp.zeros((1, 1), jnp.int32)
+        source, mask = tokens, jnp.ones_like(tokens)
+        if not isinstance(c, StackConfig):
+            source = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
+            mask = jnp.ones((1, c.num_patches + 1), jnp.int32)
+        self(source, mask, tokens, None, None)
+
     def unscored(
         self,
         input_ids: jax.Array,
@@ -227,165 +231,139 @@ def _step_biases(
     return (jnp.repeat(here, num_beams, axis=1)[None, :, None],)
 
 
-def init_params(config: ModelConfig, key: jax.Array) -> Params:
-    """Draw float32 parameters; deviations are the family's."""
-    params: Params = _init_params(config.core, key)
-    return params
+@dataclass(frozen=True)
+class EncoderDecoderFamily(ModelFamily[ModelConfig]):
+    """A family of encoder-decoders."""
 
+    module = EncoderDecoder
 
-@partial(jax.jit, static_argnums=0)
-def _init_params(config: EncoderDecoderConfig, key: jax.Array) -> Params:
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    inputs = (*_first_inputs(config.encoder), tokens, None, None)
-    params: Params = EncoderDecoder(config).init(key, *inputs)["params"]
-    return params
+    def apply(
+        self,
+        config: ModelConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        decoder_input_ids: jax.Array,
+        decoder_attention_mask: jax.Array | None = None,
+        rngs: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return float32 logits (B, T, V) of every next target token.
 
+        Args:
+            input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Of images
+                (B, X, X, C) in place of ids, and a mask of ones, for patches and one.
+            decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
+            decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
+            rngs: (B,) keys, one per example, for dropout; None: no dropout.
 
-def _first_inputs(config: StackConfig | ImageEncoderConfig) -> tuple[jax.Array, jax.Array]:
-    """Return the smallest source, and its mask."""
-    if isinstance(config, StackConfig):
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        return tokens, jnp.ones_like(tokens)
-    image = jnp.zeros((1, config.image_size, config.image_size, config.num_channels))
-    return image, jnp.ones((1, config.num_patches + 1), jnp.int32)
+        Raises:
+            ValueError: sequences longer than the model's positions reach.
+        """
+        hidden, head, _ = self.apply_before_head(
+            config,
+            params,
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            rngs,
+        )
+        return self.score(config, head, hidden)
 
+    def apply_before_head(
+        self,
+        config: ModelConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        decoder_input_ids: jax.Array,
+        decoder_attention_mask: jax.Array | None = None,
+        rngs: jax.Array | None = None,
+    ) -> Unscored:
+        """Return what `score` makes the logits of; arguments are those of `apply`."""
+        keys = example_keys(rngs, input_ids.shape[0])
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
+        result: Unscored = _run(config.core, params, *inputs, method="unscored")
+        return result
 
-def abstract_params(config: ModelConfig) -> Params:
-    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
-    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    return shapes
+    def score(self, config: ModelConfig, head: Head, hidden: jax.Array) -> jax.Array:
+        """Return float32 logits (…, V) of any tokens' hidden states (…, D)."""
+        del config  # the face's interface
+        return score_with(None, head, hidden)
 
+    def encode(
+        self,
+        config: ModelConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array,
+        rngs: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the encoder's output (B, S, D) in `config.dtype`."""
+        keys = example_keys(rngs, input_ids.shape[0])
+        inputs = (input_ids, attention_mask, keys)
+        encoded: jax.Array = _run(config.core, params, *inputs, method="encode")
+        return encoded
 
-def apply(
-    config: ModelConfig,
-    params: Params,
-    input_ids: jax.Array,
-    attention_mask: jax.Array,
-    decoder_input_ids: jax.Array,
-    decoder_attention_mask: jax.Array | None = None,
-    rngs: jax.Array | None = None,
-) -> jax.Array:
-    """Return float32 logits (B, T, V) of every next target token.
+    def decoding_params(self, config: ModelConfig, params: Params) -> Params:
+        """Return parameters from which `init_cache` and `decode_step` give the same, faster.
 
-    Args:
-        input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Of images
-            (B, X, X, C) in place of ids, and a mask of ones, for patches and one.
-        decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
-        decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
-        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+        The decoder's kernels, the embedding and the head are cast to the products' dtype, and the
+        decoder's layers unstacked where that is faster, once for all steps.
+        """
+        every_step = {name: part for name, part in params.items() if name != "encoder"}
+        cast = cast_for_products(every_step, config.core.decoder.dtype)
+        decoder = cast["decoder"]
+        layers = unstack_where_faster(decoder["layers"])
+        return {**params, **cast, "decoder": {**decoder, "layers": layers}}
 
-    Raises:
-        ValueError: sequences longer than the model's positions reach.
-    """
-    hidden, head, _ = apply_before_head(
-        config, params, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, rngs
-    )
-    return score(config, head, hidden)
+    def init_cache(
+        self,
+        config: ModelConfig,
+        params: Params,
+        encoded: jax.Array,
+        attention_mask: jax.Array,
+        *,
+        num_beams: int,
+        max_length: int,
+        room: int | None = None,
+    ) -> SourceCache:
+        """Return the cache before the first token; cross-attention's keys and values are made here.
 
+        Args:
+            encoded: (B, S, D), `encode`'s result.
+            max_length: how many tokens will be decoded at most.
+            room: for how many of them there is room at first, before `grow_cache`; None: for all.
 
-def apply_before_head(
-    config: ModelConfig,
-    params: Params,
-    input_ids: jax.Array,
-    attention_mask: jax.Array,
-    decoder_input_ids: jax.Array,
-    decoder_attention_mask: jax.Array | None = None,
-    rngs: jax.Array | None = None,
-) -> Unscored:
-    """Return what `score` makes the logits of; arguments are those of `apply`."""
-    keys = example_keys(rngs, input_ids.shape[0])
-    inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
-    result: Unscored = _run(config.core, params, *inputs, method="unscored")
-    return result
+        Raises:
+            ValueError: more tokens than the model's positions reach.
+        """
+        room = max_length if room is None else room
+        inputs = (encoded, attention_mask, num_beams, max_length, room)
+        cache: SourceCache = _run_with_layers(config.core, params, *inputs, method="start")
+        return cache
 
+    def grow_cache(self, cache: SourceCache, num_tokens: int) -> SourceCache:
+        """Return the cache with room for this number of new tokens."""
+        return with_room_for(cache, num_tokens)
 
-def score(config: ModelConfig, head: Head, hidden: jax.Array) -> jax.Array:
-    """Return float32 logits (…, V) of any tokens' hidden states (…, D)."""
-    del config  # the face's interface
-    return score_with(None, head, hidden)
+    def decode_step(
+        self,
+        config: ModelConfig,
+        params: Params,
+        cache: SourceCache,
+        tokens: jax.Array,
+        position: jax.Array,
+    ) -> tuple[jax.Array, SourceCache]:
+        """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
 
-
-def encode(
-    config: ModelConfig,
-    params: Params,
-    input_ids: jax.Array,
-    attention_mask: jax.Array,
-    rngs: jax.Array | None = None,
-) -> jax.Array:
-    """Return the encoder's output (B, S, D) in `config.dtype`."""
-    keys = example_keys(rngs, input_ids.shape[0])
-    inputs = (input_ids, attention_mask, keys)
-    encoded: jax.Array = _run(config.core, params, *inputs, method="encode")
-    return encoded
-
-
-def decoding_params(config: ModelConfig, params: Params) -> Params:
-    """Return parameters from which `init_cache` and `decode_step` give the same, faster.
-
-    The decoder's kernels, the embedding and the head are cast to the products' dtype, and the
-    decoder's layers unstacked where that is faster, once for all steps.
-    """
-    every_step = {name: part for name, part in params.items() if name != "encoder"}
-    cast = cast_for_products(every_step, config.core.decoder.dtype)
-    decoder = cast["decoder"]
-    layers = unstack_where_faster(decoder["layers"])
-    return {**params, **cast, "decoder": {**decoder, "layers": layers}}
-
-
-def init_cache(
-    config: ModelConfig,
-    params: Params,
-    encoded: jax.Array,
-    attention_mask: jax.Array,
-    *,
-    num_beams: int,
-    max_length: int,
-    room: int | None = None,
-) -> SourceCache:
-    """Return the cache before the first token; cross-attention's keys and values are made here.
-
-    Args:
-        encoded: (B, S, D), `encode`'s result.
-        max_length: how many tokens will be decoded at most.
-        room: for how many of them there is room at first, before `grow_cache`; None: for all.
-
-    Raises:
-        ValueError: more tokens than the model's positions reach.
-    """
-    room = max_length if room is None else room
-    inputs = (encoded, attention_mask, num_beams, max_length, room)
-    cache: SourceCache = _run_with_layers(config.core, params, *inputs, method="start")
-    return cache
-
-
-def grow_cache(cache: SourceCache, num_tokens: int) -> SourceCache:
-    """Return the cache with room for so many new tokens, which `decode_step` reads from then on."""
-    return with_room_for(cache, num_tokens)
-
-
-def decode_step(
-    config: ModelConfig, params: Params, cache: SourceCache, tokens: jax.Array, position: jax.Array
-) -> tuple[jax.Array, SourceCache]:
-    """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
-
-    Args:
-        position: of `tokens`, from 0, where they are `decoder_start_token_id`.
-    """
-    result: tuple[jax.Array, SourceCache] = _run_with_layers(
-        config.core, params, cache, tokens, position, method="step"
-    )
-    return result
-
-
-def tensor_layouts(config: ModelConfig) -> dict[str, Any]:
-    """Return a tree like the parameters that says what each is made of."""
-    return config.tensor_layouts()
-
-
-def config_of_tensors(config: ModelConfig, files: TensorFiles) -> ModelConfig:
-    """Return `config`: nothing in it is known better from the tensors."""
-    del files  # the face's interface
-    return config
+        Args:
+            position: of `tokens`, from 0, where they are `decoder_start_token_id`.
+        """
+        result: tuple[jax.Array, SourceCache] = _run_with_layers(
+            config.core, params, cache, tokens, position, method="step"
+        )
+        return result
 
 
 def _run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:

@@ -14,7 +14,7 @@ Further dims in this file: B batch, T sequence.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -23,14 +23,12 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.blocks import Norm, activate, normal, zeros
-from redco_flow.models.config import StackConfig
-from redco_flow.models.families.bert_family import BertFamilyConfig, EncoderConfig
-from redco_flow.models.hub.tensors import TensorFiles
+from redco_flow.models.config import EncoderConfig, StackConfig
+from redco_flow.models.families.family_config import FamilyConfig
+from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.projections import product, wide_product
 from redco_flow.models.random import example_keys
 from redco_flow.models.stack import Stack
-
-Params = dict[str, Any]
 
 
 class MaskedHead(nn.Module):
@@ -74,7 +72,7 @@ class Pooler(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The whole model; a family's module offers the functions below."""
+    """The whole model; the functions of `EncoderFamily` call it."""
 
     config: EncoderConfig
 
@@ -121,15 +119,16 @@ class Encoder(nn.Module):
         encoded = self.encode(*inputs)
         if not self.config.has_pooler:
             raise ValueError(
-                "this model was published without a pooler: take pooling.mean_pool of what it "
-                "encodes."
+                "this model was published without a pooler: take the mean of what it encodes "
+                "over the tokens that are not padding."
             )
         pooled: jax.Array = self.pooler(encoded)
         return pooled
 
-    def declare(self, *inputs: Any) -> None:
+    def declare(self) -> None:
         """Use every parameter that there is."""
-        encoded = self.encode(*inputs)
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        encoded = self.encode(tokens, tokens, (), None)
         if self.config.head_activation is not None:
             self.head(encoded, self.embedding)
         if self.config.has_pooler:
@@ -144,108 +143,73 @@ def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
     return jnp.cumsum(is_token, axis=1) * is_token - 1
 
 
-def init_params(config: BertFamilyConfig, key: jax.Array) -> Params:
-    """Draw float32 parameters; deviations are the family's."""
-    params: Params = _init_params(config.core, key)
-    return params
+@dataclass(frozen=True)
+class EncoderFamily(ModelFamily[FamilyConfig]):
+    """A family of encoders of texts."""
 
+    module = Encoder
 
-@partial(jax.jit, static_argnums=0)
-def _init_params(config: EncoderConfig, key: jax.Array) -> Params:
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    inputs = (tokens, tokens, (), None)
-    params: Params = Encoder(config).init(key, *inputs, method="declare")["params"]
-    return params
+    def apply(
+        self,
+        config: FamilyConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        rngs: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return float32 logits (B, T, V) of what stands at every place.
 
+        Args:
+            input_ids: (B, T); some of them the tokenizer's mask token.
+            attention_mask: (B, T); 0 is padding, on either side. None: there is none.
+            token_type_ids: (B, T); which of two texts a token belongs to. None: all to the first.
+            rngs: (B,) keys, one per example, for dropout; None: no dropout.
 
-def abstract_params(config: BertFamilyConfig) -> Params:
-    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
-    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    return shapes
+        Raises:
+            ValueError: the model has no head (`config.has_head`).
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, rngs)
+        return _run(config, params, *inputs, method="__call__")
 
+    def encode(
+        self,
+        config: FamilyConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        rngs: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the last layer's hidden states (B, T, D) in `config.dtype`; see `apply`.
 
-def apply(
-    config: BertFamilyConfig,
-    params: Params,
-    input_ids: jax.Array,
-    attention_mask: jax.Array | None = None,
-    token_type_ids: jax.Array | None = None,
-    rngs: jax.Array | None = None,
-) -> jax.Array:
-    """Return float32 logits (B, T, V) of what stands at every place.
+        Their mean over the tokens that are not padding is one vector per text.
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, rngs)
+        return _run(config, params, *inputs, method="encode")
 
-    Args:
-        input_ids: (B, T); some of them the tokenizer's mask token.
-        attention_mask: (B, T); 0 is padding, on either side. None: there is none.
-        token_type_ids: (B, T); which of two texts a token belongs to. None: all to the first.
-        rngs: (B,) keys, one per example, for dropout; None: no dropout.
+    def pool(
+        self,
+        config: FamilyConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        rngs: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return what the pooler makes of each text's first place (B, D), in `config.dtype`.
 
-    Raises:
-        ValueError: the model has no head (`config.has_head`).
-    """
-    inputs = (input_ids, attention_mask, token_type_ids, rngs)
-    return _run(config, params, *inputs, method="__call__")
+        Transformers calls it `pooler_output`; see `apply`.
 
-
-def encode(
-    config: BertFamilyConfig,
-    params: Params,
-    input_ids: jax.Array,
-    attention_mask: jax.Array | None = None,
-    token_type_ids: jax.Array | None = None,
-    rngs: jax.Array | None = None,
-) -> jax.Array:
-    """Return the last layer's hidden states (B, T, D) in `config.dtype`; see `apply`.
-
-    `pooling.mean_pool` makes one vector per text of them.
-    """
-    inputs = (input_ids, attention_mask, token_type_ids, rngs)
-    return _run(config, params, *inputs, method="encode")
-
-
-def pool(
-    config: BertFamilyConfig,
-    params: Params,
-    input_ids: jax.Array,
-    attention_mask: jax.Array | None = None,
-    token_type_ids: jax.Array | None = None,
-    rngs: jax.Array | None = None,
-) -> jax.Array:
-    """Return what the pooler makes of each text's first place (B, D), in `config.dtype`.
-
-    Transformers calls it `pooler_output`; see `apply`.
-
-    Raises:
-        ValueError: the model has no pooler (`config.has_pooler`).
-    """
-    inputs = (input_ids, attention_mask, token_type_ids, rngs)
-    return _run(config, params, *inputs, method="pool")
-
-
-def tensor_layouts(config: BertFamilyConfig) -> dict[str, Any]:
-    """Return a tree like the parameters that says what each is made of."""
-    return config.tensor_layouts()
-
-
-def config_of_tensors(config: BertFamilyConfig, files: TensorFiles) -> BertFamilyConfig:
-    """Return `config` with the head and the pooler whose tensors the checkpoint has.
-
-    Models for embeddings are published without a head, those for masked tokens often without
-    a pooler.
-    """
-    whole = config.updated({"has_head": True, "has_pooler": True}).tensor_layouts()
-
-    def has(part: str) -> bool:
-        kernel = whole[part]["kernel"]
-        return not files.names.isdisjoint({kernel.name, *kernel.aliases})
-
-    return config.updated(
-        {"has_head": config.has_head and has("head"), "has_pooler": has("pooler")}
-    )
+        Raises:
+            ValueError: the model has no pooler (`config.has_pooler`).
+        """
+        inputs = (input_ids, attention_mask, token_type_ids, rngs)
+        return _run(config, params, *inputs, method="pool")
 
 
 def _run(
-    config: BertFamilyConfig,
+    config: FamilyConfig,
     params: Params,
     input_ids: jax.Array,
     attention_mask: jax.Array | None,

@@ -15,7 +15,7 @@ Source: Dosovitskiy et al., An Image is Worth 16x16 Words, section 3.1.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -26,12 +26,10 @@ from redco_flow.models.blocks import normal, zeros
 from redco_flow.models.config import ImageEncoderConfig
 from redco_flow.models.encoder_model import Pooler
 from redco_flow.models.families.family_config import ModelConfig
-from redco_flow.models.hub.tensors import TensorFiles
+from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.projections import product, wide_product
 from redco_flow.models.random import example_keys
 from redco_flow.models.stack import Stack
-
-Params = dict[str, Any]
 
 
 class Patches(nn.Module):
@@ -75,7 +73,7 @@ class Classifier(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """The whole model; a family's module offers the functions below."""
+    """The whole model; the functions of `ImageEncoderFamily` call it."""
 
     config: ImageEncoderConfig
 
@@ -121,8 +119,10 @@ class ImageEncoder(nn.Module):
         pooled: jax.Array = self.pooler(encoded)
         return pooled
 
-    def declare(self, images: jax.Array) -> None:
+    def declare(self) -> None:
         """Use every parameter that there is."""
+        c = self.config
+        images = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
         encoded = self.encode(images, None)
         if self.config.num_classes:
             self.classifier(encoded)
@@ -138,77 +138,41 @@ def _check_shape(config: ImageEncoderConfig, shape: tuple[int, ...]) -> None:
         )
 
 
-def init_params(config: ModelConfig, key: jax.Array) -> Params:
-    """Draw float32 parameters; deviations are the family's."""
-    params: Params = _init_params(config.core, key)
-    return params
+@dataclass(frozen=True)
+class ImageEncoderFamily(ModelFamily[ModelConfig]):
+    """A family of encoders of images."""
 
+    module = ImageEncoder
 
-@partial(jax.jit, static_argnums=0)
-def _init_params(config: ImageEncoderConfig, key: jax.Array) -> Params:
-    images = jnp.zeros((1, config.image_size, config.image_size, config.num_channels))
-    params: Params = ImageEncoder(config).init(key, images, method="declare")["params"]
-    return params
+    def apply(
+        self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
+    ) -> jax.Array:
+        """Return float32 logits (B, Y) of the classes.
 
+        Args:
+            images: (B, X, X, C), normalised as the model's were; transformers has channels first.
+            rngs: (B,) keys, one per example, for dropout; None: no dropout.
 
-def abstract_params(config: ModelConfig) -> Params:
-    """Return the parameters' shapes and dtypes as `jax.ShapeDtypeStruct`s, allocating nothing."""
-    shapes: Params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    return shapes
+        Raises:
+            ValueError: the model has no classifier, or the images another shape.
+        """
+        return _run(config, params, images, rngs, method="__call__")
 
+    def encode(
+        self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the final norm's hidden states (B, T, D) in `config.dtype`; see `apply`."""
+        return _run(config, params, images, rngs, method="encode")
 
-def apply(
-    config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
-) -> jax.Array:
-    """Return float32 logits (B, Y) of the classes.
+    def pool(
+        self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
+    ) -> jax.Array:
+        """Return what the pooler makes of each image's first token (B, D); see `apply`.
 
-    Args:
-        images: (B, X, X, C), normalised as the model's were; transformers has the channels first.
-        rngs: (B,) keys, one per example, for dropout; None: no dropout.
-
-    Raises:
-        ValueError: the model has no classifier, or the images another shape.
-    """
-    return _run(config, params, images, rngs, method="__call__")
-
-
-def encode(
-    config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
-) -> jax.Array:
-    """Return the final norm's hidden states (B, T, D) in `config.dtype`; see `apply`."""
-    return _run(config, params, images, rngs, method="encode")
-
-
-def pool(
-    config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
-) -> jax.Array:
-    """Return what the pooler makes of each image's first token (B, D); see `apply`.
-
-    Raises:
-        ValueError: the model has no pooler (`config.has_pooler`).
-    """
-    return _run(config, params, images, rngs, method="pool")
-
-
-def tensor_layouts(config: ModelConfig) -> dict[str, Any]:
-    """Return a tree like the parameters that says what each is made of."""
-    return config.tensor_layouts()
-
-
-def config_of_tensors(config: ModelConfig, files: TensorFiles) -> ModelConfig:
-    """Return `config` with the classifier and the pooler whose tensors the checkpoint has."""
-    whole = config.updated({"has_classifier": True, "has_pooler": True}).tensor_layouts()
-
-    def found(part: str) -> str | None:
-        kernel = whole[part]["kernel"]
-        return next((name for name in (kernel.name, *kernel.aliases) if name in files.names), None)
-
-    changes: dict[str, Any] = {"has_pooler": found("pooler") is not None}
-    kernel = found("classifier")
-    changes["has_classifier"] = kernel is not None
-    if kernel is not None:
-        changes["num_labels"] = files.shape(kernel)[0]
-    return config.updated(changes)
+        Raises:
+            ValueError: the model has no pooler (`config.has_pooler`).
+        """
+        return _run(config, params, images, rngs, method="pool")
 
 
 def _run(

@@ -12,7 +12,10 @@ from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
-from redco_flow.models.families import llama, mixtral
+from redco_flow.models.find import find_model
+
+llama = find_model("llama")
+mixtral = find_model("mixtral")
 
 VALUES = {
     "vocab_size": 512,

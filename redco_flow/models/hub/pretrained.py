@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from redco_flow.model_files import (
     quantization_problem,
     weight_files,
 )
+from redco_flow.models.family import ModelFamily
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.generation_config import with_generation_config
 from redco_flow.models.hub.tensors import (
@@ -73,8 +73,8 @@ def read_model(
     family: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     dtype: str = "float32",
-) -> tuple[ModuleType, Any]:
-    """Return the family's module and the config of the model in a directory.
+) -> tuple[ModelFamily[Any], Any]:
+    """Return the family's functions and the config of the model in a directory.
 
     Args:
         family: by `config.json`'s model_type where None.
@@ -107,7 +107,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def load_pretrained(
     directory: Path,
-    model: ModuleType,
+    model: ModelFamily[Any],
     config: Any,
     shardings: Any = None,
     *,
@@ -148,7 +148,7 @@ def _parts(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: params[name] for name in names}
 
 
-def save_pretrained(directory: Path, model: ModuleType, config: Any, params: Any) -> None:
+def save_pretrained(directory: Path, model: ModelFamily[Any], config: Any, params: Any) -> None:
     """Write what transformers' `from_pretrained` reads: tensors, then `config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     save_params(directory, model.tensor_layouts(config), params)
