@@ -1,6 +1,6 @@
 """The one encoder-decoder of two stacks, one embedding and a head; with cached decoding.
 
-What it encodes are texts, or images (`image_encoder_model.py`).
+What it encodes are texts, or images (`encoder_model.py`).
 
 Driven by an `EncoderDecoderConfig`; layers are scanned; parameters are a plain nested dict of
 float32 arrays, products are in the stacks' dtype. Knows no devices.
@@ -34,43 +34,23 @@ from redco_flow.models.attention.cache import (
     with_writers,
     written,
 )
-from redco_flow.models.blocks import normal, zeros
+from redco_flow.models.blocks import Linear, normal, zeros
 from redco_flow.models.config import EncoderDecoderConfig, StackConfig
 from redco_flow.models.decoding_layers import (
     cast_for_products,
     unstack_where_faster,
     without_layers,
 )
+from redco_flow.models.encoder_model import ImageEncoder
 from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.head import Head, Unscored
 from redco_flow.models.head import score as score_with
-from redco_flow.models.image_encoder_model import ImageEncoder
-from redco_flow.models.projections import product
 from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.stack import Stack
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE, _TARGET = range(2)
-
-
-class Projection(nn.Module):
-    """What brings an encoder's states to the decoder's width."""
-
-    encoder_width: int
-    width: int
-    init_stddev: float
-
-    def setup(self) -> None:
-        """Declare the parameters."""
-        shape = (self.encoder_width, self.width)
-        self.kernel = self.param("kernel", normal(self.init_stddev), shape)
-        self.bias = self.param("bias", zeros, (self.width,))
-
-    def __call__(self, encoded: jax.Array) -> jax.Array:
-        """Map (B, S, E) to (B, S, D)."""
-        dtype = encoded.dtype
-        return product(encoded, self.kernel.astype(dtype)) + self.bias.astype(dtype)
 
 
 class EncoderDecoder(nn.Module):
@@ -90,7 +70,7 @@ class EncoderDecoder(nn.Module):
         else:
             self.encoder = ImageEncoder(c.encoder)
         if c.encoder.width != width:
-            self.projection = Projection(c.encoder.width, width, c.embedding_stddev)
+            self.projection = Linear(c.encoder.width, width, c.embedding_stddev)
         if not c.tie_word_embeddings:
             # transformers starts T5's untied head at stddev 1, which T5X and we do not: the
             # first losses would be in the hundreds.

@@ -87,7 +87,7 @@ def test_a_checkpoint_without_a_pooler_is_a_model_without_one(checkpoint, encode
     bare = {name: value for name, value in encoder.params.items() if name != "pooler"}
     assert_loads_as(checkpoint, bare)
     module, config = read_model(checkpoint)
-    with pytest.raises(ValueError, match="without a pooler: take the mean of what it"):
+    with pytest.raises(ValueError, match="without a pooler: take the mean over a text"):
         module.pool(config, bare, np.ones((1, 3), np.int32))
 
 

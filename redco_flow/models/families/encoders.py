@@ -2,8 +2,7 @@
 
 Their configs under Hugging Face's names and the tensors of transformers' BertForMaskedLM,
 RobertaForMaskedLM and ViTForImageClassification, or of the bare models, with a pooler where there
-is one; BERT's head for next sentences is not read. What they compute is in `encoder_model.py` and
-`image_encoder_model.py`.
+is one; BERT's head for next sentences is not read. What they compute is in `encoder_model.py`.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ from redco_flow.models.hub.layouts import (
 )
 
 if TYPE_CHECKING:
-    from redco_flow.models.encoder_model import EncoderFamily
+    from redco_flow.models.encoder_model import EncoderFamily, ImageEncoderFamily
     from redco_flow.models.hub.tensors import TensorFiles
-    from redco_flow.models.image_encoder_model import ImageEncoderFamily
 
 
 @dataclass(frozen=True)
@@ -294,7 +292,7 @@ class ViTConfig(ModelConfig):
     @final
     def family(cls) -> ImageEncoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.image_encoder_model import ImageEncoderFamily
+        from redco_flow.models.encoder_model import ImageEncoderFamily
 
         return ImageEncoderFamily(cls)
 
