@@ -30,8 +30,8 @@ from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.attention.ring import attend_sequence
-from redco_flow.models.config import AttentionConfig
 from redco_flow.models.find import find_model
+from redco_flow.models.layer_config import AttentionConfig
 
 llama = find_model("llama")
 

@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.blocks import activate
-from redco_flow.models.config import MixtureConfig
 from redco_flow.models.experts import choose_experts, mix_experts, plan_dispatch
+from redco_flow.models.layer_config import MixtureConfig
 
 WIDTH, UNITS, EXPERTS, CHOSEN = 512, 1792, 8, 2
 CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")

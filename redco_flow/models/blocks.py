@@ -16,12 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.rotary import Rotation, rotate
-from redco_flow.models.config import (
-    AttentionConfig,
-    ClampedGate,
-    MlpConfig,
-    NormConfig,
-)
+from redco_flow.models.layer_config import AttentionConfig, ClampedGate, MlpConfig, NormConfig
 from redco_flow.models.numerics import layer_norm, rms_norm
 from redco_flow.models.projections import SplitKernel, num_groups_held, product, wide_product
 from redco_flow.models.random import dropout

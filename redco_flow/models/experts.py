@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from redco_flow.models.blocks import activate, clamped_gate, normal, zeros
-from redco_flow.models.config import GroupedRouting, MixtureConfig
 from redco_flow.models.grouped_product import grouped_product
+from redco_flow.models.layer_config import GroupedRouting, MixtureConfig
 from redco_flow.models.projections import SplitKernel, product, wide_product
 from redco_flow.models.token_shards import compute_on_shards
 

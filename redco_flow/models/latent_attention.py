@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.rotary import Rotation, rotate
 from redco_flow.models.blocks import Heads, Norm, normal
-from redco_flow.models.config import AttentionConfig, LatentConfig
+from redco_flow.models.layer_config import AttentionConfig, LatentConfig
 from redco_flow.models.projections import SplitKernel
 from redco_flow.models.rope import RotaryConfig
 

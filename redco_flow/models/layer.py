@@ -29,9 +29,10 @@ from redco_flow.models.attention.context import split_sequence
 from redco_flow.models.attention.ring import attend_sequence
 from redco_flow.models.attention.rotary import Rotation, choose_rotation
 from redco_flow.models.blocks import Attention, Heads, Mlp, Norm
-from redco_flow.models.config import MlpConfig, StackConfig
+from redco_flow.models.config import StackConfig
 from redco_flow.models.experts import MixtureOfExperts
 from redco_flow.models.latent_attention import LatentAttention
+from redco_flow.models.layer_config import MlpConfig
 from redco_flow.models.mlp_chunks import feed_forward_in_chunks
 from redco_flow.models.numerics import attention_mask_bias
 from redco_flow.models.projections import SplitKernel, in_mesh, merge_together, project_together

@@ -16,7 +16,7 @@ from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.attention.bias import ByDistance, distance_bias, row_biases, spread_diagonals
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import attend_sequence, ring_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 BATCH, LENGTH, HEAD_DIM = 2, 12, 6
 PADDED = np.array([[1] * 12, [1] * 7 + [0] * 5])

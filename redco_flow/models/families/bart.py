@@ -14,14 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from redco_flow.models.config import (
-    AttentionConfig,
-    EncoderDecoderConfig,
-    MlpConfig,
-    NormConfig,
-    StackConfig,
-    activation_name,
-)
+from redco_flow.models.config import EncoderDecoderConfig, StackConfig
 from redco_flow.models.families.family_config import FamilyConfig, attention_of_heads
 from redco_flow.models.hub.layouts import (
     TensorLayout,
@@ -31,6 +24,7 @@ from redco_flow.models.hub.layouts import (
     table_layout,
     with_other_prefix,
 )
+from redco_flow.models.layer_config import AttentionConfig, MlpConfig, NormConfig, activation_name
 
 if TYPE_CHECKING:
     from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily

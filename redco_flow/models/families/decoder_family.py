@@ -10,16 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, final
 
-from redco_flow.models.config import (
-    AttentionConfig,
-    DecoderConfig,
-    MixtureConfig,
-    MlpConfig,
-    NormConfig,
-    NormKind,
-    NormPlacement,
-    activation_name,
-)
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.family_config import FamilyConfig, above_zero, split_evenly
 from redco_flow.models.hub.layouts import (
     TensorLayout,
@@ -28,6 +19,15 @@ from redco_flow.models.hub.layouts import (
     mlp_layouts,
     norm_layouts,
     table_layout,
+)
+from redco_flow.models.layer_config import (
+    AttentionConfig,
+    MixtureConfig,
+    MlpConfig,
+    NormConfig,
+    NormKind,
+    NormPlacement,
+    activation_name,
 )
 from redco_flow.models.rope import RopeScaling, RotaryConfig
 

@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import (
-    ClampedGate,
-    DecoderConfig,
-    MixtureConfig,
-    MlpConfig,
-    NormKind,
-    NormPlacement,
-)
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.decoder_family import (
     ExpertNames,
     HeadNorms,
@@ -27,6 +20,13 @@ from redco_flow.models.families.decoder_family import (
 )
 from redco_flow.models.families.family_config import above_zero, from_zero
 from redco_flow.models.hub.layouts import TensorLayout, attention_layouts, mlp_layouts
+from redco_flow.models.layer_config import (
+    ClampedGate,
+    MixtureConfig,
+    MlpConfig,
+    NormKind,
+    NormPlacement,
+)
 from redco_flow.models.rope import RopeScaling, RotaryConfig
 
 # Of Qwen2 and its successors, where `use_sliding_window` is set without a window.

@@ -10,15 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import (
-    AttentionConfig,
-    DecoderConfig,
-    GroupedRouting,
-    LatentConfig,
-    MixtureConfig,
-    MlpConfig,
-    NormConfig,
-)
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.decoder_family import (
     ExpertNames,
     LlamaFamilyConfig,
@@ -27,6 +19,14 @@ from redco_flow.models.families.decoder_family import (
 )
 from redco_flow.models.families.family_config import from_zero
 from redco_flow.models.hub.layouts import TensorLayout, norm_layouts, with_numbers
+from redco_flow.models.layer_config import (
+    AttentionConfig,
+    GroupedRouting,
+    LatentConfig,
+    MixtureConfig,
+    MlpConfig,
+    NormConfig,
+)
 from redco_flow.models.rope import RotaryConfig, yarn_factor
 
 

@@ -12,14 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
-from redco_flow.models.config import (
-    EncoderConfig,
-    ImageEncoderConfig,
-    MlpConfig,
-    NormConfig,
-    StackConfig,
-    activation_name,
-)
+from redco_flow.models.config import EncoderConfig, ImageEncoderConfig, StackConfig
 from redco_flow.models.families.family_config import (
     FamilyConfig,
     ModelConfig,
@@ -35,6 +28,7 @@ from redco_flow.models.hub.layouts import (
     table_layout,
     with_other_prefix,
 )
+from redco_flow.models.layer_config import MlpConfig, NormConfig, activation_name
 
 if TYPE_CHECKING:
     from redco_flow.models.encoder_model import EncoderFamily, ImageEncoderFamily

@@ -11,12 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from redco_flow.models.config import (
-    DecoderConfig,
-    MlpConfig,
-    NormConfig,
-    activation_name,
-)
+from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.decoder_family import DecoderFamilyConfig
 from redco_flow.models.families.family_config import attention_of_heads
 from redco_flow.models.hub.layouts import (
@@ -28,6 +23,7 @@ from redco_flow.models.hub.layouts import (
     table_layout,
     with_other_prefix,
 )
+from redco_flow.models.layer_config import MlpConfig, NormConfig, activation_name
 from redco_flow.models.rope import RotaryConfig
 
 _GPT_LAYER = "transformer.h.{layer}"

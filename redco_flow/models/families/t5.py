@@ -12,15 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
-from redco_flow.models.config import (
-    ACTIVATIONS,
-    AttentionConfig,
-    EncoderDecoderConfig,
-    MlpConfig,
-    NormConfig,
-    RelativeConfig,
-    StackConfig,
-)
+from redco_flow.models.config import EncoderDecoderConfig, RelativeConfig, StackConfig
 from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.hub.layouts import (
     attention_layouts,
@@ -29,6 +21,7 @@ from redco_flow.models.hub.layouts import (
     norm_layouts,
     table_layout,
 )
+from redco_flow.models.layer_config import ACTIVATIONS, AttentionConfig, MlpConfig, NormConfig
 
 if TYPE_CHECKING:
     from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.models.config import AttentionConfig, MlpConfig
+from redco_flow.models.layer_config import AttentionConfig, MlpConfig
 
 if TYPE_CHECKING:
     import numpy as np
