@@ -73,7 +73,7 @@ def make_step(num_chunks: int) -> Any:
     import jax
 
     from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
-    from redco_flow.models.head import score
+    from redco_flow.models.transformer.head import score
 
     def loss(head: Any, hidden: Any, labels: Any) -> Any:
         totals, weights = chunked_cross_entropy(
@@ -88,7 +88,7 @@ def inputs(width: int, vocabulary: int, num_tokens: int, deployer: Any) -> tuple
     import jax
     import jax.numpy as jnp
 
-    from redco_flow.models.head import Head
+    from redco_flow.models.transformer.head import Head
 
     whole = deployer.named_sharding()
     array = partial(jax.ShapeDtypeStruct, sharding=whole)

@@ -23,9 +23,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.blocks import activate
-from redco_flow.models.experts import choose_experts, mix_experts, plan_dispatch
+from redco_flow.models.feed_forward.experts import choose_experts, mix_experts, plan_dispatch
 from redco_flow.models.layer_config import MixtureConfig
+from redco_flow.models.transformer.blocks import activate
 
 WIDTH, UNITS, EXPERTS, CHOSEN = 512, 1792, 8, 2
 CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")

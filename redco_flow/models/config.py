@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.layer_config import (
     AttentionConfig,
     MixtureConfig,
@@ -19,7 +20,6 @@ from redco_flow.models.layer_config import (
     NormPlacement,
 )
 from redco_flow.models.remat_config import Activations
-from redco_flow.models.rope import RotaryConfig
 
 DTYPES = ("float32", "bfloat16")
 ATTENTION_KERNELS = ("auto", "xla", "splash", "cudnn", "triton")

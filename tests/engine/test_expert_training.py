@@ -13,7 +13,7 @@ from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
-from redco_flow.models.experts import load_balancing_losses
+from redco_flow.models.feed_forward.experts import load_balancing_losses
 from redco_flow.models.find import find_model
 
 mixtral = find_model("mixtral")

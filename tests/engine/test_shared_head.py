@@ -14,7 +14,7 @@ from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.traffic import read_collectives
-from redco_flow.models.head import Head, score
+from redco_flow.models.transformer.head import Head, score
 
 VOCAB, WIDTH, ROWS, LENGTH, NUM_CHUNKS = 1024, 512, 16, 8, 3
 FLOAT = 4

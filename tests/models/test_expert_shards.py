@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow.engine.sharding.mesh import MESH_AXES
 from redco_flow.engine.step.traffic import read_collectives
-from redco_flow.models.experts import MixtureOfExperts
+from redco_flow.models.feed_forward.experts import MixtureOfExperts
 from redco_flow.models.layer_config import MixtureConfig
 
 BATCH, LENGTH, WIDTH, EXPERTS, UNITS = 8, 40, 24, 4, 16

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from redco_flow.models.attention.rope import RopeScaling
 from redco_flow.models.find import FAMILIES, find_model
-from redco_flow.models.rope import RopeScaling
 from tests.models.conftest import BARTS, CAPTIONERS, DECODERS, ENCODERS, IMAGE_ENCODERS, SIZES
 
 bart = find_model("bart")

@@ -27,7 +27,7 @@ from redco_flow.models.hub.layouts import (
 from redco_flow.models.layer_config import AttentionConfig, MlpConfig, NormConfig, activation_name
 
 if TYPE_CHECKING:
-    from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily
+    from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
 # The rows before it are the reference's padding, and no token stands there.
 _POSITION_OFFSET = 2
@@ -85,7 +85,7 @@ class BartConfig(FamilyConfig):
     @final
     def family(cls) -> EncoderDecoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily
+        from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
         return EncoderDecoderFamily(cls)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, final
 
+from redco_flow.models.attention.rope import RopeScaling, RotaryConfig
 from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.family_config import FamilyConfig, above_zero, split_evenly
 from redco_flow.models.hub.layouts import (
@@ -29,11 +30,10 @@ from redco_flow.models.layer_config import (
     NormPlacement,
     activation_name,
 )
-from redco_flow.models.rope import RopeScaling, RotaryConfig
 
 if TYPE_CHECKING:
-    from redco_flow.models.decoder_model import DecoderFamily
     from redco_flow.models.hub.tensors import TensorFiles
+    from redco_flow.models.transformer.decoder_model import DecoderFamily
 
 HeadNorms = Literal["none", "each", "joint"]
 
@@ -58,7 +58,7 @@ class DecoderFamilyConfig(FamilyConfig):
     @final
     def family(cls) -> DecoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.decoder_model import DecoderFamily
+        from redco_flow.models.transformer.decoder_model import DecoderFamily
 
         return DecoderFamily(cls)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from redco_flow.models.attention.rope import RopeScaling, RotaryConfig
 from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.decoder_family import (
     ExpertNames,
@@ -27,7 +28,6 @@ from redco_flow.models.layer_config import (
     NormKind,
     NormPlacement,
 )
-from redco_flow.models.rope import RopeScaling, RotaryConfig
 
 # Of Qwen2 and its successors, where `use_sliding_window` is set without a window.
 _QWEN_WINDOW = 4096

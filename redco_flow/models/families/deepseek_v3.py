@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from redco_flow.models.attention.rope import RotaryConfig, yarn_factor
 from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.decoder_family import (
     ExpertNames,
@@ -27,7 +28,6 @@ from redco_flow.models.layer_config import (
     MlpConfig,
     NormConfig,
 )
-from redco_flow.models.rope import RotaryConfig, yarn_factor
 
 
 @dataclass(frozen=True)

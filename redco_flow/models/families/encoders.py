@@ -31,8 +31,8 @@ from redco_flow.models.hub.layouts import (
 from redco_flow.models.layer_config import MlpConfig, NormConfig, activation_name
 
 if TYPE_CHECKING:
-    from redco_flow.models.encoder_model import EncoderFamily, ImageEncoderFamily
     from redco_flow.models.hub.tensors import TensorFiles
+    from redco_flow.models.transformer.encoder_model import EncoderFamily, ImageEncoderFamily
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class BertFamilyConfig(FamilyConfig):
     @final
     def family(cls) -> EncoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.encoder_model import EncoderFamily
+        from redco_flow.models.transformer.encoder_model import EncoderFamily
 
         return EncoderFamily(cls)
 
@@ -286,7 +286,7 @@ class ViTConfig(ModelConfig):
     @final
     def family(cls) -> ImageEncoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.encoder_model import ImageEncoderFamily
+        from redco_flow.models.transformer.encoder_model import ImageEncoderFamily
 
         return ImageEncoderFamily(cls)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.decoder_family import DecoderFamilyConfig
 from redco_flow.models.families.family_config import attention_of_heads
@@ -24,7 +25,6 @@ from redco_flow.models.hub.layouts import (
     with_other_prefix,
 )
 from redco_flow.models.layer_config import MlpConfig, NormConfig, activation_name
-from redco_flow.models.rope import RotaryConfig
 
 _GPT_LAYER = "transformer.h.{layer}"
 _OPT_STACK = "model.decoder"

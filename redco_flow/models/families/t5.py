@@ -24,8 +24,8 @@ from redco_flow.models.hub.layouts import (
 from redco_flow.models.layer_config import ACTIVATIONS, AttentionConfig, MlpConfig, NormConfig
 
 if TYPE_CHECKING:
-    from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily
     from redco_flow.models.hub.tensors import TensorFiles
+    from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
 
 _HEAD = "lm_head.weight"
@@ -74,7 +74,7 @@ class T5Config(FamilyConfig):
     @final
     def family(cls) -> EncoderDecoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily
+        from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
         return EncoderDecoderFamily(cls)
 

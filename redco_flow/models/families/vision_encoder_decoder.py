@@ -17,7 +17,7 @@ from redco_flow.models.families.gpt import GPT2Config
 from redco_flow.models.hub.layouts import linear_layouts, with_prefix
 
 if TYPE_CHECKING:
-    from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily
+    from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class VisionEncoderDecoderConfig(ModelConfig):
     @final
     def family(cls) -> EncoderDecoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.encoder_decoder_model import EncoderDecoderFamily
+        from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
         return EncoderDecoderFamily(cls)
 

@@ -27,13 +27,13 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import Biases, row_biases
-from redco_flow.models.blocks import Linear, Norm, activate, normal, zeros
 from redco_flow.models.config import EncoderConfig, ImageEncoderConfig
 from redco_flow.models.families.family_config import FamilyConfig, ModelConfig
 from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.projections import product, wide_product
 from redco_flow.models.random import example_keys
-from redco_flow.models.stack import Stack
+from redco_flow.models.transformer.blocks import Linear, Norm, activate, normal, zeros
+from redco_flow.models.transformer.stack import Stack
 
 
 class MaskedHead(nn.Module):

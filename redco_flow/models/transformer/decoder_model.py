@@ -16,17 +16,17 @@ import jax.numpy as jnp
 from redco_flow.models.attention.bias import default_positions, row_biases
 from redco_flow.models.attention.cache import no_writers, with_room_for
 from redco_flow.models.config import DecoderConfig
-from redco_flow.models.decoder_module import Cache, Decoder, Params, Prompt
-from redco_flow.models.decoding_layers import (
+from redco_flow.models.families.family_config import FamilyConfig
+from redco_flow.models.family import ModelFamily
+from redco_flow.models.random import example_keys
+from redco_flow.models.transformer.decoder_module import Cache, Decoder, Params, Prompt
+from redco_flow.models.transformer.decoding_layers import (
     cast_for_products,
     unstack_where_faster,
     without_layers,
 )
-from redco_flow.models.families.family_config import FamilyConfig
-from redco_flow.models.family import ModelFamily
-from redco_flow.models.head import Head, Unscored
-from redco_flow.models.head import score as score_with
-from redco_flow.models.random import example_keys
+from redco_flow.models.transformer.head import Head, Unscored
+from redco_flow.models.transformer.head import score as score_with
 
 
 @dataclass(frozen=True)

@@ -38,18 +38,18 @@ from redco_flow.models.attention.cache import (
     written,
 )
 from redco_flow.models.attention.rotary import Rotation, rotations
-from redco_flow.models.blocks import Norm, normal, zeros
 from redco_flow.models.config import ENDLESS_WINDOW, DecoderConfig
-from redco_flow.models.decoding_layers import (
+from redco_flow.models.projections import product
+from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.transformer.blocks import Norm, normal, zeros
+from redco_flow.models.transformer.decoding_layers import (
     call_layer,
     run_layers,
     step_layers,
     unstack_like,
 )
-from redco_flow.models.head import Head, Unscored, score
-from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.projections import product
-from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.transformer.head import Head, Unscored, score
+from redco_flow.models.transformer.layer import Layer, scanned_layers
 
 Params = dict[str, Any]
 

@@ -34,20 +34,20 @@ from redco_flow.models.attention.cache import (
     with_writers,
     written,
 )
-from redco_flow.models.blocks import Linear, normal, zeros
 from redco_flow.models.config import EncoderDecoderConfig, StackConfig
-from redco_flow.models.decoding_layers import (
+from redco_flow.models.families.family_config import ModelConfig
+from redco_flow.models.family import ModelFamily, Params
+from redco_flow.models.random import example_keys, fold_keys
+from redco_flow.models.transformer.blocks import Linear, normal, zeros
+from redco_flow.models.transformer.decoding_layers import (
     cast_for_products,
     unstack_where_faster,
     without_layers,
 )
-from redco_flow.models.encoder_model import ImageEncoder
-from redco_flow.models.families.family_config import ModelConfig
-from redco_flow.models.family import ModelFamily, Params
-from redco_flow.models.head import Head, Unscored
-from redco_flow.models.head import score as score_with
-from redco_flow.models.random import example_keys, fold_keys
-from redco_flow.models.stack import Stack
+from redco_flow.models.transformer.encoder_model import ImageEncoder
+from redco_flow.models.transformer.head import Head, Unscored
+from redco_flow.models.transformer.head import score as score_with
+from redco_flow.models.transformer.stack import Stack
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE, _TARGET = range(2)
