@@ -148,8 +148,12 @@ def _parts(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: params[name] for name in names}
 
 
-def save_pretrained(directory: Path, model: ModelFamily[Any], config: Any, params: Any) -> None:
-    """Write what transformers' `from_pretrained` reads: tensors, then `config.json`."""
+def save_pretrained(directory: Path, model: Any, config: Any, params: Any) -> None:
+    """Write what transformers' `from_pretrained` reads: tensors, then `config.json`.
+
+    Args:
+        model: a `ModelFamily`, or `models.classifier` with its config.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     save_params(directory, model.tensor_layouts(config), params)
     write_json(directory / CONFIG_FILE, config.to_hugging_face())

@@ -71,7 +71,7 @@ def find_recorded_model(recipe: str, model: Mapping[str, Any]) -> RecordedModel:
             "of its parameters is which tensor of transformers is not known. Read its parameters "
             "with the recipe, or give the model a family (docs: extend)."
         )
-    module = find_model(family)
+    module: Any = find_model(family)
     missing = [
         name
         for owner, name in (
