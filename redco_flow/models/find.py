@@ -75,7 +75,7 @@ def find_model(name: str) -> ModelFamily[Any]:
         family = find_config(ours).family()
         return family
     module: Any = importlib.import_module(find_module_name(name))
-    config = getattr(module, "Config", None)
+    config: Any = getattr(module, "Config", None)
     if hasattr(config, "family") and vars(module).keys().isdisjoint(_OWN):
         family = config.family()
         return family
