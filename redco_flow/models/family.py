@@ -64,6 +64,11 @@ class ModelFamily(ABC, Generic[ConfigT]):
         """Return `config`, changed where a checkpoint's tensors differ from its `config.json`."""
         return config.of_tensors(files)
 
+    @final
+    def _run(self, config: ConfigT, params: Params, *inputs: Any, method: str = "__call__") -> Any:
+        """Call a method of the Flax module on these parameters."""
+        return self.module(config.core).apply({"params": params}, *inputs, method=method)
+
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _init_params(module: type[nn.Module], core: Any, key: jax.Array) -> Params:

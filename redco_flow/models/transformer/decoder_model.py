@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import default_positions, row_biases
 from redco_flow.models.attention.cache import no_writers, with_room_for
-from redco_flow.models.config import DecoderConfig
 from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.family import ModelFamily
 from redco_flow.models.random import example_keys
@@ -96,7 +95,7 @@ class DecoderFamily(ModelFamily[FamilyConfig]):
             position_ids = default_positions(input_ids.shape, attention_mask, segment_ids)
         biases = row_biases(attention_mask, segment_ids)
         inputs = (input_ids, position_ids, biases, keys)
-        result: Unscored = _run(config.core, params, *inputs, method="unscored")
+        result: Unscored = self._run(config, params, *inputs, method="unscored")
         return result
 
     def score(self, config: FamilyConfig, head: Head, hidden: jax.Array) -> jax.Array:
@@ -144,7 +143,7 @@ class DecoderFamily(ModelFamily[FamilyConfig]):
             last_token=jnp.take_along_axis(input_ids, last, axis=1)[:, 0].astype(jnp.int32),
             last_position=jnp.take_along_axis(positions, last, axis=1)[:, 0],
         )
-        heads = _run_with_layers(config.core, params, *inputs, method="prefill")
+        heads = self._run_with_layers(config, params, *inputs, method="prefill")
         return Cache(prompt, no_writers(len(input_ids), num_beams, room), heads)
 
     def grow_cache(self, cache: Cache, num_tokens: int) -> Cache:
@@ -164,17 +163,14 @@ class DecoderFamily(ModelFamily[FamilyConfig]):
         Args:
             position: number of the step, from 0, where `tokens` are the prompts' last ones.
         """
-        result: tuple[jax.Array, Cache] = _run_with_layers(
-            config.core, params, cache, tokens, position, method="step"
+        result: tuple[jax.Array, Cache] = self._run_with_layers(
+            config, params, cache, tokens, position, method="step"
         )
         return result
 
-
-def _run(config: DecoderConfig, params: Params, *inputs: Any, method: str = "__call__") -> Any:
-    return Decoder(config).apply({"params": params}, *inputs, method=method)
-
-
-def _run_with_layers(config: DecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
-    """Call a method that is given the layers' parameters, stacked or not."""
-    rest, layers = without_layers(params)
-    return _run(config, rest, layers, *inputs, method=method)
+    def _run_with_layers(
+        self, config: FamilyConfig, params: Params, *inputs: Any, method: str
+    ) -> Any:
+        """Call a method that is given the layers' parameters, stacked or not."""
+        rest, layers = without_layers(params)
+        return self._run(config, rest, layers, *inputs, method=method)

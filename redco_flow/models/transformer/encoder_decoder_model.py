@@ -263,7 +263,7 @@ class EncoderDecoderFamily(ModelFamily[ModelConfig]):
         """Return what `score` makes the logits of; arguments are those of `apply`."""
         keys = example_keys(rngs, input_ids.shape[0])
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
-        result: Unscored = _run(config.core, params, *inputs, method="unscored")
+        result: Unscored = self._run(config, params, *inputs, method="unscored")
         return result
 
     def score(self, config: ModelConfig, head: Head, hidden: jax.Array) -> jax.Array:
@@ -282,7 +282,7 @@ class EncoderDecoderFamily(ModelFamily[ModelConfig]):
         """Return the encoder's output (B, S, D) in `config.dtype`."""
         keys = example_keys(rngs, input_ids.shape[0])
         inputs = (input_ids, attention_mask, keys)
-        encoded: jax.Array = _run(config.core, params, *inputs, method="encode")
+        encoded: jax.Array = self._run(config, params, *inputs, method="encode")
         return encoded
 
     def decoding_params(self, config: ModelConfig, params: Params) -> Params:
@@ -320,7 +320,7 @@ class EncoderDecoderFamily(ModelFamily[ModelConfig]):
         """
         room = max_length if room is None else room
         inputs = (encoded, attention_mask, num_beams, max_length, room)
-        cache: SourceCache = _run_with_layers(config.core, params, *inputs, method="start")
+        cache: SourceCache = self._run_with_layers(config, params, *inputs, method="start")
         return cache
 
     def grow_cache(self, cache: SourceCache, num_tokens: int) -> SourceCache:
@@ -340,19 +340,14 @@ class EncoderDecoderFamily(ModelFamily[ModelConfig]):
         Args:
             position: of `tokens`, from 0, where they are `decoder_start_token_id`.
         """
-        result: tuple[jax.Array, SourceCache] = _run_with_layers(
-            config.core, params, cache, tokens, position, method="step"
+        result: tuple[jax.Array, SourceCache] = self._run_with_layers(
+            config, params, cache, tokens, position, method="step"
         )
         return result
 
-
-def _run(config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str) -> Any:
-    return EncoderDecoder(config).apply({"params": params}, *inputs, method=method)
-
-
-def _run_with_layers(
-    config: EncoderDecoderConfig, params: Params, *inputs: Any, method: str
-) -> Any:
-    """Call a method that is given the decoder layers' parameters, stacked or not."""
-    decoder, layers = without_layers(params["decoder"])
-    return _run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)
+    def _run_with_layers(
+        self, config: ModelConfig, params: Params, *inputs: Any, method: str
+    ) -> Any:
+        """Call a method that is given the decoder layers' parameters, stacked or not."""
+        decoder, layers = without_layers(params["decoder"])
+        return self._run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)

@@ -172,7 +172,7 @@ class EncoderFamily(ModelFamily[FamilyConfig]):
             ValueError: the model has no head (`config.has_head`).
         """
         inputs = (input_ids, attention_mask, token_type_ids, rngs)
-        return self._run(config, params, *inputs, method="__call__")
+        return self._read(config, params, *inputs, method="__call__")
 
     def encode(
         self,
@@ -188,7 +188,7 @@ class EncoderFamily(ModelFamily[FamilyConfig]):
         Their mean over the tokens that are not padding is one vector per text.
         """
         inputs = (input_ids, attention_mask, token_type_ids, rngs)
-        return self._run(config, params, *inputs, method="encode")
+        return self._read(config, params, *inputs, method="encode")
 
     def pool(
         self,
@@ -207,9 +207,9 @@ class EncoderFamily(ModelFamily[FamilyConfig]):
             ValueError: the model has no pooler (`config.has_pooler`).
         """
         inputs = (input_ids, attention_mask, token_type_ids, rngs)
-        return self._run(config, params, *inputs, method="pool")
+        return self._read(config, params, *inputs, method="pool")
 
-    def _run(
+    def _read(
         self,
         config: FamilyConfig,
         params: Params,
@@ -225,8 +225,7 @@ class EncoderFamily(ModelFamily[FamilyConfig]):
         keys = example_keys(rngs, input_ids.shape[0])
         biases = row_biases(attention_mask, None)
         inputs = (input_ids, token_type_ids, biases, keys)
-        result: Any = Encoder(config.core).apply({"params": params}, *inputs, method=method)
-        found: jax.Array = result
+        found: jax.Array = self._run(config, params, *inputs, method=method)
         return found
 
 
@@ -324,13 +323,13 @@ class ImageEncoderFamily(ModelFamily[ModelConfig]):
         Raises:
             ValueError: the model has no classifier, or the images another shape.
         """
-        return self._run(config, params, images, rngs, method="__call__")
+        return self._read(config, params, images, rngs, method="__call__")
 
     def encode(
         self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
     ) -> jax.Array:
         """Return the final norm's hidden states (B, T, D) in `config.dtype`; see `apply`."""
-        return self._run(config, params, images, rngs, method="encode")
+        return self._read(config, params, images, rngs, method="encode")
 
     def pool(
         self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
@@ -340,9 +339,9 @@ class ImageEncoderFamily(ModelFamily[ModelConfig]):
         Raises:
             ValueError: the model has no pooler (`config.has_pooler`).
         """
-        return self._run(config, params, images, rngs, method="pool")
+        return self._read(config, params, images, rngs, method="pool")
 
-    def _run(
+    def _read(
         self,
         config: ModelConfig,
         params: Params,
@@ -352,6 +351,5 @@ class ImageEncoderFamily(ModelFamily[ModelConfig]):
         method: str,
     ) -> jax.Array:
         inputs = (images, example_keys(rngs, images.shape[0]))
-        found: Any = ImageEncoder(config.core).apply({"params": params}, *inputs, method=method)
-        encoded: jax.Array = found
-        return encoded
+        found: jax.Array = self._run(config, params, *inputs, method=method)
+        return found
