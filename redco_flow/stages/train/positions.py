@@ -53,11 +53,11 @@ def _lengths_of(preprocessing: Any) -> Iterator[str]:
     recipe, data = getattr(preprocessing, "recipe", ""), getattr(preprocessing, "data", None)
     if is_conversational(recipe):
         yield "max_length"
-        return
-    if not is_of_rows(recipe) and getattr(data, "text_key", None) is None:
-        yield _OF_SOURCES
-    if makes_texts(recipe):
-        yield _OF_TARGETS
+    elif not is_of_rows(recipe):  # whose rows are cut by the recipe's own settings
+        if getattr(data, "text_key", None) is None:
+            yield _OF_SOURCES
+        if makes_texts(recipe):
+            yield _OF_TARGETS
 
 
 def _folder_of(model: ModelSection) -> Path:
