@@ -184,7 +184,7 @@ def _point_state(
 
     Args:
         starter: who starts the sweep's runs.
-        is_ahead: their jobs all stand in a cluster's queue.
+        is_ahead: all their jobs are queued at once.
     """
     state = str(view["state"])
     if state == State.PENDING:
@@ -312,7 +312,7 @@ def _print_jobs(
     max_parallel: int,
     options: argparse.Namespace,
 ) -> None:
-    """Say what would be submitted, where the jobs of all points would stand in the queue at once.
+    """Print what would be submitted, if the jobs of all points would be queued at once.
 
     Raises:
         UsageError: that was asked for and cannot be.

@@ -56,7 +56,7 @@ def _expanded(text: str) -> str:
 class RetryBudgets(StrictModel):
     """The number of retries of a stage, by the cause of the last attempt's end.
 
-    Each retry is a new attempt that goes on from the last checkpoint. What Slurm requeues by
+    Each retry is a new attempt that resumes from the last checkpoint. What Slurm requeues by
     itself (a preemption, a dead node) stays one attempt and costs nothing here.
 
     Args:

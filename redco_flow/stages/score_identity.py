@@ -1,4 +1,4 @@
-"""What a score was measured on and by: split, rows, metric, its code and its settings.
+"""The identity of a score: split, rows, metric, the metric's code and settings.
 
 Two scores of one name are subtracted only if these are equal (`ScoreIdentity.comparable_with`).
 """
@@ -23,7 +23,7 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class ScoreIdentity:
-    """What a score was measured on and by; empty or None where no record says it.
+    """Data and metric of a score; empty or None where no record has them.
 
     Args:
         split: "test", "validation", "train", or the name of another split.
@@ -150,7 +150,7 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
-    # Imported here: a metric of the user's is imported only where its name does not tell.
+    # Imported here: a metric of the user's is imported only if its name is not enough.
     from redco_flow.metrics.metric import find_any_metric, gives_score
 
     for name in names:
