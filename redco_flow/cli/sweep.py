@@ -244,13 +244,13 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=V1,V2",
-        help="a run for each value; several --sweep give every combination",
+        help="one run per value; several --sweep run every combination",
     )
     parser.add_argument(
         "--max-parallel",
         type=_positive,
         metavar="N",
-        help="runs of the sweep at once (the profile's max_parallel_stages)",
+        help="concurrent runs of the sweep (default: the profile's max_parallel_stages)",
     )
 
 

@@ -50,9 +50,9 @@ class Callback:
         padding counted; absent where they cannot be counted), `mfu` (their share of what the
         devices could compute in bfloat16; absent where that is not known), `peak_memory_bytes` (the
         most that one of this process' devices had in use since the process began; absent if
-        devices do not report it), `steps_seconds`, `evaluation_seconds`, `checkpoints_seconds` (what
-        these took since the last record, steps that compiled left out), and of each measure that
-        loss_fn returns its mean since the last record, by its name.
+        devices do not report it), `steps_seconds`, `evaluation_seconds` and
+        `checkpoints_seconds` (time since the last record, steps that compiled left
+        out), and the mean of each measure that loss_fn returns, by its name.
         """
 
     def on_eval(self, record: Record) -> None:
