@@ -19,7 +19,6 @@ NOUN_CLAUSE = re.compile(r"(?:What|Which|Where|How|Who|Whose|Whom|Why)\b")
 NOT_YET = (
     *("models", "recipes", "report", "worker.py"),
     *("stages/preprocess", "stages/context.py", "stages/process_group.py", "stages/publication.py"),
-    *("stages/data", "stages/parameter_digests", "stages/reference_scores"),
     *("orchestrate/prefect", "orchestrate/checkpoints", "cli/diff.py", "cli/history.py"),
 )
 TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}

@@ -1,4 +1,4 @@
-"""Which repositories of the hub a stage's `model` and `data` sections name, and their commits."""
+"""Find the hub repositories in a stage's `model` and `data` sections, and set their commits."""
 
 from __future__ import annotations
 
