@@ -20,9 +20,9 @@ CHAPTERS = {
     ),
     "Sharding rules": ("engine.sharding.rules.ShardingRules",),
     "Stages": (
-        "stages.context.StageContext",
-        "stages.context.StageOutputs",
-        "stages.context.Output",
+        "runtime.context.StageContext",
+        "runtime.context.StageOutputs",
+        "runtime.context.Output",
         "spec.stage_kind.InputSlot",
     ),
     "Scripts": ("stages.script.context.script_context", "stages.script.context.ScriptContext"),

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from redco_flow.bounded import while_growing, within
 from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
-from redco_flow.model_files import CONFIG_FILE, INDEX_FILE, has_weights, quantization_method
 from redco_flow.records import read_json
 
 Kind = Literal["model", "dataset"]
@@ -26,6 +25,7 @@ _SECONDS_TO_ANSWER = 10.0  # for one read
 _SECONDS_FOR_ALL = 60.0
 _LEAST_BYTES_PER_SECOND = 1024
 _SECONDS_OF_SLOWNESS = 300.0
+_CONFIG_FILE = "config.json"
 _SHARED_BLOBS = "blobs"  # in the cache: files from Xet storage, which repositories link to
 
 
@@ -43,16 +43,16 @@ class Snapshot:
 
     Args:
         files: paths in it; of a cached one those that are in the cache.
-        model_type: the family that a model's config.json says; empty where that is not known.
-        quantization: the method that its parameters are quantized by; empty: none that is unread.
+        config: what is known of a model's config.json; None where nothing is.
         card: the metadata at the top of a dataset's README.md.
+        folder: where a cached one's files are.
     """
 
     commit: str
     files: frozenset[str]
-    model_type: str = ""
-    quantization: str = ""
+    config: Any = None
     card: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 class HubFailing(HubUnreachable):
@@ -104,32 +104,15 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
         files = frozenset(str(file.rfilename) for file in info.siblings or ())
         card = getattr(info, "card_data", None) if kind == "dataset" else None
         metadata = card.to_dict() if card else {}
-    config = getattr(info, "config", None)
-    return Snapshot(
-        info.sha, files, _model_type(config), quantization_method(config), card=metadata
-    )
+    return Snapshot(info.sha, files, getattr(info, "config", None), metadata)
 
 
-def model_type_in(folder: Path) -> str:
-    """Return the family that a model's config.json says; empty where it does not."""
-    return _model_type(_config_in(folder))
-
-
-def quantization_in(folder: Path) -> str:
-    """Return the method that a model's parameters are quantized by; empty: none that is unread."""
-    return quantization_method(_config_in(folder))
-
-
-def _config_in(folder: Path) -> Any:
+def config_in(folder: Path) -> Any:
+    """Return the content of a model directory's config.json; None where it cannot be read."""
     try:
-        return read_json(folder / CONFIG_FILE)
+        return read_json(folder / _CONFIG_FILE)
     except (OSError, ValueError):
         return None
-
-
-def _model_type(config: Any) -> str:
-    found = config.get("model_type") if isinstance(config, dict) else None
-    return found.replace("-", "_") if isinstance(found, str) else ""
 
 
 def endpoint() -> str:
@@ -162,21 +145,16 @@ def cached_reference(kind: Kind, name: str, revision: str | None) -> tuple[float
 
 def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
     """Return what the cache holds of a commit; None where a dataset, or all of a model, is not."""
-    folder = _snapshot_folder(kind, name, commit)
+    folder = snapshot_folder(kind, name, commit)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     if kind == "dataset":
         is_there = bool(files - {"README.md"}) or any(prepared_datasets(commit))
     else:
         is_there = bool(files)
-        if not has_weights(folder):
-            files.discard(INDEX_FILE)
     if not is_there:
         return None
-    config = _config_in(folder)
     card = _card_in(folder) if kind == "dataset" else {}
-    return Snapshot(
-        commit, frozenset(files), _model_type(config), quantization_method(config), card=card
-    )
+    return Snapshot(commit, frozenset(files), config_in(folder), card, folder)
 
 
 def _card_in(folder: Path) -> dict[str, Any]:
@@ -283,7 +261,7 @@ def download_model(
         commit = look_up("model", name, revision).commit
     except HubUnreachable as error:
         if is_commit(revision):
-            folder = _snapshot_folder("model", name, str(revision))
+            folder = snapshot_folder("model", name, str(revision))
             if folder.is_dir() and is_whole(folder):
                 return folder
         raise HubUnreachable(not_cached("model", name, revision, error)) from error
@@ -298,6 +276,13 @@ def download_model(
     if not is_whole(folder):
         raise HubError(f"the download of model '{name}' at {commit} is not whole: {folder}.")
     return folder
+
+
+def fetch_config(name: str, commit: str) -> None:
+    """Get a model's config.json into the cache; leave it out where the hub does not give it."""
+    if not (snapshot_folder("model", name, commit) / _CONFIG_FILE).is_file():
+        with suppress(HubError), _explained("model", name, commit):
+            _fetch("model", name, commit, (_CONFIG_FILE,))
 
 
 def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
@@ -381,7 +366,8 @@ def not_cached(kind: Kind, name: str, revision: str | None, error: Exception) ->
     )
 
 
-def _snapshot_folder(kind: Kind, name: str, commit: str) -> Path:
+def snapshot_folder(kind: Kind, name: str, commit: str) -> Path:
+    """Return where the cache has a commit's files, if it has some."""
     return _repository_cache(kind, name) / "snapshots" / commit
 
 

@@ -166,7 +166,6 @@ def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> 
 
 
 def _messages(options: argparse.Namespace, *, is_terminal: bool) -> Iterator[str]:
-    """Yield what the user says; lines without text say nothing."""
     if options.message is not None:
         yield options.message
         return

@@ -183,7 +183,6 @@ def stage_names(run: RunDirectory) -> list[str]:
 
 
 def _entries(run: RunDirectory) -> dict[str, Any]:
-    """The stages in state.json; none where that is damaged."""
     entries: dict[str, Any] = (unless_damaged(run.read_state) or {}).get("stages", {})
     return entries
 

@@ -182,7 +182,6 @@ def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
 
 
 def _next_steps(view: dict[str, Any]) -> str:
-    """Suggest commands to type after the run has ended."""
     if view["state"] == State.COMPLETED:
         return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
     failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]
@@ -191,7 +190,6 @@ def _next_steps(view: dict[str, Any]) -> str:
 
 
 def _example_metric(view: dict[str, Any]) -> str:
-    """The first metric, as `why` takes it."""
     name = next(iter(view["metrics"]), None)
     return str(view["run"]) if name is None else f"{view['run']}/{name}"
 

@@ -309,7 +309,6 @@ def _lines(
 
 
 def _record(schedule: Schedule, deployed: Deployed | None) -> dict[str, Any]:
-    """A schedule for programs."""
     if deployed is None:
         return {**asdict(schedule), "next": [], "page": None, "is_deployed": False}
     given = {key: value for key, value in deployed.parameters.items() if key != "schedule"}
@@ -472,7 +471,6 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _install() -> int:
-    """Write a systemd user unit; where there is no systemd, print a crontab line."""
     if shutil.which("systemctl") is None:
         print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach")
         sys.stderr.write("there is no systemd here: `crontab -e` takes the line above\n")

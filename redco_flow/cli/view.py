@@ -58,7 +58,6 @@ def queued_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dic
 
 
 def _job(attempt: AttemptDirectory) -> CallJob | None:
-    """The attempt's job, where it has one."""
     return _reattach(attempt) if attempt.job_path.exists() else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,16 @@ class AttemptPaths(JobPaths):
 class CallJob(Job[dict[str, Any]]):
     """A job of any executor. Picklable, and the same from every process."""
 
-    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        job_id: str,
+        tasks: Sequence[int] = (0,),
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(folder, job_id, tasks)
         self._paths = AttemptPaths(folder, job_id=job_id, task_id=self.task_id)
+        self._record = dict(record or self.attempt.read_job() or {})
 
     @abstractmethod
     def status(self) -> JobStatus:

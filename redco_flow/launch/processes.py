@@ -16,6 +16,8 @@ from pathlib import Path
 
 ATTEMPT_VARIABLE = "REDCO_FLOW_ATTEMPT"  # in the environment of every process of a job
 
+READY = b"ready"  # what a job's first process writes to `--ready-fd` once job.json is there
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system

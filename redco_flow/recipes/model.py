@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from redco_flow.models.find import FAMILIES, find_model
 from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
 from redco_flow.models.hub.pretrained import (
-    find_checkpoint,
     load_pretrained,
     model_type,
     read_model,
     save_pretrained,
 )
+from redco_flow.recipes.model_directory import find_checkpoint
 from redco_flow.recipes.recipe import Example, Generation, family_problem
 from redco_flow.text.tokenizer import TextTokenizer
 

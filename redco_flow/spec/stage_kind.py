@@ -21,6 +21,8 @@ one module with all of it, whose top level must then be light:
                                                 # its settings need or have no use for; `given` are
                                                 # the slots that the pipeline says
     def data_files(config): ...                 # optional: raw data files to digest
+    def named_files(config, workspace): ...     # optional: data file -> the files that its rows
+                                                # name -> NamedFile; the Workspace has a cache
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
     def device_problems(config, num_devices): ...   # optional: (path in Config, message) of
@@ -28,6 +30,8 @@ one module with all of it, whose top level must then be light:
     def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
                                                 # slot's stage, message); `upstream`: slot -> Config
     def data_identity(config): ...              # optional: identity of data that is no file
+    def hub_references(config): ...             # optional: names on the hub (`HubReference`); else
+                                                # those in its sections `model` and `data`
     def conclude(config, finished): ...         # optional: FinishedStage -> words for people: what
                                                 # the launcher does, once or more often, when the
                                                 # result stands
@@ -42,8 +46,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.model import Placement, StrictModel
 from redco_flow.spec.names import (
     dotted_name_advice,
@@ -89,6 +94,18 @@ class InputSlot:
     is_optional: bool = False
 
 
+class NamedFile(NamedTuple):
+    """A file, such as an image, that a row of a data file names.
+
+    Args:
+        real: its path, without symbolic links.
+        named: the path that the row gives, from the folder where it begins.
+    """
+
+    real: Path
+    named: Path
+
+
 @dataclass(frozen=True)
 class Declaration:
     """Inputs and outputs of one stage of a kind with `declare`.
@@ -106,6 +123,17 @@ class Declaration:
 
 def _no_problems(*_: Any) -> tuple[()]:
     return ()
+
+
+def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
+    """The names in the sections `model` and `data`; imported late, as a kind is."""
+    shared = import_named(f"{STAGES_PACKAGE}.data.hub_references")
+    references: Iterable[HubReference] = shared.hub_references(config)
+    return references
+
+
+def _no_files(*_: Any) -> dict[Path, dict[str, NamedFile | None]]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -131,6 +159,8 @@ class StageKind:
     data_files: Callable[[Any], list[Path]]
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
+    hub_references: Callable[[Any], Iterable[HubReference]] = _hub_references_of_sections
+    named_files: Callable[[Any, Any], Mapping[Path, Mapping[str, NamedFile | None]]] = _no_files
     device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
@@ -195,6 +225,8 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
+        hub_references=getattr(module, "hub_references", _hub_references_of_sections),
+        named_files=getattr(module, "named_files", _no_files),
         device_problems=getattr(module, "device_problems", _no_problems),
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
         declare=getattr(module, "declare", None),

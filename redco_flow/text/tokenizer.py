@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.records import UnreadableFile, digest_json, read_json, reading
+from redco_flow.engine.files import UnreadableFile, reading
+from redco_flow.records import digest_json, read_json
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from redco_flow.engine.checkpoint.commit import PARAMS, TRAINING, TREE_FILE
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import canonical_json, read_json, write_json
+from redco_flow.engine.files import canonical_json, read_json, write_json
 
 _NUM_MISMATCHES_IN_MESSAGE = 20
 _BLOCK_BYTES = 16 << 20

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import digest_file, digest_json, read_json, sync, write_json
+from redco_flow.engine.files import digest_file, digest_json, read_json, sync, write_json
 
 COMMIT_FILE = "commit.json"
 TREE_FILE = "tree.json"

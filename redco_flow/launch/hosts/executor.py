@@ -11,12 +11,12 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
+from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.host_facts import CleanedHost, Finding
 from redco_flow.launch.hosts.allocation import HostsRecord
 from redco_flow.launch.hosts.config import Config, eligible_hosts
@@ -32,16 +32,6 @@ from redco_flow.tracking.process_identity import utc_now
 
 class HostsJob(CallJob):
     """A job on one host or several."""
-
-    def __init__(
-        self,
-        folder: Path | str,
-        job_id: str,
-        tasks: Sequence[int] = (0,),
-        record: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(folder, job_id, tasks)
-        self._record = dict(record or self.attempt.read_job() or {})
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the controller last heard."""
@@ -120,17 +110,6 @@ class HostsExecutor(CallExecutor):
 
     job_class = HostsJob
     _config: Config
-
-    def __init__(
-        self,
-        folder: Path | str,
-        config: Config,
-        *,
-        variables: Mapping[str, str],
-        **common: Unpack[ExecutorSettings],
-    ) -> None:
-        super().__init__(folder, config, **common)
-        self._variables = dict(variables)
 
     @classmethod
     def name(cls) -> str:

@@ -92,7 +92,7 @@ class SlurmArray(CallJob):
         record: Mapping[str, Any] | None = None,
     ) -> None:
         self._array = SlurmJob(folder, job_id, record=record)
-        super().__init__(folder, self._array.job_id, shards[:1])
+        super().__init__(folder, self._array.job_id, shards[:1], record)
         self._shards = tuple(shards)
         self._jobs: dict[int, SlurmJob] = {}
         self._ended: dict[int, JobStatus] = {}

@@ -132,8 +132,7 @@ class SlurmJob(CallJob):
         tasks: Sequence[int] = (0,),
         record: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder, job_id or _UNKNOWN, tasks)
-        self._record = dict(record or self.attempt.read_job() or {})
+        super().__init__(folder, job_id or _UNKNOWN, tasks, record)
         self._cluster = str(self._record.get("cluster") or "")
         self._followed_since = self._queue.clock()
         self._urgent_until = float("-inf")

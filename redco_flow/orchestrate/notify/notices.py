@@ -178,7 +178,6 @@ def _failure(run: RunDirectory, state: Mapping[str, Any]) -> Notice:
 
 
 def _promotions(run: RunDirectory, state: Mapping[str, Any]) -> Iterator[Notice]:
-    """The promotions that the run's own stages have decided."""
     stages = state["stages"].values()
     decisions = {stage.get("fingerprint") for stage in stages} - {None, ""}
     workspace = Workspace(Path(LaunchRecord.read(run).workspace))

@@ -288,7 +288,6 @@ def _plan_stage(
 def _window(
     resolved: ResolvedPipeline, from_stage: str | None, until_stage: str | None
 ) -> frozenset[str]:
-    """The stages that may run."""
     window = frozenset(resolved.stages)
     if from_stage is not None:
         window &= _descendants(resolved, from_stage) | {from_stage}

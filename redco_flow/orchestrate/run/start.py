@@ -289,7 +289,6 @@ def refuse_to_start_over(run: RunDirectory) -> None:
 
 
 def _has_ended(attempt: AttemptDirectory) -> bool:
-    """Whether the attempt's job has ended."""
     # Imported here: what only starts runs never pays for it.
     from redco_flow.launch.executor import reattach
 

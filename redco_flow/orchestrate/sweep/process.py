@@ -196,7 +196,6 @@ def planned_jobs(
 
 
 def _is_open(plan: Plan, stage: str) -> bool:
-    """Whether the stage is to have a job."""
     return plan.stages[stage].action in ("run", "wait")
 
 
@@ -272,7 +271,6 @@ def _submit_in_order(sweep: SweepDirectory, points: Sequence[_Point], log: Log) 
 
 
 def _log_of(point: _Point, log: Log) -> Log:
-    """Lines that begin with the point's run."""
     return lambda line: log(f"{point.run.id}: {line}")
 
 

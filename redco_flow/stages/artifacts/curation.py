@@ -15,8 +15,8 @@ from typing import Any
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.records import digest_json, read_json, read_json_lines, write_json
+from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.source import data_files, data_identity, hub_dataset
 
 FORMAT = 1

@@ -29,9 +29,9 @@ from safetensors.numpy import load_file
 
 from redco_flow.errors import ArtifactError
 from redco_flow.hub import whole_download
-from redco_flow.model_files import CONFIG_FILE, has_weights
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.hub import adapters
+from redco_flow.models.hub.model_files import CONFIG_FILE, has_weights
 from redco_flow.models.hub.tensors import TensorFiles, named_tensors
 from redco_flow.records import read_json
 from redco_flow.stages.artifacts.recorded_model import RecordedModel

@@ -24,11 +24,11 @@ from redco_flow.engine.checkpoint.checkpointer import StoredArray, stored_arrays
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.step.lora import FACTORS
 from redco_flow.errors import ArtifactError, RedcoFlowError
-from redco_flow.model_files import CONFIG_FILE, GENERATION_FILE
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.hub import adapters
 from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapter_tensors
 from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.models.hub.model_files import CONFIG_FILE, GENERATION_FILE
 from redco_flow.models.hub.tensors import MAX_FILE_BYTES, save_params
 from redco_flow.records import write_json
 from redco_flow.stages.artifacts.checkpoint import (

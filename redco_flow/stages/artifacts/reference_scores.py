@@ -14,7 +14,7 @@ from typing import Any
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.records import read_json, read_json_lines, write_json
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 
 FORMAT = 1
 SUMMARY_FILE = "reference_scores.json"

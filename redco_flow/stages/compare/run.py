@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_flow.records import write_json
-from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.runtime.context import InputArtifact, Output, StageContext, StageOutputs
 from redco_flow.stages.compare.config import Config
-from redco_flow.stages.context import InputArtifact, Output, StageContext, StageOutputs
 from redco_flow.stages.paired_bootstrap import (
     CannotCompare,
     Draws,
@@ -21,6 +20,7 @@ from redco_flow.stages.paired_bootstrap import (
     refuse_other_examples,
     why_not_compared,
 )
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 COMPARISON_FILE = "comparison.json"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import AnswersMetric, Verdict, key_at
-from redco_flow.stages.artifacts.predictions import Prediction
 from redco_flow.stages.evaluate.config import JudgeSection
 from redco_flow.stages.evaluate.extraction import Extraction, ExtractionTimedOut
 from redco_flow.stages.evaluate.judge_program import Ended, JudgeProgram, ProgramEnd
+from redco_flow.tracking.predictions_artifact import Prediction
 
 JUDGED_FILE = "judged.jsonl"
 _MOST_NAMED = 3

@@ -31,9 +31,9 @@ from redco_flow.recipes.recipe import (
     matmul_precision,
     shares_model,
 )
+from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
-from redco_flow.stages.process_group import describe_devices
 from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.conversations import BadConversation, Conversation, check_messages
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from redco_flow.recipes.recipe import find_recipe, takes_conversations
+from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.curation import dropped_rows
 from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
-from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.data.splits import SPLITS
-from redco_flow.stages.preprocess.config import Config, data_files
+from redco_flow.stages.preprocess.config import Config, data_files, named_files
 from redco_flow.stages.preprocess.labels import labels_for
 from redco_flow.stages.preprocess.pairs import (
     RAW_COLUMNS,
@@ -79,7 +79,8 @@ class RawPairs:
             BadRows, NoRows, DataChanged: the data cannot be used; after the last batch.
         """
         data, bad_rows, counts = self._config.data, self.bad_rows, self.counts
-        guard = DataGuard(self._context, data_files(self._config))
+        config = self._config
+        guard = DataGuard(self._context, data_files(config), lambda: named_files(config))
         self.digests = guard.digests
         left_out = dropped_rows(self._context, data, guard.digests)
 

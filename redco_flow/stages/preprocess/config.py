@@ -6,7 +6,7 @@ inputs give a byte-identical dataset, whatever the number of workers and shards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
@@ -31,6 +31,7 @@ from redco_flow.recipes.recipe import (
     takes_truncation_side,
     text_columns,
 )
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import (
     OfTraining,
     OnlyWhereSet,
@@ -43,14 +44,16 @@ from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.artifacts.row_counts import brief_of_dataset
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
-from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.data import source
+from redco_flow.stages.data.named_images import NamedFiles, named_images
 from redco_flow.stages.preprocess.heads import head_problems
 from redco_flow.text.chat import OnTooLong, TrainOn, template_text
 from redco_flow.text.conversations import DEFAULT_KEYS
 from redco_flow.text.pairs import TruncationSide
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.row_counts import RowLosses
+from redco_flow.tracking.workspace import Workspace
 
 SECTIONS = ("recipe", "settings", "model", "data")
 INPUTS = {
@@ -317,6 +320,17 @@ def data_files(config: Config) -> list[Path]:
     return files
 
 
+def named_files(config: Config, workspace: Workspace | None = None) -> Mapping[Path, NamedFiles]:
+    """The images that rows name by path, by data file; `workspace` has a cache of the paths."""
+    if not is_of_rows(config.recipe):
+        return {}
+    recipe, renamed = find_recipe(config.recipe), config.data.columns
+    names = RowColumns.of(recipe).names
+    if names is not None:
+        names = tuple(renamed.get(one, one) for one in names if one not in text_columns(recipe))
+    return named_images(config.data, names, workspace)
+
+
 def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what the first rows of the data files show to be wrong, and the key that names them."""
     settings, only_last = values_of(config.settings), config.train_on not in (None, "assistant")
@@ -326,7 +340,8 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def conclude(_config: Config, finished: FinishedStage) -> str:
     """Return how many rows were skipped or truncated, for the line of the completed stage."""
-    return brief_of_dataset(finished)
+    artifact = ArtifactStore(finished.workspace).find(finished.result.outputs["dataset"])
+    return "" if artifact is None else RowLosses.of(artifact.metadata).brief
 
 
 def data_identity(config: Config) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.records import write_json
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.stages.artifacts import row_counts
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
     ArrowSplit,
@@ -25,7 +25,6 @@ from redco_flow.stages.artifacts.dataset import (
     columns_with,
     read_batches,
 )
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.blocks import (
@@ -54,6 +53,7 @@ from redco_flow.stages.preprocess.labels import (
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces, tell_learnt
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.tracking import row_counts
 
 MAX_COUNTED_TARGETS = 100_000
 _NUM_SHOWN = 3

@@ -18,6 +18,7 @@ from redco_flow.recipes.recipe import (
     text_columns,
 )
 from redco_flow.records import write_json
+from redco_flow.runtime.context import Output, Shard, StageContext, StageOutputs
 from redco_flow.spec.recipe_settings import read_settings, values_of
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
@@ -26,7 +27,6 @@ from redco_flow.stages.artifacts.dataset import (
     DatasetSummary,
     RowSplit,
 )
-from redco_flow.stages.context import Output, Shard, StageContext, StageOutputs
 from redco_flow.stages.data.row_values import as_json_value, unpack_row
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.batches import RawPairs

@@ -21,7 +21,7 @@ from redco_flow.recipes.recipe import (
     kind_of_targets,
     takes_conversations,
 )
-from redco_flow.stages.context import Shard, StageContext, StageOutputs
+from redco_flow.runtime.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRow, BadRowLog
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess import rows

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.records import digest_json
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.provenance import Provenance
 from redco_flow.tracking.attempt import AttemptDirectory
 

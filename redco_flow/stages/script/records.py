@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.records import TrainingRecords
 

@@ -21,8 +21,8 @@ import psutil
 from redco_flow.engine.callbacks import Callback, GuardedLog, MetricLog, TensorBoardLog, WandbLog
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.records import digest_file
+from redco_flow.runtime.context import StageContext, Stopped
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import StageContext, Stopped
 from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.config import Config
 from redco_flow.tracking.goodput import START

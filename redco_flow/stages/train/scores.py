@@ -18,9 +18,9 @@ from redco_flow.metrics.metric import Metric
 from redco_flow.metrics.perplexity import perplexity
 from redco_flow.metrics.settings import configured_metric, warnings_of
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.artifacts.dataset import DatasetArtifact, DatasetSummary
 from redco_flow.stages.artifacts.predictions import Targets, targets_of
-from redco_flow.stages.context import StageContext
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.train.config import (
     EVAL_LOSS,

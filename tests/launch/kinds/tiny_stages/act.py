@@ -10,8 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+from redco_flow.runtime.context import Output, StageOutputs
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageOutputs
 
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"dataset": "dataset"}
@@ -249,6 +249,7 @@ def return_odd_metadata(context, config):
 
 def return_secret_metadata(context, config):
     secret = os.environ["OWN_API_KEY"]
+    context.report(devices=f"2 x {secret}")
     return lambda whole, path: StageOutputs(
         {"dataset": Output("dataset", path, {"by": f"me, {secret}", "rows": 3})}, {secret: 1.0}
     )

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redco_flow.stages.context import FinishedStage
-from redco_flow.tracking.artifacts import ArtifactStore
-
 _BAD_ROWS = (
     "fix them; data.on_bad_row: error stops at the first such row, {skip: 1 %} allows a limited "
     "number"
@@ -109,12 +106,6 @@ def own_token_notes(splits: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
                 f"{number:,} texts {what} token in their own text: it is there once, as in the "
                 "others"
             )
-
-
-def brief_of_dataset(finished: FinishedStage) -> str:
-    """Return what the line of a completed preprocessing says of its rows."""
-    artifact = ArtifactStore(finished.workspace).find(finished.result.outputs["dataset"])
-    return "" if artifact is None else RowLosses.of(artifact.metadata).brief
 
 
 def _counted(number: int, plural: str) -> str:

@@ -1,7 +1,6 @@
-"""What a stage returned becomes artifacts and a result: checked whole, then published in order.
+"""Publish a stage's outputs: check all, then write the artifacts, then the result.
 
-Artifacts first, the result last: killed in between, the next attempt publishes the same content
-under the same ids.
+If it is killed in between, the next attempt publishes the same content under the same ids.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call
 from redco_flow.launch.redaction import redact_record
 from redco_flow.records import canonical_json, write_json
+from redco_flow.runtime.context import StageContext, StageOutputs
 from redco_flow.spec.secrets import secret_values
-from redco_flow.stages.context import StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import StageResult, publish_result
@@ -76,7 +75,7 @@ def publish(
         for slot, artifacts in context.inputs.items()
         for index, artifact in enumerate(artifacts)
     }
-    # The ingredients stand in the result already.
+    # The result has the ingredients already.
     produced_by = {k: v for k, v in context.provenance.items() if k != "ingredients"}
     if context.devices is not None:
         produced_by["devices"] = context.devices
@@ -87,7 +86,7 @@ def publish(
             output.path,
             metadata=redact_record(output.metadata, secrets),
             parents=parents,
-            produced_by=produced_by,
+            produced_by=redact_record(produced_by, secrets),
             digests=output.digests,
             identity=output.identity,
         ).id
