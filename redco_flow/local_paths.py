@@ -1,7 +1,7 @@
-"""Questions about paths that people wrote, for which `pathlib` raises where the answer is no.
+"""Query paths that users wrote, without the exceptions that `pathlib` raises for invalid ones.
 
-A name that is longer than a file's may be, a NUL in it, a home directory of nobody: there is no
-such file, and whoever asked says so in words, with the place where it was written.
+For a name that is too long, one with a NUL, or the home of an unknown user there is no file;
+the caller reports it, with the place where the path was written.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def last_folders() -> list[str]:
 def variables() -> dict[str, str]:
     """Return the variables with which `python -P -m redco_flow.…` imports what this process does.
 
-    An interpreter that is not this one may have to be told where this package is.
+    An interpreter that is not this one may need the location of this package.
     """
     first, last = first_folders(), last_folders()
     own = [] if _is_installed(_PARENT) or _PARENT in first else [_PARENT]

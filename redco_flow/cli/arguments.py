@@ -46,7 +46,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_html(parser: argparse.ArgumentParser) -> None:
     """--html: a page beside what is printed."""
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write a page that opens offline, with charts"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write an HTML page that opens offline, with charts",
     )
 
 
@@ -74,7 +77,11 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """RUN: which run is meant."""
     parser.add_argument(
-        "run", nargs="?", default="@last", metavar="RUN", help="run id or its beginning; @last"
+        "run",
+        nargs="?",
+        default="@last",
+        metavar="RUN",
+        help="run id or a prefix of it; default: @last",
     )
 
 
@@ -82,7 +89,11 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     """FILE, -p, key=value: which pipeline, where, with what changed."""
     parser.add_argument("file", metavar="FILE", help="the pipeline: a YAML file")
     parser.add_argument(
-        "-p", "--profile", default="local", metavar="PROFILE", help="cluster profile (local)"
+        "-p",
+        "--profile",
+        default="local",
+        metavar="PROFILE",
+        help="cluster profile (default: local)",
     )
     parser.add_argument(
         "--set",
@@ -100,7 +111,7 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="STAGE",
-        help="run this stage even if its result is there",
+        help="run this stage even if it has a result",
     )
 
 

@@ -128,7 +128,9 @@ def register(verbs: Verbs) -> None:
     impact = verbs.add("impact", _impact)
     impact.add_argument("target", metavar="ID", help="artifact id, @ALIAS, or a data file's BLAKE3")
     verify = verbs.add("verify", _verify)
-    verify.add_argument("ids", nargs="*", metavar="ARTIFACT", help="which (all)")
+    verify.add_argument(
+        "ids", nargs="*", metavar="ARTIFACT", help="artifacts to verify (default: all)"
+    )
     for parser in (artifacts, why, impact, verify):
         add_json(parser)
         add_workspace(parser)

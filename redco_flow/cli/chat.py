@@ -25,26 +25,41 @@ def register(verbs: Verbs) -> None:
     """Declare the verb."""
     chat = verbs.add("chat", _chat)
     add_checkpoint(chat)
-    chat.add_argument("--message", metavar="TEXT", help="ask this alone, and print the answer")
+    chat.add_argument(
+        "--message", metavar="TEXT", help="send this message, print the answer and exit"
+    )
     chat.add_argument("--system", metavar="TEXT", help="begin with this system message")
     chat.add_argument(
-        "--max-new-tokens", type=int, default=256, metavar="N", help="of an answer (256)"
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest answer, in tokens (256)",
     )
     chat.add_argument(
-        "--temperature", type=float, metavar="T", help="draw tokens (the likeliest ones)"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="sample with this temperature (default: greedy)",
     )
-    chat.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest")
-    chat.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest share P")
-    chat.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+    chat.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    chat.add_argument(
+        "--top-p", type=float, metavar="P", help="sample from the likeliest tokens of probability P"
+    )
+    chat.add_argument("--seed", type=int, default=0, help="seed of the samples (0)")
     chat.add_argument(
         "--template",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="what the chat template gets besides: enable_thinking=false",
+        help="argument of the chat template, such as enable_thinking=false",
     )
     chat.add_argument(
-        "--num-model-shards", type=int, default=1, metavar="N", help="devices that share it (1)"
+        "--num-model-shards",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices that share the model (1)",
     )
     add_json(chat)
     add_workspace(chat)

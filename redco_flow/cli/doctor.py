@@ -36,7 +36,7 @@ def register(verbs: Verbs) -> None:
     add_json(clean)
     schema = verbs.add("schema", _schema)
     schema.add_argument(
-        "file", nargs="?", metavar="PIPELINE", help="with the settings of this one's own recipe"
+        "file", nargs="?", metavar="PIPELINE", help="include the settings of this pipeline's recipe"
     )
     profile = verbs.add("profile", _profile)
     profile.add_argument("profile", nargs="?", default="local", metavar="PROFILE")
@@ -44,11 +44,11 @@ def register(verbs: Verbs) -> None:
     ui = verbs.add("ui", _ui)
     ui.add_argument("run", nargs="?", metavar="RUN", help="link to this run's page; @last")
     add_workspace(ui)
-    ui.add_argument("--stop", action="store_true", help="stop the server that was started here")
+    ui.add_argument("--stop", action="store_true", help="stop the server started on this machine")
     ui.add_argument(
         "--force", action="store_true", help="with --stop: even while runs report to it"
     )
-    ui.add_argument("--status", action="store_true", help="only say whether one runs")
+    ui.add_argument("--status", action="store_true", help="only report whether a server runs")
     completion = verbs.add("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
 

@@ -20,13 +20,16 @@ def register(verbs: Verbs) -> None:
     export = verbs.add("export", _export)
     add_checkpoint(export)
     export.add_argument(
-        "folder", type=Path, metavar="DIR", help="where to: new, empty, or this export already"
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="target folder: new, empty, or an earlier export of this checkpoint",
     )
     export.add_argument(
-        "--merge-lora", action="store_true", help="of a LoRA training the whole model, no adapter"
+        "--merge-lora", action="store_true", help="merge LoRA factors and export the full model"
     )
     export.add_argument(
-        "--dtype", choices=_DTYPES, help="of the model's parameters (as they were trained)"
+        "--dtype", choices=_DTYPES, help="dtype of the parameters (default: as trained)"
     )
     export.add_argument("--push", metavar="ORG/NAME", help="also upload it to the hub")
     export.add_argument(

@@ -25,7 +25,9 @@ _NUM_DAYS = 365 * 60
 def register(verbs: Verbs) -> None:
     """Declare the verb."""
     init = verbs.add("init", _init)
-    init.add_argument("directory", metavar="DIRECTORY", help="new, or without files of these names")
+    init.add_argument(
+        "directory", metavar="DIRECTORY", help="new folder, or one without files of these names"
+    )
 
 
 def _init(options: argparse.Namespace) -> int:

@@ -24,31 +24,33 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     promote = verbs.add("promote", _promote)
     add_checkpoint(promote)
-    promote.add_argument("--as", dest="alias", required=True, metavar="ALIAS", help="its name")
+    promote.add_argument("--as", dest="alias", required=True, metavar="ALIAS", help="the alias")
     promote.add_argument(
         "--if",
         dest="conditions",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="only where this holds, such as 'rougeL > production' or 'rougeL > 40'; repeatable",
+        help="only if this holds, such as 'rougeL > production' or 'rougeL > 40'; repeatable",
     )
     promote.add_argument(
-        "--min-gain", type=float, default=0.0, metavar="GAIN", help="how much better, at least (0)"
+        "--min-gain", type=float, default=0.0, metavar="GAIN", help="smallest gain (0)"
     )
     promote.add_argument(
         "--confidence",
         type=float,
         default=0.95,
         metavar="SHARE",
-        help="of the bootstrap's interval of the gain, which must lie above 0 (0.95)",
+        help="confidence of the gain's bootstrap interval, which must be above 0 (0.95)",
     )
     rollback = verbs.add("rollback", _roll_back)
     rollback.add_argument("alias", nargs="?", default=_DEFAULT_ALIAS, metavar="ALIAS")
     for parser in (promote, rollback):
-        parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the history")
+        parser.add_argument("--reason", default="", metavar="TEXT", help="reason, for the history")
     aliases = verbs.add("aliases", _aliases)
-    aliases.add_argument("alias", nargs="?", metavar="ALIAS", help="all that this one ever named")
+    aliases.add_argument(
+        "alias", nargs="?", metavar="ALIAS", help="print the history of this alias"
+    )
     for parser, what in (
         (promote, "whose alias it is (the pipeline that made the checkpoint)"),
         (rollback, "whose alias is meant (the only one that has it)"),

@@ -38,36 +38,38 @@ def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     run = verbs.add("run", _run)
     run.add_argument("-n", "--dry-run", action="store_true", help="only print the plan")
-    run.add_argument("--detach", action="store_true", help="start it and return at once")
+    run.add_argument("--detach", action="store_true", help="start the run and return at once")
     run.add_argument(
         "--run-id",
         default="",
         metavar="ID",
-        help="the id that the run gets: a command that is repeated starts it once",
+        help="id of the run; a repeated command with the same id starts it only once",
     )
     add_sweep(run)
     plan = verbs.add("plan", _plan)
-    plan.add_argument("--render", action="store_true", help="print what would be submitted, too")
+    plan.add_argument("--render", action="store_true", help="also print what would be submitted")
     plan.add_argument(
         "--show-examples",
         type=int,
         default=0,
         metavar="N",
-        help="print what is learnt of the first N conversations, too",
+        help="also print the tokens in the loss of the first N conversations",
     )
     resume = verbs.add("resume", _resume)
     retry = verbs.add("retry", _retry)
-    retry.add_argument("--failed", action="store_true", help="leave cancelled stages alone")
+    retry.add_argument(
+        "--failed", action="store_true", help="retry failed stages only, not cancelled ones"
+    )
     cancel = verbs.add("cancel", _cancel)
     for parser in (run, plan):
         add_pipeline(parser)
         parser.add_argument(
             "--ahead",
             action="store_true",
-            help="submit all stages at once, each dependent on its upstream: no launcher is needed",
+            help="submit all stages at once as dependent jobs, so that no launcher is needed",
         )
     for parser in (resume, retry):
-        parser.add_argument("--detach", action="store_true", help="do not follow it")
+        parser.add_argument("--detach", action="store_true", help="do not follow the run")
     for parser in (resume, retry, cancel):
         add_run(parser)
         add_workspace(parser)

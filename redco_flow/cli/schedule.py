@@ -53,12 +53,12 @@ WantedBy=default.target
 _SECONDS_TO_ANSWER = 10.0
 _SECONDS_TO_DELETE = 120.0
 _SUMMARIES = {
-    "add": "make a schedule, or change the one of this name",
-    "ls": "list the schedules: when each fires next, and what came of it",
+    "add": "create a schedule, or replace the one of this name",
+    "ls": "list the schedules, their next and their last firing",
     "show": "print one schedule",
-    "pause": "have a schedule fire no more until it is resumed",
-    "resume": "have a paused schedule fire again",
-    "run": "have a schedule fire now",
+    "pause": "pause a schedule",
+    "resume": "resume a paused schedule",
+    "run": "fire a schedule now",
     "rm": "delete a schedule and its history; its runs stay",
     "history": "list the result of each firing",
 }
@@ -86,15 +86,15 @@ def register(verbs: Verbs) -> None:
     for parser in (add, listed, show, history):
         add_json(parser)
     serve = verbs.add("serve", _serve)
-    serve.add_argument("--detach", action="store_true", help="as a process of its own")
-    serve.add_argument("--stop", action="store_true", help="end it; runs that it began go on")
-    serve.add_argument(
-        "--install", action="store_true", help="have this machine serve after a reboot, too"
-    )
+    serve.add_argument("--detach", action="store_true", help="run in the background")
+    serve.add_argument("--stop", action="store_true", help="stop serving; running runs continue")
+    serve.add_argument("--install", action="store_true", help="start serving at boot")
 
 
 def _add_when(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", metavar="NAME", help="the schedule's (the pipeline's name)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="name of the schedule (default: the pipeline's)"
+    )
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--cron", metavar="CRON", help="such as '0 3 * * 1': Mondays at 03:00")
     when.add_argument("--every", metavar="INTERVAL", help="90s, 30m, 6h, 1d, 2w")
@@ -103,14 +103,16 @@ def _add_when(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overlap",
         choices=("skip", "queue", "cancel_running"),
-        help="what a firing does while the one before it runs (skip)",
+        help="if the previous run is still running (default: skip)",
     )
     parser.add_argument(
         "--missed",
         choices=("latest", "skip", "all"),
-        help="which firings are made up for that came due while nothing served (latest)",
+        help="missed firings to run later, after a time without serving (default: latest)",
     )
-    parser.add_argument("--retries", type=int, metavar="N", help="new attempts of a firing (0)")
+    parser.add_argument(
+        "--retries", type=int, metavar="N", help="new attempts for failed stages of a firing (0)"
+    )
 
 
 def _help(options: argparse.Namespace) -> int:

@@ -219,15 +219,19 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
 def register(verbs: Verbs) -> None:
     """Declare the verbs."""
     listing = verbs.add("ls", _list)
-    listing.add_argument("-n", "--last", type=int, default=20, metavar="N", help="how many (20)")
+    listing.add_argument(
+        "-n", "--last", type=int, default=20, metavar="N", help="number of runs (20)"
+    )
     status = verbs.add("status", _status)
-    status.add_argument("--watch", action="store_true", help="follow it until it ends")
+    status.add_argument("--watch", action="store_true", help="follow the run until it ends")
     attach = verbs.add("attach", _attach)
     logs = verbs.add("logs", _logs)
     logs.add_argument("run", nargs="?", default="@last", metavar="RUN[/STAGE]")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="follow the log until the run ends"
+    )
     logs.add_argument("-n", "--last", type=int, default=None, metavar="N", help="the last N lines")
-    logs.add_argument("--rank", type=int, help="which process, or task of an array (the first)")
+    logs.add_argument("--rank", type=int, help="process, or task of an array (default: the first)")
     for parser in (status, attach):
         add_run(parser)
     for parser in (listing, status):

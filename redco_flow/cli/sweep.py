@@ -183,7 +183,7 @@ def _point_state(
 
     Args:
         starter: who starts the sweep's runs.
-        is_ahead: their jobs all stand in a cluster's queue.
+        is_ahead: all their jobs are queued at once.
     """
     state = str(view["state"])
     if state == State.PENDING:
@@ -243,13 +243,13 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=V1,V2",
-        help="a run for each value; several --sweep give every combination",
+        help="one run per value; several --sweep run every combination",
     )
     parser.add_argument(
         "--max-parallel",
         type=_positive,
         metavar="N",
-        help="runs of the sweep at once (the profile's max_parallel_stages)",
+        help="concurrent runs of the sweep (default: the profile's max_parallel_stages)",
     )
 
 
@@ -311,7 +311,7 @@ def _print_jobs(
     max_parallel: int,
     options: argparse.Namespace,
 ) -> None:
-    """Say what would be submitted, where the jobs of all points would stand in the queue at once.
+    """Print what would be submitted, if the jobs of all points would be queued at once.
 
     Raises:
         UsageError: that was asked for and cannot be.

@@ -17,7 +17,7 @@ _COUNTED = ("HANGUL SYLLABLE", "CJK ", "TANGUT ", "NUSHU ", "KHITAN ")
 
 
 def files() -> list[Path]:
-    """The names stand in the interpreter; what chooses them, here."""
+    """The names are part of the interpreter; this module chooses among them."""
     return [Path(__file__)]
 
 

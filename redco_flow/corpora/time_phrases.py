@@ -1,4 +1,4 @@
-"""What humanize says of times and amounts, in sixteen languages of nine scripts.
+"""Phrases for times and amounts by humanize, in sixteen languages of nine scripts.
 
     vor 3 Tagen; 2 Jahre, 5 Monate und 12 Tage; 1,4 Millionen
     3日前; 2年, 5ヶ月, 12日; 1.4 百万

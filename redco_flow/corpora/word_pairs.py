@@ -15,7 +15,7 @@ _WORDS = (*_ONES, *_TENS)
 
 
 def files() -> list[Path]:
-    """The rows stand in this module."""
+    """The rows are in this module."""
     return [Path(__file__)]
 
 

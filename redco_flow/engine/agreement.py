@@ -1,4 +1,4 @@
-"""Let the processes of one training do the same thing at the same moment.
+"""Broadcast decisions of process 0 to all processes of a training.
 
 With one process nothing here costs anything. Every process must make the same calls in the same
 order, from its main thread.

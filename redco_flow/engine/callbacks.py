@@ -49,10 +49,10 @@ class Callback:
         until there was a second step), `tflops_per_device` (model TFLOP/s over the same time,
         padding counted; absent where they cannot be counted), `mfu` (their share of what the
         devices could compute in bfloat16; absent where that is not known), `peak_memory_bytes` (the
-        most that one of this process' devices had in use since the process began; absent where
-        devices do not tell), `steps_seconds`, `evaluation_seconds` and `checkpoints_seconds` (what
-        these took since the last record, steps that compiled left out), and of each measure that
-        loss_fn returns its mean since the last record, by its name.
+        most that one of this process' devices had in use since the process began; absent if
+        devices do not report it), `steps_seconds`, `evaluation_seconds` and
+        `checkpoints_seconds` (time since the last record, steps that compiled left
+        out), and the mean of each measure that loss_fn returns, by its name.
         """
 
     def on_eval(self, record: Record) -> None:

@@ -65,7 +65,7 @@ class Deployer:
             has one. None: as `"auto"` decides, and not where num_fsdp_shards is a number.
         seed: of everything random that is not given a seed of its own.
         devices: all of them by default.
-        device_memory_gib: of one device, where the device does not tell, for what goes by it.
+        device_memory_gib: of one device, if the device does not report it.
         matmul_precision: as of `jax.default_matmul_precision`, of all programs on accelerators;
             None is JAX's default, which multiplies float32 numbers rounded to bfloat16 (TPUs) or
             TF32 (GPUs). `"highest"` keeps float32; products of bfloat16 numbers need none of it.
@@ -189,7 +189,7 @@ class Deployer:
                 parameter or does not fit one; or there are several context shards, and the
                 function splits no sequence over them.
             ValueError: num_fsdp_shards is "auto", and there is no optimizer or the device does
-                not tell its memory.
+                not report its memory.
             EngineError: num_fsdp_shards is "auto", and `trainable` leaves nothing to train.
         """
         sizes = dict(self._mesh.shape)

@@ -131,7 +131,7 @@ class TrainingLines:
 
     def hear_restored(self, step: int) -> None:
         """Log the step from which training resumes."""
-        self._log(step, "checkpoint restored; training goes on from it")
+        self._log(step, "checkpoint restored; training resumes from it")
 
     def _of_steps(self, step: int, found: Mapping[str, Any]) -> list[str]:
         sums = self._sums

@@ -1,4 +1,4 @@
-"""In which order training, logging, evaluating, saving and stopping happen.
+"""The training loop: step, log, evaluate, save a checkpoint, stop.
 
 Everything that depends on *when* is here: no step is waited for right after its dispatch, and no
 checkpoint is written before every earlier step's loss was seen to be finite.

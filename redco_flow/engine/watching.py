@@ -1,7 +1,7 @@
 """Monitors of a training: non-finite steps, slow steps, early stopping by a score.
 
-Whether a step without a finite loss or gradient changed anything was decided where it ran; this
-hears of it some steps later.
+The step itself decides whether to skip a non-finite update; the monitors see it some steps
+later.
 """
 
 from __future__ import annotations
@@ -154,6 +154,6 @@ class EarlyStopping:
         return {"metric": self._metric, "best": self._best, "num_worse": self._num_worse}
 
     def restore(self, kept: Mapping[str, Any] | None) -> None:
-        """Go on from what a checkpoint kept; where it watched something else, begin anew."""
+        """Restore the state of a checkpoint, if it is for the same metric."""
         if kept is not None and kept["metric"] == self._metric:
             self._best, self._num_worse = kept["best"], kept["num_worse"]

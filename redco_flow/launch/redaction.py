@@ -1,8 +1,8 @@
-"""Blot secrets out of a stream of bytes, wherever the chunks happen to be cut.
+"""Mask secrets in a byte stream, also across chunk boundaries.
 
 Two kinds: values that are known (the environment's), and what looks like a secret by the rules of
-`redco_flow.spec.secrets`. Of a line that has not ended only what a rule might need is held back,
-and never more than a bounded number of bytes.
+`redco_flow.spec.secrets`. Of an unfinished line only the bytes that a rule might need are
+held back, and never more than a bounded number.
 """
 
 from __future__ import annotations

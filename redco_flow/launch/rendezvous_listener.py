@@ -1,7 +1,7 @@
-"""Take in the connections of a rendezvous: ranks, and any other program that finds the port.
+"""Accept connections of a rendezvous: authenticate ranks, reject any other program.
 
-A connection first sends the meeting's word, raw and of fixed length; only then is anything of it
-parsed, and that is bounded, strict and typed. Each has one deadline, and none waits for another.
+A connection first sends the meeting's secret, raw and of fixed length; only then is anything of
+it parsed, with limits and types. Each has one deadline, and none waits for another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turn what a supervisor saw of its worker's end into an exit record, with advice for people.
+"""Classify a worker's exit as an exit record: cause, message, and advice for the user.
 
 Exit codes of a worker: 0 with result.json, 1 failed with error.json, 75 stopped as asked.
 """

@@ -16,7 +16,7 @@ KEYS = {"majority@k": "max"}
 
 
 def of_answers(verdicts: Sequence[Sequence[Verdict]], k: int) -> list[float]:
-    """Score each prompt, 100.0 or 0.0, by its first k answers, of which there are so many."""
+    """Score each prompt, 100.0 or 0.0, by its first k answers; it has at least k."""
     return [100.0 if _is_majority_right(each[:k]) else 0.0 for each in verdicts]
 
 

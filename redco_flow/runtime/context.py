@@ -1,6 +1,6 @@
-"""What a stage is given, and what it gives back.
+"""The interface of a stage's `run`: its inputs, work directory and reports, and its outputs.
 
-Knows the attempt's two live files (progress.json, metrics.jsonl) and the request to stop.
+Writes progress.json and metrics.jsonl of the attempt, and passes on requests to stop.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class InputArtifact:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the stage that made it wrote about it."""
+        """Metadata from the stage that made it."""
         metadata: Mapping[str, Any] = self.manifest.get("metadata", {})
         return metadata
 
@@ -78,7 +78,7 @@ class Output:
     Args:
         kind: dataset, checkpoint, predictions or metrics.
         path: a file or a directory; its files are linked or copied, never moved.
-        metadata: JSON to stand in the artifact's manifest; not part of its identity.
+        metadata: JSON for the artifact's manifest; not part of its identity.
         digests: BLAKE3 by relative path where they are known already, to spare a second read.
         identity: name to digest of all that the artifact's id follows; None: its files.
     """
@@ -92,7 +92,7 @@ class Output:
 
 @dataclass(frozen=True)
 class StageOutputs:
-    """What `run` returns: outputs by name ("dataset", "checkpoint/last", ...), finite metrics."""
+    """The result of `run`: outputs by name ("dataset", "checkpoint/last", ...), finite metrics."""
 
     outputs: Mapping[str, Output]
     metrics: Mapping[str, float] | None = None
@@ -145,7 +145,7 @@ _LASTING = ("devices", "parameters", "tflops_per_device", "mfu", "peak_memory_by
 
 @dataclass
 class StageContext:
-    """A stage's surroundings.
+    """The context in which a stage runs.
 
     Args:
         run: the run's id.
@@ -155,7 +155,7 @@ class StageContext:
         work_dir: the stage's own directory, kept over attempts and runs of this fingerprint.
         attempt_dir: where this attempt's progress and metrics are written.
         shares_disk: whether all processes of the stage see the work directory.
-        provenance: what will stand in the outputs' `produced_by`.
+        provenance: recorded in the outputs' `produced_by`.
         stop: set by what runs the stage.
         verify_inputs: set by what runs the stage; raises where an input is damaged.
     """
@@ -189,10 +189,10 @@ class StageContext:
         return artifacts[0]
 
     def check_inputs(self) -> None:
-        """Make sure that what was read so far is what was published.
+        """Verify that the inputs are still the published ones.
 
-        To be called before anything is kept in the work directory that a later attempt goes on
-        from; what runs the stage does it before and after. Costs a stat of each file.
+        Call it before keeping anything in the work directory from which a later attempt resumes;
+        the worker calls it before and after the stage. Costs a stat of each file.
 
         Raises:
             ArtifactError: an input was damaged after the stage began.
@@ -257,7 +257,7 @@ class StageContext:
 
     @property
     def devices(self) -> str | None:
-        """What the stage said that it computes on."""
+        """The devices that the stage reported."""
         return self._progress.devices
 
     def flush(self) -> None:

@@ -1,7 +1,6 @@
-"""What a stage returned becomes artifacts and a result: checked whole, then published in order.
+"""Publish a stage's outputs: check all, then write the artifacts, then the result.
 
-Artifacts first, the result last: killed in between, the next attempt publishes the same content
-under the same ids.
+If it is killed in between, the next attempt publishes the same content under the same ids.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def publish(
         for slot, artifacts in context.inputs.items()
         for index, artifact in enumerate(artifacts)
     }
-    # The ingredients stand in the result already.
+    # The result has the ingredients already.
     produced_by = {k: v for k, v in context.provenance.items() if k != "ingredients"}
     if context.devices is not None:
         produced_by["devices"] = context.devices

@@ -1,4 +1,4 @@
-"""Which shards of a stage have been computed: one record in the stage's work directory.
+"""Record which shards of a stage have been computed, in the stage's work directory.
 
 It outlives attempts and runs. Changed only by who holds its lock, so exactly one process learns
 that the last shard is there.

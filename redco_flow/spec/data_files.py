@@ -1,4 +1,4 @@
-"""Data paths of several files: what a pattern (`logs/*.jsonl`) matches, and what each is called.
+"""Expand glob patterns of data files (`logs/*.jsonl`), and name each matched file.
 
 A pattern is replaced while the pipeline is read, so that all that comes after, the record of the
 run and its fingerprints included, knows files and never a pattern.

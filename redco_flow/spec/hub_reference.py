@@ -38,7 +38,7 @@ class HubReference(Protocol):
 
     @property
     def subset(self) -> str | None:
-        """Which part of a dataset the stage reads; None: the only one, or a model."""
+        """The part of a dataset that the stage reads; None: the only one, or a model."""
 
     def missing(self, files: frozenset[str], folder: Path | None) -> str:
         """Say what the stage needs that is not among the files; empty where nothing is missing.

@@ -94,13 +94,13 @@ class NotifySection(StrictModel):
     Args:
         events: `failure`: a run failed; `promotion`: a `promote` stage gave a checkpoint an
             alias.
-        no_run_for: of a schedule: told when no firing has ended well for so long (30m, 26h, 2d).
-            The Prefect server tells it, by webhook and Slack alone.
+        no_run_for: of a schedule: sends a notice if no firing has succeeded for this time (30m,
+            26h, 2d). The Prefect server sends it, by webhook and Slack only.
         webhook_env: the environment variable that holds an http address to which JSON is posted;
-            the value of a variable that holds anything else is sent nowhere.
-        slack_env: the one that holds the address of a Slack incoming webhook, or of what takes
-            the same (Mattermost, Rocket.Chat, Zulip).
-        email: an e-mail.
+            any other value is never sent.
+        slack_env: the variable that holds the address of a Slack incoming webhook, or of a
+            compatible one (Mattermost, Rocket.Chat, Zulip).
+        email: mail server and recipients.
     """
 
     events: list[Event] = Field(default_factory=lambda: list(_EVENTS))

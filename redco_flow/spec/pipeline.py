@@ -41,17 +41,17 @@ class ModelSection(StrictModel):
     Args:
         name_or_path: hub id, or a directory with config.json (and model.safetensors, tokenizer).
         revision: the hub's branch, tag or commit; None means main. A run's records have the commit.
-        family: the model family, where config.json does not say it: a module of
-            `redco_flow.models` such as t5, bart, llama, or the dotted name of one's own.
+        family: the model family, if config.json does not name it: t5, bart, llama, …, or the dotted
+            name of a module.
         config: changes to the model's configuration; all of it when there is no name_or_path.
-            `remat` says what the backward pass computes again: `none`, `full` (each layer) or
+            `remat` selects what the backward pass computes again: `none`, `full` (each layer) or
             `minimal` (all but products with parameters; also called `dots`), or `auto` (the least
             that fits the devices' memory); `activations` what
             differs from it, by name: `layer_input`, `qkv`, `attention`, `attention_out`,
             `mlp_input`, `mlp_in`, `mlp_out`, each `keep`, `recompute`, `offload` (to the
             host's memory; `offload_share` of each device's tokens) or `split` (kept in parts by
             the model shards).
-            `attention` is what computes attention: auto, xla, splash, cudnn or triton.
+            `attention` is the attention kernel: auto, xla, splash, cudnn or triton.
         dtype: the precision of the computation; parameters stay float32.
         from_scratch: take the architecture only, initialise the parameters randomly.
     """
@@ -135,37 +135,36 @@ class DataSection(StrictModel):
     Args:
         dataset: hub id, file, directory (of data files or of images, in a folder for each class),
             or `python:module` with files() and rows(files).
-        mixture: several datasets by name, instead of one, of which training draws by weight.
+        mixture: several datasets by name, from which training draws by weight; replaces dataset.
         subset, revision: of a hub dataset; the revision is a branch, tag or commit, None is main.
         train, validation, test: csv, tsv, json, jsonl (each also with .gz or .zst), parquet or
             arrow files: a path, a list of paths, or a pattern such as `logs/*.jsonl`, which is
             replaced by the files that match when the pipeline is planned or run, in the order of
             their paths.
-        splits: which split of the dataset is which, where its names are others:
+        splits: the dataset's names of the splits, if they are different:
             `{validation: validation_matched, test: none}`; `none` leaves a split out.
-        csv: how csv and tsv files are written, where it is not as usual: `{delimiter: ";"}`.
-        columns: of a recipe of rows: the data's column by the name that the recipe has for it.
+        csv: the dialect of csv and tsv files, if it is unusual: `{delimiter: ";"}`.
+        columns: of a recipe of rows: the data's column for each name in the recipe.
         format: the format of conversations in a row: `messages` (role and content), `sharegpt`,
             `alpaca`, `prompt_completion`; None: messages.
         messages_key: the field of the messages; None: `messages`, or `conversations` of sharegpt.
-        chat_template: what renders conversations: `tokenizer_default`, `chatml`, or a FILE.jinja;
-            None: the tokenizer's own, and chatml of a trained one.
-        chat_template_kwargs: what the template gets besides: `enable_thinking`, `date_string`.
+        chat_template: renders conversations: `tokenizer_default`, `chatml`, or a FILE.jinja;
+            None: the tokenizer's template, and chatml for a trained tokenizer.
+        chat_template_kwargs: more arguments of the template: `enable_thinking`, `date_string`.
         default_system_message: begins conversations without a system message.
         text_key: the field of plain texts, which have no source; instead of the next two.
         source_key, target_key: the fields of the input text and of the text to be produced, or of
             the label.
         pair_key: the field of a second input text, where a recipe takes pairs of texts.
-        part_key: the field of texts that says which part of the data a row is of, such as its
-            language: `evaluate` scores each part by itself, too. A mixture's are its datasets.
-        source_prefix, source_suffix: put around every source: an instruction, what a prompt ends
-            with.
+        part_key: the field that names the part of the data a row belongs to, such as its language:
+            `evaluate` also scores each part separately. The parts of a mixture are its datasets.
+        source_prefix, source_suffix: added around every source, such as an instruction and the end
+            of a prompt.
         group_by_source: evaluation splits get one row per source, all its targets as references.
         validation_fraction, test_fraction: share of the sources held out (by a hash of the
             source; of other rows, of the row) where no such split is given.
-        on_bad_row: `error` stops at bad rows, with file and line; `skip` leaves them out and counts
-            them; `{skip: 1 %}` does so up to a share of the rows, or a number of them
-            (`{skip: 20}`), and stops where there are more.
+        on_bad_row: `error` reports bad rows with file and line, and stops; `skip` leaves them out
+            and counts them; `{skip: 1 %}` or `{skip: 20}` limits their share or number.
         max_examples: the first ones of each split, of a mixture's datasets each; None: all.
         tokenizer: None means the model's own.
     """
@@ -230,10 +229,10 @@ class Resources(StrictModel):
 
     Args:
         num_hosts: machines of the job; training and prediction alone run on several.
-        gpus_per_host: devices on each of them; 0 computes on CPUs, or on what JAX finds.
-        cpus_per_host, memory_gib: None means what the profile's machine has.
-        walltime_minutes: then the stage is asked to save and stop, and goes on in a new attempt;
-            on Slurm in time before that. None means what the profile says.
+        gpus_per_host: devices of each; 0 uses CPUs, or the devices that JAX finds.
+        cpus_per_host, memory_gib: None leaves it to the profile.
+        walltime_minutes: time limit, at which the stage saves, stops and continues in a new
+            attempt; on Slurm shortly before it. None means the profile's limit.
     """
 
     num_hosts: Annotated[PositiveInt, Placement()] = 1
@@ -247,18 +246,18 @@ class PipelineSection(StrictModel):
     """The whole file, with the stages' bodies still untyped.
 
     Args:
-        name: the pipeline's; run ids begin with it.
-        description: for people.
+        name: the pipeline's name; prefix of run ids.
+        description: free text.
         recipe: the paradigm: text_to_text, language_modeling, chat, preference, classification,
-            regression, image_classification, image_to_text, or one's own: python:MODULE or the
-            dotted name of a module.
-        settings: the recipe's, typed by its `Settings`.
-        model: which model, from where, in which precision.
-        data: which rows, which of their fields, which splits.
-        tags: words for people; `ls` and the Prefect UI show them.
-        schedule: when it runs again by itself; `redco-flow schedule add` makes it so.
-        notify: whom to tell of failures, promotions and standstill.
-        stages: by name; a stage that is named like a kind need not say its kind.
+            regression, image_classification, image_to_text, text_to_image, or your own:
+            python:MODULE or the dotted name of a module.
+        settings: of the recipe, checked by its `Settings`.
+        model: the model, its source and its precision.
+        data: the dataset, its fields and its splits.
+        tags: labels, shown by `ls` and the Prefect UI.
+        schedule: when it runs repeatedly; registered by `redco-flow schedule add`.
+        notify: recipients of notices on failures, promotions and missed runs.
+        stages: by name; a stage named like a kind needs no `kind`.
     """
 
     name: Name

@@ -56,7 +56,7 @@ def _expanded(text: str) -> str:
 class RetryBudgets(StrictModel):
     """The number of retries of a stage, by the cause of the last attempt's end.
 
-    Each retry is a new attempt that goes on from the last checkpoint. What Slurm requeues by
+    Each retry is a new attempt that resumes from the last checkpoint. What Slurm requeues by
     itself (a preemption, a dead node) stays one attempt and costs nothing here.
 
     Args:
@@ -88,20 +88,20 @@ class Profile(StrictModel):
     """A cluster profile: where and how to run.
 
     Args:
-        name: the file's name where the file does not say it.
-        executor: who starts the jobs: local, slurm, hosts, xmanager, or a dotted module.
-        workspace: where runs and artifacts lie; relative to the current directory.
-        num_cpu_devices: how many devices JAX makes of the CPU where there is no accelerator.
-        missing_gpus: what a stage does that asks for more GPUs than JAX finds: `error` ends it
-            before its work begins, `warn` computes on what there is.
-        environment: variables that every stage's process gets.
-        stall_timeout_minutes: a stage without progress for so long is stopped.
+        name: the file's name by default.
+        executor: starts the jobs: local, slurm, hosts, xmanager, or a dotted module.
+        workspace: the folder of runs and artifacts, relative to the current directory.
+        num_cpu_devices: number of JAX's CPU devices, where there is no accelerator.
+        missing_gpus: if JAX finds fewer GPUs than a stage requests, `error` ends it before its work
+            begins, and `warn` uses the existing devices.
+        environment: variables for the process of every stage.
+        stall_timeout_minutes: a stage without progress for this time is stopped.
         grace_seconds: time between the request to stop and the kill.
         max_parallel_stages: independent stages that run at once.
         prefect_api_url: None starts, or finds, a local server.
-        retries: how often a stage is tried again, by what ended it.
-        defaults: keys of a pipeline, laid under every pipeline file; under `stages`, only what
-            belongs to stages that the file has.
+        retries: number of retries of a stage, by the cause of its end.
+        defaults: keys of a pipeline, used where a pipeline file has none; under `stages`, only
+            for stages of the file.
     """
 
     name: Name = "local"

@@ -44,9 +44,9 @@ class InputRef:
     artifact: str = ""
 
     def text(self) -> str:
-        """Return the reference as a person writes it: `train/best/rouge2`.
+        """Return the reference as it is written in YAML: `train/best/rouge2`.
 
-        What an alias named is told behind it, as of images: `@quickstart/production@DIGEST`.
+        The artifact of an alias follows it: `@quickstart/production@DIGEST`.
         """
         if self.alias:
             return f"{self.alias}@{self.artifact}" if self.artifact else self.alias

@@ -88,18 +88,18 @@ class ScheduleSection(StrictModel):
     """The schedule of a pipeline, active once `redco-flow schedule add` has registered it.
 
     Args:
-        name: the schedule's; the pipeline's where there is none.
+        name: the schedule's name; the pipeline's by default.
         cron: minute, hour, day of the month, month, day of the week.
         every: an interval: 90s, 30m, 6h, 1d, 2w; at least 30s.
         rrule: a recurrence rule of RFC 5545, such as `FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=3`. Without a
             DTSTART it begins with the present year, month, week or day, after its FREQ.
-        timezone: in which cron and rrule are read; None: this machine's.
-        profile: where it runs; None: local.
-        overlap: what a firing does while the one before it runs: `skip` itself, `queue` behind it,
-            or `cancel_running`.
-        missed: which firings are made up for that came due while nothing served: the `latest`, all
-            of them one after the other, or none (`skip`).
-        retries: how often a firing's failed stages are given new attempts.
+        timezone: of cron and rrule; None: this machine's.
+        profile: the profile of its runs; None: local.
+        overlap: if the previous run is still running: `skip` this one, `queue` it, or
+            `cancel_running`.
+        missed: runs to make up for after a time in which nothing served schedules: the `latest`,
+            `all`, one after the other, or none (`skip`).
+        retries: new attempts for the failed stages of a firing.
     """
 
     name: Name | None = None

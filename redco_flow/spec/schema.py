@@ -77,7 +77,7 @@ def _stage_schema(kind: StageKind, config: dict[str, Any]) -> dict[str, Any]:
         many = {"anyOf": [one, {"type": "array", "items": {"type": "string"}}]}
         aliased = ", or @ALIAS" if slot.kind == "checkpoint" else ""
         aliased += ", or @last" if slot.is_optional else ""
-        taken = f"STAGE or STAGE/SELECTOR{aliased}: the {slot.kind} that it takes in."
+        taken = f"STAGE or STAGE/SELECTOR{aliased}: its input of kind {slot.kind}."
         properties[name] = {"description": taken, **(many if slot.many else one)}
     required = [name for name in config.get("required", []) if name not in kind.sections]
     stage = {"type": ["object", "null"], "properties": properties, "additionalProperties": False}

@@ -1,7 +1,7 @@
-"""Which examples are generated from or scored together: those of like length, in a few widths.
+"""Batch examples by length for generation and scoring, in a few widths.
 
 Everything follows from the examples' lengths and the batch size alone, so every process and every
-attempt chooses alike.
+attempt makes the same batches.
 Dims in this file: N examples.
 """
 

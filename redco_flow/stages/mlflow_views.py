@@ -1,7 +1,7 @@
-"""What an MLflow server is told beside a training's numbers: its artifacts, and what is promoted.
+"""Mirror artifacts and promotions to an MLflow server, next to a training's metrics.
 
-By reference: files stay in the workspace. A server that is away or refuses is told of in a line,
-and changes nothing here.
+By reference: files stay in the workspace. If the server is unavailable or
+refuses, one log line reports it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How sure a difference between evaluations of the same examples is, by a paired bootstrap.
+"""Confidence intervals and p-values of score differences on equal examples: paired bootstrap.
 
 Koehn 2004: draw the examples with replacement, score all evaluations on the same draw, many times.
-Scores that pool counts, such as BLEU, are pooled anew for each draw.
+Scores that pool counts, such as BLEU, are pooled again for each draw.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def why_not_compared(evaluations: Sequence[Evaluation], key: str) -> str:
     for evaluation in evaluations:
         if not all(key in line["scores"] for line in evaluation.lines):
             return (
-                f"'{key}' of '{evaluation.name}' is known of the whole set alone (its metric has "
+                f"'{key}' of '{evaluation.name}' is only defined for the full set (its metric has "
                 "no per_example, which says how sure a difference is)"
             )
     return ""
@@ -119,7 +119,7 @@ Pooled = PooledMetric | LikelihoodMetric
 
 
 def _table(evaluation: Evaluation, key: str) -> tuple[NDArray[np.float64], Pooled | None]:
-    """What of each example is summed for a score: counts, or the example's own score."""
+    """Return each example's summands of a score: counts, or the example's own score."""
     import numpy as np
 
     for name in evaluation.summary.modules:

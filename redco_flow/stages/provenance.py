@@ -11,7 +11,7 @@ from redco_flow.spec.stage_kind import StageConfig
 
 @dataclass(frozen=True)
 class Provenance:
-    """What every record of a stage names.
+    """The origin that every record of a stage names.
 
     Args:
         data: id of the dataset artifact.

@@ -1,7 +1,7 @@
 """Rows of the usual chat formats, read as one: messages with roles, in an order that can be learnt.
 
-Known are the columns of TRL (`messages`; `prompt` and `completion`), ShareGPT and Alpaca. What is
-no conversation is told as a reason and a detail, for a row of a file has both.
+Known are the columns of TRL (`messages`; `prompt` and `completion`), ShareGPT and Alpaca. Rows
+that are not conversations are reported with a reason and a detail.
 """
 
 from __future__ import annotations

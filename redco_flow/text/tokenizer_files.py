@@ -1,4 +1,4 @@
-"""Which files a tokenizer is loaded from: one list for downloads, fingerprints and loading.
+"""List the files of a tokenizer: for downloads, fingerprints and loading alike.
 
 A tokenizer is loaded from a directory that holds the files of this list and no others.
 """

@@ -1,4 +1,4 @@
-"""Look a run's records through: which of them are damaged, and how."""
+"""Validate a run's records, and list the corrupt ones with the reason."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ class FileEntry(TypedDict):
 class Manifest(TypedDict, total=False):
     """manifest.json. `id` covers kind and files, or kind and `identity` where there is one.
 
-    The rest tells the first time it was made. `digest` covers all of it, so that a damaged record
-    is told from a whole one.
+    The rest describes the first time it was made. `digest` covers all of it, to detect a damaged
+    record.
     """
 
     id: Required[str]

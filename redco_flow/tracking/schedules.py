@@ -52,7 +52,7 @@ class Schedule:
         cron, every, rrule: one of them says when; the others are empty.
         timezone, overlap, missed, retries: see `spec.schedule.ScheduleSection`.
         is_paused: it does not fire.
-        no_run_for: after how long without a good firing that is told; empty: it is not.
+        no_run_for: time without a successful firing after which a notice is sent; empty: never.
         told_by: the environment variable that holds the address, by channel.
         notify: the pipeline's `notify` section: recipients for a firing that starts no run.
     """

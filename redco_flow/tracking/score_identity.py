@@ -1,4 +1,4 @@
-"""What a score was measured on and by: split, rows, metric, its code and its settings.
+"""The identity of a score: split, rows, metric, the metric's code and settings.
 
 Two scores of one name are subtracted only if these are equal (`ScoreIdentity.comparable_with`).
 """
@@ -28,7 +28,7 @@ FindArtifact = Callable[[str], Artifact | None]
 
 @dataclass(frozen=True)
 class ScoreIdentity:
-    """What a score was measured on and by; empty or None where no record says it.
+    """Data and metric of a score; empty or None where no record has them.
 
     Args:
         split: "test", "validation", "train", or the name of another split.
@@ -161,7 +161,7 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
-    # Imported late, by name: only where a name does not tell which metric it is.
+    # Imported late, by name: only if the name is not enough to know the metric.
     metric = importlib.import_module(f"{_METRICS}.metric")
     for name in names:
         try:

@@ -98,7 +98,7 @@ def test_a_fit_that_goes_on_logs_what_it_restored(tmp_path, lines):
 
     fit(tmp_path, num_epochs=2)
 
-    assert lines()[num_lines] == "step 4/8 · checkpoint restored; training goes on from it"
+    assert lines()[num_lines] == "step 4/8 · checkpoint restored; training resumes from it"
     assert lines()[num_lines + 1].startswith("step 5/8 · loss ")
 
 

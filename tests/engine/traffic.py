@@ -109,8 +109,8 @@ def read_collectives(hlo_text: str) -> list[Collective]:
         hlo_text: `compiled.as_text()`.
 
     Raises:
-        ValueError: it has no entry computation, or a collective stands in a loop whose number of
-            turns the compiler does not tell.
+        ValueError: it has no entry computation, or a collective is in a loop whose number of
+            iterations the compiler does not report.
     """
     computations, entry = parse_module(hlo_text)
     if entry is None:

@@ -61,4 +61,4 @@ def test_a_run_names_the_gpu_that_it_computes_on_and_goes_on_after_a_cancel(redc
     assert result["state"] == "completed"
     assert "NVIDIA" in stages["train"]["devices"]
     assert "NVIDIA" in stages["predict"]["devices"]
-    assert "checkpoint restored; training goes on from it" in log
+    assert "checkpoint restored; training resumes from it" in log

@@ -195,11 +195,11 @@ def device_memory_bytes(device: jax.Device, given_gib: float | None = None) -> i
     """Return how much memory a device has.
 
     Args:
-        given_gib: what it is where the device does not tell. Without it, CPU devices share
+        given_gib: used if the device does not report it. Without it, CPU devices share
             the host's memory.
 
     Raises:
-        ValueError: the device does not tell and nothing is given.
+        ValueError: the device does not report it and nothing is given.
     """
     known = known_memory_bytes(device, given_gib)
     if known is not None:
@@ -208,7 +208,7 @@ def device_memory_bytes(device: jax.Device, given_gib: float | None = None) -> i
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return host // jax.local_device_count()
     raise ValueError(
-        f"{device} does not tell its memory, which num_fsdp_shards='auto' needs: pass "
+        f"{device} does not report its memory, which num_fsdp_shards='auto' needs: pass "
         "device_memory_gib, or a number of shards."
     )
 

@@ -1,6 +1,6 @@
-"""The training state before the first step, and how it is split: from shapes alone.
+"""Shapes and PartitionSpecs of the training state before the first step.
 
-The optimizer's arrays lie as the parameters they belong to.
+The optimizer's arrays are sharded like the parameters they belong to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a function on parameters that are made ready only where it uses them.
+"""Materialize parameters at their first use: per-layer all-gather, LoRA, dequantization.
 
 The function is traced, and each deferred parameter stays as it is until an operation needs it:
 inside a scan over layers that is one layer's part, and inside what is rematerialised it is made

@@ -110,7 +110,7 @@ def trained_marks(params: Any, mask: Any) -> list[Mark]:
 
 
 class NotCounted(EngineError):
-    """The function computes something whose operations its trace does not tell."""
+    """The function computes something whose operations cannot be counted in its trace."""
 
 
 def count_model_flops(

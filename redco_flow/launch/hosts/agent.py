@@ -1,4 +1,4 @@
-"""The launcher's hand on a host: one request in, one answer out, both a line of JSON.
+"""Remote agent on a host: one JSON request per line, one JSON response per line.
 
 `python -P -m redco_flow.launch.hosts.agent`, over SSH, with our code shipped before. Requests come
 on standard input, so nothing of them shows in the list of processes. Keeps nothing between two

@@ -28,7 +28,7 @@ class CallFiles:
     """The input files of a call.
 
     Args:
-        sets: input artifacts, raw data, and the checkpoints that the stage goes on from.
+        sets: input artifacts, raw data, and the checkpoints from which the stage resumes.
         sources: where each file of the raw data is on this machine, by BLAKE3.
         data_name: the folder's name of the raw data; "" where there is none.
     """

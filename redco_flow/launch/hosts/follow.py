@@ -1,4 +1,4 @@
-"""Tell a launcher, line by line, what a job's ranks on this host write, until they have ended.
+"""Stream logs, metrics and records of a job's ranks on this host to a launcher, until they end.
 
 Sends what is new in logs and metrics, small records when they change, which checkpoints are
 committed, and last how the ranks ended. Takes the other hosts' records in, so that ranks without

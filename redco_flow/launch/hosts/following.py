@@ -1,4 +1,4 @@
-"""Follow all ranks of a job over SSH until they have ended, whatever becomes of the links.
+"""Receive the streams of all ranks of a job over SSH until they end; reconnects broken links.
 
 What the ranks write is mirrored into the attempt's directory here; records that all ranks read
 are handed to the other hosts. A request to cancel is handed on. A host that is silent for long

@@ -1,7 +1,7 @@
-"""Bring a job onto its hosts: wait for free ones, copy what the call reads, start the ranks.
+"""Start a job on hosts: allocate free ones, upload code and inputs, start the ranks.
 
-What was decided is written into job.json at once, and what was started stands on the hosts, so
-doing it again after a launcher died starts nothing twice.
+Decisions are written to job.json at once, and started ranks are recorded on the hosts, so
+repeating it after a launcher died starts nothing twice.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Config(ExecutorConfig):
         options: further options of sbatch, as --exclusive.
         srun_options: further options of srun, as --cpu-bind=cores.
         processes_per_host: for stages that run on several processes; one for each GPU, or one.
-        max_array_tasks: of a stage cut into shards, so many run at once; None: all that find room.
+        max_array_tasks: tasks of a job array that run at once; None: as many as fit.
         walltime_minutes: of stages that ask for none; None leaves the partition's default.
         warning_seconds: this long before the end of its time a job saves and stops by itself.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.

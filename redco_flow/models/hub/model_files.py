@@ -1,4 +1,4 @@
-"""Which files of a model's directory are read: one list for downloads, fingerprints and loading."""
+"""List the files of a model that are read: for downloads, fingerprints and loading alike."""
 
 from __future__ import annotations
 

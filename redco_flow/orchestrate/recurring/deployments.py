@@ -62,7 +62,7 @@ class Deployed:
         is_paused: it does not fire.
         next_firings: when it will, in UTC, at most three.
         when: its schedule, for people.
-        parameters: of the flow, as they stand there.
+        parameters: of the flow.
     """
 
     page: str

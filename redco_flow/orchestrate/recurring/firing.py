@@ -1,4 +1,4 @@
-"""One firing of a schedule: whether it starts a run, and which end that comes to.
+"""Execute one firing of a schedule: start a run or skip it, and record the result.
 
 Runs in a process that Prefect's worker starts. The run itself is an ordinary one, started by the
 ordinary command and driven by its own detached process, so the end of this process loses nothing:

@@ -1,8 +1,8 @@
-"""Keep what fires schedules alive: the Prefect server, Prefect's worker, and every firing begun.
+"""Keep the Prefect server, Prefect's worker and all firings alive, for `redco-flow serve`.
 
 `redco-flow serve` runs `serve` in the foreground or detached. It has no clock of its own: Prefect
-schedules, its worker starts firings. What was killed on the way is found by the firings' records:
-a flow run without a process and without an end is scheduled anew, and takes up where it was.
+schedules, its worker starts firings. Interrupted firings are found by their records:
+a flow run that has neither a process nor an end is rescheduled, and continues.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _attend(worker: _Worker | None, log: Log) -> _Worker:
 
 
 def settle(client: SyncPrefectClient, log: Log) -> None:
-    """Bring every firing that no process has to its end, or have it taken up again."""
+    """End or reschedule every firing that no process owns."""
     is_shared = _has_other_workers(client)
     for deployment in deployments(client):
         workspace = Workspace(Path(str(deployment.parameters.get("workspace"))))

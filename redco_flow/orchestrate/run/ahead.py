@@ -1,7 +1,7 @@
 """Submit all stages of a run at once, as jobs that depend on their upstream stages' jobs.
 
 The cluster starts them in order, with or without a launcher. Here they are submitted, found
-again by a later launcher, and submitted anew downstream of a stage that is tried again. A stage
+again by a later launcher, and resubmitted downstream of a stage that is retried. A stage
 whose result another run of the same sweep makes depends on that run's job and has none of its own.
 Following them is `stage_runner`'s.
 """

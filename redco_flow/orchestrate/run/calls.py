@@ -1,4 +1,4 @@
-"""Write down what a worker must do: call.json in a new attempt's directory."""
+"""Write the work order of a worker: call.json in a new attempt's directory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The process that drives one run: `python -m redco_flow.orchestrate.run.orchestrator RUN`.
 
 Detached, so it outlives the terminal. Holds the lease, takes signals, and ends with
-the run's exit code. What a killed process left is taken up by the next one on the same directory.
+the run's exit code. The next process on the same directory continues after a kill.
 """
 
 from __future__ import annotations

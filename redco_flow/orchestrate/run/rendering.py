@@ -26,8 +26,8 @@ def rendered_submissions(
 ) -> Iterator[tuple[str, str]]:
     """Yield each stage that would run and what would be submitted for it.
 
-    Neither the run's id nor those of jobs are known yet: `RUN` and `JOB_OF_<stage>` stand in
-    their place.
+    Neither the run's id nor those of jobs are known yet: `RUN` and `JOB_OF_<stage>` replace
+    them.
 
     Args:
         ahead: as jobs that wait for each other.

@@ -1,8 +1,8 @@
-"""The run as its flow sees it: which stages there are, run this one, how did it all end.
+"""The interface between a run and its flow: list the stages, run one, conclude.
 
 One session per orchestrating process. The flow finds it with `current_session`, because what
 Prefect is given as a parameter is written into its database. Knows no Prefect itself: with
-`run_without_flow` the stages come to their end where Prefect cannot be had.
+`run_without_flow` the stages are executed where Prefect is unavailable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RunSession:
         leave_cancelled: bool = False,
         judges_ended: bool = False,
     ) -> None:
-        """Take up a run: every stage that has not completed is to run (again).
+        """Start or resume a run: every stage that has not completed is to run.
 
         Args:
             context: the run.

@@ -1,7 +1,7 @@
-"""Start a run, or take one up again, in a process of its own that outlives the caller.
+"""Start or resume a run in a detached process that outlives the caller.
 
-`start_run` writes the run's directory whole before that process starts; `resume_run` and
-`retry_run` start it on a directory that is there. Imports neither Prefect nor JAX.
+`start_run` writes the run's directory completely before that process starts; `resume_run` and
+`retry_run` start it on an existing directory. Imports neither Prefect nor JAX.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run's state.json and journal, of which one process is the owner, and how the run was launched.
+"""A run's state.json and journal, owned by one process, and the record of its launch.
 
 Threads of the orchestrating process report here; no other process writes these files while the
 lease is held.

@@ -86,7 +86,7 @@ def start_sweep(
         planned: at least one.
         max_parallel: how many runs at once.
         overrides: of all points.
-        ahead: the user asked for jobs that all stand in the queue.
+        ahead: the user requested that all jobs are queued at once.
 
     Raises:
         UsageError, DoesNotFit: a point's run cannot be one, or not as it was asked; there is no
@@ -119,7 +119,7 @@ def start_sweep(
 
 
 def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: bool) -> bool:
-    """Tell whether the jobs of all points can stand in the queue at once, waiting for each other.
+    """Return whether the jobs of all points can be queued at once, waiting for each other.
 
     Args:
         asked: the user wants it.

@@ -24,7 +24,7 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is written, as far as a pipeline says it; see `CsvDialect`.
+    """The dialect of a file, as far as a pipeline gives it; see `CsvDialect`.
 
     Args:
         column_names: empty: the first line has them.

@@ -1,4 +1,4 @@
-"""Which repositories of the hub a stage's `model` and `data` sections name, and their commits."""
+"""Find the hub repositories in a stage's `model` and `data` sections, and set their commits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HubReference:
 
     @property
     def subset(self) -> str | None:
-        """Which part of a dataset the stage reads; None: the only one, or a model."""
+        """The part of a dataset that the stage reads; None: the only one, or a model."""
         return None if self.data is None else self.data.subset
 
     def missing(self, files: frozenset[str], folder: Path | None) -> str:

@@ -3,8 +3,8 @@
     digits/train/seven/0001.png      rows have `image`, and `label`, the class's number
     digits/test/two/0002.png
 
-Classes are numbered by their names' order over all splits that are read. Images that stand in no
-folder have no label.
+Classes are numbered by their names' order over all splits that are read. Images outside of
+folders have no label.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ImageFile:
     """One image.
 
     Args:
-        class_name: None where it stands in no class's folder.
+        class_name: None outside of a class's folder.
     """
 
     path: Path

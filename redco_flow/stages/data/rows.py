@@ -148,7 +148,7 @@ def _kind_of(value: Any) -> str:
 
 
 class FileRow(NamedTuple):
-    """One row as it stands in a file.
+    """One row of a file.
 
     Args:
         line: its line in a text file, its number from 1 elsewhere.

@@ -53,7 +53,7 @@ class Source:
         name: names its rows in row ids; holds no folder, so that moved data stays the same.
         location: names its rows in errors.
         rows: opens it; each call reads from the start.
-        class_names: by field, what the data call the classes whose numbers stand there.
+        class_names: by field, the data's names of numbered classes.
         part: the name of its dataset in a mixture; empty where there is one dataset.
         image_folders: where image files that its rows name by path may be; None: anywhere, as
             where the user's own module makes the rows.

@@ -311,8 +311,8 @@ def _stop_strings(arguments: Mapping[str, Any]) -> list[str]:
 def _likelihoods_of(recipe: Recipe, checkpoint: CheckpointArtifact) -> TokenLikelihoods:
     if recipe.token_likelihoods is None:
         raise CannotAsk(
-            f"lm-eval asks how likely texts are, token by token, which the recipe "
-            f"'{checkpoint.record.recipe}' does not tell: evaluate a decoder-only model "
+            f"lm-eval needs log-likelihoods of tokens, which the recipe "
+            f"'{checkpoint.record.recipe}' does not compute: evaluate a decoder-only model "
             "(recipe language_modeling), or use the stage kind evaluate."
         )
     return recipe.token_likelihoods

@@ -51,7 +51,7 @@ class Config(StageConfig):
         min_new_tokens: no text ends before it has this number.
         stop: strings of which the first that a text has ends it, and is left out. Tokens are
             generated beyond it and dropped.
-        num_return_sequences: texts for each example, the best of the beams or so many draws;
+        num_return_sequences: texts for each example, the best beams, or independent draws;
             metrics score the first, `predictions.jsonl` has all.
         do_sample: draw tokens by the model's probabilities; what an example gets depends on its
             place in the split and the seed, not on the batch.

@@ -84,9 +84,9 @@ class ScriptContext:
     ) -> dict[str, Any]:
         """Return arguments for `Trainer.fit`: checkpointer, callbacks, should_stop.
 
-        With them a training saves at each epoch's end and evaluation, goes on from its newest
-        checkpoint when the stage is tried again, tells its progress and metrics, and stops when
-        it is asked to.
+        With them a training saves at each epoch's end and evaluation, resumes from its newest
+        checkpoint when the stage is retried, reports progress and metrics, and stops on
+        request.
 
         Args:
             keep_last, keep_best: see `checkpointer`.

@@ -50,7 +50,7 @@ def plan_training(
             default.
         devices: to train on; this machine's by default. They need not be there, see
             `jax.experimental.topologies`.
-        device_memory_gib: of one device, where it does not tell and `fsdp`, the model's `remat` or
+        device_memory_gib: of a device that does not report it, if `fsdp`, the model's `remat` or
             `num_mlp_chunks` is "auto".
 
     Raises:

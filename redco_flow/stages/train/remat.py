@@ -1,4 +1,4 @@
-"""Let a step compute as little again, and in as few parts, as the devices' memory allows.
+"""Choose the cheapest rematerialization and chunking that fits the devices' memory.
 
 Each choice's train step is compiled, least recomputation first, until one fits: what counts is the
 compiler's own sum, and the program that trains is found in the compilation cache.
@@ -96,7 +96,7 @@ def _can_chunk(recipe: Recipe) -> bool:
     try:
         _changed(recipe, {"remat": "full", _CHUNKS: 2})
     except ValueError:
-        return recipe.with_config is None  # Which is to be told.
+        return recipe.with_config is None  # A refusal follows.
     return True
 
 
@@ -117,7 +117,7 @@ def _first_that_fits(
     told: list[str] = []
     for name, plan in plans:
         if not memory:
-            return plan, name, "the devices do not tell their memory"
+            return plan, name, "the devices do not report their memory"
         needed = _bytes_needed(plan)
         told.append(f"{name} takes {_gib(needed)} GiB")
         reason = f"of a device's {_gib(memory)} GiB {', '.join(told)}"

@@ -42,7 +42,7 @@ def _while(walker: Walker, params: Params, operands: list[Value], shapes: Shapes
 
 
 def _as_carried(carry: list[Value], operands: list[Value]) -> list[Value]:
-    """What goes round is data from the second round on, if anything in the loop is."""
+    """Mark carried values as data, as they are from the second iteration on if any value is."""
     has_data = any(value.kind is Kind.DATA for value in operands)
     if not has_data:
         return carry
