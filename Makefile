@@ -19,7 +19,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-all test-gpu test-quick test-pythons lint format docs bench dist clean constraints plotly
+.PHONY: quickstart slurm-demo test test-all test-engine test-launcher test-stages test-gpu test-quick test-pythons lint format docs bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -38,6 +38,19 @@ test: $(VENV)/.installed-dev
 # Three at once on two cores: many of these wait for a cluster, a server or a browser.
 test-all: test
 	$(PYTEST) -n 3 -m "slow or cluster"
+
+# The tests of one layer, light and slow: what a change within it needs.
+ENGINE_TESTS := tests/engine tests/models
+LAUNCHER_TESTS := $(patsubst %,tests/%,spec tracking runtime launch orchestrate report cli cluster hosts xmanager \
+	test_bounded.py test_terminal_text.py test_worker.py)
+STAGES_TESTS := $(patsubst %,tests/%,stages recipes text metrics corpora hub)
+test-engine test-launcher test-stages: $(VENV)/.installed-dev
+test-engine:
+	$(PYTEST) -m "not gpu" $(ENGINE_TESTS)
+test-launcher:
+	$(PYTEST) -m "not gpu" $(LAUNCHER_TESTS)
+test-stages:
+	$(PYTEST) -m "not gpu" $(STAGES_TESTS)
 
 # On the first NVIDIA GPU that JAX finds (pip install 'jax[cuda13]'), beside the processor it is compared with.
 test-gpu: $(VENV)/.installed-dev

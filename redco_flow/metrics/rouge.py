@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from redco_flow.metrics.metric import check_pairs
 from redco_flow.metrics.tokenizers import (
     SacreBleuTokenizer,
     find_tokenizer,
     spaces_warning,
     unsuited_share,
 )
+from redco_flow.spec.metric import check_pairs
 
 KEYS = {"rouge1": "max", "rouge2": "max", "rougeL": "max", "rougeLsum": "max"}
 

@@ -5,19 +5,18 @@ Two scores of one name are subtracted only if these are equal (`ScoreIdentity.co
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from redco_flow.records import digest_json
+from redco_flow.spec.metric import METRICS_PACKAGE, find_any_metric, gives_score
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_metrics import TRAINING_LOSS, locate_metrics, role_of
 
-_METRICS = "redco_flow.metrics"
-# Modules that find metrics and call them; they compute no score.
-_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric", f"{_METRICS}.settings")
+# Modules that find metrics and call them, also of earlier versions; they compute no score.
+_NOT_OF_A_METRIC = (METRICS_PACKAGE, f"{METRICS_PACKAGE}.metric", f"{METRICS_PACKAGE}.settings")
 _OF_THE_LOSS = (TRAINING_LOSS, "eval_loss", "perplexity")
 _MOST_NAMED = 3
 
@@ -151,11 +150,9 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
-    # Imported late, by name: only where a name does not tell which metric it is.
-    metric = importlib.import_module(f"{_METRICS}.metric")
     for name in names:
         try:
-            if metric.gives_score(metric.find_any_metric(name), key):
+            if gives_score(find_any_metric(name), key):
                 return name
         except (ValueError, ImportError):
             continue
@@ -169,14 +166,14 @@ def _metric_code(
     others = {_module(name) for name in names if metric and name != metric}
     for module, digest in code.items():
         is_ours = module.partition(".")[0] == "redco_flow"
-        is_of_metrics = module.startswith(f"{_METRICS}.") and module not in _NOT_OF_A_METRIC
+        is_of_metrics = module.startswith(f"{METRICS_PACKAGE}.") and module not in _NOT_OF_A_METRIC
         if module not in others and (is_of_metrics or not is_ours):
             yield module, digest
 
 
 def _module(name: str) -> str:
     plain = name.removeprefix("python:")
-    return plain if "." in plain or plain != name else f"{_METRICS}.{plain}"
+    return plain if "." in plain or plain != name else f"{METRICS_PACKAGE}.{plain}"
 
 
 def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreIdentity:
