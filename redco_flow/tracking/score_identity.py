@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redco_flow.records import digest_json
-from redco_flow.spec.metric import METRICS_PACKAGE, find_any_metric, gives_score
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_metrics import TRAINING_LOSS, locate_metrics, role_of
 
+_METRICS = "redco_flow.metrics"
 # Modules that find metrics and call them, also of earlier versions; they compute no score.
-_NOT_OF_A_METRIC = (METRICS_PACKAGE, f"{METRICS_PACKAGE}.metric", f"{METRICS_PACKAGE}.settings")
+_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric", f"{_METRICS}.settings")
 _OF_THE_LOSS = (TRAINING_LOSS, "eval_loss", "perplexity")
 _MOST_NAMED = 3
 
@@ -150,6 +150,9 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
+    # Imported here: a metric of the user's is imported only where its name does not tell.
+    from redco_flow.spec.metric import find_any_metric, gives_score
+
     for name in names:
         try:
             if gives_score(find_any_metric(name), key):
@@ -166,14 +169,14 @@ def _metric_code(
     others = {_module(name) for name in names if metric and name != metric}
     for module, digest in code.items():
         is_ours = module.partition(".")[0] == "redco_flow"
-        is_of_metrics = module.startswith(f"{METRICS_PACKAGE}.") and module not in _NOT_OF_A_METRIC
+        is_of_metrics = module.startswith(f"{_METRICS}.") and module not in _NOT_OF_A_METRIC
         if module not in others and (is_of_metrics or not is_ours):
             yield module, digest
 
 
 def _module(name: str) -> str:
     plain = name.removeprefix("python:")
-    return plain if "." in plain or plain != name else f"{METRICS_PACKAGE}.{plain}"
+    return plain if "." in plain or plain != name else f"{_METRICS}.{plain}"
 
 
 def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreIdentity:
