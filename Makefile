@@ -22,7 +22,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-changed test-all test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
+.PHONY: quickstart slurm-demo test test-changed test-all test-engine test-launcher test-stages test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -48,6 +48,19 @@ test-all: $(VENV)/.installed-dev
 BASE ?=
 test-changed: $(VENV)/.installed-dev
 	files=$$($(BIN)/python .ci/changed_tests.py $(BASE)) && if [ -n "$$files" ]; then $(PYTEST_ALL) $$files; fi
+
+# The tests of one layer, light and slow: what a change within it needs.
+ENGINE_TESTS := tests/engine tests/models
+LAUNCHER_TESTS := $(patsubst %,tests/%,spec tracking runtime launch orchestrate report cli cluster hosts xmanager \
+	test_bounded.py test_terminal_text.py test_worker.py)
+STAGES_TESTS := $(patsubst %,tests/%,stages recipes text metrics corpora hub)
+test-engine test-launcher test-stages: $(VENV)/.installed-dev
+test-engine:
+	$(PYTEST) -m "not gpu" $(ENGINE_TESTS)
+test-launcher:
+	$(PYTEST) -m "not gpu" $(LAUNCHER_TESTS)
+test-stages:
+	$(PYTEST) -m "not gpu" $(STAGES_TESTS)
 
 # On the first NVIDIA GPU that JAX finds (pip install 'jax[cuda13]'), beside the processor it is compared with.
 test-gpu: $(VENV)/.installed-dev

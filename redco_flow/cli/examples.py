@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UsageError
+from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import find_result
@@ -15,7 +16,6 @@ from redco_flow.tracking.results import find_result
 if TYPE_CHECKING:
     from redco_flow.cli.loading import Loaded
     from redco_flow.spec.load import ResolvedStage
-    from redco_flow.stages.preprocess.config import Config
 
 _LEARNT, _READ = "bold green", "dim"
 
@@ -28,33 +28,24 @@ def print_examples(loaded: Loaded, number: int) -> None:
     Raises:
         UsageError: there is no such stage, or its tokenizer is not there before it has run.
     """
-    from redco_flow.recipes.recipe import is_conversational
-    from redco_flow.stages.preprocess.shown import examples_of_dataset, examples_of_rows
-
-    stages = [
-        stage
-        for stage in loaded.pipeline.stages.values()
-        if stage.kind == "preprocess" and is_conversational(getattr(stage.config, "recipe", ""))
-    ]
-    if not stages:
-        raise UsageError("--show-examples shows conversations, and no stage is of recipe chat.")
-    for stage in stages:
-        made = _dataset_of(loaded, stage)
+    has_shown = False
+    for stage in loaded.pipeline.stages.values():
+        kind = find_stage_kind(stage.kind)
         try:
-            shown = (
-                examples_of_dataset(made, number)
-                if made
-                else examples_of_rows(cast("Config", stage.config), number)
-            )
+            shown = kind.show_examples(stage.config, _dataset_of(loaded, stage), number)
         except ValueError as error:
             raise UsageError(f"stage '{stage.name}': {error}") from error
-        _print(stage.name, shown.notes, shown.examples)
+        if shown is not None:
+            _print(stage.name, shown.notes, shown.examples)
+            has_shown = True
+    if not has_shown:
+        raise UsageError("--show-examples shows conversations, and no stage is of recipe chat.")
 
 
 def _dataset_of(loaded: Loaded, stage: ResolvedStage) -> Path | None:
     fingerprint = loaded.plan.stages[stage.name].fingerprint
     result = find_result(loaded.workspace, fingerprint) if fingerprint else None
-    if result is None:
+    if result is None or "dataset" not in result.outputs:
         return None
     artifact = ArtifactStore(loaded.workspace).find(result.outputs["dataset"])
     return artifact.path if artifact else None

@@ -67,8 +67,8 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 def _promote(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
-    from redco_flow.stages.promote.promotion import Request, model_of, promote
-    from redco_flow.stages.promote.rule import Condition, Rule
+    from redco_flow.tracking.promotion.move_alias import Request, model_of, promote
+    from redco_flow.tracking.promotion.rule import Condition, Rule
 
     conditions = tuple(map(Condition.parse, options.conditions))
     rule = Rule(conditions, options.min_gain, options.confidence)
@@ -91,7 +91,7 @@ def _promote(options: argparse.Namespace) -> int:
 
 
 def _roll_back(options: argparse.Namespace) -> int:
-    from redco_flow.stages.promote.promotion import roll_back
+    from redco_flow.tracking.promotion.move_alias import roll_back
 
     workspace = _workspace(options)
     alias = AliasStore(workspace).get(options.alias, options.model)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from redco_flow.metrics.metric import check_pairs
 from redco_flow.metrics.tokenizers import SacreBleuTokenizer, find_tokenizer, spaces_warning
+from redco_flow.spec.metric import check_pairs
 
 KEYS = {"bleu": "max"}
 _MAX_ORDER = 4

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from redco_flow.metrics.metric import check_pairs
+from redco_flow.spec.metric import check_pairs
 
 Class = str | int
 Counts = Mapping[tuple[Class, Class], int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redco_flow.metrics.metric import check_pairs
+from redco_flow.spec.metric import check_pairs
 
 
 def number_pairs(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redco_flow.metrics.metric import check_pairs
+from redco_flow.spec.metric import check_pairs
 
 KEYS = {"exact_match": "max"}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from redco_flow.metrics.metric import Verdict
+from redco_flow.spec.metric import Verdict
 
 KEYS = {"majority@k": "max"}
 

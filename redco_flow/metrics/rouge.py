@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from redco_flow.metrics.metric import check_pairs
 from redco_flow.metrics.porter_stemmer import stem
 from redco_flow.metrics.tokenizers import (
     SacreBleuTokenizer,
@@ -23,6 +22,7 @@ from redco_flow.metrics.tokenizers import (
     spaces_warning,
     unsuited_share,
 )
+from redco_flow.spec.metric import check_pairs
 
 Tokens = Sequence[str]
 

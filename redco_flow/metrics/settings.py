@@ -17,7 +17,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from redco_flow.metrics.confusion import ClassNames
-from redco_flow.metrics.metric import AnyMetric, find_any_metric
+from redco_flow.spec.metric import AnyMetric, find_any_metric
 from redco_flow.spec.model import known_keys
 from redco_flow.spec.names import listed, nearest
 from redco_flow.spec.recipe_settings import SETTINGS, settings_model

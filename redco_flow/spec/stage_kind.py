@@ -36,6 +36,11 @@ one module with all of it, whose top level must then be light:
                                                 # the launcher does, once or more often, when the
                                                 # result stands
 
+    EXAMPLES_MODULE = "lab.examples"            # optional: the module of the function
+                                                # show_examples(config, dataset, number), for
+                                                # `plan --show-examples`: ShownExamples or None;
+                                                # `dataset` is the stage's, where it was made
+
 Imports kinds by name only: nothing here depends on any particular stage.
 """
 
@@ -121,6 +126,19 @@ class Declaration:
     problems: tuple[tuple[tuple[str | int, ...], str], ...] = ()
 
 
+@dataclass(frozen=True)
+class ShownExamples:
+    """Examples of a dataset to look at.
+
+    Args:
+        notes: shares and warnings, a line each.
+        examples: each in pieces, and whether each is learnt.
+    """
+
+    notes: list[str]
+    examples: list[list[list[Any]]]
+
+
 def _no_problems(*_: Any) -> tuple[()]:
     return ()
 
@@ -167,8 +185,25 @@ class StageKind:
     ] = _no_problems
     declare: Callable[[Mapping[str, Any], Collection[str]], Declaration] | None = None
     conclude: Callable[[Any, Any], str] | None = None
+    examples_module: str | None = None
     runs_on_several_processes: bool = False
     runs_in_shards: bool = False
+
+    def show_examples(self, config: Any, dataset: Path | None, number: int) -> ShownExamples | None:
+        """Return examples of a stage's data; None where its kind or settings have none to show.
+
+        Args:
+            dataset: the directory of the dataset that the stage made; None: it has not run.
+            number: how many, at most.
+
+        Raises:
+            ValueError: they cannot be made before the stage has run; says what to do.
+        """
+        if self.examples_module is None:
+            return None
+        show = import_named(self.examples_module).show_examples
+        shown: ShownExamples | None = show(config, dataset, number)
+        return shown
 
     def slot_path(self, slot: str) -> tuple[str, ...]:
         """Return where in a stage's body an input is written."""
@@ -231,6 +266,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
         declare=getattr(module, "declare", None),
         conclude=getattr(module, "conclude", None),
+        examples_module=getattr(module, "EXAMPLES_MODULE", None),
         runs_on_several_processes=bool(getattr(module, "SEVERAL_PROCESSES", False)),
         runs_in_shards=callable(getattr(module, "run_shard", None))
         or (not is_one_module and "num_shards" in config_type.model_fields),

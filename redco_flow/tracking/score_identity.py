@@ -5,7 +5,6 @@ Two scores of one name are subtracted only if these are equal (`ScoreIdentity.co
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,8 +16,8 @@ from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_metrics import TRAINING_LOSS, locate_metrics, role_of
 
 _METRICS = "redco_flow.metrics"
-# Modules that find metrics and call them; they compute no score.
-_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric", f"{_METRICS}.settings")
+# Modules that find metrics and call them, also of earlier versions; they compute no score.
+_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.settings")
 _OF_THE_LOSS = (TRAINING_LOSS, "eval_loss", "perplexity")
 _MOST_NAMED = 3
 
@@ -161,11 +160,12 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
-    # Imported late, by name: only if the name is not enough to know the metric.
-    metric = importlib.import_module(f"{_METRICS}.metric")
+    # Imported here: a metric of the user's is imported only where its name does not tell.
+    from redco_flow.spec.metric import find_any_metric, gives_score
+
     for name in names:
         try:
-            if metric.gives_score(metric.find_any_metric(name), key):
+            if gives_score(find_any_metric(name), key):
                 return name
         except (ValueError, ImportError):
             continue

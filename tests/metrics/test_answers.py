@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from redco_flow.metrics import majority_at_k, pass_at_k
-from redco_flow.metrics.metric import Verdict, find_metric, gives_score, key_at
+from redco_flow.spec.metric import Verdict, find_metric, gives_score, key_at
 
 
 def verdicts(*answers, right="4"):

@@ -9,13 +9,13 @@ from sacrebleu.metrics.bleu import BLEU
 from sklearn.metrics import f1_score
 
 from redco_flow.metrics.confusion import ClassNames, as_table
-from redco_flow.metrics.metric import ExampleMetric, PooledMetric
 from redco_flow.metrics.settings import (
     check_metric_settings,
     configured_metric,
     described_settings,
     warnings_of,
 )
+from redco_flow.spec.metric import ExampleMetric, PooledMetric
 
 CHINESE = ["今天天气很好，我们去公园散步吧。", "他在北京大学学习计算机科学。"]
 NEAR_CHINESE = ["今天天气很好，我们去学校散步吧。", "她在北京大学学习数学。"]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from redco_flow.metrics import bits_per_byte, bleu, exact_match, perplexity, rouge
-from redco_flow.metrics.metric import (
+from redco_flow.spec.metric import (
     ExampleMetric,
     Metric,
     PooledMetric,
@@ -163,7 +163,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones():
 
 def test_naming_the_metrics_imports_no_scoring_library():
     code = (
-        "import sys; from redco_flow.metrics.metric import find_any_metric, metric_names; "
+        "import sys; from redco_flow.spec.metric import find_any_metric, metric_names; "
         "[find_any_metric(n) for n in metric_names()]; "
         "assert not {'sacrebleu', 'numpy'} & set(sys.modules)"
     )

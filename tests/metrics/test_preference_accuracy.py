@@ -2,8 +2,8 @@
 
 import pytest
 
-from redco_flow.metrics.metric import MetricWithBaselines, find_metric
 from redco_flow.metrics.preference_accuracy import baselines, compute, per_example
+from redco_flow.spec.metric import MetricWithBaselines, find_metric
 
 ROWS = [
     {"chosen": "long enough", "rejected": "no"},

@@ -15,8 +15,8 @@ import numpy as np
 
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics.confusion import Class, ClassNames
-from redco_flow.metrics.metric import Metric, check_predictions, reads_of
 from redco_flow.records import read_json, read_json_lines, write_json
+from redco_flow.spec.metric import Metric, check_predictions, reads_of
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.stages.data.row_values import as_json_value
 from redco_flow.tracking.predictions_artifact import LINES_FILE, Prediction

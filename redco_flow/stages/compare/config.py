@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from redco_flow.metrics.metric import (
+from redco_flow.spec.metric import (
     metric_module,
     metric_names,
 )

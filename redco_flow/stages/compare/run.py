@@ -11,7 +11,8 @@ from typing import Any
 from redco_flow.records import write_json
 from redco_flow.runtime.context import InputArtifact, Output, StageContext, StageOutputs
 from redco_flow.stages.compare.config import Config
-from redco_flow.stages.paired_bootstrap import (
+from redco_flow.tracking.metrics_artifact import read_metrics
+from redco_flow.tracking.paired_bootstrap import (
     CannotCompare,
     Draws,
     Evaluation,
@@ -20,7 +21,6 @@ from redco_flow.stages.paired_bootstrap import (
     refuse_other_examples,
     why_not_compared,
 )
-from redco_flow.tracking.metrics_artifact import read_metrics
 
 COMPARISON_FILE = "comparison.json"
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.local_paths import is_file
-from redco_flow.metrics.metric import AnswersMetric, find_any_metric, metric_module
 from redco_flow.metrics.settings import MetricSettings, check_metric_settings
+from redco_flow.spec.metric import AnswersMetric, find_any_metric, metric_module
 from redco_flow.spec.model import (
     DataFile,
     OnlyWhereSet,

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import AnswersMetric, Verdict, key_at
+from redco_flow.spec.metric import AnswersMetric, Verdict, key_at
 from redco_flow.stages.evaluate.config import JudgeSection
 from redco_flow.stages.evaluate.extraction import Extraction, ExtractionTimedOut
 from redco_flow.stages.evaluate.judge_program import Ended, JudgeProgram, ProgramEnd

@@ -18,7 +18,10 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.confusion import ClassNames, as_table, classes_of, confusion
-from redco_flow.metrics.metric import (
+from redco_flow.metrics.settings import configured_metric, described_settings, warnings_of
+from redco_flow.records import digest_json, write_json
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
+from redco_flow.spec.metric import (
     AnswersMetric,
     AnyMetric,
     ExampleMetric,
@@ -29,9 +32,6 @@ from redco_flow.metrics.metric import (
     counts_bytes,
     reads_of,
 )
-from redco_flow.metrics.settings import configured_metric, described_settings, warnings_of
-from redco_flow.records import digest_json, write_json
-from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts.predictions import PredictionsSummary, Targets, read_predictions
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge

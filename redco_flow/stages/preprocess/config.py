@@ -61,6 +61,7 @@ INPUTS = {
     "curation": InputSlot(kind="curation", is_optional=True),
 }
 OUTPUTS = {"dataset": "dataset"}
+EXAMPLES_MODULE = "redco_flow.stages.preprocess.shown"
 
 
 class TokenizerModel(ModelSection):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from redco_flow.recipes.recipe import is_conversational
+from redco_flow.spec.stage_kind import ShownExamples
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.rows import BadRow
 from redco_flow.stages.data.source import open_sources
@@ -28,28 +28,31 @@ from redco_flow.tracking.learnt_counts import learnt_notes
 _NUM_LOOKED_AT = 200
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What to show.
+def show_examples(config: Config, dataset: Path | None, number: int) -> ShownExamples | None:
+    """Return the first conversations of a stage's data; None where its recipe has none.
 
     Args:
-        notes: shares and warnings, a line each.
-        examples: each in pieces, and whether each is learnt.
+        dataset: the directory of the stage's dataset; None: it has not run.
+
+    Raises:
+        ValueError: the tokenizer is made by the stage, or its template cannot be trained with.
     """
+    if not is_conversational(config.recipe):
+        return None
+    if dataset is not None:
+        return examples_of_dataset(dataset, number)
+    return examples_of_rows(config, number)
 
-    notes: list[str]
-    examples: list[list[list[Any]]]
 
-
-def examples_of_dataset(path: Path, number: int) -> Shown:
+def examples_of_dataset(path: Path, number: int) -> ShownExamples:
     """Show a dataset's training split."""
     dataset = DatasetArtifact(path)
     rows = dataset.split("train")[:number]
     notes = list(learnt_notes(dataset.summary.splits["train"]))
-    return Shown(notes, [learnt_pieces(row, dataset.tokenizer) for row in rows])
+    return ShownExamples(notes, [learnt_pieces(row, dataset.tokenizer) for row in rows])
 
 
-def examples_of_rows(config: Config, number: int) -> Shown:
+def examples_of_rows(config: Config, number: int) -> ShownExamples:
     """Show the first training rows, of which those that cannot be used are counted alone.
 
     Raises:
@@ -72,7 +75,7 @@ def examples_of_rows(config: Config, number: int) -> Shown:
     counts.add_batch("train", {"row_id": encoded.windows.text_of, "references": []}, encoded)
     bad += [f"{reason}: {detail}" for _, reason, detail in encoded.unusable]
     rows = zip(encoded.target_ids, encoded.more[LEARNT], strict=True)
-    return Shown(
+    return ShownExamples(
         [
             f"of the first {len(chats) + len(bad) - len(encoded.unusable)} rows:",
             *learnt_notes(counts.by_split()["train"]),

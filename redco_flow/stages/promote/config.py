@@ -10,8 +10,8 @@ from redco_flow.errors import UsageError
 from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.promote.rule import Condition, Rule
 from redco_flow.tracking.aliases import AliasName
+from redco_flow.tracking.promotion.rule import Condition, Rule
 
 INPUTS = {
     "checkpoint": InputSlot(kind="checkpoint", default_selector="last"),
@@ -70,9 +70,9 @@ def conclude(config: Config, finished: FinishedStage) -> str:
         OSError: the disk is full or read-only; the alias is as it was.
     """
     # Imported here: what only plans never pays for it.
-    from redco_flow.stages.promote.judgement import NotPromoted
-    from redco_flow.stages.promote.promotion import Request, promote
     from redco_flow.tracking.artifacts import ArtifactStore
+    from redco_flow.tracking.promotion.judgement import NotPromoted
+    from redco_flow.tracking.promotion.move_alias import Request, promote
 
     [checkpoint_id] = finished.result.ingredients["inputs"]["checkpoint"]
     request = Request(

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from redco_flow.metrics.metric import Score, find_metric, find_score, metric_module
 from redco_flow.metrics.settings import MetricSettings, check_metric_settings
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
 from redco_flow.recipes.recipe import (
@@ -30,6 +29,7 @@ from redco_flow.recipes.recipe import (
     recipe_module,
 )
 from redco_flow.runtime.context import FinishedStage
+from redco_flow.spec.metric import Score, find_metric, find_score, metric_module
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
@@ -47,9 +47,9 @@ from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.device_layout import layout_problems
-from redco_flow.stages.mlflow_views import tag_outputs
 from redco_flow.stages.train.lora_targets import targets_problem
 from redco_flow.stages.train.positions import length_problems
+from redco_flow.tracking.mlflow_views import tag_outputs
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.

@@ -14,11 +14,11 @@ from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.watching import EarlyStopping
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import Metric
 from redco_flow.metrics.perplexity import perplexity
 from redco_flow.metrics.settings import configured_metric, warnings_of
 from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
 from redco_flow.runtime.context import StageContext
+from redco_flow.spec.metric import Metric
 from redco_flow.stages.artifacts.dataset import DatasetArtifact, DatasetSummary
 from redco_flow.stages.artifacts.predictions import Targets, targets_of
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
-from redco_flow.stages.paired_bootstrap import Evaluation, compared, draw_scores, why_not_compared
-from redco_flow.stages.promote.rule import Condition, Rule
 from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.evaluations import (
@@ -21,6 +19,8 @@ from redco_flow.tracking.evaluations import (
     why_partial,
 )
 from redco_flow.tracking.metrics_artifact import MetricsSummary, read_metrics
+from redco_flow.tracking.paired_bootstrap import Evaluation, compared, draw_scores, why_not_compared
+from redco_flow.tracking.promotion.rule import Condition, Rule
 from redco_flow.tracking.run_metrics import training_metric
 from redco_flow.tracking.workspace import Workspace
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.metrics.metric import LikelihoodMetric, PooledMetric, find_any_metric
+from redco_flow.spec.metric import LikelihoodMetric, PooledMetric, find_any_metric
 from redco_flow.tracking.metrics_artifact import MetricsSummary
 from redco_flow.tracking.score_identity import ScoreIdentity, of_record
 

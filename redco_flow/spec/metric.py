@@ -1,21 +1,21 @@
 """The interface of metric modules, and their lookup by name.
 
-A metric is one module of this package, or any importable one: adding a metric is adding a file.
-What it is of says its `READS`: "texts" where there is none, "classes" (texts or whole numbers),
-"numbers", or "rows", whose predictions may be anything and which gets the data's rows in place of
-references. Scores of texts and of classes are percentages (0 to 100), so that numbers of different
-metrics can be read beside each other. This file knows no metric by name and imports none until
-asked.
+A metric is one module of `redco_flow.metrics`, or any importable one: adding a metric is adding a
+file. What it is of says its `READS`: "texts" where there is none, "classes" (texts or whole
+numbers), "numbers", or "rows", whose predictions may be anything and which gets the data's rows in
+place of references. Scores of texts and of classes are percentages (0 to 100), so that numbers of
+different metrics can be read beside each other. This file knows no metric by name and imports none
+until asked.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
-from redco_flow import metrics
 from redco_flow.spec.names import (
     PYTHON_PREFIX,
     NoSuchModuleError,
@@ -24,9 +24,8 @@ from redco_flow.spec.names import (
     nearest,
 )
 
-_NOT_METRICS = frozenset(
-    {"metric", "confusion", "correlation", "porter_stemmer", "settings", "tokenizers"}
-)
+METRICS_PACKAGE = "redco_flow.metrics"
+_NOT_METRICS = frozenset({"confusion", "correlation", "porter_stemmer", "settings", "tokenizers"})
 
 
 @runtime_checkable
@@ -186,14 +185,16 @@ def check_predictions(name: str, metric: Metric, predictions: Sequence[Any]) -> 
 
 
 def metric_names() -> list[str]:
-    """List the metrics of this package, sorted, without importing them."""
-    names = (module.name for module in pkgutil.iter_modules(metrics.__path__))
+    """List the metrics of `redco_flow.metrics`, sorted, without importing them."""
+    package = importlib.util.find_spec(METRICS_PACKAGE)
+    locations = (package.submodule_search_locations if package else None) or []
+    names = (module.name for module in pkgutil.iter_modules(locations))
     return sorted(name for name in names if name not in _NOT_METRICS)
 
 
 def metric_module(name: str) -> str:
-    """Return the dotted module of a metric: its name in this package, or the one `name` says."""
-    return named_module(metrics.__name__, name)
+    """Return the dotted module of a metric: of the package's own ones, or the one `name` says."""
+    return named_module(METRICS_PACKAGE, name)
 
 
 def find_metric(name: str) -> Metric:
