@@ -56,6 +56,9 @@ _BY_DEVICE_KIND: Mapping[str, CompilerOptions] = {
 _BY_PLATFORM: Mapping[str, CompilerOptions] = {"gpu": GPU_OPTIONS, "tpu": TPU_OPTIONS}
 # The variables of a user's own options of XLA and libtpu.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_UNKNOWN = re.compile(r"No such compile option: '(\w+)'")
+# libtpu 0.0.50 refuses asynchronous collective fusion for every chip but v5e.
+_UNSUPPORTED = re.compile(r"disable it with (\w+)=false")
 
 
 def compiler_options(mesh: Mesh, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -81,6 +84,8 @@ def known_options(
 ) -> CompilerOptions:
     """Return those of the options, (name, value), that a device's compiler knows.
 
+    An option that the compiler does not support for this device is False.
+
     Args:
         device: need not be there.
     """
@@ -93,10 +98,13 @@ def known_options(
         try:
             program.compile(known)
         except jax.errors.JaxRuntimeError as error:
-            unknown = re.search(r"No such compile option: '(\w+)'", str(error))
-            if unknown is None or unknown[1] not in known:
+            unknown, unsupported = _UNKNOWN.search(str(error)), _UNSUPPORTED.search(str(error))
+            if unknown and unknown[1] in known:
+                del known[unknown[1]]
+            elif unsupported and known.get(unsupported[1]):
+                known[unsupported[1]] = False
+            else:
                 return known  # What else there is, the program that is wanted will meet, too.
-            del known[unknown[1]]
         else:
             return known
 
