@@ -17,7 +17,7 @@ from redco_flow.tracking.run_metrics import TRAINING_LOSS, locate_metrics, role_
 
 _METRICS = "redco_flow.metrics"
 # Modules that find metrics and call them, also of earlier versions; they compute no score.
-_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.settings")
+_NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric", f"{_METRICS}.settings")
 _OF_THE_LOSS = (TRAINING_LOSS, "eval_loss", "perplexity")
 _MOST_NAMED = 3
 
