@@ -28,13 +28,15 @@ def print_examples(loaded: Loaded, number: int) -> None:
     Raises:
         UsageError: there is no such stage, or its tokenizer is not there before it has run.
     """
-    from redco_flow.recipes.recipe import is_conversational
+    from redco_flow.recipes.find import find_recipe_if_any
     from redco_flow.stages.preprocess.shown import examples_of_dataset, examples_of_rows
 
     stages = [
         stage
         for stage in loaded.pipeline.stages.values()
-        if stage.kind == "preprocess" and is_conversational(getattr(stage.config, "recipe", ""))
+        if stage.kind == "preprocess"
+        and (recipe := find_recipe_if_any(getattr(stage.config, "recipe", "")))
+        and recipe.takes_conversations
     ]
     if not stages:
         raise UsageError("--show-examples shows conversations, and no stage is of recipe chat.")

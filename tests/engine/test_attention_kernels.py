@@ -28,7 +28,7 @@ from redco_flow.models.attention.splash import splash_attend
 from redco_flow.models.attention.triton import triton_attend
 from redco_flow.models.config import AttentionConfig
 from redco_flow.models.find import find_model
-from redco_flow.recipes.model import ChosenModel
+from redco_flow.recipes.parts.model import ChosenModel
 
 LENGTH = 256
 LLAMA = {

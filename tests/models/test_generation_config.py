@@ -14,8 +14,8 @@ import pytest
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
 from redco_flow.models.hub.pretrained import load_pretrained, read_model
-from redco_flow.recipes.model import end_ids
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.parts.model import end_ids
 from redco_flow.records import UnreadableFile
 from redco_flow.text.tokenizer import TextTokenizer
 from tests.models.conftest import BARTS, DECODERS, SIZES

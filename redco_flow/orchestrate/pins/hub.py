@@ -18,7 +18,7 @@ from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, is_of_tokenizer, quantization_problem
 from redco_flow.models.find import FAMILIES, unread_family
-from redco_flow.recipes.recipe import family_problem, find_own_recipe
+from redco_flow.recipes.find import family_problem, find_own_recipe
 from redco_flow.records import read_json
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
 from redco_flow.spec.missing_paths import missing_file

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.recipes.recipe import find_recipe, takes_conversations
+from redco_flow.recipes.find import find_recipe
 from redco_flow.stages.artifacts.curation import Curation, DroppedRow, digest_of_rows
 from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.curate.config import Config
@@ -77,7 +77,7 @@ class _Rows:
 
     def __init__(self, context: StageContext, config: Config) -> None:
         self._context, self._config = context, config.preprocessing()
-        self._are_chats = takes_conversations(find_recipe(config.recipe))
+        self._are_chats = find_recipe(config.recipe).takes_conversations
         self.digests: Mapping[Path, str] = {}
 
     def read(self, phase: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from redco_flow.recipes.recipe import find_recipe, takes_conversations
+from redco_flow.recipes.find import find_recipe
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.curation import dropped_rows
@@ -55,7 +55,7 @@ class RawPairs:
         self.labels = labels_for(recipe, values_of(config.settings))
         own = (
             read_chats_of(config.data)
-            if takes_conversations(recipe)
+            if recipe.takes_conversations
             else read_pairs_of(config.data, self.labels)
         )
         self._read_row = read_row or own

@@ -10,15 +10,10 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from redco_flow.recipes.recipe import (
-    RowColumns,
-    encodes_rows,
-    find_recipe,
-    takes_messages,
-    text_columns,
-)
+from redco_flow.recipes.declared import RowsRecipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.records import write_json
-from redco_flow.spec.recipe_settings import read_settings, values_of
+from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
     TOKENIZER_FOLDER,
@@ -56,10 +51,10 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         BadRows, NoRows, DataChanged: the data cannot be used.
     """
     store = BlockStore(context.work_dir)
-    recipe = find_recipe(config.recipe)
-    read_row = row_reader(config.recipe, values_of(config.settings), config.data.columns)
+    recipe = _recipe(config)
+    read_row = row_reader(recipe, values_of(config.settings), config.data.columns)
     labels = read_row.labels
-    if encodes_rows(recipe):
+    if recipe.encode_row is not None:
         read_row = _encoding(context, config, store, read_row)
     source = RawPairs(context, config, read_row)
     written = _write_blocks(
@@ -72,7 +67,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         if again:
             _write_blocks(RawPairs(context, config, read_row), store, again.__contains__)
         skipped = source.bad_rows.counts + source.counts.left_out
-        summary = _summary(config, store, RowColumns.of(recipe), num_blocks, skipped)
+        summary = _summary(config, store, recipe.target or "", num_blocks, skipped)
         summary = replace(
             summary,
             classes=class_names(labels),
@@ -90,7 +85,8 @@ def _encoding(
     context: StageContext, config: Config, store: BlockStore, read_row: RowReader
 ) -> RowReader:
     """Return a reader that encodes rows, by a tokenizer that is made if it is not there."""
-    recipe = find_recipe(config.recipe)
+    recipe = _recipe(config)
+    assert recipe.encode_row is not None
 
     def texts() -> Iterator[str]:
         """Read all rows once before they are encoded, where a tokenizer is to be trained."""
@@ -98,24 +94,26 @@ def _encoding(
         for block_split, batch in source.batches("reading for the tokenizer", lambda _: True):
             if block_split.split == "train":
                 rows = map(unpack_row, batch["row"])
-                yield from (
-                    _text_of(row[column]) for row in rows for column in text_columns(recipe)
-                )
+                yield from (_text_of(row[column]) for row in rows for column in recipe.text_columns)
 
     directory = ensure_tokenizer_of(context, config, store, texts())
     renders = {}
-    if takes_messages(recipe):
+    if recipe.takes_messages:
         kwargs = tuple(sorted(config.data.chat_template_kwargs.items()))
         renders["template"] = partial(load_template, str(directory), kwargs)
-    encode = partial(
-        recipe.encode_row,
-        **renders,
-        tokenizer=TextTokenizer.load(directory),
-        settings=read_settings(recipe, values_of(config.settings)),
-        source_prefix=config.data.source_prefix,
-        source_suffix=config.data.source_suffix,
+    encode_row, data = recipe.encode_row, config.data
+    around = {"source_prefix": data.source_prefix, "source_suffix": data.source_suffix}
+    tokenizer = TextTokenizer.load(directory)
+    last = recipe.last_argument(values_of(config.settings))
+    return replace(
+        read_row, encode=lambda row: encode_row(row, tokenizer, *last, **around, **renders)
     )
-    return replace(read_row, encode=encode)
+
+
+def _recipe(config: Config) -> RowsRecipe:
+    recipe = find_recipe(config.recipe)
+    assert isinstance(recipe, RowsRecipe)  # `run` sees to it
+    return recipe
 
 
 def _text_of(value: Any) -> str:
@@ -144,7 +142,7 @@ def _write_blocks(
 def _summary(
     config: Config,
     store: BlockStore,
-    columns: RowColumns,
+    target: str,
     num_blocks: int,
     skipped_rows: Mapping[str, int],
 ) -> DatasetSummary:
@@ -161,8 +159,8 @@ def _summary(
         files={split: [file.name for file in files[split]] for split in SPLITS if split in files},
         skipped_rows=dict(sorted(skipped_rows.items())),
         tokenizer={},
-        target=columns.target or "",
-        **trivial_targets(_first_targets(RowSplit(ArrowSplit(paths)), columns.target)),
+        target=target,
+        **trivial_targets(_first_targets(RowSplit(ArrowSplit(paths)), target)),
     )
 
 
@@ -170,7 +168,7 @@ def _tokenizer_record(
     context: StageContext, config: Config, store: BlockStore, summary: DatasetSummary
 ) -> dict[str, Any]:
     """Make the tokenizer of the columns that hold texts, and return what it is; empty for none."""
-    columns = text_columns(find_recipe(config.recipe))
+    columns = _recipe(config).text_columns
     if not columns:
         return {}
     rows = RowSplit(ArrowSplit([store.dataset / name for name in summary.files["train"]]))
@@ -182,24 +180,24 @@ def _with_truncated(
     config: Config, store: BlockStore, summary: DatasetSummary
 ) -> Mapping[str, Mapping[str, int]]:
     """Return the splits' counts, with the rows whose texts the recipe will cut."""
-    recipe = find_recipe(config.recipe)
-    is_truncated = getattr(recipe, "is_truncated", None)
+    recipe = _recipe(config)
+    is_truncated = recipe.is_truncated
     if is_truncated is None or not summary.tokenizer:
         return summary.splits
     tokenizer = TextTokenizer.load(store.dataset / TOKENIZER_FOLDER)
-    settings = read_settings(recipe, values_of(config.settings))
+    last = recipe.last_argument(values_of(config.settings))
     counts = {}
     for split, counted in summary.splits.items():
         rows = RowSplit(ArrowSplit([store.dataset / name for name in summary.files[split]]))
-        cut = sum(is_truncated(rows[index], tokenizer, settings) for index in range(len(rows)))
+        cut = sum(is_truncated(rows[index], tokenizer, *last) for index in range(len(rows)))
         counts[split] = {**counted, **({"cut_targets": cut} if cut else {})}
     return counts
 
 
-def _first_targets(rows: RowSplit, target: str | None) -> list[Any]:
+def _first_targets(rows: RowSplit, target: str) -> list[Any]:
     """Return the targets of the first training rows; none where no column has them."""
     num_counted = min(len(rows), MAX_COUNTED_TARGETS)
-    return [] if target is None else list(_values(rows, num_counted, target))
+    return list(_values(rows, num_counted, target)) if target else []
 
 
 def _values(rows: RowSplit, count: int, column: str) -> Iterator[Any]:

@@ -15,12 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from redco_flow.recipes.recipe import (
-    encodes,
-    find_recipe,
-    kind_of_targets,
-    takes_conversations,
-)
+from redco_flow.recipes.declared import TextRecipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.stages.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRow, BadRowLog
 from redco_flow.stages.data.splits import SPLITS
@@ -60,7 +56,7 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         BadRows, NoRows, DataChanged: the data cannot be used.
         ValueError: the tokenizer cannot be had or trained.
     """
-    if not encodes(find_recipe(config.recipe)):
+    if find_recipe(config.recipe).is_of_rows:
         return rows.run_shard(context, config, shard)
     store = BlockStore(context.work_dir)
     tokenizer, kept = ensure_tokenizer(context, config, store)
@@ -132,11 +128,12 @@ def encode_call(config: Config, tokenizer: Path) -> Encode:
         tokenizer: its directory.
     """
     recipe = find_recipe(config.recipe)
+    assert isinstance(recipe, TextRecipe)  # others encode nothing
     if problem := problem_of_texts(config.data, recipe):
         raise ValueError(problem)
-    if takes_conversations(recipe):
+    if recipe.takes_conversations:
         return EncodeChats(
-            module=recipe.__name__,
+            module=recipe.module,
             tokenizer=str(tokenizer),
             template_kwargs=tuple(sorted(config.data.chat_template_kwargs.items())),
             train_on=config.train_on or "assistant",
@@ -144,10 +141,10 @@ def encode_call(config: Config, tokenizer: Path) -> Encode:
             on_too_long=config.on_too_long or "truncate",
         )
     return EncodeCall(
-        module=recipe.__name__,
+        module=recipe.module,
         tokenizer=str(tokenizer),
         is_plain_text=config.data.text_key is not None,
-        are_labelled=kind_of_targets(recipe) is not None,
+        are_labelled=recipe.targets is not None,
         source_prefix=config.data.source_prefix,
         source_suffix=config.data.source_suffix,
         max_source_length=config.max_source_length,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from redco_flow.launch.work_lock import acquire
-from redco_flow.recipes.recipe import is_conversational
+from redco_flow.recipes.find import find_recipe
 from redco_flow.records import sync, write_json
 from redco_flow.spec.pipeline import TokenizerTraining
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
@@ -342,7 +342,7 @@ def _make_tokenizer(
 def _save_trained(config: Config, texts: Iterable[str], directory: Path) -> None:
     """Train a tokenizer; with ChatML's template where the rows are conversations, or may be."""
     asked = _asked_training(config)
-    if not is_conversational(config.recipe) and config.data.chat_template is None:
+    if not find_recipe(config.recipe).takes_conversations and config.data.chat_template is None:
         save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
         return
     size = asked.vocab_size - len(CHATML_TOKENS)
@@ -355,7 +355,7 @@ def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> I
     for block_split, batch in kept.keep("reading for the tokenizer"):
         if block_split.split != "train":
             continue
-        if is_conversational(config.recipe):
+        if find_recipe(config.recipe).takes_conversations:
             chats = map(Conversation.from_json, batch["source"])
             yield from (str(one.get("content", "")) for chat in chats for one in chat.messages)
             continue
