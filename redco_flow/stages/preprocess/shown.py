@@ -15,11 +15,11 @@ from typing import Any
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.rows import BadRow
 from redco_flow.stages.data.source import open_sources
-from redco_flow.stages.preprocess.blocks import SplitCounts
+from redco_flow.stages.preprocess.blocks import SplitCounts, counted_pairs
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.heads import chat_columns
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_notes, learnt_pieces
-from redco_flow.stages.preprocess.run import encode_call
+from redco_flow.stages.preprocess.texts import encode_call
 from redco_flow.stages.preprocess.tokenizer import fetch_tokenizer
 from redco_flow.text.conversations import BadConversation
 from redco_flow.text.tokenizer import TextTokenizer
@@ -68,7 +68,8 @@ def examples_of_rows(config: Config, number: int) -> Shown:
         encoded = call(chats, [])
         tokenizer = TextTokenizer.load(directory)
     counts = SplitCounts()
-    counts.add_batch("train", {"row_id": encoded.windows.text_of, "references": []}, encoded)
+    batch = {"row_id": encoded.windows.text_of, "references": []}
+    counts.add("train", counted_pairs(batch, encoded))
     bad += [f"{reason}: {detail}" for _, reason, detail in encoded.unusable]
     rows = zip(encoded.target_ids, encoded.more[LEARNT], strict=True)
     return Shown(
