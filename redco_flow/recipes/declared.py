@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
@@ -63,18 +63,18 @@ class DeclaredRecipe(ABC):
     module: str
     preprocessing_module: str
     settings_type: type | None
-    targets: str | None
-    families: tuple[str, ...] | None
-    default_family: str | None
     same_model_as: str
-    can_pack: bool
-    measures_perplexity: bool
-    needs_reference: Callable[[Any], bool] | None
     has_ids: bool
     has_tokenizer: bool
     makes_texts: bool
-    takes_conversations: bool
-    takes_messages: bool
+    targets: str | None = None
+    families: tuple[str, ...] | None = None
+    default_family: str | None = None
+    can_pack: bool = False
+    measures_perplexity: bool = False
+    takes_conversations: bool = False
+    takes_messages: bool = False
+    needs_reference: Callable[[Any], bool] | None = None
 
     @abstractmethod
     def make(self, model: Mapping[str, Any], texts: TokenLengths | None) -> Recipe:
@@ -128,8 +128,8 @@ class TextRecipe(DeclaredRecipe):
 
     encode: Callable[..., Any]
     build: Callable[..., Recipe]
-    encode_texts: Callable[..., Any] | None
-    takes_pairs: bool
+    encode_texts: Callable[..., Any] | None = None
+    takes_pairs: bool = False
 
     @property
     def cuts_either_end(self) -> bool:
@@ -167,14 +167,14 @@ class RowsRecipe(DeclaredRecipe):
     """
 
     collate_fn: Callable[..., Any]
-    columns: tuple[str, ...] | None
     target: str | None
-    split_by: tuple[str, ...]
-    split_key: Callable[[Example], bytes] | None
-    text_columns: tuple[str, ...]
-    is_truncated: Callable[..., bool] | None
-    encode_row: Callable[..., Mapping[str, Sequence[int]]] | None
-    conversations: Callable[[Mapping[str, Any]], Sequence[Any]] | None
+    columns: tuple[str, ...] | None = None
+    split_by: tuple[str, ...] = ()
+    split_key: Callable[[Example], bytes] | None = None
+    text_columns: tuple[str, ...] = ()
+    is_truncated: Callable[..., bool] | None = None
+    encode_row: Callable[..., Mapping[str, Sequence[int]]] | None = None
+    conversations: Callable[[Mapping[str, Any]], Sequence[Any]] | None = None
 
     def collate_with(self, settings: Mapping[str, Any]) -> Collate:
         """Return `collate_fn` bound to settings as they are in YAML; no model is made for it."""
@@ -219,7 +219,7 @@ class FunctionRecipe(RowsRecipe):
     init_params: Callable[..., Any]
     loss_fn: Callable[..., Any]
     pred_fn: Callable[..., Any]
-    output_fn: Callable[..., Sequence[Any]] | None
+    output_fn: Callable[..., Sequence[Any]] | None = None
 
     def make(self, model: Mapping[str, Any], texts: TokenLengths | None = None) -> Recipe:
         """Bind the functions to the settings; see `DeclaredRecipe`."""
@@ -276,20 +276,26 @@ def read_recipe(name: str, module: ModuleType) -> DeclaredRecipe:
     return recipe
 
 
-def _declared(name: str, module: ModuleType) -> dict[str, Any]:
-    """Return the fields that recipes of all kinds have in common."""
-    families = getattr(module, "FAMILIES", None)
+def _values(kind: type[DeclaredRecipe], module: ModuleType) -> dict[str, Any]:
+    """Return what a module has of a record's fields: constants in upper case, functions as named.
+
+    Fields without a default are computed, or are functions that were checked.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        is_function = "Callable[" in str(field.type)
+        value = getattr(module, field.name if is_function else field.name.upper(), None)
+        if value is not None:
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def _common(name: str, module: ModuleType) -> dict[str, Any]:
     return {
         "name": name,
         "module": module.__name__,
         "settings_type": getattr(module, SETTINGS, None),
-        "targets": getattr(module, "TARGETS", None),
-        "families": None if families is None else tuple(families),
-        "default_family": getattr(module, "DEFAULT_FAMILY", None),
         "same_model_as": str(getattr(module, "SAME_MODEL_AS", name)),
-        "can_pack": bool(getattr(module, "CAN_PACK", False)),
-        "measures_perplexity": bool(getattr(module, "MEASURES_PERPLEXITY", False)),
-        "needs_reference": getattr(module, "needs_reference", None),
     }
 
 
@@ -297,57 +303,24 @@ def _text_recipe(name: str, module: ModuleType) -> TextRecipe:
     missing = [function for function in ("encode", "build") if not hasattr(module, function)]
     if missing:
         raise ValueError(f"lacks {' and '.join(missing)}.")
-    common = _declared(name, module)
-    return TextRecipe(
-        **common,
-        preprocessing_module=str(module.encode.__module__),
-        has_ids=True,
-        has_tokenizer=True,
-        makes_texts=common["targets"] is None,
-        takes_conversations=bool(getattr(module, "TAKES_CONVERSATIONS", False)),
-        takes_messages=False,
-        encode=module.encode,
-        build=module.build,
-        encode_texts=getattr(module, "encode_texts", None),
-        takes_pairs=bool(getattr(module, "TAKES_PAIRS", False)),
-    )
+    values = _values(TextRecipe, module) | _common(name, module)
+    values |= {"has_ids": True, "has_tokenizer": True, "makes_texts": "targets" not in values}
+    return TextRecipe(**values, preprocessing_module=str(module.encode.__module__))
 
 
 def _rows_recipe(name: str, module: ModuleType) -> RowsRecipe:
-    text_columns = tuple(getattr(module, "TEXT_COLUMNS", ()))
-    _check_functions(module, has_texts=bool(text_columns))
-    columns = getattr(module, "COLUMNS", None)
-    names = None if columns is None else tuple(columns)
-    encode_row = getattr(module, "encode_row", None)
-    fields = {
-        **_declared(name, module),
-        "has_ids": encode_row is not None,
-        "has_tokenizer": bool(text_columns),
-        "makes_texts": bool(text_columns) and encode_row is None,
-        "takes_conversations": False,
-        "takes_messages": bool(getattr(module, "TAKES_MESSAGES", False)),
-        "collate_fn": module.collate_fn,
-        "columns": names,
-        "target": getattr(module, "TARGET", "label" if names is None or "label" in names else None),
-        "split_by": tuple(getattr(module, "SPLIT_BY", ())),
-        "text_columns": text_columns,
-        "encode_row": encode_row,
-        **{
-            optional: getattr(module, optional, None)
-            for optional in ("split_key", "is_truncated", "conversations")
-        },
-    }
-    if hasattr(module, "build"):
-        own = str(module.collate_fn.__module__)
-        return RowRecipe(**fields, preprocessing_module=own, build=module.build)
-    return FunctionRecipe(
-        **fields,
-        preprocessing_module=module.__name__,
-        init_params=module.init_params,
-        loss_fn=module.loss_fn,
-        pred_fn=module.pred_fn,
-        output_fn=getattr(module, "output_fn", None),
-    )
+    has_texts = bool(getattr(module, "TEXT_COLUMNS", ()))
+    _check_functions(module, has_texts=has_texts)
+    kind = RowRecipe if hasattr(module, "build") else FunctionRecipe
+    values = _values(kind, module) | _common(name, module)
+    has_ids = "encode_row" in values
+    values |= {"has_ids": has_ids, "has_tokenizer": has_texts}
+    values |= {"makes_texts": has_texts and not has_ids}
+    columns = values.get("columns")
+    default = "label" if columns is None or "label" in columns else None
+    own = module.__name__ if kind is FunctionRecipe else str(module.collate_fn.__module__)
+    values |= {"target": getattr(module, "TARGET", default), "preprocessing_module": own}
+    return kind(**values)
 
 
 def _problem_of_targets(recipe: DeclaredRecipe) -> str | None:
