@@ -5,7 +5,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
-# Those that need nothing more; benchmarks/ also has generate (torch) and launch (Slurm).
+# Those that need nothing more. `kept_files` gives the figures in the heads of three modules of models/; `gpu` needs one.
 BENCHMARKS := cli tracking second_run collectives gradient_reductions train_step checkpoint preprocess context \
 	residuals
 SOURCES := redco_flow flows examples tests benchmarks docs
@@ -19,7 +19,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-all test-gpu test-quick test-pythons lint format docs bench dist clean constraints plotly
+.PHONY: quickstart slurm-demo test test-all test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -69,6 +69,10 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(INSTALL) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The generated pages of docs/reference and the files quoted in pages: committed, compared by tests/test_reference.py.
+reference: $(VENV)/.installed-dev
+	$(BIN)/python docs/build_reference.py
 
 bench: $(VENV)/.installed-dev
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done

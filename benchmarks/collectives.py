@@ -20,10 +20,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from compile_targets import TARGETS, find_devices, set_environment
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.engine.traffic
 COMPILED_FOR = next((name for name in TARGETS if name in sys.argv), "cpu")
 set_environment(COMPILED_FOR, num_cpu_devices=8)
 REMAT = "full" if "full" in sys.argv else "none"
@@ -38,9 +40,9 @@ from user_model import Block, SeparateBlock, UserModel
 
 from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
+from tests.engine.traffic import read_collectives
 
 BATCH, SOURCE, TARGET = 8, 512, 256
 LAYERS, WIDTH, HEADS, HIDDEN = 4, 1024, 16, 4096

@@ -17,7 +17,10 @@ all-reduce whose result is split as the reduce-scatter that TPUs and GPUs make o
 import argparse
 import json
 import os
+import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.engine.traffic
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
@@ -28,10 +31,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.attention.ring import attend_sequence
 from redco_flow.models.config import AttentionConfig
 from redco_flow.models.families import llama
+from tests.engine.traffic import read_collectives
 
 BATCH, LAYERS = 1, 2
 CONFIG = AttentionConfig(num_heads=8, num_kv_heads=2, head_dim=64, scale=64**-0.5)

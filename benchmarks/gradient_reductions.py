@@ -21,8 +21,8 @@ from collectives import BATCH, CASES, COMPILED_FOR
 from compile_targets import TARGETS, find_devices
 
 from redco_flow import Deployer
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
+from tests.engine.traffic import read_collectives
 
 _START = re.compile(r"^\s+%([\w.\-]+) = .* all-reduce-start\(")
 _END = re.compile(r"^\s+(?:ROOT )?%[\w.\-]+ = .* all-reduce-done\(\S*?%?([\w.\-]+)\)")

@@ -9,11 +9,15 @@ for its operands and result; its FLOPs are not in the text, so its runs are coun
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from redco_flow.engine.step.traffic import loop_turns, parse_module
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.engine.traffic import loop_turns, parse_module
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")

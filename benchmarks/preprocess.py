@@ -101,7 +101,7 @@ def stage_run(path: Path, tokenizer: Path) -> Measure:
     import pyarrow
     from transformers import AutoTokenizer
 
-    from redco_flow.stages.context import StageContext
+    from redco_flow.runtime.context import StageContext
     from redco_flow.stages.preprocess.config import Config
     from redco_flow.stages.preprocess.run import run
     from redco_flow.tracking.attempt import AttemptDirectory

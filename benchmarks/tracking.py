@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.records import append_json_line, write_json, write_text
-from redco_flow.stages.artifacts.metrics import MetricsSummary
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.metrics_artifact import MetricsSummary
 from redco_flow.tracking.results import StageResult, fingerprint, publish_result
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace

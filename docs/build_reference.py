@@ -1,39 +1,75 @@
-"""Pages that are made when the site is built: every key, every verb, and what was tried."""
+"""Write the generated parts of the docs, which are committed.
+
+    python docs/build_reference.py      # or: make reference
+
+Generated are the pages `docs/reference/*.md` (keys, verbs, API, support matrix), and each fenced
+block below a line `<!-- file: PATH -->`, or `<!-- file: PATH:FIRST:LAST -->` for some of its lines.
+`tests/test_reference.py` compares them with the sources.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from api_page import api_page
 
 from redco_flow.cli.main import build_parser
 from redco_flow.spec.profile import profile_model
 from redco_flow.spec.schema import json_schema
 
+PROJECT = Path(__file__).resolve().parent.parent
+REFERENCE = PROJECT / "docs" / "reference"
+NOTE = "<!-- Written by docs/build_reference.py (make reference). -->"
+BLOCK = re.compile(
+    r"(<!-- file: (?P<file>[^\s:]+)(?::(?P<first>\d+):(?P<last>\d+))? -->\n+```\w*\n).*?(?=^```$)",
+    re.DOTALL | re.MULTILINE,
+)
+
 Schema = Mapping[str, Any]
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that stand in no file."""
+def with_files(text: str) -> str:
+    """A page whose fenced blocks hold the current text of the files that they name."""
+
+    def block(match: re.Match[str]) -> str:
+        lines = (PROJECT / match["file"]).read_text(encoding="utf-8").splitlines(keepends=True)
+        if match["first"]:
+            lines = lines[int(match["first"]) - 1 : int(match["last"])]
+        return match[1] + "".join(lines)
+
+    return BLOCK.sub(block, text)
+
+
+def reference_pages() -> dict[str, str]:
+    """The generated pages but the support matrix, by their names in docs/reference."""
     pages = {
-        "reference/pipeline.md": _pipeline_page(),
-        "reference/profile.md": _profile_page(),
-        "reference/commands.md": _commands_page(),
-        "reference/support.md": _support_page(),
+        "pipeline.md": _pipeline_page(),
+        "profile.md": _profile_page(),
+        "commands.md": _commands_page(),
+        "api.md": api_page(),
     }
-    for path, lines in pages.items():
-        files.append(File.generated(config, path, content="\n".join(lines)))
-    return files
+    return {name: _page(lines) for name, lines in pages.items()}
+
+
+def support_page() -> str:
+    """The support matrix, made in another process: collecting tests imports JAX."""
+    script = Path(__file__).with_name("support.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return _page(iter(done.stdout.splitlines()))
+
+
+def _page(lines: Iterator[str]) -> str:
+    title, *rest = lines
+    return "\n".join([title, "", NOTE, *rest]) + "\n"
 
 
 def _pipeline_page() -> Iterator[str]:
@@ -43,18 +79,18 @@ def _pipeline_page() -> Iterator[str]:
     yield from (
         "# Pipeline keys",
         "",
-        "Made from the models that validate a pipeline; `redco-flow schema` prints the same as a",
-        "JSON Schema for editors. `${env:NAME,default}` or `${key}` may stand where a value may.",
+        "Generated from the models that validate a pipeline; `redco-flow schema` prints a JSON",
+        "Schema for editors. `${env:NAME,default}` or `${key}` may replace a value.",
         "",
         "## The file",
         "",
     )
     yield from _table(schema)
     for name, body in stages.items():
-        yield from ("", f"## Stage kind {name.removeprefix('stage_')} {{ #{name} }}", "")
+        yield from ("", f"## {_heading(name)}", "")
         yield from _table(body)
     for name, body in others.items():
-        yield from ("", f"## {name} {{ #{name} }}", "", _summary(body), "")
+        yield from ("", f"## {_heading(name)}", "", _summary(body), "")
         yield from _table(body)
 
 
@@ -63,32 +99,44 @@ def _profile_page() -> Iterator[str]:
     yield from (
         "# Profile keys",
         "",
-        "A profile is a file in `cluster_profiles/`. `extends: NAME` lays it over another one, key",
-        "by key. `redco-flow profile NAME` prints the result; `profile.KEY=VALUE` on the command",
-        "line changes it for one run.",
+        "A profile is a file in `cluster_profiles/`. `extends: NAME` merges it into another one,",
+        "key by key. `redco-flow profile NAME` prints the result; `profile.KEY=VALUE` on the",
+        "command line changes it for one run.",
         "",
         "## The file",
         "",
     )
     yield from _table(schema)
     for name, body in schema["$defs"].items():
-        yield from ("", f"## {name} {{ #{name} }}", "", _summary(body), "")
+        yield from ("", f"## {_heading(name)}", "", _summary(body), "")
         yield from _table(body)
 
 
+def _heading(name: str) -> str:
+    """The title of a model: `stage_train` is "Stage kind train", an executor's Config "slurm"."""
+    if name.startswith("stage_"):
+        return f"Stage kind {name.removeprefix('stage_')}"
+    *_, folder, _, model = ["", *name.split("__")] if "__" in name else ["", "", "", name]
+    return f"Executor {folder}" if folder and model == "Config" else model
+
+
+def _anchor(name: str) -> str:
+    return _heading(name).lower().replace(" ", "-")
+
+
 def _summary(body: Schema) -> str:
-    """What the model's docstring says before it lists the fields."""
+    """The model's docstring without its list of fields."""
     text: str = body.get("description", "")
     return text.partition("\n\nArgs:")[0]
 
 
 def _table(schema: Schema) -> Iterator[str]:
-    """One row a key: its type, its default, its meaning."""
+    """One row per key: type, default, meaning."""
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     required = schema.get("required", ())
     for name, body in schema.get("properties", {}).items():
-        default = "**needed**" if name in required else _default(body)
+        default = "**required**" if name in required else _default(body)
         meaning = " ".join(body.get("description", "").split())
         yield f"| `{name}` | {_type(body)} | {default} | {_cell(meaning)} |"
 
@@ -97,7 +145,7 @@ def _default(body: Schema) -> str:
     inner = next((one for one in body.get("anyOf", ()) if "default" in one), body)
     value = inner.get("default")
     if "default" not in inner or isinstance(value, dict | list):
-        return ""  # its own table has them
+        return ""  # in the section's own table
     return f"`{json.dumps(value)}`"
 
 
@@ -105,7 +153,7 @@ def _type(body: Schema) -> str:
     """The type in words; a section links to its own table."""
     if "$ref" in body:
         name = body["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name})"
+        return f"[{_heading(name)}](#{_anchor(name)})"
     if "anyOf" in body:
         kinds = [_type(one) for one in body["anyOf"] if one.get("pattern") != r"\$\{"]
         return _cell(" or ".join(dict.fromkeys(kind for kind in kinds if kind)))
@@ -136,23 +184,60 @@ def _cell(text: str) -> str:
 
 
 def _commands_page() -> Iterator[str]:
-    yield from ("# Command line", "", "`redco-flow VERB --help` prints the same.", "")
-    parser = build_parser()
-    for action in parser._subparsers._group_actions if parser._subparsers else ():
-        for name, verb in (action.choices or {}).items():
-            yield from (f"## {name}", "", "```text", _help(verb), "```", "")
+    yield from ("# Command line", "", "`redco-flow VERB --help` prints the same.")
+    for name, parser in _verbs(build_parser()):
+        yield from _verb(name, parser)
 
 
-def _support_page() -> list[str]:
-    """What was tried, in a process of its own: collecting tests imports JAX and sets its flags."""
-    script = Path(__file__).with_name("support.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise PluginError(f"{script.name} failed:\n{done.stderr or done.stdout}")
-    return done.stdout.splitlines()
+def _verbs(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
 
 
-def _help(parser: argparse.ArgumentParser) -> str:
-    """The help of a verb, at a width that does not depend on the terminal."""
-    with mock.patch.dict(os.environ, COLUMNS="96"):
-        return parser.format_help().strip()
+def _verb(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """A verb's section: usage, description, a row per argument; then its own verbs."""
+    actions = [
+        action
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS
+        and not isinstance(action, argparse._HelpAction | argparse._SubParsersAction)
+    ]
+    verbs = list(_verbs(parser))
+    names = [_argument(action) for action in actions if not action.option_strings]
+    options = ["[OPTIONS]"] if any(action.option_strings for action in actions) else []
+    usage = " ".join(["redco-flow", name, *(["VERB"] if verbs else []), *names, *options])
+    yield from ("", f"{'##' if ' ' not in name else '###'} {name}", "", f"`{usage}`")
+    if parser.description:
+        yield from ("", parser.description.strip())
+    if parser.epilog:
+        yield from ("", "```text", parser.epilog.strip("\n"), "```")
+    if actions:
+        yield from ("", "| argument | meaning |", "|---|---|")
+        for action in sorted(actions, key=lambda action: bool(action.option_strings)):
+            yield f"| `{_argument(action)}` | {_cell(action.help or '')} |"
+    for verb, inner in verbs:
+        yield from _verb(f"{name} {verb}", inner)
+
+
+def _argument(action: argparse.Action) -> str:
+    """An argument as help pages write it: `FILE`, `[RUN]`, `-p, --profile PROFILE`."""
+    metavar = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    if action.choices and not action.metavar:
+        metavar = "{" + ",".join(map(str, action.choices)) + "}"
+    text = metavar if isinstance(metavar, str) else " ".join(metavar)
+    if action.option_strings:
+        return " ".join([", ".join(action.option_strings), *([] if action.nargs == 0 else [text])])
+    return {"?": f"[{text}]", "*": f"[{text} ...]", "+": f"{text} ..."}.get(str(action.nargs), text)
+
+
+def main() -> None:
+    """Write all generated parts."""
+    for name, text in (reference_pages() | {"support.md": support_page()}).items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+    for path in (PROJECT / "docs").rglob("*.md"):
+        path.write_text(with_files(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

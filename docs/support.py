@@ -75,7 +75,11 @@ def collect_rows() -> list[Row]:
         )
     if code != pytest.ExitCode.OK:
         raise SystemExit(said.getvalue())
-    return sorted(set(_rows(collector.items)), key=lambda row: (row.family, row.how, row.test))
+    return sorted(set(_rows(collector.items)), key=_order)
+
+
+def _order(row: Row) -> tuple[str, ...]:
+    return (row.family, row.how, row.test, row.mesh, row.recipe, row.executor)
 
 
 def _says(path: Path) -> bool:
@@ -125,11 +129,11 @@ def _mesh(value: Any) -> str:
 def page(rows: list[Row]) -> Iterator[str]:
     """Yield the page's lines."""
     yield from (
-        "# What was tried, and how",
+        "# Support matrix",
         "",
-        "Made from the tests: what stands here is what a collected test says it covers.",
-        "*No test* means that it is not tried, not that it is refused. All tests run on the CPU",
-        "devices of one machine, with several processes where an executor starts several.",
+        "Generated from the tests: each entry is what a collected test covers. *No test* means",
+        "untested, not unsupported. All tests run on the CPU devices of one machine, with several",
+        "processes if the executor starts several.",
         "",
         *_accelerators(),
         "",

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from redco_flow.bounded import while_growing, within
 from redco_flow.hub_guard import UnsafeHub, check_inside, guard_downloads
-from redco_flow.model_files import CONFIG_FILE, INDEX_FILE, has_weights, quantization_method
 from redco_flow.records import read_json
 
 Kind = Literal["model", "dataset"]
@@ -43,16 +42,16 @@ class Snapshot:
 
     Args:
         files: paths in it; of a cached one those that are in the cache.
-        model_type: the family that a model's config.json says; empty where that is not known.
-        quantization: the method that its parameters are quantized by; empty: none that is unread.
+        config: what is known of a model's config.json; None where nothing is.
         card: the metadata at the top of a dataset's README.md.
+        folder: where a cached one's files are.
     """
 
     commit: str
     files: frozenset[str]
-    model_type: str = ""
-    quantization: str = ""
+    config: Any = None
     card: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 class HubFailing(HubUnreachable):
@@ -104,32 +103,15 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
         files = frozenset(str(file.rfilename) for file in info.siblings or ())
         card = getattr(info, "card_data", None) if kind == "dataset" else None
         metadata = card.to_dict() if card else {}
-    config = getattr(info, "config", None)
-    return Snapshot(
-        info.sha, files, _model_type(config), quantization_method(config), card=metadata
-    )
+    return Snapshot(info.sha, files, getattr(info, "config", None), metadata)
 
 
-def model_type_in(folder: Path) -> str:
-    """Return the family that a model's config.json says; empty where it does not."""
-    return _model_type(_config_in(folder))
-
-
-def quantization_in(folder: Path) -> str:
-    """Return the method that a model's parameters are quantized by; empty: none that is unread."""
-    return quantization_method(_config_in(folder))
-
-
-def _config_in(folder: Path) -> Any:
+def config_in(folder: Path) -> Any:
+    """Return the content of a model directory's config.json; None where it cannot be read."""
     try:
-        return read_json(folder / CONFIG_FILE)
+        return read_json(folder / "config.json")
     except (OSError, ValueError):
         return None
-
-
-def _model_type(config: Any) -> str:
-    found = config.get("model_type") if isinstance(config, dict) else None
-    return found.replace("-", "_") if isinstance(found, str) else ""
 
 
 def endpoint() -> str:
@@ -168,15 +150,10 @@ def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
         is_there = bool(files - {"README.md"}) or any(prepared_datasets(commit))
     else:
         is_there = bool(files)
-        if not has_weights(folder):
-            files.discard(INDEX_FILE)
     if not is_there:
         return None
-    config = _config_in(folder)
     card = _card_in(folder) if kind == "dataset" else {}
-    return Snapshot(
-        commit, frozenset(files), _model_type(config), quantization_method(config), card=card
-    )
+    return Snapshot(commit, frozenset(files), config_in(folder), card, folder)
 
 
 def _card_in(folder: Path) -> dict[str, Any]:

@@ -118,40 +118,6 @@ def _group_name(gid: int) -> str:
 _CHUNK_BYTES = 1 << 24
 
 
-class UnreadableFile(ValueError):
-    """A data, model, tokenizer or configuration file is not what its name says; names it."""
-
-
-@contextlib.contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """Give whatever a library raises at a damaged file the file's name.
-
-    Only around the library's calls: every error in here is taken for the file's.
-
-    Args:
-        what: what the file should be: "a Parquet file".
-
-    Raises:
-        UnreadableFile: for any error but those that name the file already.
-    """
-    try:
-        yield
-    except UnreadableFile:
-        raise
-    except BaseException as error:
-        is_own = isinstance(error, OSError) and error.filename is not None
-        # Rust's panics are no `Exception`s, so that none is caught by accident.
-        is_panic = type(error).__name__ == "PanicException"
-        if is_own or not (isinstance(error, Exception) or is_panic):
-            raise
-        said = str(error) or type(error).__name__
-        if isinstance(error, KeyError | TypeError | AttributeError | MemoryError):
-            said = f"{type(error).__name__}: {said}"
-        if str(path) in said:
-            raise UnreadableFile(said) from error
-        raise UnreadableFile(f"{path}: not {what}, or a damaged one: {said}") from error
-
-
 def canonical_json(value: Any) -> bytes:
     """Encode `value` as UTF-8 JSON with sorted keys and no spaces: equal values, equal bytes.
 

@@ -35,7 +35,8 @@ from redco_flow.launch.worker_process import (
     report_error,
 )
 from redco_flow.records import refuse_link, write_json
-from redco_flow.stages.context import (
+from redco_flow.runtime import shards
+from redco_flow.runtime.context import (
     InputArtifact,
     Shard,
     StageContext,
@@ -43,9 +44,8 @@ from redco_flow.stages.context import (
     StopFlag,
     Stopped,
 )
-from redco_flow.stages.preprocess import shards
-from redco_flow.stages.process_group import ProcessGroup, check_devices
-from redco_flow.stages.publication import check_outputs, publish, write_result
+from redco_flow.runtime.process_group import ProcessGroup, check_devices
+from redco_flow.runtime.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests

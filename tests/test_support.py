@@ -23,6 +23,13 @@ def lines():
 
 
 @pytest.mark.slow
+def test_the_committed_page_is_current(lines):
+    committed = (PROJECT / "docs" / "reference" / "support.md").read_text().splitlines()
+
+    assert [committed[0], *committed[3:]] == lines, "run `make reference`"
+
+
+@pytest.mark.slow
 def test_every_family_is_compared_with_torch_and_every_executor_trains(lines):
     cells = {line.split(" | ")[0][2:]: line for line in reversed(lines) if line.startswith("| ")}
 

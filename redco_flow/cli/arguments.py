@@ -1,4 +1,4 @@
-"""How verbs and their common options are declared."""
+"""Declare verbs, their common options and how they are called."""
 
 from __future__ import annotations
 

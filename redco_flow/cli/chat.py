@@ -73,7 +73,7 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options ask of the model.
+    """Build a request to the model from the options.
 
     Raises:
         UsageError: they say something that cannot be.
@@ -151,7 +151,6 @@ def _converse(chat: Chat, options: argparse.Namespace, *, is_terminal: bool) -> 
 
 
 def _messages(options: argparse.Namespace, *, is_terminal: bool) -> Iterator[str]:
-    """Yield what the user says; lines without text say nothing."""
     if options.message is not None:
         yield options.message
         return

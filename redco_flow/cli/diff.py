@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from redco_flow.cli.arguments import Verbs, add_html, add_json, add_workspace, workspace_path
 from redco_flow.cli.text import columns, number, short_id
 from redco_flow.errors import UsageError
+from redco_flow.report.numbers import value_text
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from redco_flow.report.run_diff.measures import MetricChange
     from redco_flow.report.run_diff.runs import RunDiff
 
-_MAX_VALUE_LENGTH = 60
 _MAX_CHANGES = 40
 _MAX_PATCH_LINES = 60
 _HEX = frozenset("0123456789abcdef")
@@ -61,10 +61,11 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         print("\n".join(diff_lines(found, is_whole=options.all)))
     if options.html:
-        from redco_flow.report.diff_page import diff_page
+        from redco_flow.report.comparison import comparison_page, read_compared
         from redco_flow.report.runs_page import write_page
 
-        sys.stderr.write(f"page: {write_page(diff_page(found, utc_now()), options.html)}\n")
+        page = comparison_page([read_compared(run) for run in (first, second)], utc_now(), found)
+        sys.stderr.write(f"page: {write_page(page, options.html)}\n")
     return 0
 
 
@@ -115,14 +116,8 @@ def _side(value: Any, place: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value for people: a digest by its first digits, a long one cut off."""
-    if isinstance(value, str):
-        is_digest = len(value) in (40, 64) and set(value) <= _HEX
-        shown = value if value and value.isprintable() else json.dumps(value)
-        text = short_id(value) if is_digest else shown
-    else:
-        text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"
+    is_digest = isinstance(value, str) and len(value) in (40, 64) and set(value) <= _HEX
+    return short_id(value) if is_digest else value_text(value)
 
 
 def _metric_lines(changes: Sequence[MetricChange]) -> Iterator[str]:

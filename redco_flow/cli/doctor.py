@@ -176,7 +176,6 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of the parser and of its verbs."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -217,7 +216,6 @@ def _stop_server(options: argparse.Namespace) -> int:
 
 
 def _is_confirmed() -> bool:
-    """Ask, at a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     sys.stderr.write("End it? [y/N] ")

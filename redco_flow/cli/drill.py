@@ -34,8 +34,8 @@ def register(verbs: Verbs) -> None:
 
 
 def _drill(options: argparse.Namespace) -> int:
+    from redco_flow.launch.faults import FAULTS
     from redco_flow.orchestrate.checks.drill import drill
-    from redco_flow.recipes.drill import FAULTS
     from redco_flow.spec.profile import load_profile
 
     profile = load_profile(options.profile)
@@ -45,7 +45,7 @@ def _drill(options: argparse.Namespace) -> int:
         profile,
         options.profile,
         follow_run,
-        faults=options.faults or tuple(FAULTS),
+        faults=options.faults or FAULTS,
         num_hosts=options.num_hosts,
         directory=directory.absolute(),
     )

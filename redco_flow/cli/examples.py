@@ -54,7 +54,6 @@ def print_examples(loaded: Loaded, number: int) -> None:
 
 
 def _dataset_of(loaded: Loaded, stage: ResolvedStage) -> Path | None:
-    """The stage's dataset, where it was made before."""
     fingerprint = loaded.plan.stages[stage.name].fingerprint
     result = find_result(loaded.workspace, fingerprint) if fingerprint else None
     if result is None:

@@ -8,8 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from redco_flow.cli.arguments import Verbs, add_html, add_json, add_workspace, workspace_path
@@ -17,7 +15,8 @@ from redco_flow.cli.text import Footnotes, columns, duration, moment, number
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.records import digest_json
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
+from redco_flow.report.history_page import DIGITS_OF_DATA, HistoryEntry, history_page
+from redco_flow.report.runs_page import write_page
 from redco_flow.tracking.aliases import AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
@@ -25,52 +24,14 @@ from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, list_damaged, list_runs
 from redco_flow.tracking.run_metrics import is_of_training, require_metric
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 _MAX_METRICS = 3
 _MAX_MESSAGE_LENGTH = 60
-_DIGITS_OF_DATA = 8
 
 Ingredients = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class HistoryEntry:
-    """One run of a pipeline, beside the one before it.
-
-    Args:
-        cause: why its first failed stage ended, such as "out_of_memory"; empty where none failed.
-        message: what that stage, or else the run, said last; empty of a run that went well.
-        metrics: by name, as `status` has them.
-        differences: of each metric, to the last run before that has it, where the two scores can
-            be compared.
-        not_compared: why a metric has no difference to the last run before that has it.
-        data: digest of what identifies the raw data; empty before a stage has a result.
-        data_changed: whether raw data of stages that this run and the last before it with
-            results both have differ; None where there is nothing to compare.
-        code_changed: whether modules that such stages import differ.
-        artifacts: the ids of all that its stages have made or reused.
-    """
-
-    run: str
-    created_at: str
-    state: str
-    seconds: float | None
-    sweep: str
-    cause: str
-    message: str
-    metrics: dict[str, float]
-    differences: dict[str, float]
-    not_compared: dict[str, str]
-    data: str
-    data_changed: bool | None
-    code_changed: bool | None
-    artifacts: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as one JSON value."""
-        return asdict(self)
 
 
 def register(verbs: Verbs) -> None:
@@ -100,49 +61,9 @@ def _history(options: argparse.Namespace) -> int:
     else:
         print(history_text(entries, shown, num_runs=len(runs)))
     if options.html:
-        written = write_history_page(workspace, name, entries, shown, options.html)
-        sys.stderr.write(f"page: {written}\n")
+        page = history_page(name, entries, shown, _promotions(workspace, entries), utc_now())
+        sys.stderr.write(f"page: {write_page(page, options.html)}\n")
     return 0
-
-
-def write_history_page(
-    workspace: Workspace,
-    pipeline: str,
-    entries: Sequence[HistoryEntry],
-    metrics: Sequence[str],
-    path: Path,
-) -> Path:
-    """Write a pipeline's history as a page and return its path.
-
-    Args:
-        entries: its runs, oldest first.
-        metrics: names of those that are drawn.
-
-    Raises:
-        OSError: it cannot be written: the disk is full or read-only; names the path.
-    """
-    # Imported here: most look at the table alone.
-    from redco_flow.report.history_page import HistoryPoint, history_page
-    from redco_flow.report.runs_page import write_page
-
-    promoted = _promotions(workspace, entries)
-    points = [
-        HistoryPoint(
-            run=entry.run,
-            created_at=entry.created_at,
-            state=entry.state,
-            seconds=entry.seconds,
-            failure=" ".join(filter(None, (entry.cause, entry.message))),
-            metrics=entry.metrics,
-            differences=entry.differences,
-            not_compared=entry.not_compared,
-            data=entry.data,
-            is_data_new=bool(entry.data_changed),
-            promoted=promoted.get(entry.run, []),
-        )
-        for entry in entries
-    ]
-    return write_page(history_page(pipeline, points, metrics, utc_now()), path)
 
 
 def _promotions(workspace: Workspace, entries: Sequence[HistoryEntry]) -> dict[str, list[str]]:
@@ -338,7 +259,7 @@ def _cells(entry: HistoryEntry, metrics: Sequence[str], notes: Footnotes) -> Ite
             yield f"{number(entry.metrics[key])} {notes.mark(why)}"
         else:
             yield _metric(entry.metrics.get(key), entry.differences.get(key))
-    yield f"{entry.data[:_DIGITS_OF_DATA]} {_changed(entry.data_changed)}".strip()
+    yield f"{entry.data[:DIGITS_OF_DATA]} {_changed(entry.data_changed)}".strip()
     yield _changed(entry.code_changed)
     cause = entry.cause if entry.cause != State.FAILED else ""
     note = " ".join(

@@ -58,7 +58,7 @@ class LogFollower:
         self._tail: LogTail | None = None
 
     def new_lines(self, path: Path, *, is_last: bool = False) -> list[str]:
-        """Whole lines written since the last call; with another path it begins anew.
+        """Whole lines written since the last call; with another path it starts over.
 
         Args:
             path: where the log stands now.
@@ -116,7 +116,7 @@ def find_log(
 
 
 def _about(maker: Maker, path: Path) -> str:
-    """Whose attempt it was, and what is there of it."""
+    """Describe the attempt: its run, its state and its files."""
     made = f"made by run {maker.run.id}, stage {maker.stage}, attempt {maker.number}"
     if path.is_file():
         return f"{made}; this is its log."
@@ -183,7 +183,6 @@ def stage_names(run: RunDirectory) -> list[str]:
 
 
 def _entries(run: RunDirectory) -> dict[str, Any]:
-    """The stages in state.json; none where that is damaged."""
     entries: dict[str, Any] = (unless_damaged(run.read_state) or {}).get("stages", {})
     return entries
 

@@ -22,38 +22,38 @@ from redco_flow.terminal_text import VisibleStream
 
 # In the order of the help page: each verb's module in `redco_flow.cli`, and its summary.
 VERBS = {
-    "init": ("init", "write a small project that runs: pipeline, profile, data"),
+    "init": ("init", "write a small example project: pipeline, profile, data"),
     "run": ("run", "run a pipeline"),
     "plan": ("run", "print what a run would do, and why"),
-    "resume": ("run", "take up a run that was interrupted, failed or cancelled"),
-    "retry": ("run", "new attempts for an ended run's failed, cancelled stages"),
+    "resume": ("run", "continue a run that was interrupted, failed or cancelled"),
+    "retry": ("run", "start new attempts of a run's failed and cancelled stages"),
     "cancel": ("run", "stop a run; what its stages saved is kept"),
     "ls": ("status", "list the runs, newest first"),
     "status": ("status", "show one run: stages, progress, metrics"),
     "attach": ("status", "follow a run until it ends; Ctrl-C detaches again"),
     "logs": ("status", "print what a run's stages printed"),
     "artifacts": ("artifacts", "list the published artifacts, newest first"),
-    "why": ("artifacts", "where a metric or artifact came from, back to the data"),
-    "impact": ("artifacts", "what was made from an artifact or a data file"),
-    "verify": ("artifacts", "read artifacts whole and compare their digests"),
+    "why": ("artifacts", "trace a metric or artifact back to its data"),
+    "impact": ("artifacts", "list what was made from an artifact or a data file"),
+    "verify": ("artifacts", "read all bytes of artifacts and compare their digests"),
     "diff": ("diff", "what differs between two runs: settings, data, code, scores"),
     "compare": ("compare", "runs side by side: settings that differ, metrics"),
-    "report": ("compare", "write the page of a run or of a sweep anew"),
+    "report": ("compare", "render the HTML report of a run or sweep again"),
     "history": ("history", "the runs of one pipeline over time, oldest first"),
-    "promote": ("promote", "name a checkpoint, such as production, if it is better"),
-    "rollback": ("promote", "have an alias name again what it named before"),
-    "aliases": ("promote", "list what checkpoints were promoted as"),
-    "schedule": ("schedule", "run a pipeline again and again"),
-    "serve": ("schedule", "fire the schedules when they are due"),
-    "export": ("export", "write a checkpoint as transformers or PEFT reads it"),
+    "promote": ("promote", "point an alias such as production to a checkpoint, if it is better"),
+    "rollback": ("promote", "point an alias back to its previous checkpoint"),
+    "aliases": ("promote", "list the aliases of checkpoints"),
+    "schedule": ("schedule", "run a pipeline repeatedly, on a schedule"),
+    "serve": ("schedule", "run the process that starts scheduled runs"),
+    "export": ("export", "write a checkpoint in the format of transformers or PEFT"),
     "chat": ("chat", "converse with a checkpoint on this machine"),
-    "doctor": ("doctor", "check that a profile can run, and say how to mend it"),
-    "clean": ("doctor", "delete jobs and copies that a profile's hosts need not keep"),
+    "doctor": ("doctor", "check that a profile can run, and suggest repairs"),
+    "clean": ("doctor", "delete finished jobs and caches on a profile's SSH hosts"),
     "schema": ("doctor", "print the JSON Schema of a pipeline file, for editors"),
     "profile": ("doctor", "print a cluster profile, defaults included"),
     "ui": ("doctor", "start the Prefect server, if none runs, and print a link to it"),
     "completion": ("doctor", "print a shell's completion script"),
-    "drill": ("drill", "harm small trainings on a cluster and see them survive"),
+    "drill": ("drill", "inject faults into small trainings and check their recovery"),
 }
 _MODULES = tuple(dict.fromkeys(module for module, _ in VERBS.values()))
 
@@ -62,7 +62,7 @@ Launch, shard, track and chain JAX finetuning jobs. A pipeline is a YAML file.
 
   redco-flow run pipelines/quickstart.yaml           run it on this machine
   redco-flow run FILE -p PROFILE learning_rate=1e-4  elsewhere, with a setting changed
-  redco-flow status                                  how the last run is doing
+  redco-flow status                                  state and progress of the last run
   redco-flow why rougeL                              where a number came from
 """
 _EXIT_CODES = """\

@@ -122,7 +122,6 @@ def _aliases(options: argparse.Namespace) -> int:
 
 
 def _record(alias: Alias) -> dict[str, Any]:
-    """An alias for programs."""
     return {
         "alias": str(alias.name),
         "checkpoint": alias.checkpoint,
@@ -139,7 +138,6 @@ def _moved_lines(alias: Alias) -> Iterator[str]:
 
 
 def _comparison_text(one: dict[str, Any]) -> str:
-    """One condition and by what it held."""
     if one.get("is_first"):
         return f"{one['condition']}: it is the first of this name"
     score, gain = number(float(one["score"])), number(float(one["gain"]))

@@ -165,7 +165,7 @@ def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
 
 
 def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
-    """What `run --json` prints: the run, how it ended, its stages, artifacts and metrics."""
+    """Return the record that `run --json` prints: run, ending, stages, artifacts, metrics."""
     stages = {
         name: {key: stage[key] for key in ("state", "reused", "seconds", "artifacts")}
         for name, stage in view["stages"].items()
@@ -180,7 +180,6 @@ def summary(view: dict[str, Any], exit_code: int) -> dict[str, Any]:
 
 
 def _next_steps(view: dict[str, Any]) -> str:
-    """What to type after the run has ended."""
     if view["state"] == State.COMPLETED:
         return f"next: redco-flow why {_example_metric(view)} · redco-flow logs {view['run']}"
     failed = [name for name, stage in view["stages"].items() if stage["state"] == State.FAILED]
@@ -189,7 +188,6 @@ def _next_steps(view: dict[str, Any]) -> str:
 
 
 def _example_metric(view: dict[str, Any]) -> str:
-    """The first metric, as `why` takes it."""
     name = next(iter(view["metrics"]), None)
     return str(view["run"]) if name is None else f"{view['run']}/{name}"
 

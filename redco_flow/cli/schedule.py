@@ -60,7 +60,7 @@ _SUMMARIES = {
     "resume": "have a paused schedule fire again",
     "run": "have a schedule fire now",
     "rm": "delete a schedule and its history; its runs stay",
-    "history": "list what each firing came to",
+    "history": "list the result of each firing",
 }
 
 
@@ -184,7 +184,7 @@ def _wanted(options: argparse.Namespace) -> tuple[Schedule, Workspace]:
 
 
 def _notify(pipeline: ResolvedPipeline) -> dict[str, Any]:
-    """What the pipeline's `notify` asks to be told of a schedule itself.
+    """Summarize the pipeline's `notify` section for a schedule.
 
     Raises:
         ConfigError: the environment lacks an address, which the Prefect server is to be given now.
@@ -246,7 +246,7 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps(records))
         return 0
     rows = [_row(schedule, deployed.get(schedule.name), folder) for folder, schedule in found]
-    print(columns(rows, ["SCHEDULE", "PIPELINE", "WHEN", "NEXT", "LAST", "CAME TO"]))
+    print(columns(rows, ["SCHEDULE", "PIPELINE", "WHEN", "NEXT", "LAST", "RESULT"]))
     _say_if_nothing_serves()
     return 0
 
@@ -266,7 +266,7 @@ def _next(deployed: Deployed | None) -> str:
 
 
 def _came_to(firing: Firing) -> str:
-    """How a firing ended, and why."""
+    """Describe the result of a firing: its state and the reason."""
     return " ".join(part for part in (firing.state, firing.run, _why(firing)) if part)
 
 
@@ -307,7 +307,6 @@ def _lines(
 
 
 def _record(schedule: Schedule, deployed: Deployed | None) -> dict[str, Any]:
-    """A schedule for programs."""
     if deployed is None:
         return {**asdict(schedule), "next": [], "page": None, "is_deployed": False}
     given = {key: value for key, value in deployed.parameters.items() if key != "schedule"}
@@ -418,13 +417,13 @@ def _with_deployment(name: str, act: Callable[[Any, Any], None]) -> None:
         if found is None:
             raise UsageError(
                 f"the Prefect server has no deployment of '{name}': `redco-flow schedule add` the "
-                "pipeline again, or `redco-flow serve` makes it anew."
+                "pipeline again, or `redco-flow serve` creates it again."
             )
         act(client, found)
 
 
 def _deployed(names: list[str]) -> dict[str, Deployed]:
-    """What the server says of schedules; nothing where none answers."""
+    """Return the deployments of schedules; empty if no server answers."""
     from redco_flow.orchestrate.prefect.server import server_status
     from redco_flow.orchestrate.recurring.deployments import (
         client_of,
@@ -470,7 +469,6 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _install() -> int:
-    """Write a systemd user unit; where there is no systemd, print a crontab line."""
     if shutil.which("systemctl") is None:
         print(f"@reboot {sys.executable} -P -m redco_flow.cli.main serve --detach")
         sys.stderr.write("there is no systemd here: `crontab -e` takes the line above\n")

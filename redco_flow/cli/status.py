@@ -124,7 +124,7 @@ def render_table(view: dict[str, Any]) -> Table:
 
 
 def phase_text(view: dict[str, Any]) -> str:
-    """What the launcher is at while no stage has begun; empty once one has."""
+    """Describe what the launcher does before the first stage; empty once one has begun."""
     if view["state"] not in LIVE_STATES:
         return ""
     return str(view["message"]) or (
@@ -194,7 +194,7 @@ def _follow_quietly(run: RunDirectory, out: TextIO) -> dict[str, Any]:
     while True:
         view = read_run_view(run)
         is_due = time.monotonic() >= next_progress
-        # A run that is taken up again is pending until its launcher has read how it ended before.
+        # A run that is resumed is pending until its launcher has read how it ended before.
         is_taken_up = view["state"] != State.PENDING
         if phase_text(view) != phase:
             phase = phase_text(view)
@@ -302,7 +302,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
             lines.append(f"    {stage['parameters']}")
         lines += [f"    profile: {stage['profile']}"] if stage["profile"] else []
         lines += [f"    {_goodput_text(stage['goodput'])}"] if stage.get("goodput") else []
-    # A failed run's message is its first failed stage's, which stands in that stage's line, and a
+    # A failed run's message is its first failed stage's, which is in that stage's line, and a
     # completed one's counts those lines.
     is_said = any(str(stage["message"]).startswith(view["message"]) for stage in stages.values())
     if view["state"] != State.COMPLETED and not is_said:
@@ -327,7 +327,7 @@ def status_text(view: dict[str, Any], *, with_parameters: bool = False) -> str:
 
 
 def _goodput_text(goodput: dict[str, float]) -> str:
-    """What a training's time went into, the useful part first."""
+    """Summarize the time shares of a training, the useful part first."""
     parts = {key: seconds for key, seconds in goodput.items() if key not in ("goodput", "total")}
     shown = [f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds]
     return f"goodput {goodput['goodput']:.1%} of {duration(goodput['total'])}: {', '.join(shown)}"

@@ -14,13 +14,13 @@ from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.locks import Lease, find_holder
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
@@ -116,7 +116,7 @@ def _shown_metrics(view: dict[str, Any]) -> list[str]:
 
 
 def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
-    """Which way is better, by metric, as the run's evaluations say."""
+    """Return the better direction of each metric, as recorded by the run's evaluations."""
     store = ArtifactStore(workspace)
     found: dict[str, str] = {}
     for stage in run["stages"].values():
@@ -130,7 +130,7 @@ def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
 def _identities(
     run: RunDirectory, view: dict[str, Any], workspace: Workspace
 ) -> Mapping[str, ScoreIdentity]:
-    """What a completed run's scores were measured on and by; empty of any other run."""
+    """Return the identities of a completed run's scores: data and metrics; else nothing."""
     if view["state"] != State.COMPLETED:
         return {}
     stages = (unless_damaged(run.read_state) or {}).get("stages") or {}
@@ -156,7 +156,6 @@ def _not_compared(
 def _best(
     points: list[dict[str, Any]], directions: dict[str, str], not_compared: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The best completed point of each metric that can be compared."""
     # Imported here: the verbs that never look at a sweep need not pay for it.
     from redco_flow.report.metrics import direction_of
 

@@ -1,4 +1,4 @@
-"""What a person wants to know of a run now, read from its files.
+"""Read a run's state from its files, for `status`, `attach` and `ls`.
 
 One plain dict, the same for `--json`, the live table and quiet lines. Reads only.
 """
@@ -38,7 +38,7 @@ _WORDS: dict[str, State] = {
 
 
 def has_queued_jobs(run: RunDirectory) -> bool:
-    """Whether the run's jobs were submitted at once, to go on without anybody."""
+    """Whether the run's jobs were all submitted at once (`--ahead`), so they need no launcher."""
     record = unless_damaged(lambda: LaunchRecord.read(run))
     return record is not None and record.ahead
 
@@ -58,7 +58,6 @@ def queued_stages(run: RunDirectory, stages: Mapping[str, Any]) -> dict[str, dic
 
 
 def _job(attempt: AttemptDirectory) -> CallJob | None:
-    """The attempt's job, where it has one."""
     return _reattach(attempt) if attempt.job_path.exists() else None
 
 

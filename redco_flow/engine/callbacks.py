@@ -1,4 +1,4 @@
-"""What `Trainer.fit` tells its caller while it runs, and the callbacks that write it to tools.
+"""Callbacks of `Trainer.fit`, and writers for TensorBoard, Weights & Biases and MLflow.
 
 Every process gets every call, and only plain numbers: nothing here can save or change a state.
 TensorBoard and Weights & Biases are imported when their log is opened, and need their extra:
@@ -75,7 +75,7 @@ _NO_SCALARS = ("step", "total_steps", "metrics")
 
 
 class MetricLog(ABC):
-    """Where scalars by name and step go."""
+    """A destination of scalars by name and step."""
 
     @abstractmethod
     def write(self, scalars: Mapping[str, float], step: int) -> None:

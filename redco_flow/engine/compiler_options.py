@@ -1,7 +1,7 @@
 """Say with which options of XLA's the programs for a mesh are compiled, by its devices' platform.
 
-They are given to each program (`compiler_options` of `jax.jit`), so nothing has to stand in the
-environment before JAX starts, and a program compiled ahead of time has them too. A compiler that
+They are given to each program (`compiler_options` of `jax.jit`), so no environment variable has
+to be set before JAX starts, and a program compiled ahead of time has them too. A compiler that
 does not know an option refuses the program, so it is asked which it knows.
 """
 
@@ -54,7 +54,7 @@ _BY_DEVICE_KIND: Mapping[str, CompilerOptions] = {
 }
 
 _BY_PLATFORM: Mapping[str, CompilerOptions] = {"gpu": GPU_OPTIONS, "tpu": TPU_OPTIONS}
-# What a user's own options of XLA's and of libtpu's stand in.
+# The variables of a user's own options of XLA and libtpu.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 

@@ -117,7 +117,7 @@ class Deployer:
 
     @property
     def data_process(self) -> DataProcess:
-        """Which share of each batch this process reads."""
+        """The share of each batch that this process reads."""
         processes = np.vectorize(lambda device: device.process_index)(self.mesh.devices)
         by_row = processes.reshape(self.num_data_shards, -1)
         return find_data_process(by_row, jax.process_index())
@@ -299,7 +299,7 @@ class Deployer:
     def jit(self, function: Callable[..., Any], **options: Any) -> Any:
         """Return `function` compiled for the mesh, with its platform's compiler options.
 
-        What is set for a platform stands in `engine.compiler_options`. An option that `XLA_FLAGS`
+        The options of a platform are in `engine.compiler_options`. An option that `XLA_FLAGS`
         or `LIBTPU_INIT_ARGS` names is left to them.
 
         Args:

@@ -1,4 +1,4 @@
-"""What the engine raises: children of `ValueError`, each with what, where and what to do.
+"""Exceptions of the engine: children of `ValueError` that name what, where and what to do.
 
 The engine is a library on its own, so these know no YAML files, no stages and no runs.
 `TrainingStopped` is no mistake, but it ends the same calls, so it stands here too.

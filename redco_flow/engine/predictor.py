@@ -31,7 +31,7 @@ ProgressFn = Callable[[int, int], None]
 
 
 class ActFn(Protocol):
-    """What `Predictor.bind` returns."""
+    """The function that `Predictor.bind` returns."""
 
     def __call__(self, batch: Mapping[str, Any], *, seed: int | None = None) -> Any:
         """Return predictions of a batch, as NumPy arrays."""
@@ -98,7 +98,7 @@ class Predictor:
                 collate_fn; there is one compilation per bucket.
             on_progress: called after each batch with (examples done, examples in all).
             verb: what the lines in the log call it.
-            seed: of `rngs`; the predictor's by default. Another one compiles nothing anew.
+            seed: of `rngs`; the predictor's by default. Another one recompiles nothing.
 
         Raises:
             ValueError: pred_fn or output_fn gave another number of rows than the batch has.

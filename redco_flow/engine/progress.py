@@ -48,7 +48,7 @@ class LineInterval:
 
 @dataclass
 class _Sums:
-    """What was heard since the last line."""
+    """Sums since the last progress line."""
 
     total: float = 0.0
     weight: float = 0.0
@@ -126,11 +126,11 @@ class TrainingLines:
         self._log(step, "checkpoint saved, to be committed")
 
     def hear_committed(self, step: int) -> None:
-        """Log that a checkpoint is on the disk and verified: a restart goes on from it."""
+        """Log that a checkpoint is on the disk and verified: a restart resumes from it."""
         self._log(step, "checkpoint committed")
 
     def hear_restored(self, step: int) -> None:
-        """Log which step training goes on from."""
+        """Log the step from which training resumes."""
         self._log(step, "checkpoint restored; training goes on from it")
 
     def _of_steps(self, step: int, found: Mapping[str, Any]) -> list[str]:

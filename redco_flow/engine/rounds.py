@@ -25,7 +25,7 @@ _CARRY = "carry"
 
 @dataclass(frozen=True)
 class Rounds:
-    """Examples that are made anew in every round, for `Trainer.fit`.
+    """Examples that are collected again in every round, for `Trainer.fit`.
 
         rounds = Rounds(collect, num_examples=4096, epochs_per_round=4)
         trainer.fit(rounds, num_epochs=4 * 50)
@@ -61,7 +61,7 @@ class Rounds:
 
 
 class TrainsOnBatches(Protocol):
-    """What trains on a round's examples: a `Trainer`."""
+    """The interface through which rounds train on their examples; a `Trainer` has it."""
 
     @property
     def state(self) -> Any:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """Which steps to trace, and where to.
+    """The steps to trace, and the folder of the trace.
 
     Args:
         directory: for TensorBoard, Perfetto or XProf; replaced if it is there.

@@ -193,7 +193,7 @@ class Trainer:
         traced_steps: TracedSteps | None = None,
         early_stopping: EarlyStopping | None = None,
     ) -> FitResult:
-        """Train until so many epochs or steps are done, counted from the state's first step.
+        """Train for this number of epochs or steps, counted from the state's first step.
 
         With a checkpointer it resumes from the newest checkpoint, in mid-epoch too, and saves at
         every evaluation (with its metrics, in one commit) and at epochs' ends.

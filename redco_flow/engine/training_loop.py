@@ -42,7 +42,7 @@ _EARLY_STOPPING = "early_stopping"
 
 @dataclass(frozen=True)
 class FitSchedule:
-    """How long to train, and what is due after which step.
+    """The length of a training, and the steps after which to log, evaluate and save.
 
     Args:
         num_epochs, max_steps: one of the two; the other is None.
@@ -109,7 +109,7 @@ class FitSchedule:
         return step % self.steps_per_round == 0
 
     def can_stop_after(self, step: int) -> bool:
-        """Whether a training that is saved after `step` steps can go on: not within a round."""
+        """Whether a training saved after `step` steps can be resumed: not within a round."""
         return self.epochs_per_round is None or self.is_round_end(step)
 
     def logs_after(self, step: int) -> bool:
@@ -136,7 +136,7 @@ class FitSchedule:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a training came to.
+    """The result of a training.
 
     Args:
         step: optimizer steps done, over all attempts; fewer than planned where early stopping
@@ -196,7 +196,7 @@ class _Dispatched(NamedTuple):
 
 
 class Trained(Protocol):
-    """What takes the steps: a `Trainer`."""
+    """The interface through which the loop takes steps; a `Trainer` has it."""
 
     max_skipped: int
     state: Any

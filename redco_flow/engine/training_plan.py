@@ -312,7 +312,7 @@ def _placed(shape: tuple[int, ...], dtype: Any, sharding: Sharding) -> jax.Shape
 
 
 def _count(model_params: Any, params: Any, mask: Any, lora: Lora | None) -> tuple[int, int]:
-    """How many parameters there are, those beside the model's included, and how many are trained.
+    """Count parameters, those outside the model included, and trained parameters.
 
     Args:
         params: of the state: with factors where there are some.

@@ -1,4 +1,4 @@
-"""What is watched while a model trains: steps that are not finite or slow, and scores.
+"""Monitors of a training: non-finite steps, slow steps, early stopping by a score.
 
 Whether a step without a finite loss or gradient changed anything was decided where it ran; this
 hears of it some steps later.

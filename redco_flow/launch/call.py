@@ -1,4 +1,4 @@
-"""call.json: what a worker is told to do, and what its inputs are once they have been made.
+"""call.json, the work order of an attempt: kind, settings, inputs; resolves upstream outputs.
 
 Written by the orchestrator before anything is submitted, read by the worker on whatever host.
 """
@@ -40,13 +40,13 @@ class InputReference:
 
     @property
     def is_promoted(self) -> bool:
-        """Whether an alias named it when the run was planned; no stage of the run makes it."""
+        """Whether an alias named it when the run was planned, so no stage of the run makes it."""
         return self.stage.startswith("@")
 
 
 @dataclass(frozen=True)
 class JobResources:
-    """What one job asks of the machines.
+    """The resources of one job.
 
     Args:
         processes_per_host: ranks on each host; they share its GPUs evenly.
@@ -66,7 +66,7 @@ class JobResources:
 
     @property
     def num_processes(self) -> int:
-        """How many ranks the job has."""
+        """Number of ranks of the job."""
         return self.num_hosts * self.processes_per_host
 
 
@@ -257,6 +257,6 @@ def _filled_in(
     if artifact is None:
         raise UpstreamMissing(
             f"{reference.kind} {outputs[reference.output]}, made by stage '{reference.stage}', is "
-            f"gone from the workspace. Nothing ran; `redco-flow resume` makes it anew."
+            f"gone from the workspace. Nothing ran; `redco-flow resume` computes it again."
         )
     return replace(reference, id=artifact.id, path=str(artifact.path), kind=artifact.kind)

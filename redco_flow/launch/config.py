@@ -1,6 +1,6 @@
-"""What every executor's section of a profile has; an executor's own `config` adds to it.
+"""Settings that every executor's section of a profile has; an executor's `config` adds to it.
 
-Read on login nodes to check a profile and what it is asked for, so it imports neither submitit nor
+Read on login nodes to check a profile and its requests, so it imports neither submitit nor
 what talks to a cluster.
 """
 
@@ -74,5 +74,5 @@ class ExecutorConfig(StrictModel):
 
     @property
     def seconds_of_warning(self) -> int:
-        """How long before the end of its time a job is told that it will be over."""
+        """Seconds between the warning of a job and the end of its walltime."""
         return 0

@@ -1,4 +1,4 @@
-"""How a job ended: one judge over its ranks' records, the cluster's word and what was asked for.
+"""Judge how a job ended, from its ranks' records, the cluster's report and requested stops.
 
 A rank that fails takes the others along: they are killed, or lose the one they talk to. The job's
 ending is the culprit's.
@@ -45,7 +45,7 @@ class RankEnding(ExitRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterWord:
-    """What an executor knows of a job's end that no rank could write: each a cause and a message.
+    """An ending that only the cluster can report, with its cause and message.
 
     Args:
         decided: the cluster ended the job for this reason; counts more than what ranks wrote.
@@ -126,7 +126,7 @@ def read_endings(attempt: AttemptDirectory, restart: int) -> list[RankEnding]:
 
 
 def last_restart(attempt: AttemptDirectory) -> int:
-    """Return how often the job was started anew, as far as its ranks have written."""
+    """Return how often the job was restarted, as far as its ranks have written."""
     endings = (_read(path) for path in attempt.path.glob("ranks/*/exit.json"))
     return max((ending.restart for ending in endings if ending is not None), default=0)
 

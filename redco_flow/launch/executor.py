@@ -7,6 +7,7 @@ executor in particular is known here: one is imported when it is asked for.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,8 @@ from redco_flow.launch.call import JobResources, read_call
 from redco_flow.launch.config import ExecutorConfig
 from redco_flow.launch.host_facts import CleanedHost, Finding
 from redco_flow.launch.job import CallJob, JobStatus, StageCall
-from redco_flow.launch.processes import ATTEMPT_VARIABLE
+from redco_flow.launch.processes import ATTEMPT_VARIABLE, READY
+from redco_flow.records import open_no_link
 from redco_flow.spec.executor import find_executor
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
@@ -32,7 +34,7 @@ __all__ = ["CallExecutor", "CallJob", "JobStatus", "make_executor", "reattach"]
 
 
 class ExecutorSettings(TypedDict, total=False):
-    """What every executor takes from a profile, as arguments of `CallExecutor`."""
+    """Settings of a profile that every executor takes, as arguments of `CallExecutor`."""
 
     environment: dict[str, str]
     stall_seconds: float
@@ -45,6 +47,8 @@ class CallExecutor(Executor):
     Args:
         folder: the workspace; jobs write into their attempts' directories.
         config: the executor's section of the profile.
+        variables: the profile's environment, for executors whose jobs do not inherit this
+            process's, and for `render`.
         environment: what jobs inherit; None means this process's.
         stall_seconds: a worker that reports no progress for so long is stopped.
         grace_seconds: what a worker has to save when it is asked to stop.
@@ -55,6 +59,7 @@ class CallExecutor(Executor):
         folder: Path | str,
         config: ExecutorConfig | None = None,
         *,
+        variables: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         stall_seconds: float = 1800.0,
         grace_seconds: float = 30.0,
@@ -63,6 +68,7 @@ class CallExecutor(Executor):
             folder, parameters={"stall_seconds": stall_seconds, "grace_seconds": grace_seconds}
         )
         self._config = config or ExecutorConfig()
+        self._variables = dict(variables or {})
         self._environment = dict(os.environ if environment is None else environment)
 
     @classmethod
@@ -155,6 +161,29 @@ class CallExecutor(Executor):
     @abstractmethod
     def _submit(self, attempt: AttemptDirectory) -> CallJob:
         """Start the job."""
+
+    def _start_detached(self, command: Sequence[str], attempt: AttemptDirectory, log: Path) -> bool:
+        """Start what forks itself into the background; return whether it wrote READY.
+
+        Args:
+            command: gets `--ready-fd N` at its end, where it writes READY once the job is there.
+        """
+        read_end, write_end = os.pipe()
+        with open(log, "ab", opener=open_no_link) as output, os.fdopen(read_end, "rb") as ready:
+            try:
+                process = subprocess.Popen(
+                    [*command, "--ready-fd", str(write_end)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[write_end],
+                    start_new_session=True,
+                    env=job_environment(self._environment, attempt),
+                )
+            finally:
+                os.close(write_end)
+            process.wait()
+            return ready.read(len(READY)) == READY
 
 
 class ChainingExecutor(CallExecutor):

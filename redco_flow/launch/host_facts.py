@@ -1,4 +1,4 @@
-"""What is said of machines: by a host itself, by a check of `doctor`, by `clean`.
+"""Records about hosts: hardware, results of `doctor`, results of `clean`.
 
 A host tells its GPUs, its name and its packages' versions.
 """
@@ -30,7 +30,7 @@ class Finding:
 
 
 class CleanedHost(TypedDict):
-    """What a host has, or had until now.
+    """A host's files before and after a clean-up.
 
     Args:
         label: the host's name.

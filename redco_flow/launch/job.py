@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,13 @@ _NUM_LINES_SHOWN = 20
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What is known of a job.
+    """The state of a job.
 
     Args:
         state: PENDING or RUNNING; of a job that has ended, why.
         message: for people.
         source: what says so: a file's name, or the process table.
-        news: what followers should be told when it changes: why it waits, where it runs.
+        news: reported to followers when it changes: why it waits, where it runs.
         exit_code: the worker's, where it exited by itself.
     """
 
@@ -58,7 +58,7 @@ class JobStatus:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ended; None while it has not."""
+        """Cause of the job's end; None before it."""
         return self.state if isinstance(self.state, Cause) else None
 
     @property
@@ -80,7 +80,7 @@ class StageJobCancelled(UncompletedJobError, RunCancelled):
 
 
 class StageCall(DelayedSubmission):
-    """What is submitted: an attempt's directory with its call.json; never a pickle."""
+    """The submitted object: an attempt's directory with its call.json; never a pickle."""
 
     def __init__(self, attempt: AttemptDirectory) -> None:
         super().__init__(attempt.read_result)
@@ -113,16 +113,23 @@ class AttemptPaths(JobPaths):
 
     @property
     def submission_file(self) -> Path:
-        """What was submitted."""
+        """The submitted script or command."""
         return AttemptDirectory(self._folder).call_path
 
 
 class CallJob(Job[dict[str, Any]]):
     """A job of any executor. Picklable, and the same from every process."""
 
-    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        job_id: str,
+        tasks: Sequence[int] = (0,),
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(folder, job_id, tasks)
         self._paths = AttemptPaths(folder, job_id=job_id, task_id=self.task_id)
+        self._record = dict(record or self.attempt.read_job() or {})
 
     @abstractmethod
     def status(self) -> JobStatus:
@@ -142,7 +149,7 @@ class CallJob(Job[dict[str, Any]]):
 
     @property
     def attempt(self) -> AttemptDirectory:
-        """Where the job's files are."""
+        """The directory of the job's files."""
         return AttemptDirectory(self._paths.folder)
 
     @property

@@ -1,4 +1,4 @@
-"""How many GPUs JAX can find on this machine, without importing it: for plans on login nodes.
+"""Count the GPUs that JAX can find on this machine without importing it, for login nodes.
 
 Looks at the device files of NVIDIA's driver and at the variables that hide GPUs.
 """

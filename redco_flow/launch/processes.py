@@ -16,6 +16,8 @@ from pathlib import Path
 
 ATTEMPT_VARIABLE = "REDCO_FLOW_ATTEMPT"  # in the environment of every process of a job
 
+READY = b"ready"  # what a job's first process writes to `--ready-fd` once job.json is there
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SECONDS_TO_DIE = 5.0  # longer only in an uninterruptible read of a dead file system
@@ -142,7 +144,7 @@ class RankInfo:
         local_rank: from 0, on this host.
         processes_per_host: on this host.
         gpus_per_host: what all processes of this host share; 0 for none.
-        restart: how often the cluster has started this job anew.
+        restart: how often the cluster has restarted this job.
         rendezvous_seconds: how long to wait for the others.
         shares_disk: 1 if all processes see the workspace, 0 if each host has its own.
     """

@@ -149,7 +149,7 @@ def supervise(
 
 
 def _remove_earlier_endings(attempt: AttemptDirectory) -> None:
-    """What this rank wrote before the cluster started the job anew."""
+    """Remove the records of this rank from before the cluster restarted the job."""
     paths = [attempt.error_path, attempt.rank_exit_path(attempt.rank)]
     for path in paths + ([attempt.exit_path] if attempt.rank == 0 else []):
         with contextlib.suppress(FileNotFoundError):

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from redco_flow.spec.secrets import SHORTEST_SECRET, PrivateKeys, rule_set, without
 
 PLACEHOLDER = b"[redacted]"
-_SHORTEST_LINE = 8  # shorter lines of a many-line secret stand in every text
+_SHORTEST_LINE = 8  # shorter lines of a many-line secret are in every text
 _MOST_HELD = 1 << 15  # of a line without an end; half of it is shown when there is more
 _MOST_BETWEEN = 256  # bytes between a secret's name and the secret
 _TOKEN_BYTES = re.compile(rb"[A-Za-z0-9_+/=.~%-]*")
@@ -75,7 +75,7 @@ class LooksRedactor:
         return without(data, spans, PLACEHOLDER) if spans else data
 
     def _safe_bytes(self, line: bytes) -> int:
-        """How much of a line's beginning is shown whatever follows: words before any keyword."""
+        """Count the leading bytes of a line that are safe to show: words before any keyword."""
         at = min(self._keys.may_begin_at(line), rule_set().first_keyword(line))
         return _start_of_word(line, at)
 
@@ -151,7 +151,7 @@ class ValueRedactor:
         return sorted(found)
 
     def _start_of_partial_secret(self, data: bytes) -> int:
-        """Where the longest end of `data` begins that could still grow into a secret."""
+        """Find the longest suffix of `data` that may be the beginning of a secret."""
         longest = 0
         for secret in self._secrets:
             for length in range(min(len(secret) - 1, len(data)), longest, -1):

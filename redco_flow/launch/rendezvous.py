@@ -38,7 +38,7 @@ class CannotMeet(RedcoFlowError):
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the ranks agreed on.
+    """The agreement of the ranks: address and facts.
 
     Args:
         coordinator: host:port for `jax.distributed.initialize`; None: there is nothing to do.

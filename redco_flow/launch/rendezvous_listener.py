@@ -33,7 +33,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Joining:
-    """What a rank says of itself.
+    """The facts that a rank sends.
 
     Args:
         facts: name to value, of everything that must be the same on every rank.
@@ -90,7 +90,7 @@ class Connection:
         return f"a connection from {self.peer}"
 
     def answer(self, refusal: str) -> None:
-        """Tell a rank whether it may start ("") or why not; who has left is told nothing."""
+        """Tell a rank whether it may start ("") or why not; a rank that has left gets no answer."""
         try:
             self.socket.settimeout(_SECONDS_TO_ANSWER)
             self.socket.sendall(_frame({"refusal": refusal}))
@@ -129,7 +129,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._socket.getsockname()[1])
 
     def receive(self, seconds: float) -> list[Connection]:
@@ -153,7 +153,7 @@ class Listener:
         """Close a connection and say so in the log.
 
         Args:
-            refusal: what it is told first.
+            refusal: sent to it first.
         """
         self._num_lines += 1
         if self._num_lines <= _MAX_LINES:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redco_flow.launch import disk_reserve
-from redco_flow.launch.processes import adopt_orphans, die_with_parent, kill_descendants
+from redco_flow.launch.processes import READY, adopt_orphans, die_with_parent, kill_descendants
 from redco_flow.launch.redaction import Redactor
 from redco_flow.launch.worker_exit import OomCounters, WorkerExit, exit_record, host_memory_bytes
 from redco_flow.records import open_no_link, write_json
@@ -69,14 +69,13 @@ class LogWriter:
 _CHUNK_BYTES = 1 << 16
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_TO_DRAIN = 2.0
-_READY = b"ready"
 
 TIME_OVER = "its time (walltime_minutes) is over."
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a worker may be silent, and how long it has to save when asked to stop."""
+    """Time limits of a worker: for silence, and for saving after a request to stop."""
 
     stall_seconds: float
     grace_seconds: float
@@ -223,7 +222,7 @@ class Supervisor:
         self._stop_cause = Cause.STALLED
         self._stop_reason = (
             f"no progress for {self.limits.stall_seconds / 60:.3g} minutes "
-            f"(stall_timeout_minutes in the profile); the stacks of all threads stand in "
+            f"(stall_timeout_minutes in the profile); the stacks of all threads are in "
             f"{self.log.path}."
         )
         self._write_stacks()
@@ -292,7 +291,7 @@ def main(arguments: list[str]) -> int:
     disk_reserve.take(attempt.path)
     if detaches:
         write_json(attempt.job_path, job_record(attempt, ProcessIdentity.current()))
-        os.write(options.ready_fd, _READY)
+        os.write(options.ready_fd, READY)
         os.close(options.ready_fd)
     record = run_worker(supervisor)
     remove_temporary_files(attempt.path)

@@ -105,7 +105,7 @@ _DISK_MARKS = tuple(
 
 @dataclass(frozen=True)
 class WorkerExit:
-    """What the supervisor saw.
+    """The observations of a supervisor at its worker's end.
 
     Args:
         wait_status: as `os.wait4` returned it.

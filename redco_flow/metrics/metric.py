@@ -1,4 +1,4 @@
-"""What a metric module offers, and how to find one by its name.
+"""The interface of metric modules, and their lookup by name.
 
 A metric is one module of this package, or any importable one: adding a metric is adding a file.
 What it is of says its `READS`: "texts" where there is none, "classes" (texts or whole numbers),
@@ -110,7 +110,7 @@ class LikelihoodMetric(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What a judge says of one answer.
+    """A judge's verdict on one answer.
 
     Args:
         answer: what the text answers, the same of equal answers; None: it has no answer.
@@ -258,7 +258,7 @@ class Score:
 
     @property
     def direction(self) -> str:
-        """Whether "max" or "min" is better."""
+        """The better direction, "max" or "min"."""
         return find_metric(self.metric).KEYS[self.key]
 
 

@@ -1,4 +1,4 @@
-"""Several runs side by side: the settings in which they differ, their metrics, curves overlaid."""
+"""The page of several runs: what differs, metrics with the best marked, curves overlaid."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any
 from redco_flow.errors import RedcoFlowError
 from redco_flow.report.charts import Figure, Line, LineChart
 from redco_flow.report.metrics import direction_of, metrics_artifact
-from redco_flow.report.numbers import duration, score, seconds_between
+from redco_flow.report.numbers import duration, number, score, seconds_between, signed, value_text
+from redco_flow.report.run_diff.changes import Change
+from redco_flow.report.run_diff.measures import MetricChange
+from redco_flow.report.run_diff.runs import RunDiff
 from redco_flow.report.run_diff.settings import read_settings
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
 from redco_flow.report.stage_facts import DAMAGED, logging_attempts, read_stages
 from redco_flow.report.training_history import History, points_of, read_history
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.run_metrics import read_metrics, training_metric
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
-_MAX_VALUE = 60
+_MAX_VALUE = 120  # of two runs, where there is room
 _MAX_COLUMNS = 9
 _NOT_COMPARED = ("name", "description", "tags")
 _LOGGED = {"loss": "training loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
@@ -165,26 +168,73 @@ def direction(name: str, runs: Sequence[ComparedRun]) -> str:
     return direction_of(name, known)
 
 
-def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
+def comparison_page(runs: Sequence[ComparedRun], now: str, diff: RunDiff | None = None) -> RunsPage:
     """Return a page that compares runs.
 
     Args:
         now: the time as `utc_now` gives it.
+        diff: of two runs, what differs between them; it replaces the table of settings.
     """
+    metrics = [_readable(metrics_table(runs))]
+    if diff is None:
+        facts = [("runs", ", ".join(one.label for one in runs))]
+        differences = [Section("Settings", list(_settings_table(runs)))]
+    else:
+        metrics += [_changed_metrics(diff.metrics)] if diff.metrics else []
+        facts = [("equal", ", ".join(diff.equal) or "nothing")]
+        facts += [("not read", "; ".join(diff.remarks))] if diff.remarks else []
+        differences = [_group(name, changes, diff) for name, changes in diff.changes.items()]
     return RunsPage(
         of="comparison",
-        title=f"{len(runs)} runs",
-        facts=[("runs", ", ".join(one.label for one in runs))],
+        title=f"{len(runs)} runs" if diff is None else " and ".join(one.label for one in runs),
+        facts=facts,
         sections=[
-            Section(
-                "Metrics", [_readable(metrics_table(runs))], note=_BEST if len(runs) > 1 else ""
-            ),
+            Section("Metrics", metrics, note=_BEST if len(runs) > 1 else ""),
             Section("Parts of the data", list(parts_tables(runs))),
-            Section("Settings", list(_settings_table(runs))),
-            Section("Training", figures=overlaid(runs)),
+            *differences,
+            Section("Curves", figures=overlaid(runs)),
         ],
         built_at=now,
     )
+
+
+def _group(name: str, changes: Sequence[Change], diff: RunDiff) -> Section:
+    """One group of differences between two runs; measured values are rounded, set ones are not."""
+    value = number if name == "training" else lambda one: value_text(one, _MAX_VALUE)
+    rows = [
+        [
+            Cell(one.key, note=", ".join(one.stages)),
+            Cell(value(one.first), note=one.first_place),
+            Cell(value(one.second), note=one.second_place),
+        ]
+        for one in changes
+    ]
+    table = Table(f"What differs in {name}", [name, "first", "second"], rows)
+    patch = diff.patch.text if name == "code" else ""
+    return Section(name.capitalize(), [table] if rows else [], text=patch)
+
+
+def _changed_metrics(changes: Sequence[MetricChange]) -> Table:
+    header = ["metric", "first", "second", "difference", "95 % interval", "better"]
+    return Table("Metrics that differ", header, [_changed_metric(one) for one in changes])
+
+
+def _changed_metric(change: MetricChange) -> list[Cell]:
+    if change.low is None or change.high is None:
+        why = f"not compared: {change.not_compared}" if change.not_compared else change.remark
+        sure = [Cell("", note=why), Cell("")]
+    else:
+        interval = f"{signed(change.low)} to {signed(change.high)}"
+        sure = [Cell(interval, is_number=True), Cell(_verdict(change))]
+    difference = "" if change.difference is None else signed(change.difference)
+    numbers = (score(change.first), score(change.second), difference)
+    return [Cell(change.key), *(Cell(text, is_number=True) for text in numbers), *sure]
+
+
+def _verdict(change: MetricChange) -> str:
+    if not change.is_significant or not change.difference:
+        return "not significant"
+    return "second" if (change.difference > 0) == (change.better == "max") else "first"
 
 
 def _readable(table: Table) -> Table:
@@ -249,12 +299,7 @@ def _settings_table(runs: Sequence[ComparedRun]) -> Iterator[Table]:
 
 def setting_text(run: ComparedRun, key: str) -> str:
     """Return a setting's value as text; a dash where the run has none."""
-    if key not in run.settings:
-        return "–"
-    value = run.settings[key]
-    is_line = isinstance(value, str) and value.isprintable()  # a cell of a table has one line
-    text = value if is_line else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+    return value_text(run.settings[key]) if key in run.settings else "–"
 
 
 def overlaid(runs: Sequence[ComparedRun]) -> list[Figure]:

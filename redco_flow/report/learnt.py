@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from redco_flow.report.stage_facts import StageFacts
-from redco_flow.stages.preprocess.learnt import learnt_notes
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.learnt_counts import learnt_notes
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,6 @@ def code(value: object) -> str:
     return "`" + " ".join(visible(str(value)).replace("`", "\\x60").split()) + "`"
 
 
-def link(label: str, address: str) -> str:
-    """Return a link to a web page; the label alone where there is no such address."""
-    is_web = re.fullmatch(r"https?://[^\s()<>]+", address)
-    return f"[{text(label)}]({address})" if is_web else text(label)
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are Markdown already."""
     lines = [columns, ["---"] * len(columns), *rows]

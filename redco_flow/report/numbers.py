@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -41,6 +42,13 @@ def signed(value: float) -> str:
     """A difference of scores with its sign; 0.00 has none."""
     sign = "" if value == 0 else "−" if value < 0 else "+"
     return f"{sign}{score(abs(float(value)))}"
+
+
+def value_text(value: Any, longest: int = 60) -> str:
+    """Return a setting's value in one line: a text as it is, anything else as JSON; cut if long."""
+    is_line = isinstance(value, str) and value and value.isprintable()
+    text = value if is_line else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def duration(seconds: float | None) -> str:

@@ -5,20 +5,20 @@ Reads run.json, state.json and aliases; a run's page in the Prefect UI is the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from redco_flow.report.stage_facts import DAMAGED
-from redco_flow.stages.promote.evaluations import evaluations_of, scores_of
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.aliases import Alias, AliasEvent, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.evaluations import evaluations_of, scores_of
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.run_metrics import is_of_training, read_metrics
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
@@ -33,15 +33,11 @@ class Scores:
     Args:
         name: the run's id, or the alias.
         metrics: by name, as `status` has them; of a promoted checkpoint by an evaluation's keys.
-        created_at: ISO time of the run's start, or of the promotion.
-        address: the run's page in the Prefect UI; empty where it has none.
         identities: what each metric was measured on and by, as far as records say it.
     """
 
     name: str
     metrics: Mapping[str, float]
-    created_at: str = ""
-    address: str = ""
     identities: Mapping[str, ScoreIdentity] = field(default_factory=dict)
 
     def find(self, metric: str) -> float | None:
@@ -78,24 +74,15 @@ def scores_of_run(run: RunDirectory) -> Scores:
     return Scores(
         run.id,
         read_metrics(stages),
-        str(run.record.get("created_at") or ""),
-        str(state.get("prefect_url") or ""),
         identify_scores(stages, results, ArtifactStore(workspace)),
     )
 
 
-def earlier_scores(run: RunDirectory, workspace: Workspace, num_runs: int) -> list[Scores]:
-    """Return the scores of the runs of the same pipeline that completed before, newest first.
+def last_scores(run: RunDirectory, workspace: Workspace) -> Scores | None:
+    """Return the scores of the pipeline's last run that completed before this one, if there is any.
 
-    Points of sweeps are compared with points of the same sweep alone.
-
-    Args:
-        num_runs: at most so many; of the last 200 that began before.
+    A point of a sweep has those of a point of the same sweep. Reads at most the last 200 runs.
     """
-    return list(islice(_earlier(run, workspace), num_runs))
-
-
-def _earlier(run: RunDirectory, workspace: Workspace) -> Iterator[Scores]:
     pipeline, sweep = run.record["name"], run.record.get("sweep", "")
     others = (one for one in list_runs(workspace) if one.id.rpartition("-")[0] == pipeline)
     for other in islice(others, _MOST_RUNS_READ):
@@ -107,7 +94,8 @@ def _earlier(run: RunDirectory, workspace: Workspace) -> Iterator[Scores]:
         except DAMAGED:
             continue
         if scores.metrics:
-            yield scores
+            return scores
+    return None
 
 
 def production_scores(run: RunDirectory, workspace: Workspace) -> Scores | None:
@@ -124,7 +112,7 @@ def production_scores(run: RunDirectory, workspace: Workspace) -> Scores | None:
     if alias is None or event is None or not event.metrics:
         return None
     identities = _promoted_identities(workspace, event)
-    return Scores(str(alias.name), event.metrics, event.time, identities=identities)
+    return Scores(str(alias.name), event.metrics, identities)
 
 
 def _promoted_identities(workspace: Workspace, event: AliasEvent) -> dict[str, ScoreIdentity]:

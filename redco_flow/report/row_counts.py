@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from redco_flow.report.stage_facts import StageFacts
-from redco_flow.stages.artifacts.row_counts import RowGroup, RowLosses
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.row_counts import RowGroup, RowLosses
 
 
 @dataclass(frozen=True)

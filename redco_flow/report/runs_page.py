@@ -1,4 +1,4 @@
-"""A page about several runs: sections of tables and charts. What stands in them is the callers'."""
+"""A page about several runs: sections of tables and charts, which the callers fill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
-from redco_flow.report.rendering import render
 
 
 @dataclass(frozen=True)
@@ -114,6 +113,9 @@ def write_page(page: RunsPage, path: Path) -> Path:
     Raises:
         OSError: the page cannot be written: the disk is full or read-only; names the path.
     """
+    # Imported here: verbs that only describe a page need no templates.
+    from redco_flow.report.rendering import render
+
     has_charts = any(section.figures for section in page.sections)
     write_text(path, render("runs.html.jinja", page.title, page=page, has_charts=has_charts))
     return path

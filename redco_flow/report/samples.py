@@ -21,9 +21,9 @@ from redco_flow.report.pictures import picture_url
 from redco_flow.report.stage_facts import StageFacts
 from redco_flow.report.thumbnails import row_thumbnails
 from redco_flow.spec.secrets import hide_secrets
-from redco_flow.stages.artifacts.metrics import LINES_FILE as SCORES_FILE
-from redco_flow.stages.artifacts.predictions import LINES_FILE as PREDICTIONS_FILE
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.metrics_artifact import LINES_FILE as SCORES_FILE
+from redco_flow.tracking.predictions_artifact import LINES_FILE as PREDICTIONS_FILE
 
 _NUM_BEST, _NUM_WORST, _NUM_OTHERS = 3, 3, 4
 _NUM_SHOWN = _NUM_BEST + _NUM_WORST + _NUM_OTHERS

@@ -124,7 +124,6 @@ def _notes(stages: Sequence[StageFacts]) -> Iterator[tuple[str, str]]:
 
 
 def _path(old: GraphNode, new: GraphNode) -> str:
-    """From the right side of one box to the left side of another."""
     x1, y1 = old.x + _WIDTH, old.y + _HEIGHT // 2
     x2, y2 = new.x, new.y + _HEIGHT // 2
     middle = (x1 + x2) // 2

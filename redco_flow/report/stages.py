@@ -172,7 +172,6 @@ def _row(run: RunDirectory, stage: StageFacts, store: ArtifactStore, total: floa
 
 
 def _seconds(stage: StageFacts) -> float | None:
-    """What this run spent on it."""
     seconds = stage.entry.get("seconds")
     if isinstance(seconds, int | float):
         return float(seconds)

@@ -145,7 +145,6 @@ def _spread(group: Sequence[SweptRun], name: str, best: float | None) -> Cell:
 
 
 def _scatters(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator[Figure]:
-    """Each varied setting against each metric."""
     keys = [key for key in _varied(points) if not _is_seed(key)] or _varied(points)
     for name, key in product(metrics, keys[:_MAX_SETTINGS]):
         having = [one for one in points if name in one.run.metrics and key in one.settings]

@@ -7,12 +7,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redco_flow.engine.callbacks import LOGGED
 from redco_flow.report.charts import Point
 from redco_flow.report.stage_facts import DAMAGED
 from redco_flow.tracking.attempt import AttemptDirectory
 
 Record = dict[str, Any]
+
+# The fields of a step's record that are no measures of the loss function: LOGGED of the engine.
+TRAINER_FIELDS = (
+    "step",
+    "total_steps",
+    "epoch",
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "num_skipped",
+    "tokens_per_second",
+    "tflops_per_device",
+    "mfu",
+    "peak_memory_bytes",
+    "steps_seconds",
+    "evaluation_seconds",
+    "checkpoints_seconds",
+)
 
 
 @dataclass
@@ -44,7 +61,7 @@ class History:
     @property
     def measures(self) -> list[str]:
         """What the loss function measures beside the loss, in the order of appearance."""
-        return [name for name in _names_of_numbers(self.logged) if name not in LOGGED]
+        return [name for name in _names_of_numbers(self.logged) if name not in TRAINER_FIELDS]
 
     def forget_after(self, step: float) -> None:
         """Forget what was logged beyond this step."""

@@ -17,7 +17,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from: a file and its line and column, "default", or "command line"."""
+    """The origin of a value: a file with line and column, "default", or "command line"."""
 
     source: str
     line: int = 0

@@ -1,4 +1,4 @@
-"""What an executor is, and how it is found by the name that stands in a profile.
+"""The interface of executors, and their lookup by the name in a profile.
 
 An executor is a package with two modules, as `redco_flow.launch.<name>`: `config`, which is light,
 for login nodes read it, and `executor`. Any importable dotted name will do, also of one module with

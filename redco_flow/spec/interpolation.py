@@ -109,7 +109,7 @@ class _Interpolation:
         )
 
     def _outside_value(self, reference: str) -> Scalar:
-        """The value of a reference to what stands in no document."""
+        """The value of a reference to something outside of documents."""
         if reference.startswith("env:"):
             return self._environment_value(reference)
         return self._date_text(reference)
@@ -130,7 +130,7 @@ class _Interpolation:
         return text
 
     def _moment(self) -> datetime:
-        """When it is, as far as dates in a document go."""
+        """Return the current time, or the one that the environment gives for dates."""
         given = self.environ.get(DATE_VARIABLE)
         if not given:
             return datetime.now().astimezone()

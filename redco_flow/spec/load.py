@@ -132,7 +132,7 @@ class PipelineFile:
     """A pipeline's file as it was when it was read.
 
     Args:
-        document: what stands in it, as far as it can be read.
+        document: its content, as far as it can be read.
         problems: the mistakes found in reading it.
     """
 
@@ -205,7 +205,7 @@ def _layers(file: PipelineFile, profile: Profile | None) -> tuple[Document, list
 
 
 class _Loading:
-    """What is known of one pipeline while its mistakes are collected."""
+    """The parts of a pipeline that are loaded so far, and its mistakes."""
 
     def __init__(self, path: Path, document: Document, workspace: Path | None) -> None:
         self.path = path
@@ -243,11 +243,11 @@ class _Loading:
         }
 
     def unset_variables(self, environ: Mapping[str, str]) -> Iterator[str]:
-        """Say which addresses of `notify` the environment lacks: there nothing would be told."""
+        """Say which addresses of `notify` the environment lacks: they would get no notice."""
         notify = self.pipeline.notify if self.pipeline else None
         for name in notify.variables if notify else ():
             if not environ.get(name):
-                yield f"'notify': environment variable {name} is not set: nothing is told there"
+                yield f"'notify': environment variable {name} is not set: no notice is sent there"
 
     def resolved(self) -> ResolvedPipeline:
         """Return the pipeline; there were no problems."""

@@ -1,4 +1,4 @@
-"""What to say of a file or folder that does not exist: where it was looked for, the nearest name.
+"""Explain a missing file or folder: the searched places, and the nearest existing name.
 
 Reads names of one folder, and nothing of its files.
 """

@@ -1,4 +1,4 @@
-"""Who is told of what a pipeline's runs come to: the `notify:` section of its file, checked.
+"""The `notify:` section of a pipeline: recipients and events.
 
 Addresses that let who knows them send messages, and passwords, are named by environment variables.
 """
@@ -89,7 +89,7 @@ class EmailSection(StrictModel):
 
 
 class NotifySection(StrictModel):
-    """Whom to tell of failures, promotions, and schedules that have come to a standstill.
+    """Recipients of notifications on failures, promotions and missed runs.
 
     Args:
         events: `failure`: a run failed; `promotion`: a `promote` stage gave a checkpoint an
@@ -117,7 +117,7 @@ class NotifySection(StrictModel):
             return self
         if not self.address_variables:
             raise ValueError(
-                "'no_run_for' is told by the Prefect server, which sends no e-mail from here; give "
+                "'no_run_for' is sent by the Prefect server, which sends no e-mail from here; give "
                 "webhook_env or slack_env too"
             )
         if interval_of(self.no_run_for) < interval_of(_SHORTEST_SILENCE):

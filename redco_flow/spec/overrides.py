@@ -207,7 +207,7 @@ def _problem(message: str) -> Problem:
 
 
 def _split(text: str) -> list[str]:
-    """The values between the commas that stand in no quotes and no brackets."""
+    """The values between the commas outside of quotes and brackets."""
     values, open_until = [""], ""
     for character in text:
         if character == "," and not open_until:

@@ -1,4 +1,4 @@
-"""What a pipeline file may say: its top-level sections and what a stage asks of a machine.
+"""The sections of a pipeline file, and the resources of a stage.
 
 The bodies of stages are typed by their kinds (`stage_kind.py`); here they are plain mappings.
 """
@@ -36,7 +36,7 @@ SECTION_NAMES = ("recipe", "settings", "model", "data")
 
 
 class ModelSection(StrictModel):
-    """Which model, from where, in which precision.
+    """The model: its source, its commit and its precision.
 
     Args:
         name_or_path: hub id, or a directory with config.json (and model.safetensors, tokenizer).
@@ -53,7 +53,7 @@ class ModelSection(StrictModel):
             the model shards).
             `attention` is what computes attention: auto, xla, splash, cudnn or triton.
         dtype: the precision of the computation; parameters stay float32.
-        from_scratch: take the architecture only, initialise the parameters anew.
+        from_scratch: take the architecture only, initialise the parameters randomly.
     """
 
     reads_weights: ClassVar[bool] = True
@@ -130,7 +130,7 @@ class MixturePart(StrictModel):
 
 
 class DataSection(StrictModel):
-    """Which rows, which of their fields, and which split each row belongs to.
+    """The dataset: rows, fields and splits.
 
     Args:
         dataset: hub id, file, directory (of data files or of images, in a folder for each class),
@@ -145,7 +145,7 @@ class DataSection(StrictModel):
             `{validation: validation_matched, test: none}`; `none` leaves a split out.
         csv: how csv and tsv files are written, where it is not as usual: `{delimiter: ";"}`.
         columns: of a recipe of rows: the data's column by the name that the recipe has for it.
-        format: how conversations stand in a row: `messages` (role and content), `sharegpt`,
+        format: the format of conversations in a row: `messages` (role and content), `sharegpt`,
             `alpaca`, `prompt_completion`; None: messages.
         messages_key: the field of the messages; None: `messages`, or `conversations` of sharegpt.
         chat_template: what renders conversations: `tokenizer_default`, `chatml`, or a FILE.jinja;
@@ -226,7 +226,7 @@ class DataSection(StrictModel):
 
 
 class Resources(StrictModel):
-    """What one stage asks of the machines; never part of a fingerprint.
+    """The resources of one stage; never part of a fingerprint.
 
     Args:
         num_hosts: machines of the job; training and prediction alone run on several.

@@ -54,7 +54,7 @@ def _expanded(text: str) -> str:
 
 
 class RetryBudgets(StrictModel):
-    """How often the orchestrator tries a stage again, by the cause of the last attempt's end.
+    """The number of retries of a stage, by the cause of the last attempt's end.
 
     Each retry is a new attempt that goes on from the last checkpoint. What Slurm requeues by
     itself (a preemption, a dead node) stays one attempt and costs nothing here.
@@ -85,7 +85,7 @@ class RetryBudgets(StrictModel):
 
 
 class Profile(StrictModel):
-    """Where and how to run.
+    """A cluster profile: where and how to run.
 
     Args:
         name: the file's name where the file does not say it.

@@ -1,4 +1,4 @@
-"""How a pipeline's raw data are read: the dialect of CSV files, and which splits are which."""
+"""The reading of raw data: the dialect of CSV files, and the mapping of splits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redco_flow.spec.model import NonNegativeInt, StrictModel, Text
 
 
 class CsvDialect(StrictModel):
-    """How csv and tsv files are written; what is left out depends on the file's ending.
+    """The dialect of csv and tsv files; keys that are left out depend on the file's ending.
 
     Args:
         delimiter: the character between two fields; None: a comma of csv, a tab of tsv files.

@@ -1,4 +1,4 @@
-"""Which stage's output each input takes, and in which order the stages can run.
+"""Resolve references between stages: the source of each input, and the order of stages.
 
 An input that takes a checkpoint may name one that was promoted, `@production`, instead.
 
@@ -257,7 +257,7 @@ def _is_of(text: str, stage: str) -> bool:
 def order_of(names: Sequence[str], upstream: Mapping[str, set[str]]) -> list[str]:
     """Return the names so that each comes after those it needs; else in the given order.
 
-    Names that stand in a circle, or need one that does, are left out.
+    Names in a circle, or that need one in a circle, are left out.
     """
     order = {name: index for index, name in enumerate(names)}
     missing = {name: len(upstream[name]) for name in names}

@@ -1,4 +1,4 @@
-"""When a pipeline runs again by itself: the `schedule:` block of its file, checked."""
+"""The `schedule:` section of a pipeline, checked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _checked_timezone(text: str) -> str:
 
 
 class ScheduleSection(StrictModel):
-    """When the pipeline runs again by itself, once `redco-flow schedule add` has been told of it.
+    """The schedule of a pipeline, active once `redco-flow schedule add` has registered it.
 
     Args:
         name: the schedule's; the pipeline's where there is none.

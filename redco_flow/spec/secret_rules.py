@@ -32,7 +32,7 @@ class Rule:
     Args:
         regex: over the bytes of one line; its `group`, or else its first group that is not
             empty, is the secret.
-        keywords: in lower case; one of them stands in each match.
+        keywords: in lower case; each match contains one of them.
         entropy: bits a byte; a match with no more is a word or a placeholder.
         is_at_keyword: whether each match begins with a keyword, so that it is tried only there.
     """
@@ -55,7 +55,7 @@ class Rule:
             yield from self._secret(match)
 
     def find_in(self, data: bytes, start: int, end: int) -> Iterator[Span]:
-        """Yield where secrets stand in a line, which `start` and `end` bound."""
+        """Yield the spans of secrets in a line, which `start` and `end` bound."""
         for match in self.pattern.finditer(data, start, end):
             yield from self._secret(match)
 
@@ -91,7 +91,7 @@ class RuleSet:
         return min((at for _, at, _ in found), default=len(data))
 
     def find(self, data: bytes) -> list[Span]:
-        """Return where secrets stand in the data; spans may overlap."""
+        """Return the spans of secrets in the data; they may overlap."""
         spans: list[Span] = []
         searched_to: dict[int, int] = {}  # rule by its identity, for lines with many keywords
         for number, at, _ in self.automaton.find_matches_as_indexes(data.lower(), overlapping=True):

@@ -133,7 +133,7 @@ OWN_RULES = (
     Rule(r"""(?<=://)[^\s/:@'"<>]*:[^\s/'"<>$]+(?=@[\w.\[-])""", ("://",)),
 )
 
-# Words that stand in every secret's name, as `looks_secret_name` has them.
+# Words of which every secret's name has one, as `looks_secret_name` has them.
 _NAME_WORDS = (
     *("token", "secret", "pass", "pwd", "credential", "cookie", "authorization", "auth_string"),
     *("auth-string", "webhook", "connection", "database_url", "dsn", "keystring"),
@@ -261,7 +261,7 @@ class PrivateKeys:
         return begins.start() if begins else len(line)
 
     def find(self, data: bytes) -> list[Span]:
-        """Return where keys stand in the next lines."""
+        """Return the spans of keys in the next lines."""
         spans: list[Span] = []
         at = 0
         if not self._lines_left and not any(word in data for word in _KEY_WORDS):

@@ -1,4 +1,4 @@
-"""What a stage kind is, and how it is found by the name that stands in YAML.
+"""The interface of stage kinds, and their lookup by the name in YAML.
 
 A kind is a package with two modules, as `redco_flow.stages.<name>`: `config`, which is light, for
 login nodes read it, and `run`, which only jobs import. Any importable dotted name will do, also of
@@ -24,10 +24,12 @@ one module with all of it, whose top level must then be light:
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
     def device_problems(config, num_devices): ...   # optional: (path in Config, message) of
-                                                # settings that so many devices cannot have
+                                                # settings that do not fit this number of devices
     def upstream_problems(config, upstream): ...    # optional: (slot, path in the Config of that
                                                 # slot's stage, message); `upstream`: slot -> Config
     def data_identity(config): ...              # optional: identity of data that is no file
+    def hub_references(config): ...             # optional: names on the hub (`HubReference`); else
+                                                # those in its sections `model` and `data`
     def conclude(config, finished): ...         # optional: FinishedStage -> words for people: what
                                                 # the launcher does, once or more often, when the
                                                 # result stands
@@ -44,6 +46,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.model import Placement, StrictModel
 from redco_flow.spec.names import (
     dotted_name_advice,
@@ -91,10 +94,10 @@ class InputSlot:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one stage of a kind with `declare` takes in and makes.
+    """Inputs and outputs of one stage of a kind with `declare`.
 
     Args:
-        inputs: slots below the stage's key `inputs`; what else stands there is the Config's.
+        inputs: slots below the stage's key `inputs`; other keys of it are the Config's.
         outputs: output name -> artifact kind.
         problems: (path in the stage's body, message) of what is wrong.
     """
@@ -106,6 +109,13 @@ class Declaration:
 
 def _no_problems(*_: Any) -> tuple[()]:
     return ()
+
+
+def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
+    """The names in the sections `model` and `data`; imported late, as a kind is."""
+    shared = import_named(f"{STAGES_PACKAGE}.data.hub_references")
+    references: Iterable[HubReference] = shared.hub_references(config)
+    return references
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,7 @@ class StageKind:
     data_files: Callable[[Any], list[Path]]
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
+    hub_references: Callable[[Any], Iterable[HubReference]] = _hub_references_of_sections
     device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
@@ -195,6 +206,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         data_files=getattr(module, "data_files", lambda config: []),
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
+        hub_references=getattr(module, "hub_references", _hub_references_of_sections),
         device_problems=getattr(module, "device_problems", _no_problems),
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
         declare=getattr(module, "declare", None),

@@ -1,4 +1,4 @@
-"""What a pipeline says about each stage: kind, Config's values, references, overrides.
+"""Resolve each stage of a pipeline: kind, Config's values, references, overrides.
 
 A stage's Config is the pipeline's sections that its kind takes, with the stage's own body laid
 over them. Knows one stage at a time; how stages depend on each other is `references.py`.
@@ -113,7 +113,7 @@ def _with_settings(kind: StageKind, document: Document, stage: str) -> StageKind
         found = settings_type_of(recipe) if isinstance(recipe, str) else None
         return kind_with_settings(kind, found) if found else kind
     except ValueError:
-        return kind  # what is wrong with the recipe is told as such
+        return kind  # a mistake in the recipe is reported separately
 
 
 @dataclass(frozen=True)

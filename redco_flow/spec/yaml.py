@@ -65,7 +65,7 @@ def read_scalar(text: str) -> Scalar:
 
 
 def control_problem(text: str) -> str | None:
-    """Say which control character stands in a value, or None; tabs and newlines are allowed."""
+    """Return the control character in a value, or None; tabs and newlines are allowed."""
     found = FORBIDDEN_IN_VALUES.search(text)
     if found is None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 from jax.experimental import multihost_utils
 
-from redco_flow.stages.context import StageContext, Stopped
+from redco_flow.runtime.context import StageContext, Stopped
 
 
 class CommonStop:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import LikelihoodMetric, PooledMetric, find_any_metric
-from redco_flow.stages.artifacts.metrics import MetricsSummary
-from redco_flow.stages.score_identity import ScoreIdentity, of_record
+from redco_flow.tracking.metrics_artifact import MetricsSummary
+from redco_flow.tracking.score_identity import ScoreIdentity, of_record
 
 if TYPE_CHECKING:
     import numpy as np

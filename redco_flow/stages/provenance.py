@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from redco_flow.records import digest_json
+from redco_flow.runtime.context import StageContext
 from redco_flow.spec.stage_kind import StageConfig
-from redco_flow.stages.context import StageContext
 
 
 @dataclass(frozen=True)

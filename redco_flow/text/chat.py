@@ -115,7 +115,7 @@ class EncodedChat:
 
     @property
     def num_learnt(self) -> int:
-        """How many tokens the loss is of."""
+        """Number of tokens in the loss."""
         return sum(end - begin for begin, end in self.learnt)
 
     @property
@@ -208,7 +208,7 @@ class ChatTemplate:
                 otherwise (Qwen 3: without their reasoning) has too.
 
         Raises:
-            BadConversation: the template fails, or does not let answers be told from the rest.
+            BadConversation: the template fails, or does not separate answers from the rest.
         """
         (found,) = self._rendered([chat], only_last=only_last)
         if isinstance(found, BadConversation):
@@ -388,7 +388,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class _TemplateText:
-    """What of transformers' tokenizers renders a template."""
+    """The part of transformers' tokenizers that renders a template."""
 
     chat_template: str
     special_tokens_map: Mapping[str, str]
@@ -427,7 +427,7 @@ def _ending(text: str, answers: Sequence[Span], prompt: str) -> Rendered:
 
 
 def _first_after(spans: Sequence[Span], text: str, prompt: str) -> int:
-    """Where the answer begins that another text asks for: the first one that ends behind it."""
+    """Find the first answer that ends behind the common prefix of two texts."""
     common = next(
         (i for i, (a, b) in enumerate(zip(text, prompt, strict=False)) if a != b), len(text)
     )
@@ -447,7 +447,7 @@ def _problem_of_mask(answers: Sequence[Span], num_ids: int) -> BadConversation |
 
 def _unmarked(number: int, what: str) -> BadConversation:
     return BadConversation(
-        "the chat template does not let answers be told from the rest",
+        "the chat template does not separate answers from the rest",
         f"it has no {{% generation %}} blocks and {what} (message {number + 1}); give a template "
         "with such blocks as data.chat_template: FILE.jinja",
     )

@@ -43,7 +43,7 @@ class BadConversation(UnusableRow):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a chat template renders.
+    """Messages and tools that a chat template renders.
 
     Args:
         messages: each with `role` and `content`, and whatever else its template knows
@@ -71,7 +71,7 @@ class Conversation:
 
 
 class ChatColumns(NamedTuple):
-    """Where a conversation stands in a row.
+    """Columns of a row that hold a conversation.
 
     Args:
         format: messages, sharegpt, alpaca or prompt_completion.

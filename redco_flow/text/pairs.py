@@ -27,7 +27,7 @@ IdRows = FlatIds | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Windows:
-    """Where each example stands in its text, when a text may be several examples.
+    """Positions of examples within texts, when a text is cut into several.
 
     Args:
         text_of: index of each example's text, ascending.

@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
 
 
 class Chat(NamedTuple):
-    """What is rendered of one conversation.
+    """Arguments of one rendering of a conversation.
 
     Args:
         messages: JSON objects with `role` and `content`.

@@ -1,4 +1,4 @@
-"""Where a generated text is cut: before the first of some strings that it has."""
+"""Cut a generated text before the first of some stop strings."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.records import UnreadableFile, digest_json, read_json, reading
+from redco_flow.engine.files import UnreadableFile, reading
+from redco_flow.records import digest_json, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,7 +140,7 @@ class TextTokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """What makes two tokenizers the same: all that turns text to ids, and the two tokens."""
+        """Digest of everything that turns text to ids, and of the two tokens."""
         content = json.loads(self.backend.to_str())
         kept = {key: content[key] for key in content if key not in ("padding", "truncation")}
         vocab = self.backend.get_vocab(with_added_tokens=True)

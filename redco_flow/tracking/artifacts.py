@@ -48,7 +48,7 @@ class Artifact:
         id: 64 hex digits.
         kind: dataset, checkpoint, predictions, metrics, ….
         path: the directory of its files.
-        manifest: what stands in manifest.json.
+        manifest: the content of manifest.json.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Artifact:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What its producer said about it."""
+        """Metadata from its producer."""
         return self.manifest.get("metadata", {})
 
     @property
@@ -231,7 +231,7 @@ class ArtifactStore:
         if not is_as_written(artifact.manifest):
             return [_not_its_manifest(artifact)]
         entries = artifact.manifest["files"]
-        # A file of another size is told of as such, without being read.
+        # A file of another size is reported without being read.
         read = [artifact.path / entry["path"] for entry in entries if _has_size(artifact, entry)]
         try:
             digests = digest_files(self._workspace, read, cache=f"artifacts/{artifact.id}.json")
@@ -386,13 +386,13 @@ def _has_size(artifact: Artifact, entry: FileEntry) -> bool:
 
 
 def _wrong_files(artifact: Artifact, digest_of: Callable[[Path], str]) -> list[str]:
-    """What is wrong with an artifact's files; a digest is asked for last."""
+    """Yield the faults of an artifact's files; digests are compared last."""
     found = (_wrong(artifact.path, one, digest_of) for one in artifact.manifest["files"])
     return [problem for problem in found if problem]
 
 
 def _wrong(root: Path, entry: FileEntry, digest_of: Callable[[Path], str]) -> str | None:
-    """What is wrong with one file of an artifact."""
+    """Describe the fault of one file of an artifact, if any."""
     path = root / entry["path"]
     if not path.is_file():
         return f"{path}: missing"

@@ -2,7 +2,7 @@
 
 Each file has one writer (named below); readers get None where it does not exist yet, and
 DamagedRecord where it is not what that writer wrote. A job of several processes has one rank that
-is `the worker` here, rank 0; what the others write stands in `ranks/<rank>/`. A job of several
+is `the worker` here, rank 0; the files of the others are in `ranks/<rank>/`. A job of several
 tasks has a directory like this one for each of them, `tasks/<shard>/`.
 """
 
@@ -40,7 +40,7 @@ class State(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a job, or one of its ranks, ended.
+    """Cause of the end of a job or a rank.
 
     LOST: no process that could say so saw the end. NEVER_SUBMITTED: a lost job that no cluster ever
     got, so that submitting it again repeats nothing. TERMINATED, of a rank only: it got SIGTERM,
@@ -134,7 +134,7 @@ class ExitRecord:
         message: for people.
         peak_memory_bytes: the worker's largest resident size.
         rank: which of several processes it speaks of, on which host.
-        restart: how often the cluster had started the job anew.
+        restart: how often the cluster had restarted the job.
         lost_another_rank: whether it failed because it lost another rank.
     """
 
@@ -211,7 +211,7 @@ class AttemptDirectory:
 
     @property
     def call_path(self) -> Path:
-        """What the worker must do; by the orchestrator."""
+        """Path of the work order; written by the orchestrator."""
         return self.path / "call.json"
 
     @property
@@ -221,7 +221,7 @@ class AttemptDirectory:
 
     @property
     def progress_path(self) -> Path:
-        """How far the worker is; by the worker."""
+        """Path of the worker's progress; written by the worker."""
         return self._own / "progress.json"
 
     @property
@@ -236,7 +236,7 @@ class AttemptDirectory:
 
     @property
     def error_path(self) -> Path:
-        """Why the worker failed; by the worker."""
+        """Path of the worker's error; written by the worker."""
         return self._own / "error.json"
 
     @property
@@ -246,7 +246,7 @@ class AttemptDirectory:
 
     @property
     def exit_path(self) -> Path:
-        """How the job ended; by the job's last act, or by who learns that it had none."""
+        """Path of the job's ending; written last by the job, or by a process that finds it gone."""
         return self.path / "exit.json"
 
     @property
@@ -255,11 +255,11 @@ class AttemptDirectory:
         return self._own / "result.json"
 
     def rank_exit_path(self, rank: int) -> Path:
-        """How one rank of a job with several ended; by its own supervisor."""
+        """Path of a rank's ending, in a job of several; written by its supervisor."""
         return self.rank_directory(rank) / "exit.json"
 
     def rank_directory(self, rank: int) -> Path:
-        """Where one rank's own files are."""
+        """Directory of one rank's files."""
         return self.path / "ranks" / str(rank)
 
     @property
@@ -311,7 +311,7 @@ class AttemptDirectory:
 
     @property
     def cause(self) -> Cause | None:
-        """Why the job ended, by exit.json; None while it has none."""
+        """Cause of the job's end by exit.json; None while it does not exist."""
         record = self.read_exit()
         return None if record is None else record.cause
 
@@ -326,7 +326,7 @@ class AttemptDirectory:
 
 
 def _progress_of(tasks: list[AttemptDirectory]) -> Progress | None:
-    """How many parts of the stage are computed, those of earlier attempts included."""
+    """Count the computed parts of a stage, those of earlier attempts included."""
     told = [progress for task in tasks if (progress := task.read_progress()) is not None]
     if not told:
         return None

@@ -1,7 +1,7 @@
 """The code that a result depends on: digests of the sources that modules import; git's state.
 
 Follows import statements through the source, within the given modules' own packages, without
-importing any of it; what other packages contain is told by their versions. Imports made at run
+importing any of it; other packages count by their versions. Imports made at run
 time by name are invisible here: a stage names those in `code_modules`.
 """
 
@@ -416,7 +416,7 @@ class _Closure:
         return self.files[module]
 
     def _location(self, root: str) -> Path | None:
-        """Where a top-level module lies, if its code is followed."""
+        """Return the location of a top-level module, if its code is followed."""
         if root not in self.top_level:
             self.top_level[root] = _top_level(root) if root == _OURS else self._beside(root)
         return self.top_level[root]

@@ -67,7 +67,7 @@ class TimeParts:
 
 @dataclass(frozen=True)
 class _Start:
-    """What one process of an attempt left: a cluster may start an attempt again."""
+    """The record of one process start; a cluster may start an attempt again."""
 
     began: float
     prepared: float
@@ -191,7 +191,7 @@ def _add_start(account: _Account, start: _Start, resumed: int | None) -> None:
     """Add the time of one process.
 
     Args:
-        resumed: the step that later ones went on from; those after it were computed again.
+        resumed: the step from which later ones resumed; those after it were computed again.
     """
     account.add(waiting=account.until(start.began))
     account.add(starting=account.until(start.prepared))

@@ -1,4 +1,4 @@
-"""What happened in a run, one JSON object a line, in the order of sequence numbers.
+"""The journal of a run: one JSON object per event and line, with a sequence number.
 
 Only the process that holds the run's lease appends. A line without its newline was never
 written: the process that continues the journal removes it. The time of day is for people only.

@@ -1,4 +1,4 @@
-"""Where a result came from, back to the data files' digests, and what was made from an artifact.
+"""Trace a result back to the data files' digests, or an artifact forward to its results.
 
 Reads published results and manifests, and of a run only what names its stages' results.
 """
@@ -65,7 +65,7 @@ def impact(workspace: Workspace, id_or_prefix: str) -> ImpactNode:
 
 @dataclass
 class _Graph:
-    """Which results took what in."""
+    """Results, by the artifacts that they read."""
 
     users: dict[str, list[StageResult]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)  # digest → name
@@ -407,7 +407,7 @@ def _kind(artifact_id: str, result: StageResult | None) -> str:
 
 
 def _remembered(made_by: Mapping[str, Any]) -> Production | None:
-    """What a manifest alone tells of a stage whose result is gone."""
+    """Return the parts of a stage that a manifest alone records, for a result that is gone."""
     if not made_by:
         return None
     code: Any = made_by.get("code") or {}

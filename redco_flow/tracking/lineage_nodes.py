@@ -1,4 +1,4 @@
-"""What a lineage is made of: metrics, stages, artifacts and, at the leaves, data files.
+"""Nodes of a lineage: metrics, stages, artifacts and, at the leaves, data files.
 
 Pure data, with a JSON form; `lineage.py` finds it and the command line draws it.
 """
@@ -39,7 +39,7 @@ class ConfigLeaf:
 
 @dataclass(frozen=True)
 class Production:
-    """How something was made: the one attempt of a stage that computed it.
+    """The attempt that computed a result.
 
     Args:
         pipeline, stage, kind, run, attempt, fingerprint: which computation.

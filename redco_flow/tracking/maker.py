@@ -1,4 +1,4 @@
-"""Whose attempt made what a stage of a run has: the run's own, or one of another run.
+"""Find the attempt that produced a stage's result, in this run or another one.
 
 Reads records; that the other run's directory still stands is for the caller to see.
 """

@@ -2,7 +2,7 @@
 
 Speaks MLflow's REST API, so that no machine needs its packages. A training's MLflow run is found
 by its stage's fingerprint and a model's version by its artifact's id, so nothing of ours depends
-on what the server says, and it can be filled anew.
+on what the server says, and it can be filled again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which process, exactly: a pid alone is reused, a pid with its start time and boot is not.
+"""Identify a process by pid, start time and boot id, because a pid alone is reused.
 
 The start time is counted from boot, so a jump of the wall clock changes nothing. Reads /proc
-and sends no signal; psutil stands in only where there is no /proc.
+and sends no signal; psutil replaces it only where there is no /proc.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _start_time(pid: int) -> int | None:
         stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command, field 2, stands in parentheses and may itself hold spaces and parentheses.
+    # The command, field 2, is in parentheses and may itself hold spaces and parentheses.
     state, *fields = stat[stat.rindex(")") + 1 :].split()
     return None if state in _ENDED_STATES else int(fields[18])
 

@@ -152,7 +152,7 @@ def clean_after_dead_publishers(directory: Path) -> None:
 
 
 def _hidden(directory: Path) -> Path:
-    """A new name; `~` stands in no host name, boot id or number."""
+    """A new name; no host name, boot id or number has a `~`."""
     me = ProcessIdentity.current()
     words = (_MARK, me.host, me.boot_id, str(me.pid), str(me.start_time), secrets.token_hex(4))
     return directory / "~".join(words)

@@ -21,7 +21,7 @@ _LATEST = "latest"  # results/latest/<pipeline>/<stage>.json: a view, rebuilt wh
 
 
 class IngredientsRecord(TypedDict, total=False):
-    """What is read out of a result's ingredients."""
+    """The ingredients of a result that are read."""
 
     inputs: dict[str, list[str]]
     data: dict[str, Any]
@@ -132,7 +132,7 @@ def is_doubtful(workspace: Workspace, fingerprint: str) -> bool:
 
 
 def _doubtful_inputs(store: ArtifactStore, result: StageResult) -> Iterator[str]:
-    """Inputs that were not verified then, and that are damaged, or were published anew since."""
+    """Inputs that were not verified then, and that are damaged, or were published again since."""
     if result.inputs_verified:
         return
     ids = {one for taken in result.ingredients.get("inputs", {}).values() for one in taken}

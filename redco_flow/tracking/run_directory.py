@@ -55,7 +55,7 @@ class RunRecord(TypedDict, total=False):
 
 
 class MadeByRecord(TypedDict):
-    """Which attempt made a result that a run reuses."""
+    """The attempt that made a reused result."""
 
     run: str
     stage: str
@@ -106,7 +106,7 @@ class PlanRecord(TypedDict):
 
 
 class OriginRecord(TypedDict):
-    """Where a setting was written."""
+    """The origin of a setting."""
 
     source: str
     line: int
@@ -209,12 +209,12 @@ class RunDirectory:
 
     @property
     def resolved_path(self) -> Path:
-        """What will run, whole, defaults included."""
+        """Path of the complete configuration, defaults included."""
         return self.path / "resolved.yaml"
 
     @property
     def origins_path(self) -> Path:
-        """Where each leaf of resolved.yaml came from."""
+        """Path of the origin of each leaf of resolved.yaml."""
         return self.path / "origins.json"
 
     @property
@@ -229,17 +229,17 @@ class RunDirectory:
 
     @property
     def lease_path(self) -> Path:
-        """Who drives the run."""
+        """Path of the lease of the process that drives the run."""
         return self.path / "lease.json"
 
     @property
     def journal_path(self) -> Path:
-        """What happened, in order."""
+        """Path of the journal of events."""
         return self.path / "journal.jsonl"
 
     @property
     def state_path(self) -> Path:
-        """How far the run is."""
+        """Path of the run's state."""
         return self.path / "state.json"
 
     @property

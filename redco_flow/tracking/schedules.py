@@ -1,4 +1,4 @@
-"""What fires when, and what each firing came to: small files of the workspace.
+"""Records of schedules and of their firings, small files of the workspace.
 
 `schedules/<name>/schedule.json` is what was asked for; `firings/<id>.json` is one firing, named by
 the id of its flow run and written only by the process that claimed it. Prefect's deployments are
@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 class FiringState(StrEnum):
-    """Where a firing is."""
+    """The state of a firing."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class Schedule:
         is_paused: it does not fire.
         no_run_for: after how long without a good firing that is told; empty: it is not.
         told_by: the environment variable that holds the address, by channel.
-        notify: what the pipeline said under `notify`: who is told of a firing that starts no run.
+        notify: the pipeline's `notify` section: recipients for a firing that starts no run.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Firing:
 
     @property
     def told(self) -> str:
-        """What came of it, in a line: `skipped: data unchanged since RUN`."""
+        """The result in one line: `skipped: data unchanged since RUN`."""
         what = self.run or str(self.state)
         reason = self.reason.partition("\n")[0]
         return f"{what}: {reason}" if reason else what

@@ -1,4 +1,4 @@
-"""One sweep as a directory: which runs are its trials. How they do stands in the runs themselves.
+"""One sweep as a directory: which runs are its trials. Their states are in the runs themselves.
 
 `<workspace>/sweeps/<name>-sweep-<shortid>/`: sweep.json, written once; lease.json and launcher.log
 of the process that starts the runs; cancel.json by the process that asks for the end. A stage that
@@ -90,7 +90,7 @@ class SweepDirectory:
         """Write sweep.json.
 
         Args:
-            ahead: the jobs of all points are to stand in the cluster's queue at once.
+            ahead: queue the jobs of all points at once.
         """
         record = {
             "id": self.id,
@@ -114,7 +114,7 @@ class SweepDirectory:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the jobs of all points are to stand in the cluster's queue at once."""
+        """Whether to queue the jobs of all points at once."""
         return bool(self.record.get("ahead"))
 
     @property
@@ -133,7 +133,7 @@ class SweepDirectory:
 
     @property
     def log_path(self) -> Path:
-        """What the process that starts the runs says."""
+        """Path of the log of the process that starts the runs."""
         return self.path / "launcher.log"
 
     @property

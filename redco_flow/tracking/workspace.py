@@ -1,4 +1,4 @@
-"""Where things stand in the workspace directory, and whether it can be written.
+"""Paths of the workspace directory, and checks that it can be written.
 
 Knows the folders' names and hands out sequence numbers; knows nothing of what the files hold.
 """
@@ -88,12 +88,12 @@ class Workspace:
 
     @property
     def aliases(self) -> Path:
-        """What checkpoints were promoted as, `<model>/<alias>.json`; made by the first one."""
+        """Directory of aliases, `<model>/<alias>.json`; created on first use."""
         return self.root / "aliases"
 
     @property
     def schedules(self) -> Path:
-        """What fires, and what each firing came to, `<name>/`; made by the first one."""
+        """Directory of schedules and their firings, `<name>/`; created on first use."""
         return self.root / "schedules"
 
     @property
@@ -103,7 +103,7 @@ class Workspace:
 
     @property
     def cache(self) -> Path:
-        """What may be deleted at any time."""
+        """Directory of files that may be deleted at any time."""
         return self.root / "cache"
 
     @property
@@ -147,7 +147,7 @@ class Workspace:
 
 
 def _closed_directories(root: Path) -> Iterator[Path]:
-    """What every run writes and this user may not: counters, locks, folders of others' making."""
+    """Find what every run writes and this user may not: counters, locks, others' folders."""
     shared = (
         root / "sequence",
         root / "artifacts/.lock",

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from redco_flow.records import digest_json
-from redco_flow.stages.artifacts.predictions import (
-    Prediction,
-    PredictionsSummary,
-    write_predictions,
-)
-from redco_flow.stages.context import InputArtifact, StageContext
+from redco_flow.runtime.context import InputArtifact, StageContext
+from redco_flow.stages.artifacts.predictions import PredictionsSummary, write_predictions
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.run import run as evaluate
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.predictions_artifact import Prediction
 from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 

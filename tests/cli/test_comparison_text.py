@@ -4,7 +4,7 @@ import pytest
 
 from redco_flow.cli.compare import comparison_text
 from redco_flow.report.comparison import ComparedRun
-from redco_flow.stages.score_identity import ScoreIdentity
+from redco_flow.tracking.score_identity import ScoreIdentity
 
 
 def compared(label, **metrics) -> ComparedRun:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redco_flow.recipes.drill import FAULTS
+from redco_flow.launch.faults import FAULTS
 
 pytestmark = pytest.mark.timeout(600)
 

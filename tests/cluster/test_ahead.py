@@ -146,7 +146,7 @@ def test_without_a_launcher_slurm_drops_what_waits_for_a_failed_stage_and_resume
     assert executions.read_text().split()[::3] == ["preprocess", "train", "train"]
     assert run.read_state()["stages"]["compare"]["attempt"] == 2
     message = run.attempt("compare", 1).read_exit().message
-    assert message == "it never began: what it takes from is made anew."
+    assert message == "it never began: its inputs are computed again."
 
 
 def test_a_stage_that_may_be_tried_again_has_its_downstream_submitted_again(

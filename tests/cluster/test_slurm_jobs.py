@@ -69,7 +69,7 @@ def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_pa
         if by != "a plain SIGTERM":
             slurm.run("scancel", other)
     assert "waits in the queue" in waiting.message
-    assert "started anew 1 times" in waiting.message
+    assert "restarted 1 times" in waiting.message
     # Slurm starts it again by itself once the old start's credential has expired.
     assert job.wait_seconds(60)
 

@@ -28,7 +28,6 @@ from redco_flow.models.attention.splash import splash_attend
 from redco_flow.models.attention.triton import triton_attend
 from redco_flow.models.config import AttentionConfig
 from redco_flow.models.find import find_model
-from redco_flow.recipes.parts.model import ChosenModel
 
 LENGTH = 256
 LLAMA = {
@@ -411,15 +410,3 @@ def test_attention_costs_no_more_than_splash_called_bare():
     assert record["ours"]["kernels"] == record["bare"]["kernels"] == 3
     assert record["hbm_bytes_ratio"] <= 1.1
     assert record["temp_bytes_ratio"] <= 1.1
-
-
-@pytest.mark.parametrize(
-    ("asked", "recorded"), [("splash", "auto"), ("triton", "auto"), ("xla", "xla")]
-)
-def test_a_checkpoint_asks_for_no_kernel_of_the_devices_that_trained_it(asked, recorded):
-    module = find_model("llama")
-    config = module.Config.from_hugging_face({"model_type": "llama", **LLAMA})
-
-    model = ChosenModel("llama", module, config.updated({"attention": asked}), None)
-
-    assert model.record["config"]["attention"] == recorded

@@ -18,7 +18,7 @@ from redco_flow.engine.checkpoint.checkpointer import (
     restore_params,
 )
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import canonical_json, digest_file
+from redco_flow.engine.files import canonical_json, digest_file
 
 
 def mesh_of(num_data, num_model):

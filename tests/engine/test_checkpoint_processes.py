@@ -5,7 +5,7 @@ import pytest
 from blake3 import blake3
 
 from redco_flow.engine.checkpoint.checkpointer import parameter_digests
-from redco_flow.records import canonical_json
+from redco_flow.engine.files import canonical_json
 
 SCRIPT = """
 import sys

@@ -13,7 +13,7 @@ from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.checkpoint.commit import COMMIT_FILE
 from redco_flow.engine.checkpoint.directory import best_step, steps_to_delete
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import digest_json
+from redco_flow.engine.files import digest_json
 
 SCORES = st.dictionaries(
     st.integers(0, 50),

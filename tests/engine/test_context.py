@@ -19,10 +19,10 @@ from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.data.packing import collate_packed
 from redco_flow.engine.errors import ShardingError
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
+from tests.engine.traffic import read_collectives
 
 LENGTH, TARGET, VOCAB = 12, 10, 64
 _TOKENS = {"bos_token_id": 2, "eos_token_id": 1}

@@ -7,9 +7,9 @@ import pytest
 
 from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives, wire_bytes
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
+from tests.engine.traffic import read_collectives, wire_bytes
 
 BATCH, SOURCE, TARGET, WIDTH, LAYERS, HEADS, HIDDEN = 4, 64, 32, 128, 2, 4, 256
 NUM_SHARDS = 4

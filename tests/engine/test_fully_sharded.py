@@ -14,8 +14,8 @@ from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.engine.sharding.fsdp import device_memory_bytes
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
+from tests.engine.traffic import read_collectives
 
 LAYERS, WIDTH, UNITS, VOCAB, LENGTH = 3, 16, 32, 64, 6
 # (data, fsdp, model)

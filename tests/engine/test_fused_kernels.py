@@ -15,8 +15,8 @@ from redco_flow.engine.checkpoint.checkpointer import Checkpointer, parameter_di
 from redco_flow.engine.sharding.fused_parts import FusedParts
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives, wire_bytes
 from redco_flow.engine.training_plan import TrainingPlan
+from tests.engine.traffic import read_collectives, wire_bytes
 
 LAYERS, WIDTH, HEADS, UNITS, VOCAB, LENGTH = 2, 32, 4, 48, 64, 8
 HEAD_DIM = WIDTH // HEADS

@@ -10,9 +10,9 @@ import pytest
 
 from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.families import llama, mixtral
+from tests.engine.traffic import read_collectives
 
 VALUES = {
     "vocab_size": 512,

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
+from tests.engine.traffic import read_collectives
 
 VOCAB, WIDTH, ROWS, LENGTH = 1024, 512, 16, 8
 FLOAT = 4

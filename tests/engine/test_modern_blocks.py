@@ -11,8 +11,8 @@ from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.sharding.two_rules import derive_rules
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import wire_bytes
 from tests.engine.modern_blocks import MODELS, SCANNED, B, D, Mamba1, T
+from tests.engine.traffic import wire_bytes
 
 
 def derived(model, num_model_shards):

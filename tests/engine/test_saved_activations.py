@@ -11,8 +11,8 @@ import pytest
 from redco_flow import Deployer, Trainer, TrainingPlan
 from redco_flow.engine.step.compiled import on_unpadded_params
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.find import find_model
+from tests.engine.traffic import read_collectives
 
 # No other dim is LAYERS or LENGTH: an array with both was kept of each layer.
 LAYERS, ROWS, LENGTH, WIDTH, HEADS = 3, 8, 24, 16, 4

@@ -13,8 +13,8 @@ from redco_flow.engine.sharding.shared_inputs import shares_inputs
 from redco_flow.engine.step.compiled import on_unpadded_params
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.engine.training_plan import TrainingPlan
+from tests.engine.traffic import read_collectives
 
 ROWS, LENGTH, VOCAB, WIDTH, LAYERS, HEADS, GROUPS = 8, 16, 64, 32, 2, 8, 4
 HEAD_DIM, UNITS = WIDTH // HEADS, 64

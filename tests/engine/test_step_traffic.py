@@ -8,9 +8,9 @@ import pytest
 
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import wire_bytes
 from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.find import find_model
+from tests.engine.traffic import wire_bytes
 
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, HIDDEN = 4, 64, 128, 2, 4, 256
 NUM_SHARDS = 4

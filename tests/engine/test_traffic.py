@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from redco_flow.engine.step.traffic import Collective, read_collectives, wire_bytes
+from tests.engine.traffic import Collective, read_collectives, wire_bytes
 
 SHARDS = 4
 FLOATS = 64  # on each device

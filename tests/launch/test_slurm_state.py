@@ -79,7 +79,7 @@ def test_a_waiting_job_is_told_with_its_reason_and_a_running_one_with_hosts_and_
     running = live_status(JobEntry("1", "RUNNING", 2, "", "n[1-2]"), "")
 
     assert (waiting.state, waiting.message) == ("pending", "waits in the queue: Priority")
-    assert (running.state, running.message) == ("running", "runs on n[1-2], started anew 2 times")
+    assert (running.state, running.message) == ("running", "runs on n[1-2], restarted 2 times")
 
 
 def test_an_old_answer_is_told_to_be_old():

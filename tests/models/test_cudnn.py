@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.attention.cudnn import cudnn_attend, needs_bias
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.kernels import Asked, cudnn_obstacle
 from redco_flow.models.config import AttentionConfig
+from tests.engine.traffic import read_collectives
 
 ROWS, LENGTH = 4, 24
 CAUSAL = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=6, scale=6**-0.5)

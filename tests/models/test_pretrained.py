@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from redco_flow.models.families import t5
 from redco_flow.models.hub.pretrained import (
-    find_checkpoint,
     load_pretrained,
     read_model,
     save_pretrained,
@@ -255,23 +254,3 @@ def test_a_model_type_without_a_family_is_refused_with_those_known(checkpoint):
 
     with pytest.raises(ValueError, match=r"'phi'; did you mean 'phi3'\? Known: t5"):
         read_model(checkpoint)
-
-
-def test_a_directory_is_a_model_when_it_has_a_config(checkpoint):
-    assert find_checkpoint(str(checkpoint)) == checkpoint
-
-    (checkpoint / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has no config\.json"):
-        find_checkpoint(str(checkpoint))
-
-
-def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(tmp_path):
-    with pytest.raises(ValueError, match="does not exist"):
-        find_checkpoint(str(tmp_path / "nowhere"))
-
-
-def test_a_model_that_the_hub_does_not_give_is_named():
-    with pytest.raises(
-        ValueError, match="model 'nobody/no-such-model' at main is not in the cache"
-    ):
-        find_checkpoint("nobody/no-such-model")

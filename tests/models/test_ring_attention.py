@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.engine.step.traffic import read_collectives
 from redco_flow.models.attention.bias import ByDistance, distance_bias, row_biases, spread_diagonals
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import attend_sequence, ring_attend
 from redco_flow.models.config import AttentionConfig
+from tests.engine.traffic import read_collectives
 
 BATCH, LENGTH, HEAD_DIM = 2, 12, 6
 PADDED = np.array([[1] * 12, [1] * 7 + [0] * 5])

@@ -22,7 +22,7 @@ import json
 from pathlib import Path
 from redco_flow.spec.model import DataFile
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageOutputs
+from redco_flow.runtime.context import Output, StageOutputs
 
 def write(context, kind, content):
     with open("{executions}", "a") as file:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from redco_flow.launch.faults import FAULT_VARIABLE, FAULTS
 from redco_flow.recipes import drill
-from redco_flow.recipes.drill import FAULT_VARIABLE, NUM_BATCHES_BEFORE
+from redco_flow.recipes.drill import NUM_BATCHES_BEFORE
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
 
@@ -24,7 +25,7 @@ def tokenizer(tmp_path_factory):
 def harm(monkeypatch):
     """Replace the harm by a note of it; return the notes."""
     notes = []
-    monkeypatch.setattr(drill, "FAULTS", {"slow": lambda: bool(notes.append("slow") or True)})
+    monkeypatch.setattr(drill, "HARMS", {"slow": lambda: bool(notes.append("slow") or True)})
     monkeypatch.setenv(FAULT_VARIABLE, "slow")
     monkeypatch.setenv("REDCO_FLOW_ATTEMPT", "/runs/r/stages/train/attempts/1")
     return notes
@@ -82,3 +83,7 @@ def test_an_unknown_fault_is_refused(harm, tokenizer, monkeypatch):
 
     with pytest.raises(ValueError, match="must be one of slow"):
         collate_batches(tokenizer, 1)
+
+
+def test_the_recipe_can_do_every_fault_of_the_drill():
+    assert tuple(drill.HARMS) == FAULTS

@@ -6,13 +6,12 @@ from statistics import mean, stdev
 import pytest
 
 from redco_flow.report.comparison import comparison_page, overlaid, read_compared
-from redco_flow.report.diff_page import diff_page
-from redco_flow.report.history_page import HistoryPoint, history_page
+from redco_flow.report.history_page import HistoryEntry, history_page
 from redco_flow.report.run_diff.measures import Resampling
 from redco_flow.report.run_diff.runs import diff_runs
 from redco_flow.report.runs_page import write_page
 from redco_flow.report.sweep_page import SweptRun, sweep_page
-from redco_flow.stages.score_identity import ScoreIdentity
+from redco_flow.tracking.score_identity import ScoreIdentity
 from tests.report.conftest import Page, sample_rows, training_records
 
 NOW = "2026-02-01T00:00:00.000+00:00"
@@ -57,17 +56,26 @@ def runs(points):
     return [point.run for point in points]
 
 
-def history_points():
-    given = {"state": "completed", "seconds": 60.0, "failure": "", "data": "4" * 64}
-    failed = {**given, "state": "failed", "failure": f"out_of_memory {TRAP}"}
+PROMOTED = {"weekly-c": ["production, now"]}
+
+
+def history_entries():
+    given = {"sweep": "", "seconds": 60.0, "not_compared": {}, "code_changed": False}
+    well = {**given, "state": "completed", "cause": "", "message": "", "data": "4" * 64}
+    failed = {**well, "state": "failed", "cause": "out_of_memory", "message": TRAP}
     return [
-        HistoryPoint("weekly-a", "2026-01-05T03:00:00.000+00:00", **given, metrics={"rouge1": 20.0},
-                     differences={}, is_data_new=False, promoted=[]),
-        HistoryPoint("weekly-b", "2026-01-12T03:00:00.000+00:00", **failed, metrics={},
-                     differences={}, is_data_new=False, promoted=[]),
-        HistoryPoint("weekly-c", "2026-01-19T03:00:00.000+00:00", **given, metrics={"rouge1": 25.0},
-                     differences={"rouge1": 5.0}, is_data_new=True, promoted=["production, now"]),
+        HistoryEntry("weekly-a", "2026-01-05T03:00:00.000+00:00", **well, metrics={"rouge1": 20.0},
+                     differences={}, data_changed=None),
+        HistoryEntry("weekly-b", "2026-01-12T03:00:00.000+00:00", **failed, metrics={},
+                     differences={}, data_changed=False),
+        HistoryEntry("weekly-c", "2026-01-19T03:00:00.000+00:00", **well, metrics={"rouge1": 25.0},
+                     differences={"rouge1": 5.0}, data_changed=True),
     ]  # fmt: skip
+
+
+def diff_page(first, second, num_resamples):
+    diff = diff_runs(first, second, Resampling(num_resamples))
+    return comparison_page([read_compared(run) for run in (first, second)], NOW, diff)
 
 
 def read(page, folder) -> Page:
@@ -186,7 +194,7 @@ def test_values_that_are_no_numbers_are_categories(points, tmp_path):
 
 
 def test_a_history_marks_promotions_new_data_and_failures(tmp_path):
-    page = read(history_page("weekly", history_points(), ["rouge1"], NOW), tmp_path)
+    page = read(history_page("weekly", history_entries(), ["rouge1"], PROMOTED, NOW), tmp_path)
 
     (plot,) = page.plots
     marks = {trace["name"]: trace for trace in plot["data"]}
@@ -200,7 +208,7 @@ def test_a_history_marks_promotions_new_data_and_failures(tmp_path):
 def test_a_diff_has_its_groups_and_both_runs_curves(make_run, tmp_path):
     first, second = make_run("1e-4", 0, 20.0), make_run("1e-3", 0, 30.0)
 
-    page = read(diff_page(diff_runs(first, second, Resampling(100)), NOW), tmp_path)
+    page = read(diff_page(first, second, 100), tmp_path)
 
     setting = page.text[page.text.index("stages.train.learning_rate 0.0001") :]
     assert " 0.001 " in setting[:120]
@@ -226,13 +234,12 @@ def test_a_run_whose_records_are_damaged_is_compared_by_what_is_left(make_run, t
 def test_each_page_fits_a_phone_is_accessible_and_asks_for_nothing(
     open_page, points, runs, tmp_path
 ):
-    given = history_points()
-    diff = diff_runs(runs[0].run, runs[1].run, Resampling(0))
+    given = history_entries()
     pages = {
         "comparison": comparison_page(runs, NOW),
         "sweep": sweep_page(f"{TRAP}-sweep", "completed", points, NOW),
-        "history": history_page(TRAP, given, ["rouge1"], NOW),
-        "diff": diff_page(diff, NOW),
+        "history": history_page(TRAP, given, ["rouge1"], {}, NOW),
+        "diff": diff_page(runs[0].run, runs[1].run, 0),
     }
     for name, page in pages.items():
         path = write_page(page, tmp_path / f"{name}.html")
@@ -250,7 +257,7 @@ def test_each_page_fits_a_phone_is_accessible_and_asks_for_nothing(
 @pytest.mark.slow
 def test_pointing_at_a_run_in_a_history_says_which_it_is(open_page, tmp_path):
     path = write_page(
-        history_page("weekly", history_points(), ["rouge1"], NOW), tmp_path / "h.html"
+        history_page("weekly", history_entries(), ["rouge1"], PROMOTED, NOW), tmp_path / "h.html"
     )
     drawn = open_page(path).drawn()
     drawn.locator(".plot").scroll_into_view_if_needed()

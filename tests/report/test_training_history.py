@@ -1,5 +1,10 @@
 from redco_flow.records import write_json
-from redco_flow.report.training_history import num_not_finite, points_of, read_history
+from redco_flow.report.training_history import (
+    TRAINER_FIELDS,
+    num_not_finite,
+    points_of,
+    read_history,
+)
 
 
 def log(step, **values):
@@ -121,3 +126,10 @@ def test_a_damaged_line_ends_the_reading_and_is_told(builder):
 def test_nothing_logged_is_an_empty_history(builder):
     assert read_history([]).is_empty
     assert read_history([builder.attempt("train")]).is_empty
+
+
+def test_the_fields_that_are_no_measures_are_those_that_the_trainer_logs():
+    """The report imports nothing of the engine, so it has the names again."""
+    from redco_flow.engine.callbacks import LOGGED
+
+    assert TRAINER_FIELDS == LOGGED

@@ -123,8 +123,8 @@ def test_every_mistake_is_told_at_once_with_its_line(write, tmp_path):
         (11, "'-x' in a list would be taken for an option"),
         (13, "there is no stage 'brokn/table', and no such file; did you mean 'broken'?"),
         (14, "stage 'gone' makes nothing"),
-        (15, "'table' stands in 'outputs' already"),
-        (15, "'rows' stands in 'inputs' already"),
+        (15, "'table' is in 'outputs' already"),
+        (15, "'rows' is in 'inputs' already"),
     ]:
         assert any(at == line and said in message for at, message in told), (line, said, told)
     assert len(told) == 8

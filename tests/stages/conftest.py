@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redco_flow.stages.context import InputArtifact, StageContext, StageOutputs
+from redco_flow.runtime.context import InputArtifact, StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace

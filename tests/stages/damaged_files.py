@@ -256,7 +256,7 @@ def write_vocabularies(folder: Path) -> None:
 
 def use_vocabulary(folder: Path, name: str) -> None:
     """Load a published tokenizer as preprocessing does, and use what was saved."""
-    from redco_flow.records import UnreadableFile
+    from redco_flow.engine.files import UnreadableFile
     from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer
 
     source = (folder / name).parent
@@ -326,8 +326,8 @@ def files_of(folder: Path, kind: str) -> tuple[list[str], Reader, Damage]:
 
 def problem_of(error: BaseException, path: Path) -> str | None:
     """Say what is wrong with an error itself, or None."""
+    from redco_flow.engine.files import UnreadableFile
     from redco_flow.errors import RedcoFlowError
-    from redco_flow.records import UnreadableFile
 
     ours: tuple[type[BaseException], ...] = (RedcoFlowError, UnreadableFile)
     if "redco_flow.models.hub.tensors" in sys.modules:

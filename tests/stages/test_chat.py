@@ -11,9 +11,9 @@ from redco_flow.recipes.language_modeling.run import build_decoder_only
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.data.rows import BadRows, NoRows
-from redco_flow.stages.preprocess.learnt import learnt_notes
 from redco_flow.text.chat import CHATML, ChatTemplate
 from redco_flow.text.conversations import Conversation
+from redco_flow.tracking.learnt_counts import learnt_notes
 from tests.text.chat_tokenizers import make_tokenizer
 
 WORDS = ["one", "two", "three", "four", "five", "six"]

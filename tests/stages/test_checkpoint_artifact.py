@@ -11,13 +11,13 @@ from redco_flow.engine.checkpoint.checkpointer import (
     restore_params,
 )
 from redco_flow.records import digest_file
+from redco_flow.runtime.context import Output, StageOutputs
 from redco_flow.stages.artifacts.checkpoint import (
     CHECKPOINT_FOLDER,
     RecipeRecord,
     checkpoint_identity,
     write_checkpoint_artifact,
 )
-from redco_flow.stages.context import Output, StageOutputs
 
 RECORD = RecipeRecord(
     recipe="text_to_text",

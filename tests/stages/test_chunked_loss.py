@@ -10,13 +10,13 @@ import pytest
 from redco_flow import Deployer
 from redco_flow.engine.step.chunked_loss import chunked_cross_entropy
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.engine.step.traffic import read_collectives, wire_bytes
 from redco_flow.models.head import Head, score
 from redco_flow.recipes.find import find_recipe
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.plan import plan_training, start_trainer
 from redco_flow.text.tokenizer import TextTokenizer
+from tests.engine.traffic import read_collectives, wire_bytes
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from redco_flow.engine.files import UnreadableFile
 from redco_flow.errors import ConfigError
-from redco_flow.records import UnreadableFile
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.raw_data import CsvDialect

@@ -8,9 +8,9 @@ import pytest
 from stage_kinds import preprocess
 
 from redco_flow.launch.work_lock import acquire
+from redco_flow.runtime.context import Shard, Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.context import Shard, Stopped
 from redco_flow.stages.data.rows import BadRows
 from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 

@@ -10,7 +10,7 @@ from example_scripts import PROJECT, assert_close, load_example
 from scipy.special import log_softmax, softmax
 from stage_kinds import script
 
-from redco_flow.stages.context import Stopped
+from redco_flow.runtime.context import Stopped
 
 pytestmark = pytest.mark.slow
 

@@ -8,16 +8,16 @@ from stage_kinds import compare, evaluate
 
 from redco_flow.metrics import bleu, exact_match
 from redco_flow.records import digest_json
-from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.runtime.context import Output, StageOutputs
 from redco_flow.stages.artifacts.predictions import (
-    Prediction,
     PredictionsSummary,
     read_predictions,
     write_predictions,
 )
-from redco_flow.stages.context import Output, StageOutputs
 from redco_flow.stages.evaluate.run import CannotEvaluate
 from redco_flow.stages.paired_bootstrap import CannotCompare
+from redco_flow.tracking.metrics_artifact import read_metrics
+from redco_flow.tracking.predictions_artifact import Prediction
 
 SUMMARY = {
     "split": "test",

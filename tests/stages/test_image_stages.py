@@ -9,11 +9,11 @@ from PIL import Image
 from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
+from redco_flow.runtime.context import Stopped
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
 
 RECIPE = {

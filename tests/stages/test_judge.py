@@ -12,17 +12,14 @@ import pytest
 from stage_kinds import compare, evaluate
 
 from redco_flow.records import read_json_lines
-from redco_flow.stages.artifacts.metrics import read_metrics
-from redco_flow.stages.artifacts.predictions import (
-    Prediction,
-    PredictionsSummary,
-    write_predictions,
-)
-from redco_flow.stages.context import Output, StageOutputs, Stopped
+from redco_flow.runtime.context import Output, StageOutputs, Stopped
+from redco_flow.stages.artifacts.predictions import PredictionsSummary, write_predictions
 from redco_flow.stages.evaluate.config import Config, code_files, data_files, data_problems
 from redco_flow.stages.evaluate.judge import CannotJudge, normal_number
 from redco_flow.stages.evaluate.judge_program import JudgeProgram
 from redco_flow.tracking.code_digest import source_digests
+from redco_flow.tracking.metrics_artifact import read_metrics
+from redco_flow.tracking.predictions_artifact import Prediction
 
 SUMMARY = {
     "split": "test",

@@ -13,12 +13,12 @@ from redco_flow.errors import ConfigError
 from redco_flow.models import classifier
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.find import find_model
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
 
 WORDS = ["red", "green", "blue", "black", "white", "grey"]

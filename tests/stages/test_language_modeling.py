@@ -11,15 +11,15 @@ from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.metrics import read_metrics
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.evaluate.run import CannotEvaluate
 from redco_flow.stages.predict.run import CannotPredict
 from redco_flow.stages.train.scores import CannotTrain
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 # Of different lengths, so that padding, buckets and packed rows differ.

@@ -12,11 +12,12 @@ from redco_flow.engine.predictor import Predictor
 from redco_flow.metrics import rouge
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.recipe import Generation, RandomChoice
-from redco_flow.stages.artifacts.predictions import LINES_FILE, read_predictions
-from redco_flow.stages.context import Stopped
+from redco_flow.runtime.context import Stopped
+from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.tracking.predictions_artifact import LINES_FILE
 
 MODELS = {
     "t5": {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2},

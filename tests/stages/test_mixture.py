@@ -11,14 +11,14 @@ from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.recipes.find import find_recipe
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.metrics import read_metrics
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
 from redco_flow.stages.train.data import read_training_data
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 RECIPE = {"recipe": "language_modeling"}
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]

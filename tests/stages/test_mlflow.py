@@ -13,9 +13,9 @@ from contextlib import closing, suppress
 import pytest
 from stage_kinds import train
 
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.load import settings_of
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.promote.promotion import Request, promote, roll_back
 from redco_flow.stages.promote.rule import Rule
 from redco_flow.tracking.aliases import AliasName

@@ -8,15 +8,15 @@ import pytest
 from stage_kinds import evaluate, predict, preprocess, reference_scores, train
 
 from redco_flow.errors import ConfigError
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.metrics import read_metrics
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.artifacts.reference_scores import WrongReference
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.rows import BadRows
 from redco_flow.stages.predict.run import CannotPredict
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 # Of different lengths; the chosen answer repeats the prompt's first word, the other its second.

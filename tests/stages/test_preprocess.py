@@ -479,11 +479,12 @@ def test_rows_of_a_hub_dataset_are_its_columns_in_order():
 def test_a_hub_dataset_is_identified_by_its_commit_and_subset():
     """Fault 49. A name that is at no commit, and so may change, has no identity."""
     from redco_flow.errors import UsageError
-    from redco_flow.stages.data.hub_references import hub_identities
+    from redco_flow.orchestrate.run.ingredients import hub_identities
+    from redco_flow.stages.data.hub_references import hub_references
 
     def identities(**data):
         data = {"dataset": "EdinburghNLP/xsum", "tokenizer": {"train": {"vocab_size": 512}}, **data}
-        return hub_identities(preprocess.Config.from_json({"data": data}))
+        return hub_identities(hub_references(preprocess.Config.from_json({"data": data})))
 
     commit = "0123456789abcdef" * 2 + "01234567"
     name = "hub:datasets/EdinburghNLP/xsum"

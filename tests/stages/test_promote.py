@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
+from redco_flow.runtime.context import FinishedStage, InputArtifact
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.stages.context import FinishedStage, InputArtifact
 from redco_flow.stages.promote.promotion import roll_back
 from redco_flow.stages.promote.run import run
 from redco_flow.tracking.aliases import AliasStore

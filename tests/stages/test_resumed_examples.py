@@ -9,7 +9,7 @@ import pytest
 from example_scripts import PROJECT, assert_close
 from stage_kinds import script
 
-from redco_flow.stages.context import Stopped
+from redco_flow.runtime.context import Stopped
 
 pytestmark = pytest.mark.slow
 

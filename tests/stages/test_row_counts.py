@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from stage_kinds import preprocess
 
+from redco_flow.runtime.context import FinishedStage, Shard
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.row_counts import RowLosses
-from redco_flow.stages.context import FinishedStage, Shard
 from redco_flow.stages.data.rows import BadRows
+from redco_flow.tracking.row_counts import RowLosses
 from redco_flow.tracking.workspace import Workspace
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}

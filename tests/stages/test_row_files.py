@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from redco_flow.records import UnreadableFile
+from redco_flow.engine.files import UnreadableFile
 from redco_flow.stages.data.row_files import read_file
 from redco_flow.stages.data.rows import BadRow, FileRow
 

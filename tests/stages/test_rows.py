@@ -10,13 +10,13 @@ from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.errors import ConfigError
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.schema import json_schema
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.data.hub_rows import hub_rows
 from redco_flow.stages.data.row_values import BadValue, pack_row, unpack_row
 from redco_flow.stages.data.rows import BadRows

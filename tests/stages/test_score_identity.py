@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from redco_flow.records import digest_json
-from redco_flow.stages.artifacts.metrics import MetricsSummary
 from redco_flow.stages.paired_bootstrap import Evaluation, why_not_compared
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.metrics_artifact import MetricsSummary
 from redco_flow.tracking.results import StageResult
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores, of_evaluation
 from redco_flow.tracking.workspace import Workspace
 
 CODE = {"redco_flow.metrics.bleu": "1" * 64}

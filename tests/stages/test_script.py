@@ -7,7 +7,7 @@ import sys
 import pytest
 from stage_kinds import script
 
-from redco_flow.stages.context import Stopped
+from redco_flow.runtime.context import Stopped
 from redco_flow.stages.script.run import ScriptFailed
 
 OPTIONS = """

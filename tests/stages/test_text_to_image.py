@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from stage_kinds import evaluate, predict, preprocess, train
 
-from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.runtime.context import Stopped
 from redco_flow.stages.artifacts.predictions import read_predictions
-from redco_flow.stages.context import Stopped
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 SIZES = {"image_size": 8, "patch_size": 4, "width": 32, "num_layers": 2, "num_heads": 2}
 RECIPE = {"recipe": "text_to_image", "settings": SIZES | {"num_sampling_steps": 10}}

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from redco_flow.hub import is_hub_name
-from redco_flow.model_files import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    TOKENIZER_PATTERNS,
-    files_in,
-    weight_files,
-    weight_names,
-)
+from redco_flow.models.hub.model_files import INDEX_FILE, SINGLE_FILE, weight_files, weight_names
 from redco_flow.spec.pipeline import DataSection, ModelSection, TokenizerSection
 from redco_flow.stages.artifacts.tokenizer import (
     WrongTokenizer,
@@ -28,6 +21,7 @@ from redco_flow.stages.artifacts.tokenizer import (
 )
 from redco_flow.stages.preprocess.config import Config, data_files
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.text.tokenizer_files import TOKENIZER_PATTERNS, files_in
 
 BESIDE = {
     "README.txt": b"a text",

@@ -17,13 +17,13 @@ from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics import rouge
 from redco_flow.records import digest_file, digest_json, write_json
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
 from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.train.scores import CannotTrain, modes_of_best
 from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.goodput import read_goodput
@@ -599,8 +599,8 @@ def test_a_token_outside_the_models_vocabulary_is_an_error_that_names_the_row(
     """Engine case 44: a damaged dataset, past the tokenizer's check."""
     import shutil
 
+    from redco_flow.runtime.context import InputArtifact
     from redco_flow.stages.artifacts.dataset import COLUMNS, SplitWriter
-    from redco_flow.stages.context import InputArtifact
 
     damaged = tmp_path / "damaged"
     shutil.copytree(dataset.path, damaged)

@@ -38,7 +38,7 @@ import json, os, random, signal, sys, time, traceback
 from pathlib import Path
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.run import run
-from redco_flow.stages.context import InputArtifact, StageContext
+from redco_flow.runtime.context import InputArtifact, StageContext
 from redco_flow.tracking.attempt import AttemptDirectory
 
 folder, num_kills = Path(sys.argv[1]), int(sys.argv[2])

@@ -9,10 +9,10 @@ from stage_kinds import preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError
+from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.context import Stopped
 from redco_flow.stages.train.windows import Span, TokenStream, Windows
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]

@@ -32,7 +32,7 @@ class Config(ExecutorConfig):
 
 
 class NiceJob(CallJob):
-    """A job, found again from any process by what stands in its attempt's directory."""
+    """A job, found again from any process by the files of its attempt."""
 
     def status(self):
         """Say what exit.json says, else what the process table says."""
@@ -56,7 +56,7 @@ class NiceJob(CallJob):
             self.wait()
 
     def record(self):
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self.attempt.read_job() or {})
 
 

@@ -2,9 +2,9 @@
 
 import json
 
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.model import NonNegativeInt
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 
 INPUTS = {"predictions": InputSlot(kind="predictions")}  # becomes the key `predictions:` in YAML
 OUTPUTS = {"metrics": "metrics"}

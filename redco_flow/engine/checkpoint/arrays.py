@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from redco_flow.engine.checkpoint.commit import PARAMS, TRAINING, TREE_FILE
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import canonical_json, read_json, write_json
+from redco_flow.engine.files import canonical_json, read_json, write_json
 
 _NUM_MISMATCHES_IN_MESSAGE = 20
 _BLOCK_BYTES = 16 << 20
@@ -32,7 +32,7 @@ _BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Leaf:
-    """What a leaf is, apart from its values.
+    """Shape and dtype of an array or a random key, without its values.
 
     Args:
         shape: the logical one; a random key counts as one element.

@@ -43,7 +43,7 @@ from redco_flow.engine.checkpoint.commit import (
 from redco_flow.engine.checkpoint.copies import copy_to_all, whole_on_host
 from redco_flow.engine.checkpoint.directory import CheckpointDirectory, Mode, best_step
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import canonical_json
+from redco_flow.engine.files import canonical_json
 
 __all__ = [
     "Checkpointer",

@@ -1,4 +1,4 @@
-"""What makes a directory of arrays a checkpoint: one commit record with a digest of every file.
+"""The commit record of a checkpoint: a digest of every file makes its arrays valid.
 
 A step's directory without a whole `commit.json` does not count. The record is written last, after
 every file and directory is on the disk, and carries a digest of itself, so a flipped bit is noticed
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.engine.errors import CheckpointError
-from redco_flow.records import digest_file, digest_json, read_json, sync, write_json
+from redco_flow.engine.files import digest_file, digest_json, read_json, sync, write_json
 
 COMMIT_FILE = "commit.json"
 TREE_FILE = "tree.json"

@@ -22,7 +22,6 @@ from jax.experimental import multihost_utils
 from redco_flow.engine.agreement import is_first_process, wait_for_all
 from redco_flow.engine.checkpoint.commit import COMMIT_FILE, is_committed
 from redco_flow.engine.checkpoint.directory import CheckpointDirectory
-from redco_flow.records import open_no_link
 
 _CHUNK_BYTES = 64 << 20
 
@@ -71,7 +70,7 @@ def _is_first_of_its_disk(directory: Path) -> bool:
 
 
 def _commit_bytes(folder: Path) -> bytes:
-    """What the commit says, the digest of every file included; nothing where there is none."""
+    """Read the commit with the digest of every file; empty if there is none."""
     return (folder / COMMIT_FILE).read_bytes() if is_committed(folder) else b""
 
 
@@ -89,7 +88,7 @@ def _copy_step(folder: Path, *, writes: bool) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
         parts = _send_file(folder / name)
         if writes:
-            with open(target, "wb", opener=open_no_link) as file:
+            with target.open("xb") as file:  # x: no link is followed
                 file.writelines(parts)
         else:
             for _ in parts:

@@ -187,7 +187,7 @@ class CheckpointDirectory:
             return step
         raise CheckpointError(
             f"{path}: step {step} is already committed; a step is saved once. Use another "
-            "directory to train anew."
+            "directory to start from scratch."
         )
 
     def remove_unfinished(self) -> None:

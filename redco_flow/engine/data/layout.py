@@ -20,7 +20,7 @@ from redco_flow.engine.sharding.mesh import DataProcess
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How one global batch is worked off; build it with `plan_batch`."""
+    """The division of a global batch into shards and micro-batches; build it with `plan_batch`."""
 
     global_batch_size: int
     num_micro: int

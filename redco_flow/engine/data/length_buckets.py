@@ -77,7 +77,7 @@ Widths = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class LengthBuckets:
-    """Which examples are batched together, and how wide their batches are.
+    """The assignment of examples to batches by length, and the width of each batch.
 
     Args:
         widths: of each bucket's rows, (D,); no bucket's is smaller than that of one before it.
@@ -166,7 +166,7 @@ class LengthBuckets:
 
 @dataclass(frozen=True)
 class _Count:
-    """What a bucket holds in an epoch, with what came from the bucket below."""
+    """Number of examples of a bucket in an epoch, with those carried over from the bucket below."""
 
     num_rows: int
     num_batches: int
@@ -174,7 +174,7 @@ class _Count:
 
 @dataclass(frozen=True)
 class Bucketing:
-    """How a training or a prediction reads examples in buckets.
+    """Settings for reading examples in length buckets.
 
     Args:
         collate_fns: one per bucket: examples -> arrays of that bucket's widths.

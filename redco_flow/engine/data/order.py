@@ -1,4 +1,4 @@
-"""Which rows make up which batch: pure arithmetic on (seed, global batch size, step).
+"""Compute the rows of each batch: pure arithmetic on (seed, global batch size, step).
 
 Nothing here reads an example or keeps a position: batch `step` is computed from its number alone,
 so a resumed run, a run on other devices and an uninterrupted run read the same rows. Knows no
@@ -104,7 +104,7 @@ class Mixture:
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        """How many positions of a block each part has: by its weight, largest remainders first."""
+        """Divide the positions of a block among parts by weight, largest remainders first."""
         weights = np.array([part.weight for part in self.parts], np.float64)
         exact = weights / weights.sum() * _MIXTURE_BLOCK
         counts: NDArray[np.int64] = exact.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a traced function says of mesh axes."""
+"""Find uses of mesh axes in a traced function (jaxpr)."""
 
 from __future__ import annotations
 

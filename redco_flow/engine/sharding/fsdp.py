@@ -121,7 +121,7 @@ def split_over_fsdp(
 
 
 class ParameterSplit(NamedTuple):
-    """How many devices share one copy of the parameters.
+    """Number of devices that share one copy of the parameters.
 
     Args:
         num_fsdp: those with rows of their own.

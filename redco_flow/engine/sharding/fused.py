@@ -117,7 +117,7 @@ def _each_part(atoms: Atoms, dims: Dims, position: int, cut: Cut) -> list[Dims]:
 
 @dataclass(frozen=True)
 class FusedChoice:
-    """What is split, parts of fused kernels by themselves.
+    """The split and replicated atoms, with the parts of fused kernels apart.
 
     Args:
         parted: what `choice` was made of.

@@ -116,7 +116,7 @@ def _check_divides(name: str, value: int, count: int, noun: str) -> None:
 
 @dataclass(frozen=True)
 class DataProcess:
-    """Which share of each global batch this process reads.
+    """The share of each global batch that one process reads.
 
     Processes that hold model or context shards of the same rows read the same rows, so `count`
     can be smaller than the number of processes.

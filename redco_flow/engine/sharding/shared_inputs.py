@@ -97,8 +97,8 @@ def multiply(
     Args:
         product: linear in both.
         copies: of the value, (model shards, ...).
-        columns: the dim along which the kernel is split over the shards, and where it stands in
-            the result.
+        columns: the dim along which the kernel is split over the shards, and its position
+            in the result.
     """
     num_shards, (position, result_position) = copies.shape[0], columns
 

@@ -211,7 +211,7 @@ class Split:
 
 @dataclass
 class Choice:
-    """What is split over `num_shards`, and what is not and why.
+    """The atoms that are split over `num_shards`, and the others with the reason.
 
     Args:
         replicated: atoms that are not split, and why.

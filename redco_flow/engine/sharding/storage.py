@@ -28,7 +28,7 @@ from redco_flow.engine.sharding.rules import mesh_axes, stored_shape
 
 @dataclass(frozen=True)
 class PaddedStorage:
-    """How a tree of arrays lies on a mesh.
+    """The padded storage layout of a tree of arrays on a mesh.
 
     Args:
         shapes: the tree's exact shapes.

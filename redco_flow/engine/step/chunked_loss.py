@@ -105,7 +105,7 @@ def _size(head: Any) -> int:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """How the vocabulary is split while losses are computed.
+    """The split of the vocabulary while losses are computed.
 
     Args:
         axes: of the mesh, the major one first; empty: as the head's own layout says.
@@ -161,7 +161,7 @@ class _Sharing:
 
 @dataclass(frozen=True)
 class _Cut:
-    """How the mesh splits labels (B, T).
+    """The split of labels (B, T) over the mesh.
 
     Args:
         batch_axes, sequence_axes: what splits B and T.
@@ -268,7 +268,7 @@ def _dividing(size: int, sizes: dict[str, int], *axes: str) -> tuple[tuple[str, 
 
 @dataclass(frozen=True)
 class _Chunked:
-    """How the losses are computed."""
+    """The chunks and the sharding with which losses are computed."""
 
     score: Score
     label_smoothing: float

@@ -28,7 +28,7 @@ Outcome = tuple[Any, "Deferred | None"]
 
 
 class Deferred(ABC):
-    """How a value that is not ready becomes the array that the function was written for."""
+    """A conversion from a stored value to the array that the function expects."""
 
     # Whether a cast of the value may come first.
     casts_first: ClassVar[bool]
@@ -54,13 +54,13 @@ class Deferred(ABC):
 
         Args:
             values, deferred: of the operands; at least one is deferred in this way.
-            shared: of the jaxpr that the operation stands in.
+            shared: of the jaxpr that contains the operation.
         """
         return None
 
 
 class Keeping:
-    """What of a function is kept for its backward pass: here all that JAX would keep.
+    """A policy for residuals of the backward pass; this one saves what JAX saves by default.
 
     Of nested `jax.checkpoint` JAX asks the outermost alone what is kept. Where `surround` puts one
     around a function, `again` must see to those inside.
@@ -282,7 +282,7 @@ class _Environment:
         return variable.val if isinstance(variable, core.Literal) else self._values[variable]
 
     def deferred(self, variable: Any) -> Deferred | None:
-        """How it becomes ready; None where it is."""
+        """The conversion that makes it ready; None if it is ready."""
         return None if isinstance(variable, core.Literal) else self._deferred.get(variable)
 
     def use(self, variable: Any) -> Any:

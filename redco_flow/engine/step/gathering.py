@@ -68,7 +68,7 @@ class _Split(Deferred):
     ) -> list[Outcome] | None:
         """Let what needs no more than each device's part have that.
 
-        It is laid out over fsdp anew where the function says how, and rows are looked up in each
+        It is split again over fsdp where the function constrains it, and rows are looked up in each
         device's columns where they are fewer than the table's.
         """
         if equation.primitive.name == "transpose":
@@ -118,7 +118,7 @@ class _Transposed(Deferred):
         deferred: Sequence[Deferred | None],
         shared: SharedInputs,
     ) -> list[Outcome] | None:
-        """Lay it out over fsdp anew where the function says how."""
+        """Split it again over fsdp where the function constrains it."""
         if not _lays_out(equation):
             return None
         transposed = jnp.transpose(self.array.split(values[0]), self.permutation)
@@ -256,7 +256,7 @@ class _GatheringAgain(Keeping):
         return named
 
 
-# What gathers, and what lays the same numbers out anew: from what is split it is had again.
+# Primitives that gather, or that lay out the same numbers again: recomputed from the parts.
 _LAYOUT = frozenset(
     (
         "sharding_constraint", "broadcast_in_dim", "concatenate", "expand_dims", "reshape", "rev",
@@ -311,7 +311,7 @@ def _sealed(function: Callable[..., Any]) -> Callable[..., Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Positions:
-    """Which of a function's inputs were differentiated."""
+    """Positions of a function's differentiated inputs."""
 
     count: int
     moved: tuple[int, ...]

@@ -9,7 +9,7 @@ they are asked to be `separate`.
 Kalajdzievski 2023, rank-stabilised: the product counts alpha / sqrt(R) times. Liu et al. 2024,
 DoRA: a trained magnitude for each output takes the place of its column's norm, which gradients take
 for a constant, as in PEFT. Lin et al. 2024, LoRA Dropout, section 3.2: in training a step's factors
-do not see inputs that are drawn anew; differs: B loses no outputs.
+do not see inputs that are drawn again; differs: B loses no outputs.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _spread(
 
 @dataclass(frozen=True)
 class Lora:
-    """Which kernels have factors, and how they count; build it with `plan_lora`.
+    """The kernels that have low-rank factors, and their scales; build it with `plan_lora`.
 
     Its parameters are `{"base": the model's, "lora": {path: {"a": …, "b": …}}}`, of a quantized
     base also `"scales": {path: …}`, and a checkpoint holds them all: it can be restored without the

@@ -74,7 +74,7 @@ class ModelFlops:
     def of_step(self, batches: MicroBatches) -> float | None:
         """Return the operations of a step on a global batch, arrays or shapes.
 
-        None, and the log says why, where they cannot be told.
+        None, and the log says why, if they are unknown.
         """
         leaves, structure = jax.tree.flatten(batches)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -86,7 +86,7 @@ class ModelFlops:
         try:
             return self._count(batches)
         except Exception as error:  # noqa: BLE001 (a figure that is missing ends no training)
-            logger.info("no TFLOP/s and no MFU are told of this training: %s", error)
+            logger.info("TFLOP/s and MFU of this training are not available: %s", error)
             return None
 
     def _count(self, batches: MicroBatches) -> float:

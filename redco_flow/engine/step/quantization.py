@@ -33,7 +33,7 @@ NF4_LEVELS = np.asarray(
 
 
 class Quantization(ABC):
-    """How one kernel is stored."""
+    """The storage format of one kernel."""
 
     @abstractmethod
     def store(self, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""What a call reads, and the same call as another workspace sees it.
+"""List a call's input files, and rewrite its paths for another workspace.
 
 Pure apart from digesting raw data files, which the workspace's cache remembers. The fingerprint,
 the ingredients and everything else that decides the result stay as they are.
@@ -24,7 +24,7 @@ _NUM_CHECKPOINTS = 2  # the newest, and one to fall back to
 
 @dataclass(frozen=True)
 class CallFiles:
-    """What a call reads.
+    """The input files of a call.
 
     Args:
         sets: input artifacts, raw data, and the checkpoints that the stage goes on from.
@@ -130,7 +130,7 @@ def _below_root(path: Path) -> str:
 
 
 def _moved(value: Any, files: list[Path], folder: Path) -> Any:
-    """The config with each text that names a data file, or a folder of some, named anew."""
+    """The config with each text that names a data file, or a folder of some, renamed."""
     if isinstance(value, Mapping):
         return {key: _moved(item, files, folder) for key, item in value.items()}
     if isinstance(value, list):

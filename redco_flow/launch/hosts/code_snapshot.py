@@ -31,7 +31,7 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-pac
 
 @dataclass(frozen=True)
 class CodeSnapshot:
-    """What would be shipped.
+    """The files of a snapshot, and their digest.
 
     Args:
         files: path in the archive to the file here; the first folder numbers the search path.
@@ -47,7 +47,7 @@ class CodeSnapshot:
 
     @property
     def manifest(self) -> bytes:
-        """What stands in the archive's manifest.json."""
+        """The content of the archive's manifest.json."""
         return canonical_json(self.digests)
 
     @property

@@ -78,7 +78,7 @@ class HostConnection:
 
     @property
     def search_variables(self) -> dict[str, str]:
-        """Where Python looks for modules there."""
+        """Variables of the module search path on the host."""
         return self._snapshot.variables(self._code)
 
     @property
@@ -111,7 +111,7 @@ class HostConnection:
             raise HostRefused(
                 f"the code on {self.label} is not what was shipped: {_some(found['changed'])} in "
                 f"{self._code} (SHA-256 differs). Nothing ran. Delete that folder there, and it "
-                f"is shipped anew."
+                f"is uploaded again."
             )
         self._is_ready = True
 
@@ -164,7 +164,7 @@ class HostConnection:
 
         Raises:
             HostUnreachable, HostRefused: as `ask`.
-            ArtifactError: a file arrived damaged; it comes anew at the next try.
+            ArtifactError: a file arrived damaged; the next try fetches it again.
             OSError: it cannot be written here; names the path.
         """
         sets = list(sets)

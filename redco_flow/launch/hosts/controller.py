@@ -1,8 +1,8 @@
 """Bring one job on hosts from its first try for hosts to its exit.json, from any process.
 
 A controller that takes over goes on where the last one stopped. A link that breaks ends nothing:
-the ranks run on, and the controller comes back to them. Runs in a thread of its own; what is known
-now stands in `status`.
+the ranks run on, and the controller comes back to them. Runs in a separate thread; the current
+state is in `status`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SECONDS_BETWEEN_TRIES = 3.0
 
 
 def _last_known(attempt: AttemptDirectory, record: HostsRecord) -> JobStatus:
-    """What the job's files say before any host has answered."""
+    """Return the state of a job from its files, before any host has answered."""
     if attempt.read_progress() is None:
         return JobStatus(State.PENDING, message="is being submitted.", source="job.json")
     message = f"runs on {', '.join(record.hosts)}, by what was last heard."

@@ -22,7 +22,7 @@ _SECONDS_TO_LISTEN = 10.0
 
 @dataclass(frozen=True)
 class HostReport:
-    """What was found on one host.
+    """The check results of one host.
 
     Args:
         problem: why it cannot be used at all; "" where it can.

@@ -1,4 +1,4 @@
-"""What ended attempts left on hosts: bring it here, or have it deleted with copies of the code.
+"""Fetch or delete the files of finished attempts on hosts, and old code snapshots.
 
 What is brought is what a host wrote while it was out of reach: checkpoints, from which the stage's
 next attempt goes on; logs, metrics and records, which belong to the attempt that wrote them. What
@@ -81,7 +81,7 @@ async def _clean(connection: HostConnection, workspace: Workspace, *, dry_run: b
 async def _jobs(
     connection: HostConnection, attempts: Iterable[AttemptDirectory], *, fetch: bool
 ) -> dict[str, str]:
-    """Why each attempt must stay on the host, by its folder's name; "" where it need not."""
+    """Return why each attempt must stay on the host, by its folder's name; "" if it need not."""
     left = await left_on(connection, attempts)
     for one in left if fetch else ():
         await bring_home(connection, one)
@@ -116,7 +116,7 @@ class LeftAttempt:
         return self.there.parents[3].name
 
     def why_it_stays(self) -> str:
-        """Say what of it is not here, read anew; "" where all of it is."""
+        """Read again which parts of it are not here; "" if all of them are."""
         workspace = Workspace(Path(self.call.workspace))
         return what_is_missing(self.found, workspace, self.attempt, self.call.fingerprint)
 

@@ -11,12 +11,12 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from redco_flow.launch.call import JobResources
-from redco_flow.launch.executor import CallExecutor, ExecutorSettings, common_settings
+from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.host_facts import CleanedHost, Finding
 from redco_flow.launch.hosts.allocation import HostsRecord
 from redco_flow.launch.hosts.config import Config, eligible_hosts
@@ -32,16 +32,6 @@ from redco_flow.tracking.process_identity import utc_now
 
 class HostsJob(CallJob):
     """A job on one host or several."""
-
-    def __init__(
-        self,
-        folder: Path | str,
-        job_id: str,
-        tasks: Sequence[int] = (0,),
-        record: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(folder, job_id, tasks)
-        self._record = dict(record or self.attempt.read_job() or {})
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what the controller last heard."""
@@ -63,7 +53,7 @@ class HostsJob(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self.attempt.read_job() or self._record)
 
     def _without_controller(self, controller: RunningController) -> JobStatus:
@@ -85,7 +75,7 @@ class RunningController:
 
     @property
     def status(self) -> JobStatus:
-        """What the controller knows now."""
+        """The state that the controller knows now."""
         return self._controller.status
 
     @property
@@ -121,17 +111,6 @@ class HostsExecutor(CallExecutor):
     job_class = HostsJob
     _config: Config
 
-    def __init__(
-        self,
-        folder: Path | str,
-        config: Config,
-        *,
-        variables: Mapping[str, str],
-        **common: Unpack[ExecutorSettings],
-    ) -> None:
-        super().__init__(folder, config, **common)
-        self._variables = dict(variables)
-
     @classmethod
     def name(cls) -> str:
         """Return the name for submitit's AutoExecutor."""
@@ -142,7 +121,7 @@ class HostsExecutor(CallExecutor):
         yield from examine_hosts(self._config, self.folder)
 
     def clean(self, *, dry_run: bool) -> list[CleanedHost]:
-        """Have every host delete what stands in the workspace too and no job uses."""
+        """Delete on every host what the workspace also has and no job uses."""
         return clean_hosts(self._config, self.folder, dry_run=dry_run)
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:

@@ -87,7 +87,7 @@ class FileSet:
         return asdict(self)
 
     def folder(self, workspace: Workspace) -> Path:
-        """Where its files lie in a workspace that has it."""
+        """The folder of its files, in a workspace that has it."""
         if self.kind == "artifact":
             directory = workspace.artifacts / self.name / str(self.record["id"])[:SHORT_DIGITS]
             return directory / "files"
@@ -97,11 +97,11 @@ class FileSet:
 
     @property
     def digests(self) -> set[str]:
-        """What of it travels: equal files do so once."""
+        """Digests of the files to transfer; equal files are transferred once."""
         return {entry.blake3 for entry in self.files}
 
     def thing(self, workspace: Workspace) -> Path:
-        """What comes and goes as a whole: the artifact, the work directory, the data's folder."""
+        """The unit of transfer and deletion: artifact, work directory, or the data's folder."""
         if self.kind == "artifact":
             return self.folder(workspace).parent
         return workspace.work / self.name if self.kind == "checkpoint" else self.folder(workspace)
@@ -142,7 +142,7 @@ def put_in_place(workspace: Workspace, arrivals: Path, sets: Iterable[FileSet]) 
     """Make the arrived files what they belong to; what is there already is left as it is.
 
     Raises:
-        ArtifactError: a file is not what its digest says; it is removed, so that it comes anew.
+        ArtifactError: a file is not what its digest says; it is removed and fetched again.
         OSError: the disk is full or read-only.
     """
     missing = [one for one in sets if not one.is_here(workspace)]
@@ -197,7 +197,7 @@ def _assemble(one: FileSet, arrivals: Path, temporary: Path) -> None:
             arrived.unlink()
             raise ArtifactError(
                 f"{entry.path} of {one.kind} {one.name} arrived damaged (BLAKE3 differs); it is "
-                f"copied anew."
+                f"copied again."
             )
 
 

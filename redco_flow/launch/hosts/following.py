@@ -239,7 +239,7 @@ class GroupFollowing:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _note_silence(self, connection: HostConnection, error: Exception) -> None:
-        """Tell why the host cannot be heard: what stands in the way now, not at first."""
+        """Report why the host cannot be heard: the current reason, not the first one."""
         since = connection.note_silence()
         reason = str(error).removesuffix(".")
         told = f"{reason}. Its ranks run on; no word since {since}."

@@ -155,7 +155,7 @@ def _outputs(workspace: Workspace, fingerprints: set[str]) -> Iterator[Path]:
 
 
 def _find(directory: Path, pattern: str) -> Iterator[Path]:
-    """What matches, except links, and what only a link leads to."""
+    """Return matching files without links, and without files reached only through a link."""
     root = os.path.realpath(directory)
     for path in sorted(directory.glob(pattern)):
         if os.path.realpath(path) == os.path.join(root, path.relative_to(directory)):

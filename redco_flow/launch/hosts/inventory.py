@@ -21,7 +21,7 @@ were cut short."""
 
 
 class Inventory(TypedDict):
-    """What a host has of an attempt.
+    """The files of an attempt on a host.
 
     Args:
         records: the small JSON files that a launcher takes, by name.

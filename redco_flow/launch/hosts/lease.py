@@ -1,4 +1,4 @@
-"""Who uses this host: one attempt at a time, by a lease in the host's own directory.
+"""The lease of a host, in the host's file system: one attempt at a time.
 
 A lease lives as long as one of its runners' processes does; before there are any, for a minute
 from its last renewal by the launcher. Times are this host's own, counted from boot, so neither a
@@ -82,7 +82,7 @@ def in_use(directory: Path) -> set[str]:
         record = _read(path)
         if record is None and path.exists():
             raise WorkspaceError(
-                f"{path} is damaged: it cannot be told what is in use in {directory}, so nothing "
+                f"{path} is damaged: the files in use in {directory} are unknown, so nothing "
                 f"is removed. If no job runs there, delete the file."
             )
         if record is not None and _is_live(record):

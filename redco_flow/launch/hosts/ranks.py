@@ -1,6 +1,6 @@
 """Start, find and stop the ranks of a job on this host: each detached, each once.
 
-Whether a rank runs is told by the lock that its process holds and by that process's identity, so
+Whether a rank runs is shown by the lock that its process holds and by that process's identity, so
 asking twice starts nothing twice. Knows no launcher: everything is a request and an answer.
 """
 
@@ -33,7 +33,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02
 
 @dataclass(frozen=True)
 class RanksOrder:
-    """What a launcher wants started on one host.
+    """A launcher's order to start ranks on one host.
 
     Args:
         attempt: its directory on this host.

@@ -38,7 +38,7 @@ def about_key(host: Host, known: Path, reason: str) -> str:
     if _is_listed(host, known):
         return (
             f"the host key of {host.label} has changed ({reason}): another machine may be in "
-            f"between, or the machine was installed anew. If you know why, remove the old key with "
+            f"between, or the machine was reinstalled. If you know why, remove the old key with "
             f"`ssh-keygen -R '{address}' -f {known}`, add the new one with `{scan}` after "
             f"comparing it with what the machine itself shows, and try again."
         )
@@ -75,7 +75,7 @@ class HostRefused(ClusterUnreachable):
 
 @dataclass(frozen=True)
 class SshSettings:
-    """How all hosts of a profile are reached.
+    """SSH settings for all hosts of a profile.
 
     Args:
         known_hosts: the file of their keys; None takes ~/.ssh/known_hosts.
@@ -312,7 +312,7 @@ def _options(host: Host, settings: SshSettings) -> dict[str, Any]:
 
 
 def _bytes(said: bytes | str | None) -> bytes:
-    """What a program wrote; it is bytes wherever no encoding was asked for."""
+    """Return output as bytes, which it is unless an encoding was requested."""
     return said.encode() if isinstance(said, str) else said or b""
 
 

@@ -46,7 +46,7 @@ class StartedJob:
     """A job whose ranks have been started.
 
     Args:
-        record: as it stands in job.json.
+        record: the content of job.json.
         connections: its hosts, in the order of their ranks.
     """
 
@@ -67,7 +67,7 @@ class StartedJob:
 
     @property
     def code_cache(self) -> Path:
-        """Where archives of code are kept here."""
+        """The local folder of code archives."""
         return self.workspace.cache / "code"
 
     def rank_infos(self, connection: HostConnection) -> list[RankInfo]:
@@ -103,7 +103,7 @@ class StartedJob:
 
     @property
     def owner(self) -> dict[str, Any]:
-        """Who the job is in the hosts' leases."""
+        """The name of the job in the hosts' leases."""
         return {
             "attempt": self.record.job_id,
             "run": self.call.run,
@@ -183,7 +183,7 @@ class JobStart:
 
     async def _all_begun(self) -> bool:
         """Try to start every host's ranks; say whether all answered."""
-        # All of them go on from the newest checkpoint, whichever host has it.
+        # All of them resume from the newest checkpoint, whichever host has it.
         return await self._on_all(self._bring_home) and await self._on_all(self._begin_on)
 
     async def _on_all(self, act: Callable[[HostConnection], Awaitable[None]]) -> bool:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import StageFailed, UsageError
-from redco_flow.launch.executor import CallExecutor, common_settings, job_environment
+from redco_flow.launch.executor import CallExecutor, common_settings
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
@@ -24,12 +23,9 @@ from redco_flow.launch.job import (
     status_without_supervisor,
 )
 from redco_flow.launch.processes import kill_processes_of
-from redco_flow.records import open_no_link
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.process_identity import ProcessIdentity
-
-_READY = b"ready"
 
 
 class LocalJob(CallJob):
@@ -42,8 +38,7 @@ class LocalJob(CallJob):
         tasks: Sequence[int] = (0,),
         record: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder, job_id, tasks)
-        self._record = dict(record or self.attempt.read_job() or {})
+        super().__init__(folder, job_id, tasks, record)
         self._supervisor = ProcessIdentity.from_json(self._record.get("supervisor", {}))
 
     def status(self) -> JobStatus:
@@ -75,7 +70,7 @@ class LocalJob(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self._record)
 
     def _why_lost(self) -> str:
@@ -83,7 +78,7 @@ class LocalJob(CallJob):
             f"the job's supervisor ({self._supervisor}) is gone without a word on how the worker "
             f"ended: it was killed (kill -9 or the out-of-memory killer) or the machine was "
             f"restarted. The worker died with it; nothing was published. See {self.paths.stdout}; "
-            f"`redco-flow resume` goes on from the last checkpoint."
+            f"`redco-flow resume` continues from the last checkpoint."
         )
 
     def _doze(self, seconds: float) -> None:
@@ -113,36 +108,15 @@ class LocalExecutor(CallExecutor):
     def _submit(self, attempt: AttemptDirectory) -> LocalJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         attempt.logs.mkdir(exist_ok=True)
-        said = self._start_supervisor(attempt)
+        log = attempt.log_path(0)
+        is_ready = self._start_detached(self.supervisor_command(attempt), attempt, log)
         record = attempt.read_job()
-        if said != _READY or record is None:
+        if not is_ready or record is None:
             raise StageFailed(
-                f"the supervisor of {attempt.path} did not start; {attempt.log_path(0)} says:\n"
-                f"{read_log_end(attempt.log_path(0), 4096)}"
+                f"the supervisor of {attempt.path} did not start; {log} says:\n"
+                f"{read_log_end(log, 4096)}"
             )
         return LocalJob(attempt.path, record["job_id"], record=record)
-
-    def _start_supervisor(self, attempt: AttemptDirectory) -> bytes:
-        """Start it and return what it says once job.json is written: `ready`, or nothing."""
-        read_end, write_end = os.pipe()
-        with (
-            open(attempt.log_path(0), "ab", opener=open_no_link) as log,
-            os.fdopen(read_end, "rb") as ready,
-        ):
-            try:
-                process = subprocess.Popen(
-                    [*self.supervisor_command(attempt), "--ready-fd", str(write_end)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[write_end],
-                    start_new_session=True,
-                    env=job_environment(self._environment, attempt),
-                )
-            finally:
-                os.close(write_end)
-            process.wait()  # it forks itself into the background at once
-            return ready.read(len(_READY))
 
 
 def make(profile: Profile, environment: Mapping[str, str]) -> LocalExecutor:

@@ -81,7 +81,7 @@ class SlurmArray(CallJob):
 
     Args:
         shards: one task each.
-        record: what stands in job.json.
+        record: the content of job.json.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SlurmArray(CallJob):
         record: Mapping[str, Any] | None = None,
     ) -> None:
         self._array = SlurmJob(folder, job_id, record=record)
-        super().__init__(folder, self._array.job_id, shards[:1])
+        super().__init__(folder, self._array.job_id, shards[:1], record)
         self._shards = tuple(shards)
         self._jobs: dict[int, SlurmJob] = {}
         self._ended: dict[int, JobStatus] = {}
@@ -125,7 +125,7 @@ class SlurmArray(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return self._array.record()
 
     def _look_at_tasks(self) -> JobStatus:

@@ -68,5 +68,5 @@ class Config(ExecutorConfig):
 
     @property
     def seconds_of_warning(self) -> int:
-        """How long before the end of its time Slurm tells a job that it will be over."""
+        """Seconds between Slurm's warning of a job and the end of its walltime."""
         return self.warning_seconds

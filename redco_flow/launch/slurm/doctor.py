@@ -34,7 +34,7 @@ Answers = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Visit:
-    """What the nodes said, and between which moments of this machine's clock.
+    """The replies of the nodes, and the interval in which they were given.
 
     Args:
         unseen: nodes whose file in the workspace was not seen from here.
@@ -159,7 +159,7 @@ def _check_packages(answers: Answers) -> Finding:
 
 
 def _check_visible_gpus(answers: Answers, gpus_per_host: int) -> Finding:
-    """What nvidia-smi counts in a job that asks for as many as a stage would."""
+    """Compare the GPUs that nvidia-smi counts in a job with the requested number."""
     lacking = [
         f"{one['node']} shows a job {one['gpus'] or 0} of the {gpus_per_host} it asked for"
         for one in answers

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.call import Call, JobResources, read_call, write_call
 from redco_flow.launch.executor import (
     CallJob,
     ChainingExecutor,
-    ExecutorSettings,
     check_submittable,
     common_settings,
     job_environment,
@@ -50,14 +49,6 @@ class SlurmExecutor(ChainingExecutor):
 
     job_class = SlurmJob
     _config: Config
-
-    def __init__(
-        self,
-        folder: Path | str,
-        config: Config,
-        **common: Unpack[ExecutorSettings],
-    ) -> None:
-        super().__init__(folder, config, **common)
 
     @classmethod
     def name(cls) -> str:

@@ -87,7 +87,7 @@ def live_status(entry: JobEntry, problem: str) -> JobStatus:
     Args:
         problem: why Slurm's answer is old; "" where it is not.
     """
-    restarts = f", started anew {entry.restarts} times" if entry.restarts else ""
+    restarts = f", restarted {entry.restarts} times" if entry.restarts else ""
     stale = f" (last known; {problem})" if problem else ""
     source = f"squeue{' of before' if problem else ''}: {entry.state}"
     if entry.state in _WAITING:
@@ -132,8 +132,7 @@ class SlurmJob(CallJob):
         tasks: Sequence[int] = (0,),
         record: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder, job_id or _UNKNOWN, tasks)
-        self._record = dict(record or self.attempt.read_job() or {})
+        super().__init__(folder, job_id or _UNKNOWN, tasks, record)
         self._cluster = str(self._record.get("cluster") or "")
         self._followed_since = self._queue.clock()
         self._urgent_until = float("-inf")
@@ -203,7 +202,7 @@ class SlurmJob(CallJob):
         return self.job_id
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self._record)
 
     @property
@@ -238,7 +237,7 @@ class SlurmJob(CallJob):
                 self.expect_end()
 
     def _seconds_to_confirm(self, state: str) -> float:
-        """How long Slurm must say that the job has ended before it is believed."""
+        """Seconds for which Slurm must report a job as ended before it counts as ended."""
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
@@ -310,7 +309,7 @@ class SlurmJob(CallJob):
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "
             f"wrote no exit.json: it was cancelled, or its nodes went down, while no launcher "
-            f"followed it. `redco-flow resume` goes on from the last checkpoint."
+            f"followed it. `redco-flow resume` continues from the last checkpoint."
         )
         lost = (Cause.LOST, why)
         return JobStatus.ended(

@@ -34,12 +34,12 @@ class NoAnswer(ClusterUnreachable):
 
 @dataclass(frozen=True)
 class JobEntry:
-    """What Slurm says of one job, or of one task of an array.
+    """Slurm's entry for one job, or for one task of an array.
 
     Args:
         job_id: as "123", of a task "123_4".
         state: in Slurm's words: PENDING, RUNNING, NODE_FAIL, ….
-        restarts: how often it was started anew; None where that is not told.
+        restarts: how often it was restarted; None if Slurm does not report it.
         reason: why it waits.
         hosts: as `n[1-2]`.
     """
@@ -281,7 +281,7 @@ class SlurmQueue:
         self._accounting_asked_at = float("-inf")
 
     def look(self, *, urgent: bool = False) -> QueueView:
-        """Return the newest answer; ask anew if it is old and no other thread is asking.
+        """Return the newest answer; ask again if it is old and no other thread is asking.
 
         Args:
             urgent: something has happened that Slurm must know more of by now.

@@ -30,7 +30,7 @@ _MAX_NAME_CHARACTERS = 120
 
 @dataclass(frozen=True)
 class Submission:
-    """What one job consists of, or an array of jobs, one for each shard.
+    """The sbatch settings of one job, or of an array with a task for each shard.
 
     Args:
         attempt: its directory, absolute.

@@ -6,29 +6,22 @@ Imports the library xmanager nowhere: the process that talks to it does.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from redco_flow.errors import StageFailed
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.executor import (
     CallExecutor,
-    ExecutorSettings,
     common_settings,
-    job_environment,
 )
 from redco_flow.launch.host_facts import Finding
 from redco_flow.launch.job import read_log_end
 from redco_flow.launch.xmanager.config import Config
 from redco_flow.launch.xmanager.doctor import examine_xmanager
-from redco_flow.launch.xmanager.experiment import READY
 from redco_flow.launch.xmanager.job import EXPERIMENT_LOG, XManagerJob
 from redco_flow.launch.xmanager.work_unit import WorkUnit, render
-from redco_flow.records import open_no_link
 from redco_flow.spec.profile import Profile
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -45,17 +38,6 @@ class XManagerExecutor(CallExecutor):
 
     job_class = XManagerJob
     _config: Config
-
-    def __init__(
-        self,
-        folder: Path | str,
-        config: Config,
-        *,
-        variables: Mapping[str, str],
-        **common: Unpack[ExecutorSettings],
-    ) -> None:
-        super().__init__(folder, config, **common)
-        self._variables = dict(variables)
 
     @classmethod
     def name(cls) -> str:
@@ -85,45 +67,22 @@ class XManagerExecutor(CallExecutor):
     def _submit(self, attempt: AttemptDirectory) -> XManagerJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         attempt.logs.mkdir(exist_ok=True)
-        said = self._start_launcher(attempt)
+        log = attempt.path / EXPERIMENT_LOG
+        is_ready = self._start_detached(self._command(attempt), attempt, log)
         record = attempt.read_job()
-        if said != READY or record is None:
-            log = attempt.path / EXPERIMENT_LOG
+        if not is_ready or record is None:
             raise StageFailed(
                 f"XManager did not start {attempt.path}; {log} says:\n{read_log_end(log, 4096)}"
             )
         return XManagerJob(attempt.path, record["job_id"], record=record)
 
-    def _start_launcher(self, attempt: AttemptDirectory) -> bytes:
-        """Start it and return what it says once the jobs are: `ready`, or nothing."""
-        read_end, write_end = os.pipe()
-        with (
-            open(attempt.path / EXPERIMENT_LOG, "ab", opener=open_no_link) as log,
-            os.fdopen(read_end, "rb") as ready,
-        ):
-            try:
-                process = subprocess.Popen(
-                    self._command(attempt, write_end),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=[write_end],
-                    start_new_session=True,
-                    env=job_environment(self._environment, attempt),
-                )
-            finally:
-                os.close(write_end)
-            process.wait()  # it forks itself into the background at once
-            return ready.read(len(READY))
-
-    def _command(self, attempt: AttemptDirectory, ready_fd: int) -> list[str]:
+    def _command(self, attempt: AttemptDirectory) -> list[str]:
         return [
             *(sys.executable, "-P", "-m", "redco_flow.launch.xmanager.experiment"),
             str(attempt.path),
             *("--rendezvous-seconds", str(self._config.rendezvous_seconds)),
             *("--stall-seconds", str(self.parameters["stall_seconds"])),
             *("--grace-seconds", str(self.parameters["grace_seconds"])),
-            *("--ready-fd", str(ready_fd)),
         ]
 
 

@@ -1,4 +1,4 @@
-"""What an XManager job runs: start one rank, detached, and stay until it has ended.
+"""The program of an XManager job: start one detached rank, and wait for its end.
 
 `python -P -m redco_flow.launch.xmanager.follow ATTEMPT …`; which rank, the environment says.
 XManager ends its local jobs with the process that made them; the rank runs on. Writes the ending

@@ -72,8 +72,7 @@ class XManagerJob(CallJob):
         tasks: Sequence[int] = (0,),
         record: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder, job_id, tasks)
-        self._record = dict(record or self.attempt.read_job() or {})
+        super().__init__(folder, job_id, tasks, record)
         self._launcher = ProcessIdentity.from_json(self._record.get("launcher", {}))
 
     def status(self) -> JobStatus:
@@ -117,7 +116,7 @@ class XManagerJob(CallJob):
             self.wait()
 
     def record(self) -> dict[str, Any]:
-        """Return what stands in job.json."""
+        """Return the content of job.json."""
         return dict(self._record)
 
     @property

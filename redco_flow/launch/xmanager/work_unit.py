@@ -17,7 +17,7 @@ from redco_flow.launch.processes import RankInfo
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """What one stage attempt runs.
+    """The work unit of one stage attempt: a job for each of its ranks.
 
     Args:
         attempt: its directory, absolute.
@@ -51,7 +51,7 @@ class WorkUnit:
 
     @property
     def arguments(self) -> list[str]:
-        """What Python gets in every job; which rank a job is stands in its variables."""
+        """Arguments of Python in every job; the rank is in its environment variables."""
         walltime = self.resources.walltime_minutes
         return [
             *("-P", "-m", "redco_flow.launch.xmanager.follow", str(self.attempt)),

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from redco_flow.model_files import GENERATION_FILE
-from redco_flow.records import UnreadableFile, read_json, reading
+from redco_flow.engine.files import UnreadableFile, read_json, reading
+from redco_flow.models.hub.model_files import GENERATION_FILE
 
 _END = "eos_token_id"
 # Other keys that decide which tokens a text has; here they count before config.json's.

@@ -20,10 +20,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, weight_names
+from redco_flow.engine.files import reading, write_json
 from redco_flow.models.hub import mxfp4
 from redco_flow.models.hub.layouts import TensorLayout
-from redco_flow.records import reading, write_json
+from redco_flow.models.hub.model_files import INDEX_FILE, SINGLE_FILE, weight_names
 
 _ROWS_AT_A_TIME = 4096
 # Ends of the names of a tensor's two parts, of four bits a number and of their scales.

@@ -46,7 +46,7 @@ class CardFacts:
     Args:
         checkpoint: the artifact.
         lineage: where it came from.
-        evaluations: what evaluations of it found (`stages.artifacts.metrics.MetricsSummary`).
+        evaluations: what evaluations of it found (`tracking.metrics_artifact.MetricsSummary`).
         form: the whole model, or the low-rank factors alone.
         base: what it was trained from.
         written: what was written (`stages.artifacts.hugging_face.Written`).

@@ -110,7 +110,6 @@ def _check_disk(profile: Profile) -> Finding:
 
 
 def _gpus_per_host(profile: Profile) -> int:
-    """The most that the profile's own defaults give a stage."""
     stages = profile.defaults.get("stages") or {}
     asked = [(stage or {}).get("resources") or {} for stage in stages.values()]
     return max((int(one.get("gpus_per_host") or 0) for one in asked), default=0)

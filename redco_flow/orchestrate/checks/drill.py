@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redco_flow.errors import UsageError
+from redco_flow.launch.faults import FAULT_VARIABLE, FAULTS
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import retry_run, start_run
-from redco_flow.recipes.drill import FAULT_VARIABLE, FAULTS
 from redco_flow.spec.find import find_file
 from redco_flow.spec.load import load_pipeline
 from redco_flow.spec.profile import Profile, RetryBudgets
@@ -36,7 +36,7 @@ Follow = Callable[[RunDirectory], int]
 
 @dataclass(frozen=True)
 class Survival:
-    """What became of one training.
+    """The result of one drilled training.
 
     Args:
         fault: a name of FAULTS.
@@ -137,7 +137,7 @@ class _Drills:
         return run
 
     def _minutes_after_warning(self) -> int:
-        """Slurm warns before the time is over; elsewhere it is over when the job is told so."""
+        """Slurm warns before the time is over; elsewhere the job's warning ends it."""
         seconds: int = self.profile.section.seconds_of_warning
         return math.ceil(seconds / 60)
 
@@ -172,7 +172,7 @@ def _how_it_went_on(run: RunDirectory) -> str:
         return f"a new attempt after: {', '.join(causes)}"
     last = attempts[-1].read_exit() if attempts else None
     restart = last.restart or 0 if last is not None else 0
-    return f"the cluster started it anew ({restart} times)" if restart else "it was not disturbed"
+    return f"the cluster restarted it ({restart} times)" if restart else "it was not disturbed"
 
 
 def _last_message(run: RunDirectory) -> str:

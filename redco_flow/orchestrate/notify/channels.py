@@ -29,7 +29,7 @@ _SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 @dataclass(frozen=True)
 class Notice:
-    """What is told.
+    """A notification: subject, event and facts.
 
     Args:
         event: failure, promotion or no_run.
@@ -47,12 +47,12 @@ class Notice:
 
     @property
     def for_programs(self) -> dict[str, Any]:
-        """What a webhook gets."""
+        """The JSON payload of a webhook."""
         return {"event": self.event, "title": self.title, "text": self.text, **self.facts}
 
     @property
     def for_slack(self) -> dict[str, Any]:
-        """What a Slack incoming webhook gets."""
+        """The payload of a Slack incoming webhook."""
         return {"text": _without_calls(f"*{' '.join(self.title.split())}*\n{self.text}")}
 
 
@@ -110,7 +110,7 @@ def _post(channel: str, address: str, variable: str, seconds: float, notice: Not
         )
         within(seconds, lambda: _OPENER.open(request, timeout=_SECONDS).close())
         return ""
-    except Exception as error:  # noqa: BLE001 (whatever it is, it is told and nothing ends by it)
+    except Exception as error:  # noqa: BLE001 (any error is reported, and nothing ends because of it)
         return _said(error, address)
 
 
@@ -152,7 +152,7 @@ def _connected(email: EmailSection) -> smtplib.SMTP:
 
 
 def _said(error: Exception, secret: str) -> str:
-    """What went wrong, on one line and without the address or password."""
+    """Describe an error in one line, without the address or password."""
     text = f"{type(error).__name__}: {error}"
     text = text.replace(secret, "<hidden>") if secret else text
     return " ".join(hide_secrets(text).split())

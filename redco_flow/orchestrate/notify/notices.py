@@ -1,7 +1,7 @@
-"""Tell people what a run came to, as its pipeline's `notify:` section asks: once, after its end.
+"""Send the notifications that a pipeline's `notify:` section requests, once, after a run's end.
 
-The run's files say what there is to tell, so it is told whatever ended the run. `notified.json`
-says what was told, by which way, or why that failed; no run waits for it, and none fails by it.
+They are made from the run's files, so they are sent whatever ended the run. `notified.json`
+records each notice, its channel and any error; no run waits for it, and none fails by it.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def tell_end(
         section = read_section(run)
         if section is not None:
             _tell(run, state or run.read_state(), section, environ, pauses, log)
-    except Exception as error:  # noqa: BLE001 (a run is no failure because it cannot be told)
-        log(f"warning: the run's end could not be told: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 (a run does not fail because of its notices)
+        log(f"warning: the notices of the run's end failed: {type(error).__name__}: {error}")
 
 
 def tell_at_once(
@@ -157,7 +157,7 @@ def _tried(
             break
         time.sleep(pause)
     if error:
-        log(f"warning: {notice.event} could not be told by {channel}: {error}")
+        log(f"warning: notice of {notice.event} could not be sent by {channel}: {error}")
     return error
 
 
@@ -178,13 +178,12 @@ def _failure(run: RunDirectory, state: Mapping[str, Any]) -> Notice:
 
 
 def _promotions(run: RunDirectory, state: Mapping[str, Any]) -> Iterator[Notice]:
-    """The promotions that the run's own stages have decided."""
     stages = state["stages"].values()
     decisions = {stage.get("fingerprint") for stage in stages} - {None, ""}
     workspace = Workspace(Path(LaunchRecord.read(run).workspace))
     for alias in AliasStore(workspace).list():
         for event in alias.history:
-            # What an earlier run had decided was told by that.
+            # The run that decided it has sent that notice.
             is_new = event.time >= str(run.record["created_at"])
             if event.event == "promoted" and event.decision in decisions and is_new:
                 yield _promotion(run, alias, event)

@@ -25,7 +25,7 @@ _SHORT = 12
 
 @dataclass(frozen=True)
 class AliasPin:
-    """What one input of a stage takes by an alias.
+    """The checkpoint to which an alias in a stage's input resolves.
 
     Args:
         stage, slot: whose input, and which.
@@ -55,7 +55,7 @@ class AliasPin:
 
 @dataclass
 class AliasPins:
-    """What aliases name, each looked up once: for all that one command plans."""
+    """Resolve aliases, each once for everything that one command plans."""
 
     _known: dict[AliasName, Alias | None] = field(default_factory=dict)
 

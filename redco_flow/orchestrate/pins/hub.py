@@ -16,14 +16,12 @@ from typing import Any
 from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.local_paths import expanded, is_folder
-from redco_flow.model_files import INDEX_FILE, SINGLE_FILE, is_of_tokenizer, quantization_problem
-from redco_flow.models.find import FAMILIES, unread_family
-from redco_flow.recipes.find import family_problem, find_own_recipe
 from redco_flow.records import read_json
+from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
 from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import dotted
-from redco_flow.stages.data.hub_references import HubReference, hub_references
+from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.workspace import Workspace
 
@@ -64,7 +62,7 @@ class HubPin:
 
 @dataclass
 class HubPins:
-    """What names on the hub mean, each asked for once: for all that one command plans."""
+    """Resolve names on the hub to commits, each once for everything that one command plans."""
 
     _answers: dict[_Key, tuple[HubPin, hub.Snapshot] | hub.HubError] = field(default_factory=dict)
     _unreachable: hub.HubUnreachable | None = None
@@ -87,7 +85,7 @@ class HubPins:
         pinning = _Pinning(pipeline)
         for name, stage in pipeline.stages.items():
             commits: dict[tuple[str, ...], HubPin] = {}
-            for one in hub_references(stage.config):
+            for one in find_stage_kind(stage.kind).hub_references(stage.config):
                 try:
                     found = self._find(one, workspace)
                 except hub.HubError as error:
@@ -125,11 +123,11 @@ class HubPins:
         if isinstance(answer, hub.HubError):
             raise answer
         pin, snapshot = answer
-        missing = _what_is_missing(one, snapshot.files)
+        missing = one.missing(snapshot.files, snapshot.folder)
         if missing and pin.cached:
             reason = hub.HubUnreachable(pin.cached)
             raise hub.HubError(hub.not_cached(one.kind, one.name, one.revision, reason))
-        if problem := missing or _model_problem(one, snapshot.model_type, snapshot.quantization):
+        if problem := missing or one.model_problem(snapshot.config):
             at = f"at {pin.asked} ({pin.commit[:_SHORT]})"
             raise hub.HubError(f"{one.kind} '{one.name}' {at} {problem}")
         return replace(pin, note=one.unread_splits(snapshot.card))
@@ -191,7 +189,6 @@ class _Pinning:
 
 
 def _at(values: Any, section: tuple[str, ...]) -> dict[str, Any] | None:
-    """The mapping at a path; None where there is none."""
     for part in section:
         values = values.get(part) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else None
@@ -207,53 +204,14 @@ def _below(values: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _check_directory(one: HubReference) -> None:
-    """Refuse a directory that is not there, or not a model that can be read."""
     folder = expanded(one.name)
     if not is_folder(folder):
         raise hub.HubError(missing_file(one.name, "directory"))
     if one.revision is not None:
         raise hub.HubError(f"'{one.name}' is a directory here; only the hub's have a 'revision'.")
     files = frozenset(path.name for path in folder.iterdir())
-    family, quantization = hub.model_type_in(folder), hub.quantization_in(folder)
-    if problem := _what_is_missing(one, files) or _model_problem(one, family, quantization):
+    if problem := one.missing(files, None) or one.model_problem(hub.config_in(folder)):
         raise hub.HubError(f"model directory '{one.name}' {problem}")
-
-
-def _what_is_missing(one: HubReference, files: frozenset[str]) -> str:
-    """Say what a stage needs that is not among the files; empty where nothing is missing."""
-    if one.kind == "dataset":
-        return ""
-    if one.reads_weights and "config.json" not in files:
-        return "has no config.json."
-    if one.reads_weights and not files & {SINGLE_FILE, INDEX_FILE}:
-        others = sorted(f for f in files if f.endswith((".bin", ".h5", ".msgpack", ".ot", ".gguf")))
-        has = f"only {', '.join(others[:3])}" if others else "no parameters"
-        return (
-            f"has {has}, and redco-flow reads {SINGLE_FILE} or {INDEX_FILE}: load it with "
-            "transformers, use its save_pretrained into a directory, and name that; or another "
-            "revision that has them."
-        )
-    if one.reads_tokenizer and not any(map(is_of_tokenizer, files)):
-        return "has no tokenizer: name another by data.tokenizer, or train one."
-    return ""
-
-
-def _model_problem(one: HubReference, model_type: str, quantization: str) -> str:
-    """Say why a model that is there cannot be used; empty where it can."""
-    if problem := _family_problem(one, model_type):
-        return problem
-    return quantization_problem(quantization) if one.reads_weights and quantization else ""
-
-
-def _family_problem(one: HubReference, model_type: str) -> str:
-    """Say why a recipe of ours cannot train a model of that family; empty where it can."""
-    recipe = find_own_recipe(one.recipe) if model_type else None
-    if recipe is None:
-        return ""
-    if model_type not in FAMILIES:
-        return unread_family(model_type)
-    problem = family_problem(recipe, model_type)
-    return f"is of family '{model_type}': {problem}" if problem else ""
 
 
 def _cached(
@@ -270,7 +228,7 @@ def _cached(
 
 
 def _last_commit(workspace: Workspace, kind: hub.Kind, name: str, asked: str) -> tuple[float, str]:
-    """When a run here last took what was asked for, and at which commit."""
+    """Return the time and the commit of the latest earlier pin of a name; 0 and "" if none."""
     for taken_at, pin in _earlier_pins(workspace):
         if (pin.get("kind"), pin.get("name"), pin.get("asked")) == (kind, name, asked):
             return taken_at, str(pin.get("commit", ""))
@@ -278,7 +236,7 @@ def _last_commit(workspace: Workspace, kind: hub.Kind, name: str, asked: str) ->
 
 
 def _earlier_pins(workspace: Workspace) -> Iterator[tuple[float, dict[str, Any]]]:
-    """What earlier runs took, the latest first; a damaged record says nothing."""
+    """Yield the pins of earlier runs, the latest first; damaged records are skipped."""
     for run in islice(_runs(workspace), _RUNS_LOOKED_AT):
         try:
             written_at = run.plan_path.stat().st_mtime

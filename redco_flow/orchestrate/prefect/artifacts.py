@@ -5,9 +5,10 @@ What is shown is made by `report.prefect_page` of the run's files alone.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 _MOST_ARTIFACTS = 200  # in one answer of the API; a run has a handful for each stage
 
 
+@contextlib.contextmanager
+def impatient_client(seconds: float, *, num_retries: int = 0) -> Iterator[SyncPrefectClient]:
+    """Yield a client of the API that waits at most `seconds` for each answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
+
+    patience = {PREFECT_API_REQUEST_TIMEOUT: seconds, PREFECT_CLIENT_MAX_RETRIES: num_retries}
+    with temporary_settings(patience), get_client(sync_client=True) as client:
+        yield client
+
+
 def read_page_artifacts(run: RunDirectory, workspace: Workspace) -> list[Any]:
     """Return the `PageArtifact`s of a run.
 
@@ -29,13 +45,9 @@ def read_page_artifacts(run: RunDirectory, workspace: Workspace) -> list[Any]:
     return list(_page().page_artifacts(run, workspace))
 
 
-def read_live_artifacts(run: RunDirectory, stage: str, *, with_curve: bool) -> list[Any]:
-    """Return the `PageArtifact`s of a stage that is at work.
-
-    Args:
-        with_curve: its training's curve too, which takes reading all that it logged.
-    """
-    return list(_page().live_artifacts(run, stage, with_curve=with_curve))
+def read_live_artifact(run: RunDirectory, stage: str) -> Any:
+    """Return the `PageArtifact` of a stage that is at work; None while it counts no steps."""
+    return _page().live_artifact(run, stage)
 
 
 def _page() -> Any:

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from redco_flow.orchestrate.prefect.artifacts import FlowRunArtifacts, read_live_artifacts
+from redco_flow.orchestrate.prefect.artifacts import (
+    FlowRunArtifacts,
+    impatient_client,
+    read_live_artifact,
+)
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.records import read_json_if_present
@@ -31,7 +35,6 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_ANSWER = 5.0
 # A page is looked at often in the first minute and seldom in the tenth hour.
 _FIRST_PROGRESS, _LAST_PROGRESS = 2.0, 30.0
-_FIRST_CURVE, _LAST_CURVE = 5.0, 300.0
 _SHARE_OF_TIME = 0.05
 _QUEUED = re.compile(r"job \S+ waits in the queue: (?P<why>.*)", re.DOTALL)
 
@@ -158,11 +161,6 @@ class _States:
         emit_task_run_state_change_event(shown, self._task_run.state, state)
 
 
-def _next_after(elapsed: float, first: float, last: float) -> float:
-    """When to send something again: often at first, then seldom."""
-    return elapsed + min(last, max(first, _SHARE_OF_TIME * elapsed))
-
-
 class _Watch:
     """Looks at one stage until it is done."""
 
@@ -180,45 +178,32 @@ class _Watch:
         self._store = store
         self._states = states
         self._artifacts = FlowRunArtifacts(flow_run_id)
-        self._sent: dict[str, Any] = {}
+        self._sent: Any = None
 
     def run(self) -> None:
         """Look, tell, sleep."""
         began = time.monotonic()
-        progress_at, curve_at = 0.0, _FIRST_CURVE
+        progress_at = 0.0
         while not self.done.wait(_SECONDS_BETWEEN_LOOKS):
-            # Prefect, a torn record, a file that is being replaced: whatever it is, the next look
-            # tells more.
+            # Whatever fails here (Prefect, a torn record), the next look tries again.
             with contextlib.suppress(Exception):
                 self._states.tell(words_of(self._run, self._stage, self._entry()))
             elapsed = time.monotonic() - began
-            if elapsed < progress_at:
-                continue
-            with_curve = elapsed >= curve_at
-            progress_at = _next_after(elapsed, _FIRST_PROGRESS, _LAST_PROGRESS)
-            if with_curve:
-                curve_at = _next_after(elapsed, _FIRST_CURVE, _LAST_CURVE)
-            with contextlib.suppress(Exception):
-                self._send(with_curve=with_curve)
+            if elapsed >= progress_at:
+                interval = max(_FIRST_PROGRESS, _SHARE_OF_TIME * elapsed)
+                progress_at = elapsed + min(_LAST_PROGRESS, interval)
+                with contextlib.suppress(Exception):
+                    self._send()
 
     def _entry(self) -> Mapping[str, Any]:
         return self._store.stage(self._stage)
 
-    def _send(self, *, with_curve: bool) -> None:
-        from prefect.client.orchestration import get_client
-        from prefect.settings import (
-            PREFECT_API_REQUEST_TIMEOUT,
-            PREFECT_CLIENT_MAX_RETRIES,
-            temporary_settings,
-        )
-
+    def _send(self) -> None:
         if self._entry().get("state") != State.RUNNING:
             return
-        found = read_live_artifacts(self._run, self._stage, with_curve=with_curve)
-        news = [one for one in found if self._sent.get(one.key) != one]
-        if not news or self.done.is_set():
+        progress = read_live_artifact(self._run, self._stage)
+        if progress is None or progress == self._sent or self.done.is_set():
             return
-        patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 0}
-        with temporary_settings(patience), get_client(sync_client=True) as client:
-            self._artifacts.put(news, client)
-        self._sent |= {one.key: one for one in news}
+        with impatient_client(_SECONDS_TO_ANSWER) as client:
+            self._artifacts.put([progress], client)
+        self._sent = progress

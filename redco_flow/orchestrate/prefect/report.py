@@ -19,7 +19,11 @@ from uuid import UUID
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
-from redco_flow.orchestrate.prefect.artifacts import FlowRunArtifacts, read_page_artifacts
+from redco_flow.orchestrate.prefect.artifacts import (
+    FlowRunArtifacts,
+    impatient_client,
+    read_page_artifacts,
+)
 from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import ENDED_RUN_STATES, LaunchRecord
@@ -78,19 +82,11 @@ class OpenFlowRun:
 
     def finish(self) -> bool:
         """Tell the server the end, by the run's own files; return whether it has it now."""
-        from prefect.client.orchestration import get_client
         from prefect.exceptions import ObjectNotFound
-        from prefect.settings import (
-            PREFECT_API_REQUEST_TIMEOUT,
-            PREFECT_CLIENT_MAX_RETRIES,
-            temporary_settings,
-        )
 
-        patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 0}
         try:
-            with temporary_settings(patience):
-                with get_client(sync_client=True) as client:
-                    self._tell(client, UUID(self.path.stem))
+            with impatient_client(_SECONDS_TO_ANSWER) as client:
+                self._tell(client, UUID(self.path.stem))
         except ObjectNotFound:
             pass  # it was deleted there
         except Exception:  # noqa: BLE001 (the next run tries again)
@@ -217,12 +213,6 @@ def create_flow_run(
         Exception: whatever Prefect's client raises when the API does not take it within half a
             minute.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.settings import (
-        PREFECT_API_REQUEST_TIMEOUT,
-        PREFECT_CLIENT_MAX_RETRIES,
-        temporary_settings,
-    )
     from prefect.states import Pending
 
     given = run.record
@@ -235,8 +225,7 @@ def create_flow_run(
     if schedule := os.environ.get(SCHEDULE_VARIABLE):
         all_tags.append(f"schedule: {schedule}")
     # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
-    patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 1}
-    with temporary_settings(patience), get_client(sync_client=True) as client:
+    with impatient_client(_SECONDS_TO_ANSWER, num_retries=1) as client:
         flow_run = client.create_flow_run(
             flow, parameters=parameters, name=run.id, tags=all_tags, state=Pending()
         )
@@ -250,21 +239,14 @@ def page_of(flow_run: FlowRun, api: PrefectApi) -> str | None:
 
 def publish_summary(session: RunSession) -> None:
     """Put what the run has come to on its page; what fails now is tried again after the flow."""
-    from prefect.client.orchestration import get_client
     from prefect.context import get_run_context
     from prefect.logging import get_run_logger
-    from prefect.settings import (
-        PREFECT_API_REQUEST_TIMEOUT,
-        PREFECT_CLIENT_MAX_RETRIES,
-        temporary_settings,
-    )
 
     flow_run = get_run_context().flow_run  # type: ignore[union-attr]
     assert flow_run is not None
-    patience = {PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER, PREFECT_CLIENT_MAX_RETRIES: 1}
     try:
         found = read_page_artifacts(session.context.run, session.context.workspace)
-        with temporary_settings(patience), get_client(sync_client=True) as client:
+        with impatient_client(_SECONDS_TO_ANSWER, num_retries=1) as client:
             FlowRunArtifacts(flow_run.id).put(found, client)
         session.summary_is_published = True
     except Exception as error:  # noqa: BLE001 (the server may be gone, a record damaged)
@@ -282,17 +264,13 @@ def watch_for_cancelling(flow_run_id: UUID, on_cancel: Callable[[str], None]) ->
     done = threading.Event()
 
     def look() -> None:
-        from prefect.client.orchestration import get_client
-        from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-            with get_client(sync_client=True) as client:
-                while not done.wait(_SECONDS_BETWEEN_LOOKS):
-                    with contextlib.suppress(Exception):  # a server that is away has no news
-                        state = client.read_flow_run(flow_run_id).state
-                        if state and (state.is_cancelling() or state.is_cancelled()):
-                            on_cancel("cancelled on its Prefect page")
-                            return
+        with impatient_client(_SECONDS_TO_ANSWER) as client:
+            while not done.wait(_SECONDS_BETWEEN_LOOKS):
+                with contextlib.suppress(Exception):  # a server that is away has no news
+                    state = client.read_flow_run(flow_run_id).state
+                    if state and (state.is_cancelling() or state.is_cancelled()):
+                        on_cancel("cancelled on its Prefect page")
+                        return
 
     threading.Thread(target=look, name="watch-for-cancelling", daemon=True).start()
     return done

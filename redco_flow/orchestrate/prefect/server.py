@@ -371,7 +371,6 @@ def _write_record(folder: Path, started: PrefectProcess) -> None:
 
 
 def _read_record() -> PrefectProcess | None:
-    """Return what `server.json` says of the server that was started last."""
     value: Any = read_json_if_present(_folder() / "server.json")
     return PrefectProcess.from_json(value) if value is not None else None
 

@@ -55,13 +55,13 @@ _SLUG = "redco-flow"
 
 @dataclass(frozen=True)
 class Deployed:
-    """What the server says of a schedule.
+    """A schedule's deployment on the server.
 
     Args:
         page: of the deployment.
         is_paused: it does not fire.
         next_firings: when it will, in UTC, at most three.
-        when: the schedule as it stands there, for people.
+        when: its schedule, for people.
         parameters: of the flow, as they stand there.
     """
 
@@ -220,7 +220,7 @@ def fire_flow_run(
         return firing
     except BaseException:
         # The worker ends the process of a firing that is cancelled on its page; one that is
-        # killed for any other reason leaves its run alone, and is taken up again.
+        # killed for any other reason leaves its run alone, and is continued.
         if stop.is_set() or _is_cancelled(flow_run.id):
             leave(directory, str(flow_run.id))
         raise
@@ -272,7 +272,7 @@ def _is_cancelled(flow_run_id: UUID) -> bool:
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(flow_run_id).state
-    except Exception:  # noqa: BLE001 (the server is away: nobody can have cancelled it there)
+    except Exception:  # noqa: BLE001 (the server is away: no one can have cancelled it there)
         return False
     return bool(state and (state.is_cancelling() or state.is_cancelled()))
 

@@ -53,7 +53,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Terms:
-    """What a flow run was given, as it may have been edited on its deployment's page.
+    """The parameters of a flow run, which may have been edited in Prefect's UI.
 
     Args:
         schedule: its name.
@@ -73,7 +73,7 @@ class Terms:
 
     @property
     def words(self) -> list[str]:
-        """What follows the verb on the command line."""
+        """Arguments after the verb on the command line."""
         return [self.pipeline, "-p", self.profile, *self.overrides]
 
 
@@ -121,7 +121,7 @@ class Firer:
             return firing if firing.has_ended else self._follow(firing)
         except RedcoFlowError as error:
             failed = self._end(firing, FiringState.FAILED, str(error))
-            if not failed.has_started_run:  # a run's end is told by the run
+            if not failed.has_started_run:  # the run itself sends the notice of its end
                 self._tell(failed)
             return failed
 
@@ -257,7 +257,7 @@ class Firer:
                 if num_resumes == _MOST_RESUMES:
                     raise CannotFire(f"run {run.id} lost its launcher {num_resumes + 1} times.")
                 num_resumes += 1
-                self._log(f"run {run.id} has lost its launcher: it is taken up again")
+                self._log(f"run {run.id} has lost its launcher and is resumed")
                 resume_run(run)
             time.sleep(_POLL_SECONDS)
             if self._stop.is_set() and not run.cancel_requested():

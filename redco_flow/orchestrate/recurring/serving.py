@@ -152,7 +152,7 @@ def _attend(worker: _Worker | None, log: Log) -> _Worker:
         make_pool(client)
         for root in known_workspaces():
             for name in restore(Workspace(Path(root)), client, log):
-                log(f"the server had no deployment of schedule '{name}': it is made anew")
+                log(f"the server had no deployment of schedule '{name}': it is created again")
         if worker is not None and (why := worker.why_not(api.url)):
             log(f"{why}; another worker is started")
             worker.end()
@@ -213,7 +213,7 @@ def _settle_flow_run(
         return  # something happened to it since the flow runs were listed
     if state.is_cancelling():
         leave(directory, str(flow_run.id))
-        # Whoever sees it cancelled may retry it, which what the worker says later must not undo.
+        # A user who sees it cancelled may retry it, which what the worker says later must not undo.
         if _age_of(state) > _SECONDS_TO_CANCEL:
             _tell_end(flow_run, directory.find_firing(str(flow_run.id)), client)
     elif (
@@ -227,7 +227,7 @@ def _settle_flow_run(
 
 
 def _is_retry(state: State[Any], firing: Firing) -> bool:
-    """Whether a flow run was taken up after its firing's end, by a process that still starts."""
+    """Whether a flow run was continued after its firing's end, by a process that still starts."""
     if not firing.has_ended or state.is_crashed():
         return False
     return bool(state.timestamp > datetime.fromisoformat(firing.ended))
@@ -269,8 +269,8 @@ def _schedule_again(flow_run: FlowRun, client: SyncPrefectClient, log: Log) -> N
     if flow_run.run_count >= _MOST_BEGINNINGS:
         state: State[Any] = Crashed(message=f"its process died {flow_run.run_count} times.")
     else:
-        log(f"firing {flow_run.id} of {flow_run.expected_start_time} is taken up again")
-        state = Scheduled(message="its process is gone; it is taken up again")
+        log(f"firing {flow_run.id} of {flow_run.expected_start_time} is continued")
+        state = Scheduled(message="its process is gone; it is continued")
     client.set_flow_run_state(flow_run.id, state, force=True)
 
 

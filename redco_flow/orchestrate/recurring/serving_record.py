@@ -1,4 +1,4 @@
-"""What serves this user's schedules on this machine, since when, and their workspaces."""
+"""The record of the process that serves this user's schedules on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redco_flow.tracking.workspace import Workspace
 
 @dataclass(frozen=True)
 class Serving:
-    """What `serve.json` says of the process that serves.
+    """The content of `serve.json`.
 
     Args:
         process: it lives.

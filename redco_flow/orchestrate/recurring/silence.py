@@ -40,7 +40,7 @@ def watch_silence(schedule: Schedule, deployment: UUID, client: SyncPrefectClien
             "prefect.resource.id": f"prefect.deployment.{deployment}",
             "prefect.resource.role": "deployment",
         },
-        after={_GOOD},  # each begins the wait anew; the first one begins with the automation
+        after={_GOOD},  # each restarts the wait; the first one begins with the automation
         expect={_GOOD},
         posture=Posture.Proactive,
         threshold=1,
@@ -63,7 +63,7 @@ def watch_only_while(name: str, client: SyncPrefectClient, *, fires: bool) -> No
         if automation.enabled and not fires:
             client.pause_automation(automation.id)
         elif fires and not automation.enabled:
-            # Made anew, for the old one counts the time in which the schedule was paused.
+            # Replaced, because the old one counts the time in which the schedule was paused.
             same = automation.model_dump(include=set(AutomationCore.model_fields))
             client.create_automation(AutomationCore(**same | {"enabled": True}))
             client.delete_automation(automation.id)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepQueue:
-    """What the queue holds of a sweep when one of its points is submitted.
+    """Jobs of a sweep in the queue when a point is submitted.
 
     Args:
         keys: of the run's stages; what has one key makes one result.
@@ -140,7 +140,7 @@ class JobChain:
         """Find the stage's job again, or its result; whether nothing is to be submitted for it."""
         outdated = self._known.find_again(stage)
         if outdated is not None:
-            self._end(outdated, "what it takes from is made anew")
+            self._end(outdated, "its inputs are computed again")
         return stage in self._known.current or self._known.reuse(stage)
 
     def _share(self, stage: str, attempt: AttemptDirectory) -> None:

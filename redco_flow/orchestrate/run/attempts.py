@@ -1,4 +1,4 @@
-"""What a run has of each stage, and what is done with an attempt that has a job.
+"""The attempts of a run: find them again, follow their jobs, judge their ends, allow retries.
 
 Attempts that earlier launchers left are judged: which of them still hold. A job is followed to its
 end, its ending written down, and another attempt allowed by the profile's budgets.
@@ -95,7 +95,7 @@ class StageAttempts:
         return result is not None
 
     def is_published(self, attempt: AttemptDirectory) -> bool:
-        """Whether the attempt has made its result; what it made is noted."""
+        """Whether the attempt has published its result; its outputs are noted."""
         result = attempt.read_result()
         if result is None or not find_result(self._context.workspace, result["fingerprint"]):
             return False
@@ -103,7 +103,7 @@ class StageAttempts:
         return True
 
     def is_of_another_run(self, attempt: AttemptDirectory) -> bool:
-        """Whether the attempt is not this run's to end or to judge."""
+        """Whether the attempt belongs to another run, which ends and judges it."""
         return not attempt.path.is_relative_to(self._context.run.path)
 
     def open_upstream(self, stage: str) -> dict[str, AttemptDirectory] | None:
@@ -119,14 +119,14 @@ class StageAttempts:
         return found
 
     def ingredients(self, stage: str) -> tuple[dict[str, Any], str]:
-        """What determines the result of a stage whose inputs are known, and its fingerprint."""
+        """Return the ingredients and the fingerprint of a stage whose inputs are known."""
         resolved = self._context.pipeline.stages[stage]
         ids = input_ids(resolved, self.made)
         ingredients = stage_ingredients(resolved, ids, self._context.workspace)
         return ingredients, fingerprint(ingredients)
 
     def _takes_from_current(self, call: Call) -> bool:
-        """Whether a call's inputs are those that this run has, or the attempts that make them."""
+        """Whether a call's inputs are this run's current ones, or the attempts that make them."""
         for reference in (one for given in call.inputs.values() for one in given):
             if reference.is_promoted:  # what it named is pinned for the whole run
                 continue
@@ -301,7 +301,7 @@ class AttemptFollower:
         return Finished(result, attempt.number) if result is not None else None
 
     def _set_news(self, job: CallJob, status: JobStatus) -> None:
-        """What a person sees who asks for the run's status: a job in a queue is not at work."""
+        """Set the stage's state and message; a queued job is pending, not running."""
         is_waiting = status.state is State.PENDING
         message = f"job {job.job_id} {status.message}" if is_waiting else ""
         fields = {"message": message, "told_at": utc_now()}

@@ -11,10 +11,10 @@ from redco_flow.launch.call import Call, InputReference, JobResources, write_cal
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.plan import output_id
 from redco_flow.orchestrate.run.stopping import RunContext
+from redco_flow.runtime.shards import shards_left
 from redco_flow.spec.load import InputRef, ResolvedStage
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.stages.preprocess.shards import shards_left
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -74,7 +74,6 @@ def _call(
     ingredients: dict[str, Any],
     fingerprint: str,
 ) -> Call:
-    """The stage's call, without the number of its attempt."""
     origins = context.pipeline.stage_origins(stage.name)
     resources, num_shards = job_resources(stage, context.profile), 1
     if resources.shards:

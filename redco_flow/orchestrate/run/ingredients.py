@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.hub import is_commit
 from redco_flow.launch.redaction import redact_text
 from redco_flow.records import digest_json
+from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import ResolvedPipeline, ResolvedStage
 from redco_flow.spec.names import failure
 from redco_flow.spec.secrets import secret_values
 from redco_flow.spec.stage_kind import StageKind, find_stage_kind
-from redco_flow.stages.data.hub_references import hub_identities
 from redco_flow.tracking.code_digest import (
     code_record,
     git_state,
@@ -108,7 +109,28 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
     paths = _ask(stage, kind.data_files)
     digests = digest_files(workspace, paths)
     named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
-    return {**named, **_ask(stage, kind.data_identity), **hub_identities(stage.config)}
+    identities = hub_identities(_ask(stage, kind.hub_references))
+    return {**named, **_ask(stage, kind.data_identity), **identities}
+
+
+def hub_identities(references: Iterable[HubReference]) -> dict[str, Any]:
+    """Return, by a name for people, what identifies the repositories that a stage reads.
+
+    Raises:
+        UsageError: one of them is at no commit yet, so that it could change from stage to stage.
+    """
+    identities: dict[str, Any] = {}
+    for one in references:
+        if one.is_local:
+            continue
+        if not is_commit(one.revision):
+            raise UsageError(
+                f"{one.kind} '{one.name}' of the hub is at no commit: pin the pipeline first "
+                "(redco_flow.orchestrate.pins.hub.HubPins), or give its revision as a commit."
+            )
+        subset = {"subset": one.subset} if one.subset else {}
+        identities[f"hub:{one.kind}s/{one.name}"] = {"commit": one.revision, **subset}
+    return identities
 
 
 def _ask(stage: ResolvedStage, function: Callable[[Any], _Answer]) -> _Answer:

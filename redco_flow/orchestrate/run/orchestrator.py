@@ -108,7 +108,7 @@ def _drive(
 
 
 def _told(error: BaseException) -> str:
-    """What went wrong, for the run's message: ours speak for themselves."""
+    """Describe an error in the run's message; our own errors need no traceback."""
     if isinstance(error, RedcoFlowError):
         return str(error)
     return f"the run could not be driven: {type(error).__name__}: {error}"
@@ -244,7 +244,7 @@ def _write_report(context: RunContext, log: Log) -> None:
         # By name: the report and the orchestrator know each other's files, not each other.
         build = importlib.import_module("redco_flow.report.page")
         build.build_report(context.run, context.workspace)
-    except Exception:  # noqa: BLE001 (whatever it is, it is told and the run has its end)
+    except Exception:  # noqa: BLE001 (any error is reported, and the run has its end)
         log(f"warning: the report could not be written:\n{traceback.format_exc()}")
 
 

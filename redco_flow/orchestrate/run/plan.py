@@ -89,7 +89,7 @@ def _is_move(difference: Difference) -> bool:
 
 
 def _location(key: str, stage: str, origins: Mapping[str, Origin]) -> str:
-    """Where the setting was said: file:line, "command line" or "default"."""
+    """Return the origin of a setting: file:line, "command line" or "default"."""
     for candidate in _origin_keys(key, stage):
         origin = origins.get(candidate)
         if origin is not None:
@@ -120,7 +120,7 @@ Action = Literal["run", "reuse", "wait", "skip"]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What one stage will do.
+    """The planned action of one stage.
 
     Args:
         action: run; reuse a published result; wait for inputs, then run or reuse; skip, because
@@ -138,7 +138,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every stage will do, in the order in which they can run.
+    """The planned actions of all stages, in an order in which they can run.
 
     Args:
         hub: at which commit of which repository of the hub.
@@ -288,7 +288,6 @@ def _plan_stage(
 def _window(
     resolved: ResolvedPipeline, from_stage: str | None, until_stage: str | None
 ) -> frozenset[str]:
-    """The stages that may run."""
     window = frozenset(resolved.stages)
     if from_stage is not None:
         window &= _descendants(resolved, from_stage) | {from_stage}

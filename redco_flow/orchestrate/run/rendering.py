@@ -1,4 +1,4 @@
-"""What would be handed to a cluster for each stage of a plan, without handing it over."""
+"""Render what would be submitted for each stage of a plan, without submitting it."""
 
 from __future__ import annotations
 

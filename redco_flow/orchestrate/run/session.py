@@ -38,7 +38,7 @@ class StageNode:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, or that this process left it while its jobs run on.
+    """The ending of a run, or that this process detached from it.
 
     Args:
         state: COMPLETED, FAILED, CANCELLED; or DETACHED.
@@ -81,7 +81,7 @@ class RunSession:
         self._chain = JobChain(context, self._attempts, self.upstream) if context.ahead else None
 
     def submit_ahead(self, log: Log, queue: SweepQueue | None = None) -> None:
-        """Where the run is one ahead, see to it that every stage has its job; call it first.
+        """Submit the jobs of all stages of a run ahead; call it first.
 
         Args:
             log: takes lines on what was submitted, and what could not be.

@@ -30,9 +30,9 @@ from redco_flow.orchestrate.run.attempts import (
 from redco_flow.orchestrate.run.calls import write_attempt
 from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import open_no_link, write_json
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.stages.context import FinishedStage
 from redco_flow.tracking.attempt import AttemptDirectory, State
 from redco_flow.tracking.results import find_result, is_doubtful
 from redco_flow.tracking.workspace import Workspace
@@ -48,7 +48,7 @@ def fingerprint_locked(
     """Hold the launchers' lock of a fingerprint; call `wait` again and again until it is free.
 
     Args:
-        wait: sleeps a moment and may raise to give up; is told whom it waits for.
+        wait: sleeps a moment and may raise to give up; gets the name of what it waits for.
     """
     path = workspace.work_directory(fingerprint).with_suffix(".claim")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,6 @@ class StageRunner:
         return plan is not None and plan.forced
 
     def _wait(self, for_what: str) -> None:
-        """Sleep a moment in a queue."""
         if self._state_store.stage(self._stage.name).get("message") != f"waits for {for_what}":
             self._log(f"waits for {for_what}")
             self._state_store.set_stage(

@@ -153,7 +153,7 @@ def check_run(resolved: ResolvedPipeline, profile: Profile, plan: Plan) -> None:
 
 
 def resume_run(run: RunDirectory) -> None:
-    """Take up a run without an orchestrator: find its jobs again, and run what has not completed.
+    """Continue a run without an orchestrator: find its jobs again, and run what has not completed.
 
     Raises:
         UsageError: it has an orchestrator, or all of it is done.
@@ -163,7 +163,7 @@ def resume_run(run: RunDirectory) -> None:
 
 
 def reopen_run(run: RunDirectory) -> None:
-    """Make a run without an orchestrator one that can be taken up; `resume_run` without the start.
+    """Make a run without an orchestrator one that can be continued; `resume_run` without the start.
 
     Raises:
         UsageError: it has an orchestrator, all of it is done, or another version trained it.
@@ -174,7 +174,7 @@ def reopen_run(run: RunDirectory) -> None:
         if run.read_state()["state"] == State.COMPLETED:
             raise UsageError(
                 f"run {run.id} is completed: there is nothing to resume. `redco-flow run` again "
-                f"reuses its results; `--force STAGE` computes one anew."
+                f"reuses its results; `--force STAGE` computes one again."
             )
         refuse_to_start_over(run)
         _reopen(run)
@@ -282,14 +282,13 @@ def refuse_to_start_over(run: RunDirectory) -> None:
             raise UsageError(
                 f"run {run.id} was started with {_version(run)}; this is {__version__}, whose code "
                 f"would train stage '{stage}' from its beginning. Nothing was changed: its "
-                f"checkpoint of step {max(steps)} is kept. To go on from it, install the version "
-                f"that wrote it and `redco-flow resume {run.id}`; to start anew with this one: "
+                f"checkpoint of step {max(steps)} is kept. To continue, install the version "
+                f"that wrote it and `redco-flow resume {run.id}`; to start over with this one: "
                 f"`{shlex.join(['redco-flow', *run.record['argv'][1:]])}`."
             )
 
 
 def _has_ended(attempt: AttemptDirectory) -> bool:
-    """Whether the attempt's job has ended."""
     # Imported here: what only starts runs never pays for it.
     from redco_flow.launch.executor import reattach
 
@@ -307,7 +306,7 @@ def _committed_steps(call: Call) -> list[int]:
 
 
 def _version(run: RunDirectory) -> str:
-    """What began a run, for a message; the record has it since 0.2.0."""
+    """Return the version that began a run, for a message; recorded since 0.2.0."""
     version = run.record.get("version")
     if not version:
         return "a version before 0.2.0"

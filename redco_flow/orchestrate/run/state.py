@@ -122,7 +122,7 @@ class StateStore:
 
     @property
     def prefect_url(self) -> str | None:
-        """Where the run's page was last."""
+        """URL of the run's page on the last Prefect server."""
         return self._state.get("prefect_url")
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
@@ -132,7 +132,7 @@ class StateStore:
 
 
 def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields; what is told in words (a message, a reason) without secrets."""
+    """The fields; messages and reasons are without secrets."""
     told = {
         key: value
         for key, value in fields.items()
@@ -174,7 +174,7 @@ def _at_start(known: dict[str, Any] | None, *, begins: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """Where and with what a run was started.
+    """The workspace, directory and profile with which a run was started.
 
     Args:
         workspace: an absolute path.

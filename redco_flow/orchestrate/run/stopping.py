@@ -1,4 +1,4 @@
-"""What the threads of the orchestrating process share: the run's context and requests to stop it.
+"""State shared by the threads of the orchestrating process, and requests to stop it.
 
 Two kinds: cancel ends the jobs too; detach leaves them running for a later `resume`. The first
 request counts, except that a cancel outranks a detach that has not been acted on.

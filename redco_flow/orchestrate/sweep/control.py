@@ -1,9 +1,9 @@
-"""Start a sweep, take it up again, stop it: one run for each point, some of them at a time.
+"""Start, resume and cancel a sweep: one run for each point, some of them at a time.
 
-All runs are written before the first one starts, so a mistake in any point is told before anything
-is submitted. A process of its own starts them; what two points have in common is computed by the
-first and reused by the second, as between any two runs. Where the cluster can have jobs wait for
-each other, the points are runs ahead, and that process submits the jobs of all of them.
+All runs are written before the first one starts, so a mistake in any point is reported before
+anything is submitted. A separate process starts them; what two points have in common is computed by
+the first and reused by the second, as between any two runs. Where the cluster can have jobs wait
+for each other, the points are runs ahead, and that process submits the jobs of all of them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def goes_ahead(planned: Sequence[PlannedPoint], workspace: Workspace, *, asked: 
 
 
 def resume_sweep(sweep: SweepDirectory) -> None:
-    """Take up a sweep's runs that have not completed; those that are driven go on as they do.
+    """Continue a sweep's runs that have not completed; those that are driven go on as they do.
 
     Raises:
         UsageError: it is driven by a process, all its runs have completed, or one of them has a

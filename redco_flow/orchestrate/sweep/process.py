@@ -196,7 +196,6 @@ def planned_jobs(
 
 
 def _is_open(plan: Plan, stage: str) -> bool:
-    """Whether the stage is to have a job."""
     return plan.stages[stage].action in ("run", "wait")
 
 
@@ -272,7 +271,6 @@ def _submit_in_order(sweep: SweepDirectory, points: Sequence[_Point], log: Log) 
 
 
 def _log_of(point: _Point, log: Log) -> Log:
-    """Lines that begin with the point's run."""
     return lambda line: log(f"{point.run.id}: {line}")
 
 
@@ -285,7 +283,7 @@ def _open_point(run: RunDirectory, sources: Sources) -> _Point:
 def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
     """Find jobs whose ids were lost by their names, all at once.
 
-    An attempt that the cluster never got is recorded so, and is submitted anew.
+    An attempt that the cluster never got is recorded so, and is submitted again.
     """
     lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
     while lost and not sweep.cancel_path.exists():

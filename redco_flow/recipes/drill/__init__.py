@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from redco_flow.launch.faults import FAULT_VARIABLE
 from redco_flow.launch.processes import ATTEMPT_VARIABLE, RankInfo
 from redco_flow.recipes import text_to_text
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
@@ -25,7 +26,6 @@ __all__ = ["build", "encode"]
 
 FAMILIES = text_to_text.FAMILIES
 DEFAULT_FAMILY = text_to_text.DEFAULT_FAMILY
-FAULT_VARIABLE = "REDCO_FLOW_DRILL_FAULT"
 NUM_BATCHES_BEFORE = 40
 SECONDS_PER_SLOW_BATCH = 4.0
 
@@ -44,10 +44,10 @@ def build(
     fault = os.environ.get(FAULT_VARIABLE)
     if fault is None or not _is_chosen(os.environ):
         return recipe
-    if fault not in FAULTS:
-        raise ValueError(f"{FAULT_VARIABLE} is {fault!r}; it must be one of {', '.join(FAULTS)}.")
+    if fault not in HARMS:
+        raise ValueError(f"{FAULT_VARIABLE} is {fault!r}; it must be one of {', '.join(HARMS)}.")
 
-    harm = _Harm(FAULTS[fault])
+    harm = _Harm(HARMS[fault])
 
     def collate_to(widths: Sequence[int]) -> Collate:
         return harm.before_batches_of(recipe.collate_wide(widths))
@@ -109,7 +109,7 @@ def _slow_down() -> bool:
     return True
 
 
-FAULTS: Mapping[str, Callable[[], bool]] = {
+HARMS: Mapping[str, Callable[[], bool]] = {
     "preempt": _preempt,
     "kill": _kill,
     "stall": _stall,

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from redco_flow.models.find import FAMILIES, find_model
 from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
 from redco_flow.models.hub.pretrained import (
-    find_checkpoint,
     load_pretrained,
     model_type,
     read_model,
@@ -28,6 +27,7 @@ from redco_flow.models.hub.pretrained import (
 )
 from redco_flow.recipes.declared import DeclaredRecipe
 from redco_flow.recipes.find import family_problem, find_recipe
+from redco_flow.recipes.parts.model_directory import find_checkpoint
 from redco_flow.recipes.recipe import Example, Generation
 from redco_flow.text.tokenizer import TextTokenizer
 

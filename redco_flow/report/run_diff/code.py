@@ -103,7 +103,6 @@ def _between_trees(
 
 
 def _tree(repository: Path, commit: str, patch: Path, variables: Mapping[str, str]) -> str:
-    """The id of the tree of a commit with a patch over it."""
     _git(repository, "read-tree", commit, variables=variables)
     if patch.is_file():
         _git(

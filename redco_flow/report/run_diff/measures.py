@@ -12,7 +12,6 @@ from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.run_diff.changes import Change, changes_by_stage, collect
 from redco_flow.report.stage_facts import DAMAGED, StageFacts, logging_attempts
 from redco_flow.report.training_history import Record, read_history
-from redco_flow.stages.artifacts.metrics import read_metrics
 from redco_flow.stages.paired_bootstrap import (
     CannotCompare,
     Evaluation,
@@ -21,9 +20,10 @@ from redco_flow.stages.paired_bootstrap import (
     refuse_other_examples,
     why_not_compared,
 )
-from redco_flow.stages.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.metrics_artifact import read_metrics
 from redco_flow.tracking.run_metrics import locate_metrics, training_metric
+from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 
 Stages = Mapping[str, StageFacts]
 

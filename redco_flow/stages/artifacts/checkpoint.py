@@ -1,4 +1,4 @@
-"""What stands in a checkpoint artifact: everything that predicting and exporting need.
+"""The checkpoint artifact: everything that predicting and exporting need.
 
 `checkpoint/` (one committed step), `recipe.json` (which recipe around which model) and
 `tokenizer/`; of a training of low-rank factors `adapter.json`, and the factors beside the merged
@@ -60,7 +60,7 @@ class RecipeRecord:
 
 @dataclass(frozen=True)
 class AdapterRecord:
-    """`adapter.json`: the low-rank factors, which stand in the checkpoint as `lora/<path>/a, b`.
+    """`adapter.json`: the low-rank factors, stored in the checkpoint as `lora/<path>/a, b`.
 
     Args:
         rank, alpha: the parameters have the factors' product in them, alpha / rank times.
@@ -68,7 +68,7 @@ class AdapterRecord:
             `inputs` and `outputs`.
         factors: their digests, as `parameter_digests` makes them.
         rank_stabilized: it is alpha / sqrt(rank) times.
-        dora: magnitudes stand beside the factors, `lora/<path>/m`.
+        dora: magnitudes are stored next to the factors, `lora/<path>/m`.
         full: paths of the parameters that were trained in full; None: an older version wrote the
             record, and there were none.
         base_dtype: in which the frozen kernels were kept; None: not known.
@@ -92,7 +92,7 @@ class CheckpointArtifact:
 
     @cached_property
     def record(self) -> RecipeRecord:
-        """What `recipe.json` says.
+        """The content of `recipe.json`.
 
         Raises:
             ArtifactError: there is none, or it is of another version.
@@ -110,7 +110,7 @@ class CheckpointArtifact:
 
     @property
     def adapter(self) -> AdapterRecord | None:
-        """What `adapter.json` says; None where no factors were trained."""
+        """The content of `adapter.json`; None if no factors were trained."""
         found = read_json_if_present(self.path / ADAPTER_FILE)
         return None if found is None else AdapterRecord(**found)
 

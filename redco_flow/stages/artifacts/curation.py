@@ -1,4 +1,4 @@
-"""What stands in a curation artifact: which rows of raw data a preprocessing leaves out, and why.
+"""The curation artifact: rows of raw data to leave out, each with its reason.
 
 `curation.json`, and `dropped.jsonl`: {"row_id", "reason", "like", "similarity"}: the row that it
 repeats, and of a duplicate how alike they are. Rows are named and not copied, so
@@ -15,8 +15,8 @@ from typing import Any
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.records import digest_json, read_json, read_json_lines, write_json
+from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.stages.context import StageContext
 from redco_flow.stages.data.source import data_files, data_identity, hub_dataset
 
 FORMAT = 1
@@ -47,12 +47,12 @@ class DroppedRow:
     similarity: float | None = None
 
     def line(self) -> dict[str, Any]:
-        """What the file has of it."""
+        """The row's line in the file."""
         named = {"row_id": self.row_id, "reason": self.reason}
         return {**named, "like": self.like, "similarity": self.similarity} if self.like else named
 
     def shown(self) -> dict[str, Any]:
-        """What is shown of it, with the beginning of each text."""
+        """The row's record for display, with the beginning of each text."""
         texts = {"text": self.text[:_MAX_CHARACTERS], "like_text": self.like_text[:_MAX_CHARACTERS]}
         return {**asdict(self), **texts}
 

@@ -1,4 +1,4 @@
-"""What stands in a dataset artifact, for the stages that read one.
+"""The dataset artifact, for the stages that read one.
 
 `dataset.json` (the summary), Arrow files, each with one split's share of a block of the raw
 rows, and `tokenizer/` in Hugging Face's format. Every text is kept beside its ids, so that a
@@ -18,11 +18,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from redco_flow.engine.files import reading
 from redco_flow.errors import ArtifactError
 from redco_flow.metrics.confusion import ClassNames
 from redco_flow.recipes.recipe import Class, TokenLengths
-from redco_flow.records import digest_file, read_json, reading
-from redco_flow.stages.context import StageContext
+from redco_flow.records import digest_file, read_json
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.data.row_values import unpack_row
 from redco_flow.stages.data.rows import DataChanged
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
@@ -446,7 +447,7 @@ class DatasetArtifact:
 
     @cached_property
     def summary(self) -> DatasetSummary:
-        """What `dataset.json` says.
+        """The content of `dataset.json`.
 
         Raises:
             ArtifactError: there is none, or it is of another version.
@@ -469,11 +470,11 @@ class DatasetArtifact:
 
     @property
     def tokenizer_digest(self) -> str:
-        """What tells the tokenizer from others; empty where there is none."""
+        """Digest of the tokenizer; empty if there is none."""
         return self.tokenizer.digest if self.summary.has_tokenizer else ""
 
     def texts(self, source_length: int, target_length: int) -> TokenLengths | None:
-        """What a recipe of texts is built for; None of rows without any."""
+        """Tokenizer and lengths for which a recipe of texts is built; None for other rows."""
         if not self.summary.has_tokenizer:
             return None
         return TokenLengths(self.tokenizer, source_length, target_length)

@@ -29,9 +29,9 @@ from safetensors.numpy import load_file
 
 from redco_flow.errors import ArtifactError
 from redco_flow.hub import whole_download
-from redco_flow.model_files import CONFIG_FILE, has_weights
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.hub import adapters
+from redco_flow.models.hub.model_files import CONFIG_FILE, has_weights
 from redco_flow.models.hub.tensors import TensorFiles, named_tensors
 from redco_flow.records import read_json
 from redco_flow.stages.artifacts.recorded_model import RecordedModel
@@ -49,7 +49,7 @@ _BASE_PATTERNS = (CONFIG_FILE, "model*.safetensors", "model.safetensors.index.js
 
 @dataclass(frozen=True)
 class ExportCheck:
-    """What was compared, as a model card says it.
+    """The compared files and values, for a model card.
 
     Args:
         num_tensors: that were read back bit by bit.

@@ -24,11 +24,11 @@ from redco_flow.engine.checkpoint.checkpointer import StoredArray, stored_arrays
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.step.lora import FACTORS
 from redco_flow.errors import ArtifactError, RedcoFlowError
-from redco_flow.model_files import CONFIG_FILE, GENERATION_FILE
 from redco_flow.models.classifier import ClassifierConfig
 from redco_flow.models.hub import adapters
 from redco_flow.models.hub.adapters import FactoredKernel, adapter_config, adapter_tensors
 from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.models.hub.model_files import CONFIG_FILE, GENERATION_FILE
 from redco_flow.models.hub.tensors import MAX_FILE_BYTES, save_params
 from redco_flow.records import write_json
 from redco_flow.stages.artifacts.checkpoint import (
@@ -59,7 +59,7 @@ _OF_GENERATION = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be written.
+    """The checkpoint and format of an export.
 
     Args:
         checkpoint: the artifact's files.
@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written, as far as a model card says it.
+    """The written files, for a model card.
 
     Args:
         architectures: transformers' classes.
@@ -183,7 +183,7 @@ def _write_model(
     values = model.config.to_hugging_face()
     if "image_size" in artifact.record.model.get("settings", {}):
         values |= _names_of_classes(_classes(artifact))
-    # transformers reads parameters as what it finds first, unless it is told.
+    # transformers reads parameters in the dtype that it finds first, unless one is given.
     write_json(folder / CONFIG_FILE, {**values, "dtype": dtype.name})
     if hasattr(model.module, "decode_step"):
         chosen = {key: values[key] for key in _OF_GENERATION if values.get(key) is not None}

@@ -1,4 +1,4 @@
-"""What stands in a predictions artifact: one JSON line per example, and what they come from.
+"""The predictions artifact: one JSON line per example, and a record of their origin.
 
 And what predictions are scored against, while a model is trained and afterwards.
 """
@@ -19,48 +19,15 @@ from redco_flow.metrics.metric import Metric, check_predictions, reads_of
 from redco_flow.records import read_json, read_json_lines, write_json
 from redco_flow.stages.artifacts.dataset import DatasetSummary
 from redco_flow.stages.data.row_values import as_json_value
+from redco_flow.tracking.predictions_artifact import LINES_FILE, Prediction
 
 FORMAT = 1
-LINES_FILE = "predictions.jsonl"
 SUMMARY_FILE = "predictions.json"
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One line of predictions.jsonl.
-
-    Args:
-        source: the text that was asked with; empty of rows that are no texts.
-        prediction: the text, of several the first; of a recipe of rows any JSON value.
-        references: of rows the value of the column to be predicted, if there is one.
-        loss: summed cross-entropy of the first reference, in nats, where it was measured.
-        num_tokens: how many tokens that is the sum of.
-        num_bytes: how many bytes those tokens' text has; None of conversations.
-        predictions: all texts, `prediction` first, where `num_return_sequences` asked for several.
-        row: what JSON has of a row, without arrays and images.
-        part: of the data, where rows say it.
-    """
-
-    row_id: str
-    source: str
-    prediction: Any
-    references: list[Any]
-    loss: float | None = None
-    num_tokens: int | None = None
-    num_bytes: int | None = None
-    predictions: list[str] | None = None
-    row: dict[str, Any] | None = None
-    part: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the line without what was not measured."""
-        values = asdict(self).items()
-        return {key: one for key, one in values if one is not None or key == "prediction"}
-
-
-@dataclass(frozen=True)
 class Targets:
-    """What predictions are scored against.
+    """The targets that predictions are scored against.
 
     Args:
         references: all those of each example.

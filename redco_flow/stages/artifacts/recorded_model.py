@@ -36,12 +36,12 @@ class RecordedModel:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """What transformers calls the class."""
+        """Names of the model's classes in transformers."""
         return tuple(self.config.architectures())
 
     @property
     def module_renamings(self) -> Mapping[str, str]:
-        """How transformers' modules are called, where files call their tensors otherwise."""
+        """Names of transformers' modules that differ from the names of their tensors in files."""
         found: Mapping[str, str] = getattr(self.config, "module_renamings", {})
         return found
 

@@ -1,4 +1,4 @@
-"""What stands in a reference_scores artifact: how likely a reference finds each row's answers.
+"""The reference_scores artifact: log-likelihoods of each row's answers under the reference.
 
 `reference_scores.json`, and of each split a file of JSON lines, {"row_id", "chosen", "rejected"}:
 log-likelihoods of the answers in nats, summed over their tokens, in the dataset's order.
@@ -14,7 +14,7 @@ from typing import Any
 
 from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.records import read_json, read_json_lines, write_json
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 
 FORMAT = 1
 SUMMARY_FILE = "reference_scores.json"

@@ -11,20 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from redco_flow.engine.files import reading
 from redco_flow.errors import RedcoFlowError
-from redco_flow.hub import download_model, is_hub_name, model_type_in, whole_download
+from redco_flow.hub import config_in, download_model, is_hub_name, whole_download
 from redco_flow.local_paths import expanded, is_folder
-from redco_flow.model_files import (
-    CONFIG_FILES,
+from redco_flow.models.hub.model_files import CONFIG_FILES, model_type_of, weight_files
+from redco_flow.spec.pipeline import DataSection, ModelSection
+from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.text.tokenizer_files import (
     TOKENIZER_PATTERNS,
     VOCABULARY_PATTERNS,
     files_in,
     has_tokenizer,
-    weight_files,
 )
-from redco_flow.records import reading
-from redco_flow.spec.pipeline import DataSection, ModelSection
-from redco_flow.text.tokenizer import TextTokenizer
 
 
 def tokenizer_source(model: ModelSection, data: DataSection) -> str | None:
@@ -61,7 +60,7 @@ def family_in_files(model: ModelSection) -> str | None:
     """Return what a local directory's config.json calls its family; None where nothing does."""
     if model.name_or_path is None:
         return None
-    return model_type_in(expanded(model.name_or_path)) or None
+    return model_type_of(config_in(expanded(model.name_or_path))) or None
 
 
 def _files_in(name_or_path: str, patterns: Sequence[str]) -> list[Path]:
@@ -191,5 +190,5 @@ def check_model_tokenizer(model: ModelSection, data_tokenizer: TextTokenizer) ->
             f"the data was encoded with another tokenizer (digest {data_tokenizer.digest[:12]}, "
             f"{data_tokenizer.vocab_size} tokens) than that of the model '{name}' (digest "
             f"{own.digest[:12]}, {own.vocab_size} tokens). Preprocess with the model's: leave "
-            "data.tokenizer out; or start anew with model.from_scratch: true."
+            "data.tokenizer out; or train from scratch with model.from_scratch: true."
         )

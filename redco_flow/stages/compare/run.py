@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_flow.records import write_json
-from redco_flow.stages.artifacts.metrics import read_metrics
+from redco_flow.runtime.context import InputArtifact, Output, StageContext, StageOutputs
 from redco_flow.stages.compare.config import Config
-from redco_flow.stages.context import InputArtifact, Output, StageContext, StageOutputs
 from redco_flow.stages.paired_bootstrap import (
     CannotCompare,
     Draws,
@@ -21,6 +20,7 @@ from redco_flow.stages.paired_bootstrap import (
     refuse_other_examples,
     why_not_compared,
 )
+from redco_flow.tracking.metrics_artifact import read_metrics
 
 COMPARISON_FILE = "comparison.json"
 
@@ -74,7 +74,7 @@ def _evaluations(artifacts: Sequence[InputArtifact]) -> list[Evaluation]:
     stages = [artifact.manifest.get("produced_by", {}).get("stage") for artifact in artifacts]
     evaluations = []
     for artifact, stage in zip(artifacts, stages, strict=True):
-        # Two evaluations by one stage (of two runs, say) are told apart by their ids.
+        # Two evaluations by one stage (of two runs, say) are distinguished by their ids.
         name = stage if stage and stages.count(stage) == 1 else artifact.id[:12]
         evaluations.append(Evaluation(name, artifact.id, *read_metrics(artifact.path)))
     refuse_other_examples(evaluations)

@@ -29,7 +29,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Config(StageConfig):
-    """Which training rows to leave out; a preprocessing that takes the result reads the others.
+    """Filters for training rows; a preprocessing that takes the result reads the remaining ones.
 
     Rows of evaluation splits all stay, held-out ones too: what is measured does not change with
     what is trained on.
@@ -41,7 +41,7 @@ class Config(StageConfig):
         near_duplicates: drop a row whose words are those of an earlier one to this extent (Jaccard
             similarity of their shingles); 1 drops equal ones alone; null none.
         shingle_words: neighbouring words of a shingle.
-        contamination_words: drop a row that has so many neighbouring words in common with a row of
+        contamination_words: drop a row that shares this number of consecutive words with a row of
             an evaluation split, or is one of its texts; null none.
         min_words, max_words: drop shorter and longer rows.
         min_letter_share: drop a row where fewer of the words have a letter in them.
@@ -118,5 +118,5 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def data_identity(config: Config) -> dict[str, Any]:
-    """What identifies data that is no file."""
+    """Identity of data that is not in files."""
     return source.data_identity(config.data)

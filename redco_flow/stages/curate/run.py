@@ -13,8 +13,8 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.find import find_recipe
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts.curation import Curation, DroppedRow, digest_of_rows
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.curate.config import Config
 from redco_flow.stages.curate.text_filters import (
     EvaluationTexts,

@@ -1,4 +1,4 @@
-"""What makes a text one to leave out: its words alone, an earlier text, or one of an evaluation.
+"""Text filters: by a text's words, near duplicates, and overlap with evaluation texts.
 
 Source: Smith et al. 2022, MT-NLG, section 3.1 (near-duplicates by MinHash, then the removal of
 13-grams of the tasks); differs: a text that meets an evaluation's is dropped whole. Rae et al.

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from redco_flow.records import reading
+from redco_flow.engine.files import reading
 from redco_flow.stages.data.rows import FileRow, Rows
 
 _BATCH_ROWS = 1000

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from redco_flow.records import UnreadableFile, reading
+from redco_flow.engine.files import UnreadableFile, reading
 
 CODECS: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd"}
 MAX_EXPANDED_BYTES = 1 << 30

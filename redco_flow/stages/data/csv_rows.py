@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from redco_flow.records import UnreadableFile
+from redco_flow.engine.files import UnreadableFile
 from redco_flow.spec.raw_data import CsvDialect
 from redco_flow.stages.data.rows import BadRow, FileRow, Rows, delimiter_hint
 from redco_flow.stages.data.text_lines import MAX_LINE_BYTES, BadLine, TextLines

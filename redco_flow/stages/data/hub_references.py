@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import UsageError
-from redco_flow.hub import HubError, Kind, is_commit, is_hub_name
+from redco_flow.hub import HubError, Kind, is_hub_name
 from redco_flow.local_paths import expanded, is_folder
-from redco_flow.recipes.find import find_recipe_if_any
+from redco_flow.models.find import FAMILIES, unread_family
+from redco_flow.models.hub.model_files import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    SINGLE_FILE,
+    has_weights,
+    model_type_of,
+    quantization_method,
+    quantization_problem,
+)
+from redco_flow.recipes.find import family_problem, find_own_recipe, find_recipe_if_any
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.stages.data.source import hub_dataset
 from redco_flow.stages.data.splits import unread_splits
+from redco_flow.text.tokenizer_files import is_of_tokenizer
+
+_OTHER_WEIGHTS = (".bin", ".h5", ".msgpack", ".ot", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,56 @@ class HubReference:
     reads_tokenizer: bool = False
     recipe: str = ""
     data: DataSection | None = None
+
+    @property
+    def subset(self) -> str | None:
+        """Which part of a dataset the stage reads; None: the only one, or a model."""
+        return None if self.data is None else self.data.subset
+
+    def missing(self, files: frozenset[str], folder: Path | None) -> str:
+        """Say what the stage needs that is not among the files; empty where nothing is missing.
+
+        Args:
+            files: names in the repository or directory.
+            folder: of the hub's cache, where they are in it.
+        """
+        if self.kind == "dataset":
+            return ""
+        if self.reads_weights and CONFIG_FILE not in files:
+            return f"has no {CONFIG_FILE}."
+        if self.reads_weights and not self._has_weights(files, folder):
+            others = sorted(f for f in files if f.endswith(_OTHER_WEIGHTS))
+            has = f"only {', '.join(others[:3])}" if others else "no parameters"
+            return (
+                f"has {has}, and redco-flow reads {SINGLE_FILE} or {INDEX_FILE}: load it with "
+                "transformers, use its save_pretrained into a directory, and name that; or another "
+                "revision that has them."
+            )
+        if self.reads_tokenizer and not any(map(is_of_tokenizer, files)):
+            return "has no tokenizer: name another by data.tokenizer, or train one."
+        return ""
+
+    def _has_weights(self, files: frozenset[str], folder: Path | None) -> bool:
+        # A cache may have the index without all the files that it names.
+        if folder is not None:
+            return has_weights(folder)
+        return bool(files & {SINGLE_FILE, INDEX_FILE})
+
+    def model_problem(self, config: Any) -> str:
+        """Say, by its config.json, why the stage cannot use a model; empty where it can."""
+        if problem := self._family_problem(model_type_of(config)):
+            return problem
+        quantization = quantization_method(config) if self.reads_weights else ""
+        return quantization_problem(quantization) if quantization else ""
+
+    def _family_problem(self, model_type: str) -> str:
+        recipe = find_own_recipe(self.recipe) if model_type else None
+        if recipe is None:
+            return ""
+        if model_type not in FAMILIES:
+            return unread_family(model_type)
+        problem = family_problem(recipe, model_type)
+        return f"is of family '{model_type}': {problem}" if problem else ""
 
     def unread_splits(self, card: Mapping[str, Any]) -> str:
         """Say which splits the stage will not read, by a dataset's card; empty where it reads all.
@@ -119,27 +182,6 @@ def _named(entries: Any, subset: str | None) -> dict[str, Any]:
         known = [one for one in known if one.get("config_name", "default") == subset]
     defaults = [one for one in known if one.get("default") or one.get("config_name") == "default"]
     return next(iter(defaults or known[: len(known) == 1]), {})
-
-
-def hub_identities(config: StageConfig) -> dict[str, Any]:
-    """Return, by a name for people, what identifies the repositories that a stage reads.
-
-    Raises:
-        UsageError: one of them is at no commit yet, so that it could change from stage to stage.
-    """
-    identities: dict[str, Any] = {}
-    for one in hub_references(config):
-        if one.is_local:
-            continue
-        if not is_commit(one.revision):
-            raise UsageError(
-                f"{one.kind} '{one.name}' of the hub is at no commit: pin the pipeline first "
-                "(redco_flow.orchestrate.pins.hub.HubPins), or give its revision as a commit."
-            )
-        named = one.data and one.data.subset
-        subset = {"subset": named} if named else {}
-        identities[f"hub:{one.kind}s/{one.name}"] = {"commit": one.revision, **subset}
-    return identities
 
 
 def _is_local(name: str) -> bool:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from redco_flow.records import UnreadableFile
+from redco_flow.engine.files import UnreadableFile
 from redco_flow.stages.data.compression import open_text
 from redco_flow.stages.data.rows import BadRow, FileRow, Rows
 from redco_flow.stages.data.text_lines import MAX_LINE_BYTES

@@ -31,7 +31,7 @@ OUTPUTS = {"metrics": "metrics"}
 
 
 class JudgeSection(StrictModel):
-    """What finds each answer right or wrong, for `pass_at_k` and `majority_at_k`.
+    """The judge of answers, for `pass_at_k` and `majority_at_k`.
 
     Args:
         k: of how many answers each of these metrics is to tell: `k: [1, 10]` gives `pass@1` and
@@ -126,7 +126,7 @@ class Config(StageConfig):
         cls, judge: JudgeSection | None, info: ValidationInfo
     ) -> JudgeSection | None:
         if "metrics" not in info.data:
-            return judge  # what is wrong with them is told as such
+            return judge  # a mistake in them is reported separately
         judged = [one for one in info.data["metrics"] if _is_of_answers(one)]
         if judged and judge is None:
             raise ValueError(
@@ -165,7 +165,7 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what keeps the judge's program from starting."""
     for path in data_files(config):
         if not is_file(path):
-            continue  # that is told already
+            continue  # reported already
         if path.suffix != ".py":
             if not os.access(path, os.X_OK):
                 yield ("judge", "program"), f"{path} is neither a .py file nor executable"

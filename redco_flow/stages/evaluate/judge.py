@@ -15,10 +15,10 @@ from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.metric import AnswersMetric, Verdict, key_at
-from redco_flow.stages.artifacts.predictions import Prediction
 from redco_flow.stages.evaluate.config import JudgeSection
 from redco_flow.stages.evaluate.extraction import Extraction, ExtractionTimedOut
 from redco_flow.stages.evaluate.judge_program import Ended, JudgeProgram, ProgramEnd
+from redco_flow.tracking.predictions_artifact import Prediction
 
 JUDGED_FILE = "judged.jsonl"
 _MOST_NAMED = 3
@@ -56,13 +56,13 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """What metrics read."""
+        """The record that metrics read."""
         return Verdict(self.ended == "right", self.answer)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says of all answers.
+    """The verdicts on all answers.
 
     Args:
         scores: of the whole set, by key.
@@ -78,7 +78,7 @@ class Judgement:
 
     @property
     def counts(self) -> dict[str, int] | None:
-        """How many answers' judging ended how; None where nothing was judged."""
+        """Number of answers by outcome; None if nothing was judged."""
         found = Counter(one.ended for row in self.rows for one in row)
         return dict(sorted(found.items())) or None
 

@@ -47,7 +47,7 @@ _NEXT_TO_PROGRAMS = ("lib", "lib64", "libexec", "share")
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How a judge's process ended.
+    """The end of a judge's process.
 
     Args:
         said: the last line of its standard error, or why exit code 0 was not enough.

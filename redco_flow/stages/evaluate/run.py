@@ -31,17 +31,13 @@ from redco_flow.metrics.metric import (
 )
 from redco_flow.metrics.settings import configured_metric, described_settings, warnings_of
 from redco_flow.records import digest_json, write_json
-from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
-from redco_flow.stages.artifacts.predictions import (
-    Prediction,
-    PredictionsSummary,
-    Targets,
-    read_predictions,
-)
-from redco_flow.stages.context import Output, StageContext, StageOutputs
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
+from redco_flow.stages.artifacts.predictions import PredictionsSummary, Targets, read_predictions
 from redco_flow.stages.evaluate.config import Config
 from redco_flow.stages.evaluate.judge import JUDGED_FILE, Judgement, judge
 from redco_flow.stages.provenance import provenance_of
+from redco_flow.tracking.metrics_artifact import LINES_FILE, SUMMARY_FILE, MetricsSummary
+from redco_flow.tracking.predictions_artifact import Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +263,7 @@ def _own_baselines(metrics: Mapping[str, Metric], targets: Targets) -> dict[str,
 
 @dataclass(frozen=True)
 class _Likelihoods:
-    """What the metrics of likelihoods say, of the whole set and of each example."""
+    """Scores of the metrics of likelihoods, of the full set and of each example."""
 
     scores: dict[str, float]
     per_example: dict[str, list[float]]

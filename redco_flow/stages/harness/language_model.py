@@ -116,7 +116,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What lm-eval names its caches of requests by."""
+        """Name of lm-eval's caches of requests."""
         return self._checkpoint.record.tokenizer_digest
 
     @property

@@ -16,14 +16,14 @@ from lm_eval.tasks import TaskManager
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.records import digest_json, write_json
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
+from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
-from redco_flow.stages.artifacts.metrics import LINES_FILE, SUMMARY_FILE, MetricsSummary
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.harness.config import Config
 from redco_flow.stages.harness.language_model import HarnessModel
-from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import provenance_of
+from redco_flow.tracking.metrics_artifact import LINES_FILE, SUMMARY_FILE, MetricsSummary
 
 RESULTS_FILE = "lm_eval.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -111,7 +111,7 @@ def _set_fewshot(task: Any, config: Config) -> None:
 
 @contextlib.contextmanager
 def _told(verb: str) -> Iterator[None]:
-    """Say that lm-eval failed, and how; what is ours is told as it is."""
+    """Say that lm-eval failed, and how; our own errors are passed on unchanged."""
     try:
         yield
     except RedcoFlowError:

@@ -13,8 +13,8 @@ import numpy as np
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.records import write_json
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.parameter_digests.config import Config
 
 DIGESTS_FILE = "parameters.json"

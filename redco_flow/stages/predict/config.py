@@ -47,8 +47,8 @@ class Config(StageConfig):
         repetition_penalty: scores of tokens that the text has are divided by it where positive and
             multiplied where negative; above 1 they become less likely. A decoder-only model's
             text begins with its prompt.
-        no_repeat_ngram_size: no run of so many tokens occurs twice in a text; 0: any may.
-        min_new_tokens: no text ends before it has so many.
+        no_repeat_ngram_size: no run of this number of tokens occurs twice in a text; 0: any may.
+        min_new_tokens: no text ends before it has this number.
         stop: strings of which the first that a text has ends it, and is left out. Tokens are
             generated beyond it and dropped.
         num_return_sequences: texts for each example, the best of the beams or so many draws;

@@ -26,9 +26,9 @@ from redco_flow.errors import ArtifactError, RedcoFlowError
 from redco_flow.recipes.find import shares_model
 from redco_flow.recipes.parts.model import end_ids
 from redco_flow.recipes.recipe import Generation, RandomChoice, Recipe, matmul_precision
+from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
-from redco_flow.stages.process_group import describe_devices
 from redco_flow.text.chat import ChatTemplate
 from redco_flow.text.conversations import BadConversation, Conversation, check_messages
 
@@ -38,7 +38,7 @@ _SMALLEST_WIDTH = 64  # of prompts: each power of two from here on compiles once
 
 @dataclass(frozen=True)
 class Request:
-    """Who is to answer, and how.
+    """The checkpoint and the settings of a conversation.
 
     Args:
         checkpoint: the artifact's files.
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Ready:
-    """Who answers.
+    """A loaded model that can answer.
 
     Args:
         devices: in words.
@@ -76,7 +76,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says next.
+    """The model's next message.
 
     Args:
         num_tokens: of it, with what ends it.

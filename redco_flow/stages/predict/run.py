@@ -23,10 +23,11 @@ from redco_flow.recipes.recipe import (
     Recipe,
     matmul_precision,
 )
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
+from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import PART, DatasetArtifact
 from redco_flow.stages.artifacts.predictions import (
-    Prediction,
     PredictionsSummary,
     plain_values,
     targets_of,
@@ -35,14 +36,13 @@ from redco_flow.stages.artifacts.predictions import (
 from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.predict.config import GENERATION, Config
-from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.text.pairs import PAIR_SEPARATOR
 from redco_flow.text.stop_strings import cut_before
 from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.tracking.predictions_artifact import Prediction
 
 
 def begun(example: Mapping[str, Any], length: int, tokenizer: TextTokenizer) -> dict[str, Any]:

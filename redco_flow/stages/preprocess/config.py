@@ -20,6 +20,7 @@ from redco_flow.recipes.find import (
     find_recipe,
     find_recipe_if_any,
 )
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import (
     OfTraining,
     OnlyWhereSet,
@@ -32,14 +33,14 @@ from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.artifacts.row_counts import brief_of_dataset
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
-from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.data import source
 from redco_flow.stages.preprocess.heads import head_problems
 from redco_flow.text.chat import OnTooLong, TrainOn, template_text
 from redco_flow.text.conversations import DEFAULT_KEYS
 from redco_flow.text.pairs import TruncationSide
+from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.tracking.row_counts import RowLosses
 
 SECTIONS = ("recipe", "settings", "model", "data")
 INPUTS = {
@@ -322,7 +323,8 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def conclude(_config: Config, finished: FinishedStage) -> str:
     """Return how many rows were skipped or truncated, for the line of the completed stage."""
-    return brief_of_dataset(finished)
+    artifact = ArtifactStore(finished.workspace).find(finished.result.outputs["dataset"])
+    return "" if artifact is None else RowLosses.of(artifact.metadata).brief
 
 
 def data_identity(config: Config) -> dict[str, Any]:

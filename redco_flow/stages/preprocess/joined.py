@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.records import write_json
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts import row_counts
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
@@ -25,7 +26,6 @@ from redco_flow.stages.artifacts.dataset import (
     SplitWriter,
     columns_with,
 )
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.blocks import (

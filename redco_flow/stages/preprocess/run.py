@@ -16,7 +16,7 @@ from functools import cache
 
 from redco_flow.recipes.declared import RowsRecipe
 from redco_flow.recipes.find import find_recipe
-from redco_flow.stages.context import Shard, StageContext, StageOutputs
+from redco_flow.runtime.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRow, BadRowLog
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.batches import KeptPairs, RawRows

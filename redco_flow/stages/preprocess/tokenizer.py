@@ -17,10 +17,10 @@ from typing import Any, Literal
 from redco_flow.launch.work_lock import acquire
 from redco_flow.recipes.find import find_recipe
 from redco_flow.records import sync, write_json
+from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import TokenizerTraining
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer, tokenizer_source
-from redco_flow.stages.context import StageContext
 from redco_flow.stages.preprocess.blocks import BlockStore
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.text.chat import (

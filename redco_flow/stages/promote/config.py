@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from redco_flow.errors import UsageError
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import Text, Texts
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.promote.rule import Condition, Rule
 from redco_flow.tracking.aliases import AliasName
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_flow.errors import ArtifactError, RedcoFlowError, UsageError
-from redco_flow.stages.artifacts.metrics import MetricsSummary, read_metrics
 from redco_flow.stages.paired_bootstrap import Evaluation, compared, draw_scores, why_not_compared
-from redco_flow.stages.promote.evaluations import (
+from redco_flow.stages.promote.rule import Condition, Rule
+from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
+from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.evaluations import (
     evaluations_of,
     scores_of,
     why_not_comparable,
     why_partial,
 )
-from redco_flow.stages.promote.rule import Condition, Rule
-from redco_flow.tracking.aliases import Alias, AliasName, AliasStore
-from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.metrics_artifact import MetricsSummary, read_metrics
 from redco_flow.tracking.run_metrics import training_metric
 from redco_flow.tracking.workspace import Workspace
 
@@ -130,7 +130,7 @@ class Judgement:
         """Both scores, the gain, and its interval."""
         key, confidence = condition.key, self.rule.confidence
         if why := why_not_compared((first, second), key):
-            raise NotPromoted(f"{why}: whether a gain is chance cannot be told.")
+            raise NotPromoted(f"{why}: significance cannot be tested.")
         draws = draw_scores((first, second), [key], num_resamples=_NUM_RESAMPLES, seed=_SEED)
         found = compared(first, second, key, draws, confidence)
         ends = [_gain(condition, first.summary, found[end]) for end in ("low", "high")]

@@ -9,7 +9,6 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.stages.mlflow_views import mirror_alias
-from redco_flow.stages.promote.evaluations import evaluations_of, scores_of
 from redco_flow.stages.promote.judgement import Judgement, refuse_damage
 from redco_flow.stages.promote.rule import Rule
 from redco_flow.tracking.aliases import (
@@ -21,6 +20,7 @@ from redco_flow.tracking.aliases import (
     EventKind,
 )
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.evaluations import evaluations_of, scores_of
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.workspace import Workspace, user_name

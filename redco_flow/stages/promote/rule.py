@@ -1,4 +1,4 @@
-"""What has to hold for a promotion: conditions on scores, as they are written."""
+"""Conditions of a promotion on scores, and their syntax."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """What has to hold for a promotion.
+    """The conditions of a promotion.
 
     Args:
         conditions: all of them have to hold.

@@ -7,7 +7,7 @@ jobs run, and a job may run where the workspace is not: see `conclude` in `confi
 from __future__ import annotations
 
 from redco_flow.records import write_json
-from redco_flow.stages.context import Output, StageContext, StageOutputs
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.promote.config import Config
 
 REQUEST_FILE = "promotion.json"

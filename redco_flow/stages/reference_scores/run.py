@@ -18,6 +18,8 @@ from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.find import find_recipe, shares_model
 from redco_flow.recipes.recipe import Generation, Recipe, matmul_precision
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
+from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.reference_scores import (
@@ -28,9 +30,7 @@ from redco_flow.stages.artifacts.reference_scores import (
 )
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 from redco_flow.stages.length_bucketing import bucket_rows
-from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.reference_scores.config import Config
 
 

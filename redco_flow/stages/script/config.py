@@ -89,7 +89,7 @@ def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what keeps the script from starting: it is not Python."""
     path = Path(config.path)
     if not is_file(path):
-        return  # that is told already
+        return  # reported already
     try:
         compile(path.read_bytes(), str(path), "exec")
     except SyntaxError as error:
@@ -102,7 +102,7 @@ def words(config: Config, inputs: Mapping[str, Path], outputs: Mapping[str, Path
     """Return the words behind the script's name on its command line.
 
     Args:
-        inputs: the paths of artifacts; those of files stand in the Config.
+        inputs: the paths of artifacts; those of files are in the Config.
         outputs: the folders to write to.
     """
     found = [word for name, value in config.arguments.items() for word in _option(name, value)]
@@ -146,7 +146,7 @@ def _name_problems(body: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, .
         if not name.isidentifier():
             yield path, f"{shown(name)} is no Python identifier; it becomes the option --{name}"
         elif name in seen:
-            yield path, f"'{name}' stands in {seen[name]} already; each option has one meaning"
+            yield path, f"'{name}' is in {seen[name]} already; each option has one meaning"
         seen.setdefault(name, f"'{section}'")
 
 

@@ -1,4 +1,4 @@
-"""What a user's own script asks of the stage that runs it; started by hand it gets a folder.
+"""The interface of a user's script to its stage; outside a stage it works on a folder.
 
 `trainer.fit(examples, num_epochs=3, **script_context().fit_options())` is all that a script needs
 for its metrics, checkpoints and resuming to be the stage's.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.records import digest_json
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.provenance import Provenance
 from redco_flow.tracking.attempt import AttemptDirectory
 
@@ -121,7 +121,7 @@ class ScriptContext:
         if self._has_checkpointer:
             raise ValueError(
                 "a script has one checkpointer, and fit_options() opens it: a second training "
-                "would go on from the first one's checkpoints. Save both states in one loop, or "
+                "would resume from the first one's checkpoints. Save both states in one loop, or "
                 "make two stages of them."
             )
         self._has_checkpointer = True

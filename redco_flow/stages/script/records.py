@@ -1,11 +1,11 @@
-"""What a script's training tells: a train stage's records, and the stage's metrics."""
+"""Metrics records of a script stage, in the form of a train stage's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.records import TrainingRecords
 

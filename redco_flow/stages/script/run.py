@@ -11,9 +11,9 @@ from pathlib import Path
 from redco_flow.engine.errors import TrainingStopped
 from redco_flow.errors import RedcoFlowError
 from redco_flow.records import digest_json
+from redco_flow.runtime.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.spec.names import failure
 from redco_flow.stages.artifacts.dataset import DataGuard
-from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.stages.provenance import provenance_of
 from redco_flow.stages.script.config import Config, data_files, words
 from redco_flow.stages.script.context import ScriptContext
@@ -103,7 +103,7 @@ def _meet_others(context: StageContext) -> None:
         return
 
     from redco_flow.engine.agreement import wait_for_all
-    from redco_flow.stages.process_group import describe_devices
+    from redco_flow.runtime.process_group import describe_devices
 
     wait_for_all("the script ended")
     context.report(devices=describe_devices())

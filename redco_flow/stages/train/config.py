@@ -25,6 +25,7 @@ from redco_flow.recipes.find import (
     find_recipe_if_any,
     recipe_module,
 )
+from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
@@ -41,7 +42,6 @@ from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
-from redco_flow.stages.context import FinishedStage
 from redco_flow.stages.device_layout import layout_problems
 from redco_flow.stages.mlflow_views import tag_outputs
 from redco_flow.stages.train.lora_targets import targets_problem
@@ -82,7 +82,7 @@ class Schedule(StrictModel):
 
 
 class Keep(StrictModel):
-    """Which checkpoints to keep.
+    """Retention of checkpoints.
 
     Args:
         last: how many of the newest.
@@ -148,7 +148,7 @@ class EarlyStopping(StrictModel):
 
 
 class Batching(StrictModel):
-    """How examples of different lengths become batches of one shape.
+    """The batching of examples of different lengths into batches of one shape.
 
     `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
     like length, in a few widths, each of which is compiled for. `packed`: several examples share a
@@ -280,7 +280,7 @@ class Config(StageConfig):
         global_batch_size: examples per optimizer step, whatever the number of devices; where
             examples are packed, rows of them.
         batching: how examples of different lengths become batches.
-        mixture_weights: of the datasets of `data.mixture`, instead of those that stand there.
+        mixture_weights: of the datasets of `data.mixture`, instead of the given ones.
         per_device_batch_size: examples a device works on at once; the rest is accumulated.
         optimizer: of optax, by this name.
         betas: decays of adamw's and lion's two averages; null: 0.9 and 0.999 for adamw, 0.9 and

@@ -1,4 +1,4 @@
-"""What a training reads: the examples as rows of batches, padded, in buckets, packed or windows.
+"""Read examples of a training as rows of batches: padded, bucketed, packed or windows.
 
 Everything here follows from the dataset and the settings, by the lengths of the examples alone,
 so every process and every attempt arranges them alike.
@@ -89,7 +89,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class _Lengths:
-    """How wide a row each example needs, (N, D)."""
+    """Required widths of a row for each example, (N, D)."""
 
     train: Lengths
     validation: Lengths
@@ -187,7 +187,7 @@ def _mixed_parts(dataset: DatasetArtifact, config: Config) -> list[_MixedPart]:
 
 
 def _mixture(parts: Sequence[_MixedPart], counts: Sequence[int]) -> Mixture | None:
-    """Return the order of a mixture whose parts have so many rows of batches."""
+    """Return the order of a mixture whose parts have these numbers of rows."""
     if not parts:
         return None
     starts = np.cumsum([0, *counts]).tolist()

@@ -1,4 +1,4 @@
-"""Whether a model's positions reach as far as a dataset's longest texts may, without JAX.
+"""Compare a model's number of positions with a dataset's longest texts, without JAX.
 
 A plan knows the length that preprocessing cuts texts to; a training finds their real lengths.
 """

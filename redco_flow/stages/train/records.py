@@ -1,4 +1,4 @@
-"""What a training tells the outside: progress, and records that name what they belong to.
+"""Write progress and metrics records of a training.
 
 An evaluation is recorded when its checkpoint is committed, not before: a score always points at
 parameters that are on the disk.
@@ -21,8 +21,8 @@ import psutil
 from redco_flow.engine.callbacks import Callback, GuardedLog, MetricLog, TensorBoardLog, WandbLog
 from redco_flow.engine.checkpoint.checkpointer import Checkpointer
 from redco_flow.records import digest_file
+from redco_flow.runtime.context import StageContext, Stopped
 from redco_flow.stages.common_stop import CommonStop
-from redco_flow.stages.context import StageContext, Stopped
 from redco_flow.stages.provenance import Provenance
 from redco_flow.stages.train.config import Config
 from redco_flow.tracking.goodput import START
@@ -71,7 +71,7 @@ class TrainingRecords(Callback):
         self._pace = None
 
     def on_save(self, step: int) -> None:
-        """Let nothing be saved that was trained on damaged bytes: later attempts go on from it."""
+        """Let nothing be saved that was trained on damaged bytes: later attempts resume from it."""
         self._context.check_inputs()
 
     def on_checkpoint(self, record: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class TrainingRecords(Callback):
         )
 
     def _record_what_is_resumed(self) -> None:
-        """The scores of the checkpoint that training goes on from, for this attempt's readers."""
+        """The scores of the checkpoint from which training resumes, for this attempt's readers."""
         step = self._checkpointer.latest()
         if step is not None and (metrics := self._checkpointer.commit(step).metrics):
             self._record_scores(step, None, dict(metrics), is_resumed=True)

@@ -24,6 +24,8 @@ from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
 from redco_flow.recipes.find import find_recipe, shares_model
 from redco_flow.recipes.recipe import CLASSES, Class, Recipe
+from redco_flow.runtime.context import Output, StageContext, StageOutputs, Stopped
+from redco_flow.runtime.process_group import describe_devices
 from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.checkpoint import (
     AdapterRecord,
@@ -35,8 +37,6 @@ from redco_flow.stages.artifacts.checkpoint import (
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DataGuard, DatasetArtifact
 from redco_flow.stages.artifacts.reference_scores import reference_columns
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer, check_model_tokenizer
-from redco_flow.stages.context import Output, StageContext, StageOutputs, Stopped
-from redco_flow.stages.process_group import describe_devices
 from redco_flow.stages.provenance import Provenance, provenance_of
 from redco_flow.stages.train.config import Config, data_files, output_names
 from redco_flow.stages.train.data import TrainingData, read_training_data
@@ -71,7 +71,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
 
     Raises:
         CannotTrain, WrongTokenizer, DataChanged: before the first step.
-        Stopped: as asked; saved, a later attempt goes on from here.
+        Stopped: as asked; saved, a later attempt resumes from here.
         NonFiniteLoss: the last checkpoint is from before.
         CheckpointError: one that is to be published is damaged; a later attempt makes it again.
     """

@@ -1,4 +1,4 @@
-"""What a training is evaluated by while it runs: the validation loss, and scores of predictions.
+"""Evaluate a training while it runs: validation loss, and scores of predictions.
 
 Brings together recipe, predictor and metrics.
 """
@@ -19,9 +19,9 @@ from redco_flow.metrics.perplexity import perplexity
 from redco_flow.metrics.settings import configured_metric, warnings_of
 from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.recipe import Generation, Recipe
+from redco_flow.runtime.context import StageContext
 from redco_flow.stages.artifacts.dataset import DatasetArtifact, DatasetSummary
 from redco_flow.stages.artifacts.predictions import Targets, targets_of
-from redco_flow.stages.context import StageContext
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows
 from redco_flow.stages.train.config import (
     EVAL_LOSS,

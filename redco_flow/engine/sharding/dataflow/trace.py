@@ -20,7 +20,7 @@ from redco_flow.engine.sharding.dataflow.values import Fact, Kind, Record, Value
 Handler = Callable[["Walker", dict[str, Any], list[Value], list[tuple[int, ...]]], list[Value]]
 
 
-# What a slice is told beside its own parameters: those of all slices of the same array.
+# Facts for a slice besides its own parameters: those of all slices of the same array.
 SIBLINGS = "siblings"
 
 

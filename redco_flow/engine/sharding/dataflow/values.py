@@ -1,4 +1,4 @@
-"""What is known of an array inside a trace, and what a trace finds out.
+"""Values of the dataflow analysis: facts about an array inside a trace, and what a trace finds.
 
 Knows atoms and records.
 """
@@ -108,7 +108,7 @@ Dims = tuple[Dim, ...]
 
 
 class Kind(IntEnum):
-    """Where an array comes from; of several, the largest."""
+    """The origin of an array; of several, the largest."""
 
     CONSTANT = 0
     PARAMETER = 1
@@ -116,7 +116,7 @@ class Kind(IntEnum):
 
 
 class Fact(Enum):
-    """What was done along a dim. The value says it to people, as in "it is ..."."""
+    """An operation along a dim. The value is its name in messages, as in "it is ..."."""
 
     LAYER = "counts layers"
     SLICED = "cut into parts"
@@ -204,7 +204,7 @@ class Cut:
 
 @dataclass
 class Record:
-    """What a trace finds out.
+    """The findings of a trace.
 
     Args:
         parameters: each parameter's dims, in the tree's order.

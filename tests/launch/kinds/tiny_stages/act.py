@@ -10,8 +10,8 @@ import threading
 import time
 from pathlib import Path
 
+from redco_flow.runtime.context import Output, StageOutputs
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageOutputs
 
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"dataset": "dataset"}

@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from redco_flow.runtime.context import Output, Shard, StageOutputs
 from redco_flow.spec.model import Placement, PositiveInt
 from redco_flow.spec.stage_kind import StageConfig
-from redco_flow.stages.context import Output, Shard, StageOutputs
 
 OUTPUTS = {"dataset": "dataset"}
 

@@ -1,7 +1,7 @@
 """A stage kind that may begin with a checkpoint."""
 
+from redco_flow.runtime.context import StageContext, StageOutputs
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import StageContext, StageOutputs
 
 INPUTS = {
     "dataset": InputSlot(kind="dataset"),

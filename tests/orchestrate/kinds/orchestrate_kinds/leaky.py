@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
+from redco_flow.runtime.context import StageContext, StageOutputs
 from redco_flow.spec.model import Placement
 from redco_flow.spec.stage_kind import StageConfig
-from redco_flow.stages.context import StageContext, StageOutputs
 
 SECTIONS = ()
 INPUTS = {}

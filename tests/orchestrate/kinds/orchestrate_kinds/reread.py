@@ -2,8 +2,8 @@
 
 import json
 
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 
 SECTIONS = ()
 INPUTS = {"checkpoint": InputSlot(kind="checkpoint")}

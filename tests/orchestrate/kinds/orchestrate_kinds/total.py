@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 from orchestrate_kinds.gate import note_execution, pass_gate
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.model import Placement, PositiveFloat
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 
 SECTIONS = ()
 INPUTS = {"dataset": InputSlot(kind="dataset")}

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.model import Placement
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 
 INPUTS = {"dataset": InputSlot(kind="dataset")}
 OUTPUTS = {"checkpoint": "checkpoint"}

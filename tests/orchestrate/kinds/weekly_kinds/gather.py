@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.spec.model import DataFile
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
-from redco_flow.stages.context import Output, StageContext, StageOutputs
 
 NUM_ROWS = 200
 INPUTS: dict[str, InputSlot] = {}

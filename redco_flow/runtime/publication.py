@@ -14,8 +14,8 @@ from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.call import Call
 from redco_flow.launch.redaction import redact_record
 from redco_flow.records import canonical_json, write_json
+from redco_flow.runtime.context import StageContext, StageOutputs
 from redco_flow.spec.secrets import secret_values
-from redco_flow.stages.context import StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import StageResult, publish_result

@@ -5,6 +5,7 @@ Two scores of one name are subtracted only if these are equal (`ScoreIdentity.co
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,12 +151,11 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
-    # Imported here: a metric of the user's is imported only where its name does not tell.
-    from redco_flow.metrics.metric import find_any_metric, gives_score
-
+    # Imported late, by name: only where a name does not tell which metric it is.
+    metric = importlib.import_module(f"{_METRICS}.metric")
     for name in names:
         try:
-            if gives_score(find_any_metric(name), key):
+            if metric.gives_score(metric.find_any_metric(name), key):
                 return name
         except (ValueError, ImportError):
             continue

@@ -1,4 +1,4 @@
-"""How many rows of the data became a dataset: read, skipped by reason, truncated, dropped.
+"""Row counts of a dataset: read, skipped by reason, truncated, dropped.
 
 One record, made from the dataset artifact's metadata, that the stage's log, the line of a completed
 stage, `redco-flow status` and the report show.
@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from redco_flow.stages.context import FinishedStage
-from redco_flow.tracking.artifacts import ArtifactStore
 
 _BAD_ROWS = (
     "fix them; data.on_bad_row: error stops at the first such row, {skip: 1 %} allows a limited "
@@ -40,7 +37,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class RowLosses:
-    """What became of the rows that preprocessing read.
+    """Counts of the rows that preprocessing read, by outcome.
 
     Args:
         num_read: of all splits; None of a dataset of an earlier version.
@@ -83,7 +80,7 @@ class RowLosses:
 
     @property
     def brief(self) -> str:
-        """What the line of a completed stage says; empty where all rows are there in full."""
+        """Summary for the line of a completed stage; empty if all rows are there in full."""
         parts = []
         if skipped := self.num_of("skipped"):
             of = f" of {self.num_read:,}" if self.num_read is not None else ""
@@ -109,12 +106,6 @@ def own_token_notes(splits: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
                 f"{number:,} texts {what} token in their own text: it is there once, as in the "
                 "others"
             )
-
-
-def brief_of_dataset(finished: FinishedStage) -> str:
-    """Return what the line of a completed preprocessing says of its rows."""
-    artifact = ArtifactStore(finished.workspace).find(finished.result.outputs["dataset"])
-    return "" if artifact is None else RowLosses.of(artifact.metadata).brief
 
 
 def _counted(number: int, plural: str) -> str:

@@ -1,16 +1,12 @@
-"""Which files of a model's directory are read: one list for downloads, fingerprints and loading.
-
-A tokenizer is loaded from a directory that holds the files of this list and no others.
-"""
+"""Which files of a model's directory are read: one list for downloads, fingerprints and loading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from redco_flow.records import read_json
+from redco_flow.engine.files import read_json
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -19,54 +15,14 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # What a download takes of a model's parameters: no other framework's, and no second copy of them.
 WEIGHT_PATTERNS = ("model*.safetensors", INDEX_FILE)
-# The files of which transformers' tokenizers have at least one.
-VOCABULARY_PATTERNS = (
-    "tokenizer.json",
-    "tokenizer.*.json",  # of a version of transformers
-    "*vocab*.json",
-    "*vocab*.txt",
-    "merges.txt",
-    "*.model",
-    "tokenizer.model*",
-    "*.tiktoken",
-    "*.spm",
-    "tekken.json",
-    "dict.txt",
-    "bpe.codes",
-    "*.tokenizer",
-)
 # Of four bits, as gpt-oss is published.
 _READ_QUANTIZATIONS = ("mxfp4",)
-TOKENIZER_PATTERNS = (
-    CONFIG_FILE,  # which says what class of tokenizer it is where tokenizer_config.json does not
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "emoji.json",
-    "byte_maps.json",
-    "normalizer.json",
-    "word_shape.json",
-    "word_pronunciation.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-    *VOCABULARY_PATTERNS,
-)
 
 
-def files_in(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return a directory's files that fit one of the patterns, sorted."""
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return sorted(found)
-
-
-def is_of_tokenizer(file: str) -> bool:
-    """Tell whether a file, by its name, holds a tokenizer's vocabulary."""
-    return any(fnmatchcase(file, pattern) for pattern in VOCABULARY_PATTERNS)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Tell whether a directory has the files of a tokenizer."""
-    return bool(files_in(folder, VOCABULARY_PATTERNS))
+def model_type_of(config: Any) -> str:
+    """Return the family that a config.json's content names; empty where it names none."""
+    found = config.get("model_type") if isinstance(config, Mapping) else None
+    return found.replace("-", "_") if isinstance(found, str) else ""
 
 
 def quantization_method(config: Any) -> str:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from redco_flow.errors import ArtifactError, WorkspaceError
-from redco_flow.stages.context import InputArtifact, StageContext, Stopped
+from redco_flow.runtime.context import InputArtifact, StageContext, Stopped
 from redco_flow.tracking.attempt import AttemptDirectory
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from redco_flow.stages.score_identity import of_evaluation
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.results import StageResult, read_result
+from redco_flow.tracking.score_identity import of_evaluation
 from redco_flow.tracking.workspace import Workspace
 
 _MOST_NAMED = 3

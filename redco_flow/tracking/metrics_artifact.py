@@ -1,4 +1,4 @@
-"""What stands in a metrics artifact: `metrics.json`, and `per_example.jsonl` with every example.
+"""The metrics artifact: `metrics.json`, and `per_example.jsonl` with every example.
 
 A comparison of two models needs the examples, not the means; trust in a number needs the
 digests of what it was measured on.

@@ -18,7 +18,7 @@ from redco_flow.launch.host_facts import package_versions
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
 from redco_flow.launch.worker_process import log
-from redco_flow.stages.context import StageContext
+from redco_flow.runtime.context import StageContext
 
 _HEARTBEAT_TIMEOUT_SECONDS = 15
 _SECONDS_TO_START = 120

@@ -8,7 +8,7 @@ import pytest
 from redco_flow.launch.call import Call
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.rendezvous import CannotMeet, Rendezvous
-from redco_flow.stages.process_group import facts_of
+from redco_flow.runtime.process_group import facts_of
 
 CALL = Call(
     run="run-1",
