@@ -1,7 +1,10 @@
 # make quickstart | slurm-demo | test | test-all | test-gpu | test-pythons | lint | format | docs | bench | dist | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
-PYTHON ?= python3
+# The newest Python on PATH or of pyenv. Its shims are left out: they also exist for Pythons that are not active.
+find-python = $(firstword $(wildcard $(addsuffix /python$(1),$(filter-out %/shims,$(subst :, ,$(PATH)))) \
+	$(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(1).*/bin/python$(1)))
+PYTHON ?= $(firstword $(foreach version,3.13 3.12 3.11,$(call find-python,$(version))) python3)
 CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
@@ -52,8 +55,10 @@ test-quick: $(VENV)/.installed-dev
 	$(PYTEST) tests/test_installed.py
 
 # The same with the newest JAX, on each of these Pythons that is found.
-test-pythons:
-	.ci/test_other_pythons 3.12 3.13
+test-pythons: test-python-3.12 test-python-3.13
+test-python-%:
+	$(if $(call find-python,$*),$(MAKE) --no-print-directory test-quick PYTHON=$(call find-python,$*) \
+	    VENV=build/python$* CONSTRAINTS=constraints-newest.txt,@echo "-- Python $*: not found: skipped")
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)

@@ -25,6 +25,7 @@ _SECONDS_TO_ANSWER = 10.0  # for one read
 _SECONDS_FOR_ALL = 60.0
 _LEAST_BYTES_PER_SECOND = 1024
 _SECONDS_OF_SLOWNESS = 300.0
+_CONFIG_FILE = "config.json"
 _SHARED_BLOBS = "blobs"  # in the cache: files from Xet storage, which repositories link to
 
 
@@ -109,7 +110,7 @@ def look_up(kind: Kind, name: str, revision: str | None) -> Snapshot:
 def config_in(folder: Path) -> Any:
     """Return the content of a model directory's config.json; None where it cannot be read."""
     try:
-        return read_json(folder / "config.json")
+        return read_json(folder / _CONFIG_FILE)
     except (OSError, ValueError):
         return None
 
@@ -144,7 +145,7 @@ def cached_reference(kind: Kind, name: str, revision: str | None) -> tuple[float
 
 def cached_snapshot(kind: Kind, name: str, commit: str) -> Snapshot | None:
     """Return what the cache holds of a commit; None where a dataset, or all of a model, is not."""
-    folder = _snapshot_folder(kind, name, commit)
+    folder = snapshot_folder(kind, name, commit)
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     if kind == "dataset":
         is_there = bool(files - {"README.md"}) or any(prepared_datasets(commit))
@@ -260,7 +261,7 @@ def download_model(
         commit = look_up("model", name, revision).commit
     except HubUnreachable as error:
         if is_commit(revision):
-            folder = _snapshot_folder("model", name, str(revision))
+            folder = snapshot_folder("model", name, str(revision))
             if folder.is_dir() and is_whole(folder):
                 return folder
         raise HubUnreachable(not_cached("model", name, revision, error)) from error
@@ -275,6 +276,13 @@ def download_model(
     if not is_whole(folder):
         raise HubError(f"the download of model '{name}' at {commit} is not whole: {folder}.")
     return folder
+
+
+def fetch_config(name: str, commit: str) -> None:
+    """Get a model's config.json into the cache; leave it out where the hub does not give it."""
+    if not (snapshot_folder("model", name, commit) / _CONFIG_FILE).is_file():
+        with suppress(HubError), _explained("model", name, commit):
+            _fetch("model", name, commit, (_CONFIG_FILE,))
 
 
 def _fetch(kind: Kind, name: str, commit: str, patterns: Sequence[str]) -> Path:
@@ -358,7 +366,8 @@ def not_cached(kind: Kind, name: str, revision: str | None, error: Exception) ->
     )
 
 
-def _snapshot_folder(kind: Kind, name: str, commit: str) -> Path:
+def snapshot_folder(kind: Kind, name: str, commit: str) -> Path:
+    """Return where the cache has a commit's files, if it has some."""
     return _repository_cache(kind, name) / "snapshots" / commit
 
 

@@ -79,7 +79,7 @@ def test_a_result_is_published_with_its_origin_and_then_told(run, workspace):
     assert output.startswith("redco-flow: stage 'act' of run tiny-abcd, attempt 1")
 
 
-def test_metadata_and_metrics_are_published_without_secrets(run, workspace):
+def test_manifests_and_metrics_are_published_without_secrets(run, workspace):
     attempt = make_attempt(workspace, "return_secret_metadata")
 
     code, output = run(attempt, OWN_API_KEY="correct horse 42")
@@ -87,6 +87,8 @@ def test_metadata_and_metrics_are_published_without_secrets(run, workspace):
     assert code == 0, output
     artifact = ArtifactStore(Workspace(workspace)).get(attempt.read_result()["outputs"]["dataset"])
     assert artifact.metadata == {"by": "me, [redacted]", "rows": 3}
+    assert artifact.produced_by["devices"] == "2 x [redacted]"
+    assert artifact.produced_by["fingerprint"] == attempt.read_result()["fingerprint"]
     records = [path for path in workspace.rglob("*.json*") if path.is_file()]
     assert [path for path in records if b"correct horse" in path.read_bytes()] == []
 

@@ -104,6 +104,7 @@ class Loader:
         root = expanded(profile.workspace).absolute()
         workspace = Workspace(root) if self._only_reads else Workspace.open(root)
         pipeline, pins = self._hub.pinned(pipeline, workspace)
+        self._say(pipeline.notes)
         pipeline, aliases = self._aliases.pinned(pipeline, workspace)
         plan = make_plan(
             pipeline,

@@ -24,7 +24,9 @@ from redco_flow.spec.names import (
     nearest,
 )
 
-_NOT_METRICS = frozenset({"metric", "confusion", "correlation", "settings", "tokenizers"})
+_NOT_METRICS = frozenset(
+    {"metric", "confusion", "correlation", "porter_stemmer", "settings", "tokenizers"}
+)
 
 
 @runtime_checkable

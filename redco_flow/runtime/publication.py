@@ -87,7 +87,7 @@ def publish(
             output.path,
             metadata=redact_record(output.metadata, secrets),
             parents=parents,
-            produced_by=produced_by,
+            produced_by=redact_record(produced_by, secrets),
             digests=output.digests,
             identity=output.identity,
         ).id

@@ -26,6 +26,7 @@ from redco_flow.spec.references import InputRef, References, cycles_of, order_of
 from redco_flow.spec.secret_check import secret_problems
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.spec.stages import (
+    DEFAULT_ADVICE,
     StageBody,
     check_stage,
     data_problems,
@@ -105,7 +106,8 @@ class ResolvedPipeline:
             a section (`stages.train.data.source_key`) has the origin of the section.
         document: the whole pipeline, defaults included; loading it again gives the same.
         notify: whom to tell of what.
-        notes: what the user should know of the overrides, the data's patterns and `notify`.
+        notes: what the user should know of the overrides, the data's patterns, lengths that are
+            defaults, and `notify`.
     """
 
     name: str
@@ -185,7 +187,12 @@ def load_pipeline(
     raise_if_any(problems + refused)
     return replace(
         loading.resolved(),
-        notes=(*overridden.notes, *expanded.notes, *loading.unset_variables(environ)),
+        notes=(
+            *overridden.notes,
+            *expanded.notes,
+            *loading.notes,
+            *loading.unset_variables(environ),
+        ),
     )
 
 
@@ -211,6 +218,7 @@ class _Loading:
         self.path = path
         self.document = document
         self.problems: list[Problem] = []
+        self.notes: list[str] = []
         self.pipeline = self._validated_pipeline()
         self.stages = read_stages(document)
         self.bodies = self.stages.bodies
@@ -227,11 +235,17 @@ class _Loading:
         self.order = self._order()
 
     def look_into_data(self) -> None:
-        """Collect the mistakes that the data themselves show, where all of a stage's are there."""
+        """Collect the mistakes that data files and other stages show."""
         for name in self.readable:
             self.problems += data_problems(self.bodies[name], self.configs[name])
         for name, config in self.configs.items():
-            self.problems += upstream_problems(self.bodies[name], config, self._upstream(name))
+            for problem, is_written in upstream_problems(
+                self.bodies[name], config, self._upstream(name)
+            ):
+                if is_written:
+                    self.problems.append(problem)
+                else:
+                    self.notes.append(f"note: {problem.message}{DEFAULT_ADVICE}")
 
     def _upstream(self, name: str) -> dict[str, tuple[StageBody, StageConfig]]:
         """The accepted stage that each input of one artifact comes from."""

@@ -21,6 +21,8 @@ one module with all of it, whose top level must then be light:
                                                 # its settings need or have no use for; `given` are
                                                 # the slots that the pipeline says
     def data_files(config): ...                 # optional: raw data files to digest
+    def named_files(config, workspace): ...     # optional: data file -> the files that its rows
+                                                # name -> NamedFile; the Workspace has a cache
     def data_problems(config): ...              # optional: (path in Config, message) of mistakes
                                                 # that a quick look into the data shows
     def device_problems(config, num_devices): ...   # optional: (path in Config, message) of
@@ -44,7 +46,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.model import Placement, StrictModel
@@ -92,6 +94,18 @@ class InputSlot:
     is_optional: bool = False
 
 
+class NamedFile(NamedTuple):
+    """A file, such as an image, that a row of a data file names.
+
+    Args:
+        real: its path, without symbolic links.
+        named: the path that the row gives, from the folder where it begins.
+    """
+
+    real: Path
+    named: Path
+
+
 @dataclass(frozen=True)
 class Declaration:
     """Inputs and outputs of one stage of a kind with `declare`.
@@ -118,6 +132,10 @@ def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
     return references
 
 
+def _no_files(*_: Any) -> dict[Path, dict[str, NamedFile | None]]:
+    return {}
+
+
 @dataclass(frozen=True)
 class StageKind:
     """A stage kind as its modules declare it.
@@ -142,6 +160,7 @@ class StageKind:
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
     hub_references: Callable[[Any], Iterable[HubReference]] = _hub_references_of_sections
+    named_files: Callable[[Any, Any], Mapping[Path, Mapping[str, NamedFile | None]]] = _no_files
     device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]
@@ -207,6 +226,7 @@ def _read_declarations(name: str, module: ModuleType, modules: tuple[str, ...]) 
         data_problems=getattr(module, "data_problems", lambda config: ()),
         data_identity=getattr(module, "data_identity", lambda config: {}),
         hub_references=getattr(module, "hub_references", _hub_references_of_sections),
+        named_files=getattr(module, "named_files", _no_files),
         device_problems=getattr(module, "device_problems", _no_problems),
         upstream_problems=getattr(module, "upstream_problems", _no_problems),
         declare=getattr(module, "declare", None),

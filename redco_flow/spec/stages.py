@@ -202,15 +202,21 @@ def input_problems(body: StageBody, config: StageConfig) -> list[Problem]:
     return _placed(body, body.kind.input_problems(config, body.references))
 
 
+DEFAULT_ADVICE = "; it is the default, and an error only where the data need it"
+
+
 def upstream_problems(
     body: StageBody, config: StageConfig, upstream: Mapping[str, tuple[StageBody, StageConfig]]
-) -> Iterator[Problem]:
-    """Yield which written settings of upstream stages do not go with this stage's."""
+) -> Iterator[tuple[Problem, bool]]:
+    """Yield which settings of upstream stages do not go with this stage's, and if they are written.
+
+    Of a default nothing says that it is needed.
+    """
     configs = {slot: config for slot, (_, config) in upstream.items()}
     for slot, path, message in body.kind.upstream_problems(config, configs):
         producer, _ = upstream[slot]
-        if producer.config.has(path):  # of a default nothing says that it is needed
-            yield from _placed(producer, [(path, message)])
+        for problem in _placed(producer, [(path, message)]):
+            yield problem, producer.config.has(path)
 
 
 def _recipe_problems(body: StageBody, config: StageConfig) -> Iterator[tuple[KeyPath, str]]:

@@ -8,17 +8,22 @@ a second reading.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import WorkspaceError
-from redco_flow.records import digest_file, write_json
+from redco_flow.records import digest_file, digest_json, write_json
+from redco_flow.spec.stage_kind import NamedFile
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
+
+NAMED_BY = "images named by"
+"""Before the name of a data file: the name of their digest in a stage's ingredients."""
 
 # A file changed twice within one tick of its file system's clock (2 s on some) looks unchanged.
 _MIN_AGE_NANOSECONDS = 2_000_000_000
@@ -60,6 +65,11 @@ def digest_files(
     return found
 
 
+def named_files_cache(data_file: Path) -> str:
+    """Return the cache, for `digest_files`, of the files that a data file's rows name."""
+    return f"images/{hashlib.sha256(bytes(data_file.absolute())).hexdigest()[:16]}-digests.json"
+
+
 def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
     """Add to the cache, if this user may; a user who may not, or has no space, digests again."""
     try:
@@ -93,3 +103,13 @@ def _identity(path: Path) -> list[int]:
 def _load(cache_path: Path) -> dict[str, list[Any]]:
     record = unless_damaged(lambda: find_record(cache_path, dict[str, list[Any]])) or {}
     return {key: value for key, value in record.items() if value}
+
+
+def digest_named_files(named: Mapping[str, NamedFile | None], digests: Mapping[Path, str]) -> str:
+    """Return one digest of the files that a data file names, and of their names.
+
+    Args:
+        digests: of the files, by their real paths.
+    """
+    # ascii: a name may have half of a surrogate pair.
+    return digest_json({ascii(path): one and digests[one.real] for path, one in named.items()})

@@ -78,10 +78,6 @@ class _Start:
     is_saved: bool = True
 
     @property
-    def last_record(self) -> float:
-        return _seconds(self.records[-1]["time"]) if self.records else self.prepared
-
-    @property
     def last_step(self) -> int:
         return int(self.records[-1]["step"]) if self.records else self.first_step
 

@@ -226,3 +226,18 @@ print(json.dumps(errors))
 
     assert len(errors) == 2
     assert all("names a file outside of its repository" in error for error in errors), errors
+
+
+def test_files_of_splits_that_are_left_out_are_not_downloaded(hub, python):
+    files = {f"{split}.jsonl": b'{"source": "a"}\n' for split in ("train", "validation", "test")}
+    hub.repository("datasets", DATASET).commit(files)
+    splits = json.dumps({"validation": "none", "test": "validation"})
+
+    found, _ = python("print(json.dumps(rows(dataset=name, splits=json.loads(words[0]))))", splits)
+
+    assert [(split, name) for split, name, *_ in found] == [
+        ("train", "train.jsonl"),
+        ("test", "validation.jsonl"),
+    ]
+    downloads = {path.rpartition("/")[2] for path in hub.asked if path.endswith(".jsonl")}
+    assert downloads == {"train.jsonl", "validation.jsonl"}

@@ -130,7 +130,10 @@ def test_a_sweep_asks_the_hub_once(hub, command, repositories):
 
     command("run", "hub.yaml", *sweep, "-n")
 
-    assert len(hub.asked) == 2
+    looked_up = [path for path in hub.asked if path.startswith("/api/") and "/tree/" not in path]
+    assert len(looked_up) == 2
+    downloads = {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path}
+    assert downloads == {"config.json"}
 
 
 @pytest.mark.slow
@@ -173,3 +176,23 @@ def test_a_stage_with_a_model_of_its_own_has_a_commit_of_its_own(hub, command, r
     assert done.returncode == 0, done.stderr
     main = hub.repository("models", MODEL).refs["main"]
     assert json.loads(done.stdout) == {"preprocess": main, "train": commit, "other": None}
+
+
+@pytest.mark.slow
+def test_lengths_are_compared_with_the_positions_of_a_model_on_the_hub(hub, command, model_files):
+    """Its config.json alone is downloaded, and once."""
+    config = {"model_type": "gpt2", "n_positions": 16, "n_embd": 8, "n_head": 2, "n_layer": 1}
+    files = model_files | {"config.json": json.dumps(config).encode()}
+    hub.repository("models", MODEL).commit(files)
+    hub.repository("datasets", DATASET).commit({"train.jsonl": jsonl(ROWS * 4)})
+    words = ("recipe=language_modeling", "stages.preprocess.max_source_length=17")
+
+    error = command("plan", "hub.yaml", *words, code=2)
+
+    message = "'stages.preprocess.max_source_length': 17 tokens, and the model's positions (gpt2)"
+    assert f"{message} reach 16" in error
+    downloads = [path for path in hub.asked if "/resolve/" in path and MODEL in path]
+    assert {path.rpartition("/")[2] for path in downloads} == {"config.json"}
+    assert message in command("plan", "hub.yaml", *words, code=2)
+    again = [path for path in hub.asked if "/resolve/" in path and MODEL in path]
+    assert again == downloads

@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tiny_stages.calls import make_call
 
+from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call
 from redco_flow.launch.hosts.call_files import collect_inputs, rewrite_paths
+from redco_flow.stages.preprocess import config as preprocess_config
 from redco_flow.stages.script.config import Config
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.workspace import Workspace
@@ -92,3 +95,68 @@ def test_a_script_travels_with_the_modules_beside_it(tmp_path):
     (one,) = files.sets
     assert [Path(entry.path).name for entry in one.files] == ["fit.py", "line.py"]
     assert there.config["path"] == f"{FAR.cache}/data/{one.name}{tmp_path}/fit.py"
+
+
+def image_call(workspace, data):
+    recipe = {"recipe": "image_classification", "settings": {"image_size": 4, "num_channels": 1}}
+    config = preprocess_config.Config.from_json(recipe | {"data": data}).model_dump(mode="json")
+    return replace(preprocess_call(workspace, Path("rows.jsonl")), config=config)
+
+
+def write_rows(file, paths):
+    rows = [{"image": {"bytes": None, "path": path}, "label": "a"} for path in paths]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_images_that_rows_name_travel_and_are_found_from_the_data_file(tmp_path):
+    workspace = Workspace.open(tmp_path / "workspace")
+    folder = tmp_path / "data"
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "1.png").write_bytes(b"one")
+    (folder / "link.png").symlink_to(folder / "images" / "1.png")
+    (tmp_path / "private.png").write_bytes(b"private")
+    names = ["images/1.png", "link.png", "images/../images/1.png", "missing.png", "../private.png"]
+    write_rows(folder / "rows.jsonl", names)
+    call = image_call(workspace, {"train": str(folder / "rows.jsonl")})
+
+    files = collect_inputs(call, workspace)
+    there = rewrite_paths(call, files, FAR)
+
+    (one,) = files.sets
+    root = str(folder).lstrip("/")
+    arrived = [f"{root}/{name}" for name in ("images/1.png", "link.png", "rows.jsonl")]
+    assert [entry.path for entry in one.files] == arrived
+    assert there.config["data"]["train"] == f"{FAR.cache}/data/{one.name}{folder}/rows.jsonl"
+    assert {path.read_bytes() for path in files.sources.values()} == {
+        b"one",
+        (folder / "rows.jsonl").read_bytes(),
+    }
+    (folder / "images" / "1.png").write_bytes(b"other")
+    assert collect_inputs(call, workspace).sets[0].name != one.name
+
+
+def test_absolute_paths_of_images_are_refused_for_another_host(tmp_path):
+    workspace = Workspace.open(tmp_path / "workspace")
+    (tmp_path / "1.png").write_bytes(b"one")
+    write_rows(tmp_path / "rows.jsonl", [str(tmp_path / "1.png")])
+
+    with pytest.raises(UsageError, match=r"rows\.jsonl: a row names .*1\.png, and absolute paths"):
+        collect_inputs(image_call(workspace, {"train": str(tmp_path / "rows.jsonl")}), workspace)
+
+
+def test_texts_that_are_spelled_like_a_folder_stay_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    workspace = Workspace.open(tmp_path / "workspace")
+    (tmp_path / "test").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "test" / f"{name}.csv").write_text("source.target\na.b\n")
+    others = {"splits": {"validation": "test", "test": "none"}, "csv": {"delimiter": "."}}
+    config = preprocess_call(workspace, Path("rows.jsonl")).config
+    data = config["data"] | {"train": None, "dataset": "test", "source_prefix": "test/"} | others
+    call = replace(preprocess_call(workspace, Path("rows.jsonl")), config=config | {"data": data})
+
+    files = collect_inputs(call, workspace)
+    there = rewrite_paths(call, files, FAR)
+
+    moved = f"{FAR.cache}/data/{files.data_name}{tmp_path}/test"
+    assert there.config["data"] == call.config["data"] | {"dataset": moved}

@@ -5,6 +5,8 @@ import gzip
 import io
 import json
 import logging
+import re
+import time
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -21,7 +23,8 @@ from redco_flow.stages.data.compression import MAX_EXPANDED_BYTES
 from redco_flow.stages.data.csv_rows import NO_DIALECT, Dialect
 from redco_flow.stages.data.row_files import read_file
 from redco_flow.stages.data.rows import BadRow, problem_of_field
-from redco_flow.stages.data.source import open_sources
+from redco_flow.stages.data.source import open_sources, problem_of
+from redco_flow.stages.preprocess.heads import head_problems
 
 QUOTES = (
     'sentence\tlabel\n"Yes it is\t1\nno quote here\t0\nhe said so"\t1\nplain one\t0\n'
@@ -377,3 +380,26 @@ def test_a_text_that_a_dictionary_repeats_takes_little_memory(tmp_path, ending):
     assert len(first.fields["text"]) == 1 << 20
     assert pa.total_allocated_bytes() - before < 100 << 20
     rows.close()
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.csv.gz"])
+def test_blank_lines_without_end_are_refused_when_the_pipeline_is_planned(tmp_path, name):
+    with gzip.open(tmp_path / name, "wb") as file:
+        file.write(b"source,target\na,b\n" if "csv" in name else b"")
+        for _ in range(100):
+            file.write(b"\n" * 1_000_000)
+    data = DataSection(train=str(tmp_path / name))
+
+    start = time.monotonic()
+    ((key, problem),) = head_problems(data, "text_to_text", {})
+
+    assert (key, time.monotonic() - start < 20) == ("train", True)
+    assert re.search(rf"{name}:\d+: more than 100,000 blank lines follow each other", problem)
+
+
+@pytest.mark.parametrize("place", ["/", "//", "/usr/..", "~"])
+def test_a_dataset_that_is_the_whole_file_system_or_home_is_refused(place):
+    problem = problem_of(DataSection(dataset=place))
+
+    assert problem is not None
+    assert "name the directory that has the data files" in problem

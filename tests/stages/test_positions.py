@@ -76,3 +76,31 @@ def test_texts_longer_than_the_positions_are_reported_at_their_key(
         "lower it, or take a model with more"
     )
     assert found == ([(8, message)] if longest else [])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "family", "key", "default"),
+    [
+        ("classification", "bert", "max_source_length", 512),
+        ("text_to_text", "bart", "max_target_length", 128),
+        ("chat", "gpt2", "max_length", 2048),
+    ],
+)
+def test_default_lengths_beyond_the_positions_are_a_note(tmp_path, recipe, family, key, default):
+    mistakes(tmp_path, recipe, family, "num_shards", 1, {"family": family, "config": TINY[family]})
+
+    pipeline = load_pipeline(tmp_path / "pipeline.yaml", looks_into_data=True)
+
+    (note,) = [note for note in pipeline.notes if key in note]
+    assert note == (
+        f"note: 'stages.preprocess.{key}': {default} tokens, and the model's positions ({family}) "
+        "reach 64: lower it, or take a model with more; it is the default, and an error only "
+        "where the data need it"
+    )
+
+
+def test_default_lengths_that_nothing_uses_are_not_compared(tmp_path):
+    model = {"family": "bert", "config": TINY["bert"]}
+    mistakes(tmp_path, "classification", "bert", "max_source_length", 64, model)
+
+    assert load_pipeline(tmp_path / "pipeline.yaml", looks_into_data=True).notes == ()

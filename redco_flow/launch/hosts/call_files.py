@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call
 from redco_flow.launch.hosts.file_sets import FileEntry, FileSet, checkpoint_sets, committed_steps
 from redco_flow.records import digest_json
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.file_digests import digest_files
+from redco_flow.tracking.file_digests import digest_files, named_files_cache
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 _NUM_CHECKPOINTS = 2  # the newest, and one to fall back to
@@ -48,6 +49,7 @@ def collect_inputs(call: Call, workspace: Workspace) -> CallFiles:
     Raises:
         ArtifactError: an input has been deleted.
         WorkspaceError: a data file is missing, unreadable, or just being changed.
+        UsageError: a row of the data names a file by an absolute path.
     """
     store = ArtifactStore(workspace)
     sets: list[FileSet] = []
@@ -98,53 +100,97 @@ def _data_files(call: Call) -> list[Path]:
     """
     kind = find_stage_kind(call.kind)
     config = kind.config_type.from_json(call.config)
-    named = [text for text in _texts(call.config) if text]
-    data = [p for p in kind.data_files(config) if any(_names_data(t, [p]) for t in named)]
+    named = list(_texts(call.config))
+    data = [p for p in kind.data_files(config) if any(_names_data(*one, [p]) for one in named)]
     return [*data, *kind.code_files(config).values()]
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _named_files(call: Call, workspace: Workspace) -> tuple[dict[Path, Path], dict[Path, str]]:
+    """The files that rows of the raw data name, by where they belong, and their digests.
+
+    Raises:
+        UsageError: a row gives an absolute path, which another host does not have.
+    """
+    kind = find_stage_kind(call.kind)
+    places: dict[Path, Path] = {}
+    digests: dict[Path, str] = {}
+    for data_file, named in kind.named_files(
+        kind.config_type.from_json(call.config), workspace
+    ).items():
+        found = {path: one for path, one in named.items() if one is not None}
+        if absolute := next((path for path in found if Path(path).is_absolute()), None):
+            raise UsageError(
+                f"{data_file}: a row names {absolute}, and absolute paths do not exist on other "
+                "hosts: write paths that are relative to the data file."
+            )
+        places |= {one.named: one.real for one in found.values()}
+        real = dict.fromkeys(one.real for one in found.values())
+        digests |= digest_files(workspace, real, cache=named_files_cache(data_file))
+    return places, digests
+
+
+def _texts(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the texts of a config with their keys."""
     if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
+        for key, item in value.items():
+            yield from _texts(item, (*keys, key))
+    elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _texts(item, keys)
     elif isinstance(value, str):
-        yield value
+        yield value, keys
 
 
 def _data_set(call: Call, workspace: Workspace) -> tuple[FileSet, dict[str, Path]] | None:
     paths = _data_files(call)
     if not paths:
         return None
-    digests = digest_files(workspace, paths)
+    named, named_digests = _named_files(call, workspace)
+    places = {path: path for path in paths} | named
+    digests = named_digests | digest_files(workspace, paths)
     files = [
-        FileEntry(_below_root(path), path.stat().st_size, digests[path]) for path in sorted(digests)
+        FileEntry(_below_root(place), real.stat().st_size, digests[real])
+        for place, real in sorted(places.items())
     ]
     name = digest_json([(entry.path, entry.blake3) for entry in files])[:SHORT_DIGITS]
-    return FileSet("data", name, files), {digests[path]: path for path in paths}
+    return FileSet("data", name, files), {digests[real]: real for real in places.values()}
 
 
 def _below_root(path: Path) -> str:
     return path.absolute().as_posix().lstrip("/")
 
 
-def _moved(value: Any, files: list[Path], folder: Path) -> Any:
-    """The config with each text that names a data file, or a folder of some, renamed."""
+def _moved(value: Any, files: list[Path], folder: Path, keys: tuple[str, ...] = ()) -> Any:
+    """Return the config with the path on the host of each data file, and folder of some."""
     if isinstance(value, Mapping):
-        return {key: _moved(item, files, folder) for key, item in value.items()}
+        return {key: _moved(item, files, folder, (*keys, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_moved(item, files, folder) for item in value]
-    if isinstance(value, str) and value and _names_data(value, files):
+        return [_moved(item, files, folder, keys) for item in value]
+    if isinstance(value, str) and _names_data(value, keys, files):
         return str(folder / _below_root(Path(value).expanduser()))
     return value
 
 
-def _names_data(text: str, files: list[Path]) -> bool:
+def _names_data(text: str, keys: tuple[str, ...], files: list[Path]) -> bool:
+    """Whether a text of the config is the path of a data file, or of a folder of some.
+
+    A relative path of a folder is one only at the keys that take names of folders: other texts
+    (a split, a delimiter) may be spelled like a folder.
+    """
     path = Path(text).expanduser()
-    if not (path.is_absolute() or path.exists()):
+    if not text or not (path.is_absolute() or path.exists()):
         return False
     place = path.absolute()
-    return len(place.parts) > 1 and any(
-        place == file.absolute() or place in file.absolute().parents for file in files
+    if any(place == file.absolute() for file in files):
+        return True
+    is_folder = path.is_absolute() or keys[-1:] == ("name_or_path",) or _is_dataset(keys)
+    return (
+        is_folder
+        and len(place.parts) > 1
+        and any(place in file.absolute().parents for file in files)
     )
+
+
+def _is_dataset(keys: tuple[str, ...]) -> bool:
+    is_part = len(keys) == 4 and keys[:2] == ("data", "mixture")
+    return keys[-1:] == ("dataset",) and (is_part or keys == ("data", "dataset"))

@@ -8,7 +8,7 @@ resumed. Without the hub the commit that the cache holds is taken.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -17,11 +17,14 @@ from redco_flow import hub
 from redco_flow.errors import ConfigError, Problem, RedcoFlowError
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.records import read_json
+from redco_flow.spec.document import DEFAULT
 from redco_flow.spec.hub_reference import HubReference
 from redco_flow.spec.load import Origin, ResolvedPipeline, ResolvedStage, settings_of
 from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import dotted
+from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import find_stage_kind
+from redco_flow.spec.stages import DEFAULT_ADVICE
 from redco_flow.tracking.run_directory import RunDirectory, list_runs
 from redco_flow.tracking.workspace import Workspace
 
@@ -102,7 +105,7 @@ class HubPins:
         pinned = replace(
             pipeline, stages=stages, origins=pinning.origins, document=pinning.document
         )
-        return pinned, tuple(pins)
+        return replace(pinned, notes=(*pinned.notes, *_check_models(pinned, pins))), tuple(pins)
 
     def _find(self, one: HubReference, workspace: Workspace) -> HubPin | None:
         """The commit; None for a local directory.
@@ -201,6 +204,45 @@ def _below(values: dict[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
             values[part] = {}
         values = values[part]
     return values
+
+
+def _check_models(pipeline: ResolvedPipeline, pins: Iterable[HubPin]) -> list[str]:
+    """Compare settings with the `config.json` of the hub's models; return notes on defaults.
+
+    A model whose `config.json` neither the hub nor its cache gives is checked by its stage.
+
+    Raises:
+        ConfigError: every written setting that a model cannot have, with its place in the file.
+    """
+    online = {(pin.name, pin.commit) for pin in pins if pin.kind == "model" and not pin.cached}
+    problems: list[Problem] = []
+    notes: list[str] = []
+    for stage in pipeline.stages.values():
+        model = getattr(stage.config, "model", None)
+        if not isinstance(model, ModelSection) or not model.reads_weights:
+            continue
+        if (str(model.name_or_path), str(model.revision)) in online:
+            hub.fetch_config(str(model.name_or_path), str(model.revision))
+        elif not hub.is_commit(model.revision):
+            continue  # no model of the hub: it was compared when the file was read
+        producers = {
+            slot: pipeline.stages[refs[0].stage]
+            for slot, refs in stage.inputs.items()
+            if len(refs) == 1 and refs[0].stage
+        }
+        upstream = {slot: producer.config for slot, producer in producers.items()}
+        for slot, path, message in find_stage_kind(stage.kind).upstream_problems(
+            stage.config, upstream
+        ):
+            key = f"stages.{producers[slot].name}.{dotted(path)}"
+            origin = pipeline.origins.get(key, DEFAULT)
+            if origin == DEFAULT:
+                notes.append(f"note: '{key}': {message}{DEFAULT_ADVICE}")
+            else:
+                problems.append(origin.problem(f"'{key}': {message}"))
+    if problems:
+        raise ConfigError(problems)
+    return notes
 
 
 def _check_directory(one: HubReference) -> None:

@@ -29,7 +29,12 @@ from redco_flow.tracking.code_digest import (
     module_digests,
     source_digests,
 )
-from redco_flow.tracking.file_digests import digest_files
+from redco_flow.tracking.file_digests import (
+    NAMED_BY,
+    digest_files,
+    digest_named_files,
+    named_files_cache,
+)
 from redco_flow.tracking.workspace import Workspace
 
 _Answer = TypeVar("_Answer")
@@ -102,13 +107,19 @@ def identity_of(pipeline: ResolvedPipeline, workspace: Workspace, sources: Sourc
 
 
 def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[str, Any]:
-    """Digests of data files by file name, and the identity of data that is no file.
+    """Digests of data files by file name, of the files that their rows name, one for each data
+    file, and the identity of data that is no file.
 
     A folder's name is no part of it: the same file elsewhere is the same data.
     """
     paths = _ask(stage, kind.data_files)
     digests = digest_files(workspace, paths)
-    named = {name: digests[path] for name, path in zip(_unique_names(paths), paths, strict=True)}
+    names = list(_unique_names(paths))
+    named = {name: digests[path] for name, path in zip(names, paths, strict=True)}
+    for path, files in _ask(stage, kind.named_files, workspace).items():
+        real = dict.fromkeys(one.real for one in files.values() if one)
+        found = digest_files(workspace, real, cache=named_files_cache(path))
+        named[f"{NAMED_BY} {names[paths.index(path)]}"] = digest_named_files(files, found)
     identities = hub_identities(_ask(stage, kind.hub_references))
     return {**named, **_ask(stage, kind.data_identity), **identities}
 
@@ -133,14 +144,14 @@ def hub_identities(references: Iterable[HubReference]) -> dict[str, Any]:
     return identities
 
 
-def _ask(stage: ResolvedStage, function: Callable[[Any], _Answer]) -> _Answer:
+def _ask(stage: ResolvedStage, function: Callable[..., _Answer], *arguments: Any) -> _Answer:
     """Ask a stage kind about a stage.
 
     Raises:
         UsageError: its answer is an error; names the stage, and the line where the code fails.
     """
     try:
-        return function(stage.config)
+        return function(stage.config, *arguments)
     except RedcoFlowError:
         raise
     except (ValueError, OSError) as error:  # what kinds say of their data and modules

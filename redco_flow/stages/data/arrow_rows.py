@@ -6,7 +6,7 @@ may have gigabytes of text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,30 @@ _FEW_ROWS = 16  # fewer make reading slow where a dictionary is large, its value
 _ARROW_FILE_MAGIC = b"ARROW1"
 
 
-def read_parquet(path: Path) -> Rows:
-    """Yield the rows of a Parquet file; raises UnreadableFile where it is none."""
+def read_parquet(
+    path: Path, choose: Callable[[Any], tuple[Sequence[str], Sequence[int]]] | None = None
+) -> Rows:
+    """Yield the rows of a Parquet file; raises UnreadableFile where it is none.
+
+    Args:
+        choose: from the opened file to the columns and the row groups to read; None: all.
+    """
     import pyarrow.parquet
 
     what = "a Parquet file"
     with ExitStack() as stack:
         with reading(path, what):
             file = stack.enter_context(pyarrow.parquet.ParquetFile(path))
-        yield from _rows_of(_parquet_batches(file), path, what)
+            columns, groups = choose(file) if choose else (None, range(file.num_row_groups))
+        yield from _rows_of(_parquet_batches(file, columns, groups), path, what)
 
 
-def _parquet_batches(file: Any) -> Iterator[Any]:
-    for index in range(file.num_row_groups):
+def _parquet_batches(
+    file: Any, columns: Sequence[str] | None, groups: Sequence[int]
+) -> Iterator[Any]:
+    for index in groups:
         num_rows = _rows_of_batch(file.metadata.row_group(index))
-        yield from file.iter_batches(batch_size=num_rows, row_groups=[index])
+        yield from file.iter_batches(batch_size=num_rows, row_groups=[index], columns=columns)
 
 
 def _rows_of_batch(group: Any) -> int:

@@ -12,7 +12,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,7 +36,7 @@ class HubFiles:
     """The files of one subset of a dataset, in the cache.
 
     Args:
-        folder: the repository's files at the commit.
+        folder: the repository's files at the commit; those of the chosen splits are there.
         splits: paths below it, by the dataset's own name of the split.
         dialect: of CSV files, as far as the repository gives it.
         class_names: the names of classes by column, where the repository gives them.
@@ -48,10 +48,18 @@ class HubFiles:
     class_names: Mapping[str, Sequence[str]]
 
 
-def text_files(name: str, subset: str | None, commit: str) -> HubFiles | None:
+def text_files(
+    name: str,
+    subset: str | None,
+    commit: str,
+    choose: Callable[[Collection[str]], Collection[str]],
+) -> HubFiles | None:
     """Return a dataset's files where all are CSV or JSON; None where `datasets` must read them.
 
     `datasets` must where the repository has files of other formats, or options that only it knows.
+
+    Args:
+        choose: from the names of the splits to those whose files are downloaded.
 
     Raises:
         HubUnreachable: neither the hub nor its cache says which files the commit has.
@@ -63,7 +71,7 @@ def text_files(name: str, subset: str | None, commit: str) -> HubFiles | None:
     found = _layout(paths, card, subset)
     if found is None:
         return None
-    wanted = [path for files in found.splits.values() for path in files]
+    wanted = [path for split in choose(found.splits) for path in found.splits[split]]
     folder = hub.download_dataset(name, commit, [glob.escape(path) for path in wanted])
     missing = [path for path in wanted if not (folder / path).is_file()]
     if missing:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,13 +41,19 @@ class HubPart:
 
 
 def hub_splits(
-    name: str, subset: str | None, revision: str | None, dialect: Dialect
+    name: str,
+    subset: str | None,
+    revision: str | None,
+    dialect: Dialect,
+    choose: Callable[[Collection[str]], Collection[str]] = lambda splits: splits,
 ) -> dict[str, list[HubPart]]:
     """Return a dataset's rows by its own names of the splits.
 
     Args:
         revision: of a run's stages the commit that the run is pinned to.
         dialect: of CSV files, where it is not the repository's.
+        choose: from the dataset's names of its splits to those that will be read; CSV and JSON
+            files of the others are not downloaded.
 
     Raises:
         HubError: neither the hub nor its cache gives that commit; says what to do.
@@ -55,7 +61,7 @@ def hub_splits(
     try:
         is_pinned = hub.is_commit(revision)
         commit = str(revision) if is_pinned else hub.look_up("dataset", name, revision).commit
-        files = text_files(name, subset, commit)
+        files = text_files(name, subset, commit, choose)
     except hub.HubUnreachable as error:
         prepared = hub.is_commit(revision) and _open_prepared(
             name, subset, str(revision), has_texts=False

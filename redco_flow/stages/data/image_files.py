@@ -10,9 +10,12 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from redco_flow.spec.stage_kind import NamedFile
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Pillow's names of the formats that are read; PPM covers PBM, PGM and PNM too."""
@@ -60,9 +63,47 @@ def read_image_file(path: str, folders: Sequence[Path] | None) -> bytes:
     return content
 
 
+def find_image_files(paths: Iterable[str], folders: Sequence[Path]) -> dict[str, NamedFile | None]:
+    """Return the file that `read_image_file` reads for each path; None where it refuses to."""
+    root = os.path.realpath(folders[0])
+    directory = cache(lambda name: os.path.realpath(os.path.join(root, name)))
+
+    def find(path: str) -> NamedFile | None:
+        # Mostly a plain file below the first folder: links are resolved once for each directory.
+        above, _, name = path.rpartition("/")
+        is_plain = name not in ("", ".", "..") and not path.startswith("/") and ".." not in above
+        if is_plain and path.isprintable():
+            real = f"{directory(above)}/{name}"
+            if real.startswith(f"{root}/") and _is_readable(real, os.lstat):
+                return NamedFile(Path(real), folders[0] / path)
+        return _find_image_file(path, folders)
+
+    return {path: find(path) for path in paths}
+
+
+def _find_image_file(path: str, folders: Sequence[Path]) -> NamedFile | None:
+    try:
+        real = _below(path, folders)
+    except (BadImage, OSError, ValueError):
+        return None
+    if not _is_readable(str(real), os.stat):
+        return None
+    named = (Path(os.path.normpath(folder / path)) for folder in folders)
+    is_it = (one for one in named if os.path.realpath(one) == str(real))
+    return NamedFile(real, next(is_it, real))
+
+
+def _is_readable(path: str, look: Callable[[str], os.stat_result]) -> bool:
+    try:
+        status = look(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= MAX_IMAGE_BYTES
+
+
 def _below(path: str, folders: Sequence[Path]) -> Path:
     """Return the real path of a file below one of the folders."""
-    roots = [Path(os.path.realpath(folder)) for folder in folders]
+    roots = [Path(os.path.realpath(folder)) for folder in dict.fromkeys(folders)]
     real = [Path(os.path.realpath(root / path)) for root in roots]
     inside = [one for one in real if any(one.is_relative_to(root) for root in roots)]
     if inside:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ import numpy as np
 from redco_flow.errors import UnusableRow
 from redco_flow.stages.data.image_files import MissingPillow, open_image, read_image_file
 
-__all__ = ["BadValue", "MissingPillow", "as_json_value", "pack_row", "unpack_row"]
+__all__ = ["BadValue", "MissingPillow", "as_json_value", "image_paths", "pack_row", "unpack_row"]
 
 _ARRAY, _IMAGE = 1, 2
 _PLAIN = (str, bytes, bool, int, float, type(None))
 _AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
 # How `datasets` gives an image that it has not decoded, and how Parquet files of it have one.
-_IMAGE_KEYS = frozenset({"bytes", "path"})
+IMAGE_KEYS = frozenset({"bytes", "path"})
 
 
 class BadValue(UnusableRow):
@@ -55,6 +55,19 @@ def unpack_row(data: bytes) -> dict[str, Any]:
     return row
 
 
+def image_paths(value: Any) -> Iterator[str]:
+    """Yield the paths of the image files that `pack_row` would read for a value."""
+    if isinstance(value, Mapping):
+        if value.keys() == IMAGE_KEYS:
+            if value["bytes"] is None and isinstance(value["path"], str):
+                yield value["path"]
+            return
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from image_paths(one)
+
+
 def as_json_value(value: Any) -> Any:
     """Return a value that JSON has, arrays as lists; None where it has none, as of an image."""
     if isinstance(value, np.ndarray | np.generic):
@@ -70,7 +83,7 @@ def _packed(value: Any, key: str, image_folders: Sequence[Path] | None) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Mapping):
-        if value.keys() == _IMAGE_KEYS:
+        if value.keys() == IMAGE_KEYS:
             return msgspec.msgpack.Ext(_IMAGE, _image_bytes(value, key, image_folders))
         return {str(name): _packed(one, key, image_folders) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -7,6 +7,7 @@ asked on login nodes, to digest what will be read.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from redco_flow.local_paths import exists, expanded
+from redco_flow.local_paths import exists, expanded, is_folder
 from redco_flow.spec.data_files import as_list, names_of
 from redco_flow.spec.missing_paths import missing_file
 from redco_flow.spec.names import import_named
@@ -97,6 +98,11 @@ def problem_of(data: DataSection) -> str | None:
     if data.dataset and _is_missing_path(data.dataset):
         hint = "; patterns are for data.train, data.validation, data.test" * has_magic(data.dataset)
         return f"'data.dataset': {missing_file(data.dataset, 'file or directory')}{hint}"
+    if data.dataset and (what := _no_dataset(expanded(data.dataset))):
+        return (
+            f"'data.dataset': '{data.dataset}' is {what}, all of whose files would be read: name "
+            "the directory that has the data files."
+        )
     if data.dataset and data.dataset.startswith(_PYTHON):
         try:
             _python_module(data.dataset)
@@ -152,6 +158,15 @@ def _is_missing_path(dataset: str) -> bool:
     path = expanded(dataset)
     looks_local = path.is_absolute() or dataset.startswith(".") or ending_of(path) is not None
     return looks_local and not exists(path)
+
+
+def _no_dataset(path: Path) -> str | None:
+    """Say which directory a path is, where it is too wide to be meant as a dataset."""
+    others = {
+        "/": "the root of the file system",
+        os.path.realpath(expanded("~")): "your home directory",
+    }
+    return others.get(os.path.realpath(path)) if is_folder(path) else None
 
 
 def data_files(data: DataSection) -> list[Path]:
@@ -251,16 +266,22 @@ def open_sources(data: DataSection) -> list[Source]:
         return _labelled(
             data,
             [
-                _file_source(split, file, str(file.relative_to(root)), data, root)
+                _file_source(split, file, str(file.relative_to(root)), data)
                 for split, file in _files_by_split(data, path)
             ],
         )
     return _labelled(data, _hub_sources(data))
 
 
-def _file_source(split: str, path: Path, name: str, data: DataSection, *folders: Path) -> Source:
-    rows, image_folders = partial(read_file, path, Dialect.of(data.csv)), (path.parent, *folders)
-    return Source(split, name, str(path), rows, image_folders=image_folders)
+def _file_source(split: str, path: Path, name: str, data: DataSection) -> Source:
+    rows = partial(read_file, path, Dialect.of(data.csv))
+    return Source(split, name, str(path), rows, image_folders=image_folders(path, data))
+
+
+def image_folders(file: Path, data: DataSection) -> tuple[Path, ...]:
+    """Return the folders that images named by a data file's rows may be in."""
+    folder = expanded(data.dataset) if data.dataset else file.parent
+    return (file.parent, folder) if is_folder(folder) else (file.parent,)
 
 
 def _images(path: Path) -> list[ImageFile]:
@@ -346,7 +367,13 @@ def _module_rows(dataset: str) -> Rows:
 
 def _hub_sources(data: DataSection) -> list[Source]:
     name = str(data.dataset)
-    found = hub_splits(name, data.subset, data.revision, Dialect.of(data.csv))
+    found = hub_splits(
+        name,
+        data.subset,
+        data.revision,
+        Dialect.of(data.csv),
+        lambda splits: split_choice(data, splits).values(),
+    )
     choice = split_choice(data, found)
     if not choice:
         raise ValueError(

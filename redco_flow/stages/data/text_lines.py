@@ -9,9 +9,13 @@ import codecs
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from redco_flow.engine.files import UnreadableFile
 from redco_flow.stages.data.compression import open_text
 
 MAX_LINE_BYTES = 16 << 20
+MAX_BLANK_LINES = 100_000
+"""One after the other: a small compressed file may have hundreds of millions."""
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -40,6 +44,7 @@ class TextLines:
     def __init__(self, path: Path) -> None:
         self.line = 0
         self.is_last_whole = True
+        self._num_blank = 0
         self._path = path
         self._file: BinaryIO | None = None
 
@@ -62,6 +67,7 @@ class TextLines:
 
         Raises:
             BadLine: it is longer than MAX_LINE_BYTES.
+            UnreadableFile: it is one of more than MAX_BLANK_LINES blank lines.
             StopIteration: the file has no more lines.
         """
         assert self._file is not None, "use TextLines in a with statement"
@@ -69,6 +75,12 @@ class TextLines:
         if not raw:
             raise StopIteration
         self.line += 1
+        self._num_blank = self._num_blank + 1 if raw.isspace() else 0
+        if self._num_blank > MAX_BLANK_LINES:
+            raise UnreadableFile(
+                f"{self._path}:{self.line}: more than {MAX_BLANK_LINES:,} blank lines follow each "
+                "other: remove them."
+            )
         if len(raw) > MAX_LINE_BYTES:
             num_bytes = len(raw) + self._skip_rest(raw)
             raise BadLine(

@@ -1,6 +1,6 @@
 """predict: a checkpoint and a dataset in, one text per example out, in input order.
 
-Light at the top, for plans read its Config; the work is in `prediction`, imported when it runs.
+Imports little, because plans read its Config; the work is in `run`, imported when it starts.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.data.splits import SPLITS
-from redco_flow.stages.preprocess.config import Config, data_files
+from redco_flow.stages.preprocess.config import Config, data_files, named_files
 from redco_flow.stages.preprocess.pairs import (
     RAW_COLUMNS,
     BlockSplit,
@@ -63,7 +63,8 @@ class RawRows:
             BadRows, NoRows, DataChanged: the data cannot be used; after the last batch.
         """
         data, bad_rows, counts = self._config.data, self.bad_rows, self.counts
-        guard = DataGuard(self._context, data_files(self._config))
+        config = self._config
+        guard = DataGuard(self._context, data_files(config), lambda: named_files(config))
         self.digests = guard.digests
         left_out = dropped_rows(self._context, data, guard.digests)
 

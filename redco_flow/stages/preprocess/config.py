@@ -6,7 +6,7 @@ inputs give a byte-identical dataset, whatever the number of workers and shards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,12 +35,14 @@ from redco_flow.spec.recipe_settings import values_of
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
 from redco_flow.stages.data import source
+from redco_flow.stages.data.named_images import NamedFiles, named_images
 from redco_flow.stages.preprocess.heads import head_problems
 from redco_flow.text.chat import OnTooLong, TrainOn, template_text
 from redco_flow.text.conversations import DEFAULT_KEYS
 from redco_flow.text.pairs import TruncationSide
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.row_counts import RowLosses
+from redco_flow.tracking.workspace import Workspace
 
 SECTIONS = ("recipe", "settings", "model", "data")
 INPUTS = {
@@ -312,6 +314,17 @@ def data_files(config: Config) -> list[Path]:
     if recipe.takes_conversations or recipe.takes_messages:
         files += template_files(config.data)
     return files
+
+
+def named_files(config: Config, workspace: Workspace | None = None) -> Mapping[Path, NamedFiles]:
+    """The images that rows name by path, by data file; `workspace` has a cache of the paths."""
+    recipe, renamed = find_recipe_if_any(config.recipe), config.data.columns
+    if not isinstance(recipe, RowsRecipe):
+        return {}
+    names = recipe.columns
+    if names is not None:
+        names = tuple(renamed.get(one, one) for one in names if one not in recipe.text_columns)
+    return named_images(config.data, names, workspace)
 
 
 def data_problems(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

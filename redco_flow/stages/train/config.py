@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.metrics.metric import Score, find_metric, find_score, metric_module
 from redco_flow.metrics.settings import MetricSettings, check_metric_settings
@@ -52,7 +52,7 @@ EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 LOSS_SCORES = (EVAL_LOSS, PERPLEXITY)
 
 
-class Schedule(StrictModel):
+class ScheduleConfig(StrictModel):
     """The learning rate over the optimizer steps.
 
     Args:
@@ -69,16 +69,21 @@ class Schedule(StrictModel):
     min_lr_ratio: Annotated[Fraction, OnlyWhereSet()] = 0.0
 
     @model_validator(mode="after")
-    def _one_warmup(self) -> Schedule:
+    def _one_warmup(self) -> ScheduleConfig:
         if self.warmup_ratio is not None and self.warmup_steps is not None:
             raise ValueError("give 'warmup_ratio' or 'warmup_steps', not both")
         return self
 
     @model_validator(mode="after")
-    def _falls_to_its_least(self) -> Schedule:
+    def _falls_to_its_least(self) -> ScheduleConfig:
         if self.min_lr_ratio and self.type == "constant":
             raise ValueError("'min_lr_ratio' is of no use to type constant, whose rate stays")
         return self
+
+
+def _without_split(score: str) -> str:
+    """Return the key of a score that is named as in tables: `val/rouge2` is `rouge2`."""
+    return score.removeprefix("val/")
 
 
 class Keep(StrictModel):
@@ -86,8 +91,9 @@ class Keep(StrictModel):
 
     Args:
         last: how many of the newest.
-        best: also the best by each of these scores: rouge2, bleu, eval_loss, …; a key of a metric
-            that `eval.metrics` names; or the dotted module of one (MODULE.KEY if it has several).
+        best: also the best by each of these scores: rouge2, bleu, eval_loss, …, also written
+            val/rouge2; a key of a metric that `eval.metrics` names; or the dotted module of one
+            (MODULE.KEY if it has several).
     """
 
     last: PositiveInt = 1
@@ -96,12 +102,13 @@ class Keep(StrictModel):
     @field_validator("best")
     @classmethod
     def _each_once(cls, best: list[str]) -> list[str]:
+        best = [_without_split(name) for name in best]
         if len(set(best)) < len(best):
             raise ValueError("names a score twice")
         return best
 
 
-class Evaluation(StrictModel):
+class EvaluationConfig(StrictModel):
     """Evaluation on the validation split during training.
 
     Args:
@@ -127,13 +134,13 @@ class Evaluation(StrictModel):
         return metrics
 
     @model_validator(mode="after")
-    def _one_interval(self) -> Evaluation:
+    def _one_interval(self) -> EvaluationConfig:
         if self.every_epochs is not None and self.every_steps is not None:
             raise ValueError("give 'every_epochs' or 'every_steps', not both")
         return self
 
 
-class EarlyStopping(StrictModel):
+class EarlyStoppingConfig(StrictModel):
     """End a training whose score no longer improves, with the checkpoints that are there then.
 
     A training that was interrupted ends at the same step as one that was not.
@@ -143,7 +150,7 @@ class EarlyStopping(StrictModel):
         patience: evaluations in a row without a better score than before.
     """
 
-    metric: Text
+    metric: Annotated[Text, AfterValidator(_without_split)]
     patience: PositiveInt = 3
 
 
@@ -189,7 +196,7 @@ class Batching(StrictModel):
         return self
 
 
-class Lora(StrictModel):
+class LoraConfig(StrictModel):
     """Train low-rank factors beside kernels; the checkpoints that come out are merged.
 
     They keep the factors, too, for `redco-flow export`.
@@ -241,7 +248,7 @@ def checked_regex(pattern: str) -> str:
     return pattern
 
 
-class Profile(StrictModel):
+class ProfileConfig(StrictModel):
     """Optimizer steps to trace with JAX's profiler, in the first process.
 
     Args:
@@ -351,12 +358,12 @@ class Config(StageConfig):
     betas: Annotated[list[Fraction] | None, OnlyWhereSet()] = None
     epsilon: Annotated[PositiveFloat | None, OnlyWhereSet()] = None
     learning_rate: PositiveFloat = 1e-4
-    schedule: Schedule = Schedule()
+    schedule: ScheduleConfig = ScheduleConfig()
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
     z_loss: Annotated[NonNegativeFloat, OnlyWhereSet()] = 0.0
     label_smoothing: Annotated[Fraction, OnlyWhereSet()] = 0.0
-    lora: Lora | None = None
+    lora: LoraConfig | None = None
     freeze: Text | None = None
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     frozen_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -374,12 +381,14 @@ class Config(StageConfig):
         default_factory=dict
     )
     seed: NonNegativeInt = 0
-    eval: Evaluation = Evaluation()  # before what is kept: its metrics' scores may choose
+    eval: EvaluationConfig = (
+        EvaluationConfig()
+    )  # before what is kept: its metrics' scores may choose
     keep: Keep = Keep()
-    early_stopping: Annotated[EarlyStopping | None, OnlyWhereSet()] = None
+    early_stopping: Annotated[EarlyStoppingConfig | None, OnlyWhereSet()] = None
     log_every_steps: Annotated[PositiveInt, Placement()] = 10
     save_every_steps: Annotated[PositiveInt | None, Placement()] = None
-    profile: Annotated[Profile | None, Placement()] = None
+    profile: Annotated[ProfileConfig | None, Placement()] = None
     log_to: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], Placement()] = Field(
         default_factory=list
     )
@@ -511,8 +520,8 @@ class Config(StageConfig):
     @field_validator("early_stopping")
     @classmethod
     def _is_measured(
-        cls, early_stopping: EarlyStopping | None, info: ValidationInfo
-    ) -> EarlyStopping | None:
+        cls, early_stopping: EarlyStoppingConfig | None, info: ValidationInfo
+    ) -> EarlyStoppingConfig | None:
         if early_stopping is not None:
             _check_scores([early_stopping.metric], info)
         return early_stopping
@@ -568,7 +577,7 @@ def _check_config(family: str, changes: Mapping[str, Any]) -> None:
     defaults.updated({**tokens, **changes})
 
 
-def texts_scores(names: list[str], evaluation: Evaluation) -> dict[str, Score]:
+def texts_scores(names: list[str], evaluation: EvaluationConfig) -> dict[str, Score]:
     """Return those of some scores that are of generated texts, by their names.
 
     Raises:

@@ -11,7 +11,7 @@ from redco_flow.bounded import search_problem
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import find_config
 from redco_flow.models.hub.layouts import TensorLayout
-from redco_flow.models.hub.module_names import find_targets, flat_layouts
+from redco_flow.models.hub.module_names import ALL_LINEAR, find_targets, flat_layouts
 from redco_flow.records import read_json
 from redco_flow.spec.pipeline import ModelSection
 
@@ -48,9 +48,17 @@ def targets_problem(
     if patterns and (problem := search_problem(patterns, names)):
         return problem
     try:
-        find_targets(targets, layouts, renamings=config.module_renamings)
+        found = find_targets(targets, layouts, renamings=config.module_renamings)
     except ValueError as error:
         return str(error)
+    if found.pattern == ALL_LINEAR:
+        return None
+    chosen = {path for path in layouts if found.pattern and re.search(found.pattern, path)}
+    if has_labels and all(path.startswith("classifier/") for path in chosen | {*found.modules}):
+        return (
+            f"{', '.join(entries)} means only the head of labels, which is trained in full anyway: "
+            f"name modules of the model too, or {ALL_LINEAR}"
+        )
     return None
 
 

@@ -249,6 +249,7 @@ def return_odd_metadata(context, config):
 
 def return_secret_metadata(context, config):
     secret = os.environ["OWN_API_KEY"]
+    context.report(devices=f"2 x {secret}")
     return lambda whole, path: StageOutputs(
         {"dataset": Output("dataset", path, {"by": f"me, {secret}", "rows": 3})}, {secret: 1.0}
     )
