@@ -1,4 +1,4 @@
-# make quickstart | slurm-demo | test | test-all | test-gpu | test-pythons | lint | format | docs | bench | dist | clean
+# make quickstart | slurm-demo | test | test-changed | test-all | test-gpu | test-pythons | lint | format | docs | bench | dist | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
 # The newest Python on PATH or of pyenv. Its shims are left out: they also exist for Pythons that are not active.
@@ -22,7 +22,7 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 endif
 
-.PHONY: quickstart slurm-demo test test-all test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
+.PHONY: quickstart slurm-demo test test-changed test-all test-gpu test-quick test-pythons lint format docs reference bench dist clean constraints plotly
 
 quickstart: $(VENV)/.installed
 	$(BIN)/redco-flow run pipelines/quickstart.yaml
@@ -32,15 +32,22 @@ slurm-demo: $(VENV)/.installed
 	$(BIN)/python tests/cluster/profile_demo.py slurm
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+# Three processes on two cores: many of these tests wait for a cluster, a server or a browser.
+PYTEST_ALL = $(PYTEST) -n 3 -m "not gpu"
 
 # What every machine can run, in minutes.
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow and not cluster and not gpu"
 
-# The rest too: it needs Slurm, sshd, Chromium, torch; what is missing is skipped, and named.
-# Three at once on two cores: many of these wait for a cluster, a server or a browser.
-test-all: test
-	$(PYTEST) -n 3 -m "slow or cluster"
+# The slow tests too, in one call: each worker of pytest imports and collects everything for itself.
+# They need Slurm, sshd, Chromium and torch; tests of programs that are missing are skipped.
+test-all: $(VENV)/.installed-dev
+	$(PYTEST_ALL)
+
+# The test files whose import closure has a file that differs from where the branch left main.
+BASE ?=
+test-changed: $(VENV)/.installed-dev
+	files=$$($(BIN)/python .ci/changed_tests.py $(BASE)) && if [ -n "$$files" ]; then $(PYTEST_ALL) $$files; fi
 
 # On the first NVIDIA GPU that JAX finds (pip install 'jax[cuda13]'), beside the processor it is compared with.
 test-gpu: $(VENV)/.installed-dev

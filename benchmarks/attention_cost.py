@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace, length: int) -> dict[str, Any]:
     from redco_flow import Deployer
     from redco_flow.models.attention.bias import row_biases
     from redco_flow.models.attention.ring import attend_sequence
-    from redco_flow.models.config import AttentionConfig
+    from redco_flow.models.layer_config import AttentionConfig
 
     deployer = Deployer(devices=compile_targets.find_chips(options.target, 1))
     config = AttentionConfig(HEADS, GROUPS, HEAD_DIM, HEAD_DIM**-0.5, cap=options.cap)

@@ -32,9 +32,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.models.attention.ring import attend_sequence
-from redco_flow.models.config import AttentionConfig
-from redco_flow.models.families import llama
+from redco_flow.models.find import find_model
+from redco_flow.models.layer_config import AttentionConfig
 from tests.engine.traffic import read_collectives
+
+llama = find_model("llama")
 
 BATCH, LAYERS = 1, 2
 CONFIG = AttentionConfig(num_heads=8, num_kv_heads=2, head_dim=64, scale=64**-0.5)

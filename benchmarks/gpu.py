@@ -45,9 +45,9 @@ from redco_flow.engine.training_plan import TrainingPlan
 from redco_flow.models.attention.bias import row_biases
 from redco_flow.models.attention.cudnn import cudnn_attend
 from redco_flow.models.attention.triton import triton_attend
-from redco_flow.models.config import AttentionConfig
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
+from redco_flow.models.layer_config import AttentionConfig
 
 HEADS, GROUPS = 32, 8
 # LLaMA-3.2-1B, LLaMA-3-8B; tiny: to try this file.

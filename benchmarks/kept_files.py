@@ -28,9 +28,11 @@ import optax
 from step_models import CONFIGS, VOCAB, collate, make_examples
 
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models import decoder_model, encoder_decoder_model, experts, projections
+from redco_flow.models import projections
+from redco_flow.models.feed_forward import experts
 from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
+from redco_flow.models.transformer import decoder_model, encoder_decoder_model
 
 MIXTRAL = CONFIGS["llama"] | {
     "num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 704, "num_key_value_heads": 4,

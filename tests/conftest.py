@@ -159,7 +159,7 @@ def run_ranks():
             for rank in range(num_processes)
         ]
         try:
-            outputs = [process.communicate(timeout=200) for process in processes]
+            outputs = [process.communicate(timeout=500) for process in processes]
         finally:
             for process in processes:
                 process.kill()

@@ -61,25 +61,24 @@ def test_the_child_has_no_secret_and_no_module_of_the_current_directory(tmp_path
 
 
 def test_an_exchange_that_takes_too_long_is_left_behind():
-    begun = time.monotonic()
+    answered = threading.Event()
 
     with pytest.raises(TimeoutError, match=re.escape("within 0.1 s")):
-        within(0.1, lambda: time.sleep(1.0))
+        within(0.1, answered.wait)
 
-    assert time.monotonic() - begun < 0.9
-    assert within(5.0, os.getpid) == os.getpid()
+    answered.set()
+    assert within(200.0, os.getpid) == os.getpid()
     with pytest.raises(ZeroDivisionError):
-        within(5.0, lambda: 1 // 0)
+        within(200.0, lambda: 1 // 0)
 
 
 def test_a_download_that_grows_too_slowly_is_left_behind():
-    sizes = iter([0, 100, 150, 151])
+    sizes, ended = iter([0, 100, 150, 151]), threading.Event()
     with pytest.raises(TimeoutError, match=re.escape("50 bytes in 0.05 s")):
-        while_growing(
-            lambda: time.sleep(1), lambda: next(sizes), bytes_per_second=1e3 + 1, seconds=0.05
-        )
+        while_growing(ended.wait, lambda: next(sizes), bytes_per_second=1e3 + 1, seconds=0.05)
 
-    assert while_growing(os.getpid, lambda: 0, bytes_per_second=1, seconds=5.0) == os.getpid()
+    ended.set()
+    assert while_growing(os.getpid, lambda: 0, bytes_per_second=1, seconds=200.0) == os.getpid()
 
 
 def test_a_pattern_that_takes_exponential_time_is_a_problem_and_not_a_hang():
@@ -92,7 +91,7 @@ def test_a_pattern_that_takes_exponential_time_is_a_problem_and_not_a_hang():
 
 
 def test_after_an_interruption_no_question_gets_the_answer_to_another():
-    process = BoundedProcess("re:findall", seconds=0.5)
+    process = BoundedProcess("re:findall", seconds=20.0)
     fast = {"pattern": "a+", "string": "aab"}
     assert process.ask(**fast) == ["aa"]
 
@@ -143,12 +142,12 @@ def test_a_process_that_is_forked_in_the_middle_of_a_question_asks_its_own_child
         [sys.executable, "-W", "ignore", "-c", FORK],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
     assert done.returncode == -signal.SIGKILL, done.stderr
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 200
     while is_running(int(done.stdout)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

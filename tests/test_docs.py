@@ -165,7 +165,6 @@ def test_init_overwrites_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_chapter_about_ones_own_parts_runs_as_it_stands(tmp_path, prefect_home):
     """Data, recipe, metric, stage kind and executor of a user's: one module each."""
     shutil.copytree(PROJECT / "docs" / "examples", tmp_path / "examples")

@@ -24,7 +24,7 @@ def test_the_template_learns_and_predicts_over_two_model_shards():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
 
     assert done.returncode == 0, done.stderr

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from redco_flow.report import numbers
+
 
 def duration(seconds: float | None) -> str:
     """12.3 → "12 s", 83 → "1 min 23 s", 7260 → "2 h 01 min"; None → ""."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return "" if seconds is None else numbers.duration(seconds).replace(numbers.THIN_SPACE, " ")
 
 
 def moment(time: str) -> str:
@@ -88,9 +81,4 @@ class Footnotes:
 
 def size(num_bytes: int) -> str:
     """1536 → "1.5 KiB"."""
-    amount = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
+    return numbers.size(num_bytes).replace(numbers.THIN_SPACE, " ")

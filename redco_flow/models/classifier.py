@@ -13,21 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from redco_flow.models.blocks import normal
-from redco_flow.models.families.bert_family import BertFamilyConfig
+from redco_flow.models.families.encoders import BertFamilyConfig
 from redco_flow.models.families.family_config import FamilyConfig
 from redco_flow.models.find import find_model
 from redco_flow.models.hub import tensors
-from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.models.hub.layouts import linear_layouts
 from redco_flow.models.hub.tensors import TensorFiles
 from redco_flow.models.projections import product, wide_product
 from redco_flow.models.random import dropout, example_keys, fold_keys
+from redco_flow.models.transformer.blocks import normal
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class ClassifierConfig:
         return cls(family, config.updated(bare), tuple(labels))
 
     @property
-    def module(self) -> ModuleType:
-        """The family's functions."""
+    def module(self) -> Any:
+        """The family's functions, of a `DecoderFamily` or an `EncoderFamily`."""
         return find_model(self.family)
 
     @property
@@ -95,6 +94,8 @@ class ClassifierConfig:
 
     def architectures(self) -> tuple[str, ...]:
         """Return what transformers calls the class."""
+        if self.inner.classifier_architecture:
+            return (self.inner.classifier_architecture,)
         name = self.inner.architecture
         for head in _OTHER_HEADS:
             name = name.removesuffix(head)
@@ -116,23 +117,16 @@ class ClassifierConfig:
         """Return a tree like the parameters that says which tensors each is made of."""
         layouts = dict(self.inner.tensor_layouts())
         if not self.is_encoder:
-            return {**layouts, "classifier": {"kernel": _kernel("score")}}
+            scorer = linear_layouts("score", "model", "labels")
+            return {**layouts, "classifier": {"kernel": scorer["kernel"]}}
         assert isinstance(self.inner, BertFamilyConfig)
-        pooler, scorer = self.inner.classifier_names
+        pooler, classifier = self.inner.classifier_names
         if pooler is not None:
-            layouts["pooler"] = _linear(pooler)
-        return {**layouts, "classifier": _linear(scorer)}
+            layouts["pooler"] = linear_layouts(pooler, "model", "labels")
+        return {**layouts, "classifier": linear_layouts(classifier, "model", "labels")}
 
 
 Config = ClassifierConfig
-
-
-def _kernel(name: str) -> TensorLayout:
-    return TensorLayout("model labels", "labels model", f"{name}.weight")
-
-
-def _linear(name: str) -> dict[str, TensorLayout]:
-    return {"kernel": _kernel(name), "bias": TensorLayout("labels", "labels", f"{name}.bias")}
 
 
 def init_params(config: ClassifierConfig, key: jax.Array) -> Params:

@@ -1,12 +1,10 @@
-"""Find a model family's module by its name, a Hugging Face `model_type`, or a dotted module.
+"""Find a model family by its name, a Hugging Face `model_type`, or a dotted module.
 
-A family is one module with `Config` (see `t5.py`; it has `from_hugging_face`, `updated`,
-`to_hugging_face`), and these functions, its own or taken from the model that all families of its
-kind share: `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
-`config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also `encode`; those that
-generate `decode_step` and, for the cache it takes, `prefill` (decoder-only) or `init_cache`;
-`decoding_params` where parameters laid out otherwise decode faster, and `grow_cache` where these
-two take `room`.
+A family is found as an object with `Config` (`from_hugging_face`, `updated`, `to_hugging_face`)
+and the functions of its kind: `init_params`, `abstract_params`, `apply`, `tensor_layouts`,
+`config_of_tensors`, `IGNORED_TENSORS`; encoders and encoder-decoders also have `encode`; those that
+generate have `decode_step` and, for its cache, `prefill` (decoder-only) or `init_cache`, and may
+have `decoding_params`, where parameters laid out otherwise decode faster, and `grow_cache`.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Families of this package; a file `<name>.py` beside this one.
-FAMILIES = (
-    "t5",
-    "bart",
-    "bert",
-    "roberta",
+if TYPE_CHECKING:
+    from redco_flow.models.family import ModelFamily
+
+# The families of this package by kind, as `model_type` names them, with underscores.
+ENCODER_DECODERS = ("t5", "bart")
+ENCODERS = ("bert", "roberta")
+DECODERS = (
     "gpt2",
     "gptj",
     "opt",
@@ -39,33 +37,56 @@ FAMILIES = (
     "mixtral",
     "gpt_oss",
     "deepseek_v3",
-    "vit",
-    "vision_encoder_decoder",
 )
+IMAGE_ENCODERS = ("vit",)
+IMAGE_TO_TEXT = ("vision_encoder_decoder",)
+FAMILIES = (*ENCODER_DECODERS, *ENCODERS, *DECODERS, *IMAGE_ENCODERS, *IMAGE_TO_TEXT)
 
-
+# The modules of `families/` that do not have the name of their one family. They are imported by
+# name, so that code which finds families does not depend on all of them (`tracking.code_digest`).
+_TABLES = {
+    **dict.fromkeys(DECODERS, "decoders"),
+    **dict.fromkeys(("gpt2", "gptj", "opt"), "gpt"),
+    "deepseek_v3": "deepseek_v3",
+    **dict.fromkeys((*ENCODERS, *IMAGE_ENCODERS), "encoders"),
+}
 # What is not nearest by its letters.
 _NEAREST = {"gemma3": "gemma3_text"}
 _ALIKE = 0.55
 _PLAIN = "'llama' (decoder-only), 't5' (encoder-decoder) and 'bert' (encoder)"
+# What a module of its own must have, and all that it may have in place of its kind's.
+_NEEDED = ("Config", "init_params", "apply")
+_OWN = {*_NEEDED[1:], "abstract_params", "tensor_layouts", "config_of_tensors", "IGNORED_TENSORS"}
 
 
-def find_model(name: str) -> ModuleType:
-    """Import the module of a family.
+def find_model(name: str) -> ModelFamily[Any]:
+    """Return a family's functions; imports JAX.
 
     Args:
         name: one of FAMILIES, as transformers calls it too (with hyphens), or a dotted name of any
-            importable module with the same functions.
+            importable module: with a `Config` that has a `family()`, as those of this package, or
+            with `Config` and functions of its own.
 
     Raises:
-        ValueError: there is none of that name, or it has no `Config`.
+        ValueError: there is none of that name, or its module is not a family.
     """
+    family: ModelFamily[Any]
     if (ours := name.replace("-", "_")) in FAMILIES:
-        return importlib.import_module(f"redco_flow.models.families.{ours}")
-    module = importlib.import_module(find_module_name(name))
-    if not hasattr(module, "Config"):
-        raise ValueError(f"module {name} is no model family: it has no Config (as t5.py has).")
-    return module
+        family = find_config(ours).family()
+        return family
+    module: Any = importlib.import_module(find_module_name(name))
+    config: Any = getattr(module, "Config", None)
+    if hasattr(config, "family") and vars(module).keys().isdisjoint(_OWN):
+        family = config.family()
+        return family
+    if missing := [part for part in _NEEDED if not hasattr(module, part)]:
+        raise ValueError(
+            f"module {name} is no model family: it has no {', '.join(missing)}. Give it a Config "
+            "like those in redco_flow/models/families/decoders.py and no functions, or all the "
+            "functions (docs/extend/family.md)."
+        )
+    family = module
+    return family
 
 
 def find_module_name(name: str) -> str:
@@ -75,7 +96,7 @@ def find_module_name(name: str) -> str:
         ValueError: there is none of that name.
     """
     if name in FAMILIES:
-        return f"redco_flow.models.families.{name}"
+        return f"redco_flow.models.families.{_TABLES.get(name, name)}"
     if "." not in name or not _exists(name):
         known = ", ".join(FAMILIES)
         near = _NEAREST.get(name) or next(
@@ -94,18 +115,26 @@ def unread_family(model_type: str) -> str:
         iter(difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=_ALIKE)), None
     )
     nearest = f"the nearest by name is '{near}'" if near else f"plain ones are {_PLAIN}"
+    table = find_module_name(near or "llama").rpartition(".")[2]
     return (
         f"is of family '{model_type}', which is none of those that are read: "
-        f"{', '.join(FAMILIES)}; {nearest}. To add it, write a module as "
-        f"redco_flow/models/families/{near or 'llama'}.py is one, and name that by model.family "
-        "(docs/guides/engine.md, 'A family of your own')."
+        f"{', '.join(FAMILIES)}; {nearest}. To add it, write a module with a Config like "
+        f"those in redco_flow/models/families/{table}.py, and name it by model.family "
+        "(docs/extend/family.md)."
     )
 
 
 def find_config(name: str) -> Any:
     """Return the config class of one of FAMILIES without importing JAX, so on a login node."""
-    module = importlib.import_module(f"redco_flow.models.families.{name}")
-    return module.Config
+    module = importlib.import_module(find_module_name(name))
+    model_types = {name, name.replace("_", "-")}
+    return next(
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and getattr(value, "model_type", None) in model_types
+    )
 
 
 def _exists(dotted: str) -> bool:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 _SIGNIFICANT_DIGITS = 4
-_THIN_SPACE = "\u2009"
+THIN_SPACE = "\u2009"
 _SMALLEST_PLAIN = 1e-3
 _LARGEST_PLAIN = 1e7
 
@@ -56,13 +56,13 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     if seconds < 10:
-        return f"{seconds:.1f}{_THIN_SPACE}s"
+        return f"{seconds:.1f}{THIN_SPACE}s"
     whole = round(seconds)
     if whole < 60:
-        return f"{whole}{_THIN_SPACE}s"
+        return f"{whole}{THIN_SPACE}s"
     if whole < 3600:
-        return f"{whole // 60}{_THIN_SPACE}min {whole % 60:02d}{_THIN_SPACE}s"
-    return f"{whole // 3600}{_THIN_SPACE}h {whole % 3600 // 60:02d}{_THIN_SPACE}min"
+        return f"{whole // 60}{THIN_SPACE}min {whole % 60:02d}{THIN_SPACE}s"
+    return f"{whole // 3600}{THIN_SPACE}h {whole % 3600 // 60:02d}{THIN_SPACE}min"
 
 
 def size(num_bytes: int) -> str:
@@ -71,9 +71,9 @@ def size(num_bytes: int) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
             digits = 0 if unit == "B" else 1
-            return f"{amount:.{digits}f}{_THIN_SPACE}{unit}"
+            return f"{amount:.{digits}f}{THIN_SPACE}{unit}"
         amount /= 1024
-    return f"{amount:.1f}{_THIN_SPACE}TiB"
+    return f"{amount:.1f}{THIN_SPACE}TiB"
 
 
 def moment(text: str | None) -> str:

@@ -6,8 +6,9 @@ Two scores of one name are subtracted only if these are equal (`ScoreIdentity.co
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from redco_flow.records import digest_json
@@ -21,6 +22,9 @@ _NOT_OF_A_METRIC = (_METRICS, f"{_METRICS}.metric", f"{_METRICS}.settings")
 _OF_THE_LOSS = (TRAINING_LOSS, "eval_loss", "perplexity")
 _MOST_NAMED = 3
 
+FindArtifact = Callable[[str], Artifact | None]
+"""From an artifact's id to the artifact, where it is there."""
+
 
 @dataclass(frozen=True)
 class ScoreIdentity:
@@ -33,6 +37,7 @@ class ScoreIdentity:
         metric: the metric that gave the score: its name in `redco_flow.metrics` or its module.
         code: digest of each of the metric's modules, and of its judge where it has one.
         settings: digest of the metric's settings.
+        dataset: id of the dataset that the rows are of, where no digest was recorded with them.
     """
 
     split: str = ""
@@ -41,6 +46,7 @@ class ScoreIdentity:
     metric: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
     settings: str = ""
+    dataset: str = ""
 
     def comparable_with(self, other: ScoreIdentity) -> str | None:
         """Return why the difference of the two scores has no meaning; None where it has one.
@@ -49,16 +55,8 @@ class ScoreIdentity:
         """
         if self.split and other.split and self.split != other.split:
             return f"another split: '{other.split}', not '{self.split}'"
-        if (
-            self.rows
-            and other.rows
-            and (self.rows, self.num_examples)
-            != (
-                other.rows,
-                other.num_examples,
-            )
-        ):
-            return self._other_rows(other)
+        if problem := self._other_rows(other):
+            return problem
         if self.metric and other.metric and self.metric != other.metric:
             return f"another metric: '{other.metric}', not '{self.metric}'"
         common = [name for name in self.code if name in other.code]
@@ -68,12 +66,23 @@ class ScoreIdentity:
             return "other metric settings"
         return None
 
-    def _other_rows(self, other: ScoreIdentity) -> str:
+    def _other_rows(self, other: ScoreIdentity) -> str | None:
+        split = self.split or other.split
+        if self.rows and other.rows:
+            are_equal = self.rows == other.rows
+        elif self.dataset and other.dataset:
+            are_equal = self.dataset == other.dataset
+            if not are_equal:
+                return f"rows of '{split}' are unknown: a dataset was deleted"
+        else:
+            return None
+        if are_equal and self.num_examples == other.num_examples:
+            return None
         here, there = (
             "all" if one.num_examples is None else f"{one.num_examples:,}" for one in (self, other)
         )
         counts = f" ({there}, not {here})" if here != there else ""
-        return f"other rows of '{self.split or other.split}'{counts}"
+        return f"other rows of '{split}'{counts}"
 
 
 def identify_scores(
@@ -88,19 +97,20 @@ def identify_scores(
         results: of the stages that have one.
     """
     found: dict[str, ScoreIdentity] = {}
+    find = cache(store.find)  # a stage has many scores
     for name, (stage, key) in locate_metrics(stages).items():
         result, entry = results.get(stage), stages[stage]
         if role_of(entry) == "training" and result is not None:
-            found[name] = _of_training(result, key, store)
-        elif artifact := _metrics_artifact(entry, store):
+            found[name] = _of_training(result, key, find)
+        elif artifact := _metrics_artifact(entry, find):
             found[name] = of_evaluation(artifact, result, key)
     return found
 
 
-def _metrics_artifact(entry: Mapping[str, Any], store: ArtifactStore) -> Artifact | None:
+def _metrics_artifact(entry: Mapping[str, Any], find: FindArtifact) -> Artifact | None:
     made = entry.get("artifacts") or {}
     ids = [one for output, one in made.items() if output.partition("/")[0] == "metrics"]
-    return store.find(ids[0]) if ids else None
+    return find(ids[0]) if ids else None
 
 
 def of_evaluation(evaluation: Artifact, result: StageResult | None, key: str) -> ScoreIdentity:
@@ -179,13 +189,13 @@ def _module(name: str) -> str:
     return plain if "." in plain or plain != name else f"{_METRICS}.{plain}"
 
 
-def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreIdentity:
+def _of_training(result: StageResult, key: str, find: FindArtifact) -> ScoreIdentity:
     """The identity of what a training measured itself: its loss, and scores of its validation."""
     ingredients = result.ingredients
     settings: Mapping[str, Any] = ingredients.get("settings") or {}
     evaluation: Mapping[str, Any] = settings.get("eval") or {}
     split = "train" if key == TRAINING_LOSS else "validation"
-    dataset = (ingredients.get("inputs") or {}).get("dataset") or [""]
+    dataset = str(((ingredients.get("inputs") or {}).get("dataset") or [""])[0])
     is_loss = key in _OF_THE_LOSS
     names = [] if is_loss else [str(name) for name in evaluation.get("metrics") or ()]
     code = ingredients.get("code") or {}
@@ -197,7 +207,8 @@ def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreId
     objective = [settings.get("recipe"), of_recipe.get("loss")] if is_loss else None
     return ScoreIdentity(
         split=split,
-        rows=_rows_of_split(store, str(dataset[0]), split),
+        rows=_rows_of_split(find, dataset, split),
+        dataset=dataset,
         num_examples=None if split == "train" else evaluation.get("num_examples"),
         metric=metric,
         code=of_metric,
@@ -205,9 +216,9 @@ def _of_training(result: StageResult, key: str, store: ArtifactStore) -> ScoreId
     )
 
 
-def _rows_of_split(store: ArtifactStore, dataset_id: str, split: str) -> str:
-    """The digest of a split's files; the dataset's id where the dataset is gone."""
-    dataset = store.find(dataset_id) if dataset_id else None
+def _rows_of_split(find: FindArtifact, dataset_id: str, split: str) -> str:
+    """The digest of a split's files; empty where the dataset is gone."""
+    dataset = find(dataset_id) if dataset_id else None
     files = dataset.manifest["files"] if dataset is not None else []
     found = [[one["path"], one["blake3"]] for one in files if one["path"].startswith(f"{split}-")]
-    return digest_json(sorted(found)) if found else dataset_id
+    return digest_json(sorted(found)) if found else ""

@@ -40,7 +40,7 @@ class Command:
             **options,
         )
 
-    def __call__(self, *words, code=0, timeout=180, **options):
+    def __call__(self, *words, code=0, timeout=500, **options):
         process = self.start(*words, **options)
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == code, f"{words}: exit {process.returncode}\n{out}\n{err}"
@@ -50,7 +50,7 @@ class Command:
         return json.loads(self(*words, "--json", **options).splitlines()[-1])
 
 
-def wait_for(look, seconds=120):
+def wait_for(look, seconds=400):
     """Wait for what another process does; return what `look` then sees."""
     deadline = time.monotonic() + seconds
     while not (found := look()):

@@ -184,7 +184,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(command, prefect_server):
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=200)
 
     assert process.returncode == 130
     run = json.loads(next(workspace.glob("runs/*/run.json")).read_text())["id"]
@@ -200,7 +200,7 @@ def test_cancel_stops_the_run_with_its_exit_code(command, prefect_server):
     wait_for(lambda: list(workspace.glob("runs/*/stages/total/attempts/1/job.json")))
 
     command("cancel", "@last")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
 
     assert process.returncode == 5
     assert json.loads(out)["state"] == "cancelled"
@@ -283,7 +283,7 @@ def test_a_retry_says_nothing_of_how_its_stages_ended_before(command, tmp_path):
     cured.touch()
 
     retry = command.start("retry")
-    out, err = retry.communicate(timeout=120)
+    out, err = retry.communicate(timeout=200)
 
     assert retry.returncode == 0, err
     assert "failed" not in err
@@ -365,7 +365,7 @@ def test_who_follows_without_a_terminal_reads_what_is_waited_for_and_no_line_twi
     command, prefect_server
 ):
     process = command.start("run", "sums.yaml")
-    _, err = process.communicate(timeout=180)
+    _, err = process.communicate(timeout=400)
 
     lines = err.splitlines()
     assert process.returncode == 0, err

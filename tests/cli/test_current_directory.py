@@ -78,7 +78,7 @@ def call(command, words, folder, home, **environment):
         env={**os.environ, "REDCO_FLOW_HOME": str(home), "PYTHONPATH": str(KINDS), **environment},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
     )
 
 

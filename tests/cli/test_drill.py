@@ -4,12 +4,12 @@ import pytest
 
 from redco_flow.launch.faults import FAULTS
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.mark.slow
 def test_a_killed_training_is_reported_as_survived_bitwise(command, prefect_server):
-    (kill,) = command.json("drill", "--fault", "kill", timeout=500)
+    (kill,) = command.json("drill", "--fault", "kill", timeout=1400)
 
     assert (kill["fault"], kill["survived"]) == ("kill", True)
     assert kill["how"] == "a new attempt after: failed"

@@ -129,7 +129,7 @@ def test_an_old_run_without_a_checkpoint_is_resumed_to_its_end(command, prefect_
     (commit,) = command.folder.glob("redco-workspace/work/*/checkpoints/10/commit.json")
     commit.unlink()
 
-    resumed = command.json("resume", KILLED, timeout=240)
+    resumed = command.json("resume", KILLED, timeout=500)
 
     assert resumed["state"] == "completed"
     stages = command.json("status", KILLED)["stages"]

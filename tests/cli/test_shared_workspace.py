@@ -60,7 +60,7 @@ class User:
             umask=self.umask,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=400,
         )
         assert done.returncode == code, f"{self.name} {words}: {done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr

@@ -59,7 +59,7 @@ def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
     _wait_for_commit(interrupted)
     (worker,) = psutil.Process(_read(attempt / "job.json")["supervisor"]["pid"]).children()
     worker.kill()
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
 
     failed = json.loads(out)
     resumed = interrupted.json("resume", failed["run"])
@@ -84,7 +84,7 @@ def test_a_killed_launcher_leaves_the_stage_running_and_resume_runs_nothing_twic
     _wait_for_commit(interrupted)
     job = _read(attempt / "job.json")
     psutil.Process(_read(attempt.parents[3] / "lease.json")["pid"]).kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert psutil.pid_exists(job["supervisor"]["pid"])
 
     resumed = interrupted.json("resume", "@last")

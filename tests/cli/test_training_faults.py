@@ -20,7 +20,7 @@ from tests.cli.conftest import wait_for
 from tests.cluster.pipelines import Driven, losses, make_run, same_parameters
 from tests.cluster.small_disk import committed_steps, fill, small_disk, trained_steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("compile_cache")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compile_cache")]
 
 
 @pytest.fixture(scope="module")

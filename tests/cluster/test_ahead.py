@@ -18,7 +18,7 @@ from redco_flow.cli.view import read_run_view
 from redco_flow.orchestrate.run.cancel import cancel_run
 from redco_flow.orchestrate.run.start import resume_run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 CHAIN = """
 name: chain
@@ -156,7 +156,7 @@ def test_a_stage_that_may_be_tried_again_has_its_downstream_submitted_again(
     cured = tmp_path / "cured"
     overrides = [f"train-small.fails_until={cured}", f"train-large.gate={cured}"]
     driven = InProcess(runs.write(DIAMOND, overrides, ahead=True))
-    wait_until(lambda: "job_retried" in events(driven.run), 60)
+    wait_until(lambda: "job_retried" in events(driven.run))
     cured.touch()
 
     outcome = driven.end(120)
@@ -200,7 +200,7 @@ def test_a_stage_whose_node_dies_keeps_its_followers_waiting(runs, slurm, held, 
 
     slurm.kill_node(node)
     try:
-        wait_until(lambda: count_lines(executions) == 2, 60)
+        wait_until(lambda: count_lines(executions) == 2)
         waiting = slurm.jobs()
         gate.touch()
         outcome = driven.end(120)
@@ -229,7 +229,7 @@ def test_cancelling_empties_the_queue(runs, slurm, held, launcher):
 
     assert set(driven.states().values()) == {"cancelled"}
     wait_until_empty(slurm)
-    wait_until(lambda: set(causes(run).values()) == {"cancelled"}, 30)
+    wait_until(lambda: set(causes(run).values()) == {"cancelled"})
 
 
 def test_what_is_published_is_not_submitted(runs, held, gate, executions):

@@ -44,7 +44,7 @@ def test_a_run_that_waits_in_the_queue_says_why_and_leaves_it_when_cancelled(red
     blocker = slurm.run("sbatch", "--parsable", *asked).strip()
     run = redco_flow("run", "sums.yaml", "-p", "slurm", "--detach").strip()
 
-    shown = wait_until(lambda: said_of_the_queue(redco_flow("status", run)), 60)
+    shown = wait_until(lambda: said_of_the_queue(redco_flow("status", run)))
     waiting = set(slurm.jobs()) - {blocker}
     redco_flow("cancel", run)
 

@@ -23,7 +23,7 @@ def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace):
     assert findings["ports between nodes"].detail == "any free one can be reached"
     assert "host names" in findings
     assert findings["signals"].detail == "URG and TERM reach a job's ranks"
-    wait_until(lambda: slurm.jobs() == {}, 10)  # its end is being noted by the nodes
+    wait_until(lambda: slurm.jobs() == {})  # its end is being noted by the nodes
     assert list(workspace.glob(".doctor*")) == []
 
 

@@ -20,7 +20,7 @@ from redco_flow.spec.profile import profile_model
 from redco_flow.stages.preprocess.pairs import BLOCK_ROWS
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KIND = "tiny_stages.parts"
 
@@ -160,7 +160,7 @@ def test_preempted_tasks_are_queued_again_by_themselves(slurm, submit_array, tmp
     else:
         slurm.run("scancel", "--signal=TERM", f"{job.job_id}_1")
         requeued = (1,)
-    wait_until(lambda: has_started(tmp_path, *requeued, text="xx"), 90)
+    wait_until(lambda: has_started(tmp_path, *requeued, text="xx"))
     go(tmp_path, "go-0", "go-1", "go-2")
     assert job.wait_seconds(60)
 
@@ -179,7 +179,7 @@ def test_cancelling_an_array_ends_running_and_waiting_tasks_and_leaves_nothing(
 
     assert job.state == "CANCELLED"
     assert slurm.jobs() == {}
-    wait_until(lambda: processes_of(job.attempt) == [], 10)
+    wait_until(lambda: processes_of(job.attempt) == [])
     assert not (tmp_path / "starts-2").exists()
     with pytest.raises(RunCancelled):
         job.result()
@@ -190,7 +190,7 @@ def test_a_waiting_task_that_scancel_takes_out_of_the_queue_is_cancelled(slurm, 
     wait_until(lambda: job.status().message == "0 of 3 tasks done, 3 waiting (BeginTime)")
 
     slurm.run("scancel", f"{job.job_id}_1")  # of which Slurm then knows nothing
-    wait_until(lambda: "1 failed" in job.status().message, 40)
+    wait_until(lambda: "1 failed" in job.status().message)
 
     said = job.attempt.task(1).read_exit()
     assert said.cause == "cancelled"

@@ -45,4 +45,4 @@ def test_a_cluster_ends_with_the_process_that_started_it_and_takes_its_jobs_alon
     starter.send_signal(number)
     starter.wait()
 
-    wait_until(lambda: processes_with(str(directory)) == [], 10)
+    wait_until(lambda: processes_with(str(directory)) == [])

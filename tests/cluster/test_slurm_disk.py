@@ -9,7 +9,6 @@ from pipelines import Driven, make_run, same_parameters
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.usefixtures("compile_cache"),
 ]
 

@@ -26,7 +26,7 @@ TWO_HOSTS = JobResources(num_hosts=2)
 def started(job, num_ranks=2):
     """Wait until every rank is inside the stage."""
     ranks = [AttemptDirectory(job.attempt.path, rank) for rank in range(num_ranks)]
-    wait_until(lambda: all(phase_of(rank) == "hanging" for rank in ranks), 60)
+    wait_until(lambda: all(phase_of(rank) == "hanging" for rank in ranks))
     return [worker_of(job.attempt, rank) for rank in range(num_ranks)]
 
 
@@ -88,7 +88,7 @@ def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(su
     assert job.state == "STALLED", job.status()
     assert "rank 1 of 2 no longer answered the others" in job.status().message
     assert "in hang" in job.attempt.log_path(1).read_text()
-    wait_until(lambda: processes_of(job.attempt) == [], 10)
+    wait_until(lambda: processes_of(job.attempt) == [])
 
 
 def test_a_port_that_another_program_takes_after_the_meeting_is_a_clear_error(submit, tmp_path):
@@ -104,7 +104,7 @@ def test_a_port_that_another_program_takes_after_the_meeting_is_a_clear_error(su
     assert f":{port} " in job.status().message
     assert "another program took the port" in job.status().message
     assert not (tmp_path / "starts").exists()
-    wait_until(lambda: processes_of(job.attempt) == [], 10)
+    wait_until(lambda: processes_of(job.attempt) == [])
 
 
 @contextmanager

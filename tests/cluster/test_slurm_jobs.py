@@ -65,7 +65,7 @@ def test_a_preempted_job_saves_is_queued_again_and_goes_on(slurm, submit, tmp_pa
         else:
             other = preempt(slurm)
         wait_until((tmp_path / "saved").exists)
-        waiting = wait_until(lambda: (s := job.status()).state == "pending" and s, 90)
+        waiting = wait_until(lambda: (s := job.status()).state == "pending" and s)
         if by != "a plain SIGTERM":
             slurm.run("scancel", other)
     assert "waits in the queue" in waiting.message
@@ -85,7 +85,7 @@ def test_a_save_that_the_grace_ends_is_as_if_it_had_never_begun(slurm, submit, t
 
     with slurm.starts_nothing():
         slurm.run("scancel", "--signal=TERM", job.job_id)
-        wait_until(lambda: job.status().state == "pending", 90)
+        wait_until(lambda: job.status().state == "pending")
         (checkpoints,) = tmp_path.glob("workspace/work/*/checkpoints")
         left = {path.name.partition(".")[0] for path in checkpoints.iterdir()}
     assert job.wait_seconds(60)
@@ -105,7 +105,7 @@ def test_a_job_whose_node_dies_is_queued_again_and_completes_elsewhere(slurm, su
 
     slurm.kill_node(node)
     try:
-        wait_until(lambda: (tmp_path / "starts").read_text() == "xx", 60)
+        wait_until(lambda: (tmp_path / "starts").read_text() == "xx")
         (tmp_path / "go").touch()
         assert job.wait_seconds(60)
     finally:
@@ -138,7 +138,7 @@ def test_scancel_by_a_user_is_reported_as_cancelled_and_leaves_nothing(submit, s
 
     assert job.state == "CANCELLED"
     assert "scancel" in job.status().message
-    wait_until(lambda: processes_of(job.attempt) == [], 5)
+    wait_until(lambda: processes_of(job.attempt) == [])
     with pytest.raises(RunCancelled):
         job.result()
 
@@ -151,7 +151,7 @@ def test_a_restart_of_the_controller_does_not_touch_a_running_job(submit, slurm,
     before = wait_until(lambda: (s := job.status()).source == "squeue: RUNNING" and s)
     slurm.stop_controller()
     try:
-        during = wait_until(lambda: (s := job.status()) != before and s, 60)
+        during = wait_until(lambda: (s := job.status()) != before and s)
         stranger = reattach(job.record())
         first_look = stranger.status()
     finally:
@@ -180,7 +180,7 @@ def test_a_job_killed_whole_is_known_to_have_failed_without_accounting(slurm, su
 
     assert job.state == "FAILED", job.status()
     assert "Slurm says" in job.status().message
-    wait_until(lambda: processes_of(job.attempt) == [], 5)
+    wait_until(lambda: processes_of(job.attempt) == [])
 
 
 def test_a_job_that_slurm_has_forgotten_is_lost_within_seconds(slurm, submit):

@@ -14,7 +14,6 @@ from redco_flow.tracking.artifacts import ArtifactStore
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.usefixtures("compile_cache", "slurm"),
 ]
 

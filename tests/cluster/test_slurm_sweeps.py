@@ -29,7 +29,7 @@ from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.sweep_directory import read_shared_attempt
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 PIPELINE = """
 name: sums
@@ -90,7 +90,7 @@ class Sweeps:
             own, leases = find_holder(sweep), map(find_holder, sweep.runs)
             return is_submitted and all(one is None or one.holder != own.holder for one in leases)
 
-        wait_until(is_queued, 60)
+        wait_until(is_queued)
 
     def wait_for_end(self, sweep, seconds=120):
         def ended():
@@ -159,7 +159,7 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
     queued = jobs_in_slurm(slurm) - before
     (tmp_path / "first-gate").touch()
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)
-    wait_until(lambda: sweeps.states(sweep) == ["running", "running", "waiting", "waiting"], 60)
+    wait_until(lambda: sweeps.states(sweep) == ["running", "running", "waiting", "waiting"])
     text = sweep_text(sweeps.view(sweep))
     sweeps.open_gate()
     view = sweeps.wait_for_end(sweep)
@@ -247,7 +247,7 @@ def test_a_failed_point_is_tried_again_alone_a_preempted_one_goes_on_a_cancelled
     slurm.run("scancel", "--signal=TERM", preempted)
     slurm.wait_for("it is queued again", lambda: slurm.jobs().get(preempted) == "PENDING")
     sweeps.open_gate()
-    wait_until(lambda: "job_retried" in events(sweep.runs[2]), 60)
+    wait_until(lambda: "job_retried" in events(sweep.runs[2]))
     cured.touch()
     view = sweeps.wait_for_end(sweep)
 
@@ -273,7 +273,7 @@ def test_a_point_begins_when_the_one_before_it_has_ended_however_but_not_when_it
     first, second, _ = job_ids(sweep, "train")
 
     slurm.run("scancel", "--signal=TERM", first)
-    wait_until(lambda: count_lines(tmp_path / "trained") == 2, 60)
+    wait_until(lambda: count_lines(tmp_path / "trained") == 2)
     while_restarted = slurm.jobs()
     sweeps.open_gate()
     wait_until_empty(slurm)
@@ -296,7 +296,7 @@ def test_a_point_whose_shared_job_is_cancelled_with_another_point_makes_it_by_it
     driven = InProcess(second, judges_ended=True)
     waits_for = wait_for_stage(second, "preprocess", "waiting")["message"]
     cancel_run(first, "not this one")
-    wait_until(lambda: count_lines(tmp_path / "preprocessed") == 2, 60)
+    wait_until(lambda: count_lines(tmp_path / "preprocessed") == 2)
     for gate in ("first-gate", "gate"):
         (tmp_path / gate).touch()
     outcome = driven.end(120)
@@ -415,7 +415,7 @@ def test_points_that_an_earlier_version_made_tasks_of_an_array_are_shown_and_can
         trained = [read_run_view(run)["stages"]["train"] for run in sweep.runs]
         return {stage["message"] for stage in trained} == {"waits in the queue: BeginTime"}
 
-    wait_until(are_shown, 30)
+    wait_until(are_shown)
     cancel_sweep(sweep, "enough")
 
     assert job_ids(sweep, "train") == [f"{array}_{task}" for task in range(4)]

@@ -15,7 +15,6 @@ from redco_flow.tracking.attempt import AttemptDirectory
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.usefixtures("compile_cache"),
 ]
 
@@ -95,7 +94,7 @@ def test_a_group_that_gets_sigterm_in_mid_training_goes_on_bitwise_where_it_stop
     job_id = attempt.read_job()["job_id"]
 
     slurm.run("scancel", "--signal=TERM", job_id)
-    wait_until(lambda: slurm.jobs().get(job_id) == "PENDING", 60)
+    wait_until(lambda: slurm.jobs().get(job_id) == "PENDING")
     assert not attempt.exit_path.exists()
     # Not at once: a node refuses a start in the second in which it ended the one before.
     slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+3")
@@ -207,7 +206,7 @@ def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
     assert (first.read_exit().cause, first.read_exit().rank) == ("failed", 2)
     went_on_at = min(record["step"] for record in second.read_metrics() if is_training(record))
     assert went_on_at in range(5, 24, 4)  # after an epoch's end
-    wait_until(lambda: processes_of(first) == [], 10)
+    wait_until(lambda: processes_of(first) == [])
 
 
 def is_training(record):

@@ -26,8 +26,8 @@ from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.kernels import first_able
 from redco_flow.models.attention.splash import splash_attend
 from redco_flow.models.attention.triton import triton_attend
-from redco_flow.models.config import AttentionConfig
 from redco_flow.models.find import find_model
+from redco_flow.models.layer_config import AttentionConfig
 
 LENGTH = 256
 LLAMA = {

@@ -76,7 +76,7 @@ def test_a_process_killed_while_saving_loses_nothing_that_was_committed(tmp_path
         [sys.executable, "-c", SCRIPT, str(directory), str(NUM_KILLS)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rounds = [json.loads(line) for line in done.stdout.splitlines()]

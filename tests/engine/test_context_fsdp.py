@@ -17,8 +17,10 @@ from redco_flow.engine.sharding.fsdp import STATE_SHARE
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
-from redco_flow.models.families import llama
+from redco_flow.models.find import find_model
 from tests.engine.traffic import Collective, read_collectives
+
+llama = find_model("llama")
 
 LENGTH, VOCAB = 16, 64
 CONFIG = llama.Config.from_hugging_face(

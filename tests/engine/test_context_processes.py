@@ -8,9 +8,10 @@ import json
 import jax, jax.numpy as jnp, numpy as np, optax
 from redco_flow import Deployer, Trainer
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.families import llama
+from redco_flow.models.find import find_model
 
 def first_step(deployer):
+    llama = find_model("llama")
     config = llama.Config.from_hugging_face({
         "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -12,10 +12,11 @@ from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
-from redco_flow.models.experts import load_balancing_losses
-from redco_flow.models.families import mixtral
+from redco_flow.models.feed_forward.experts import load_balancing_losses
 from redco_flow.models.find import find_model
 from tests.engine.traffic import read_collectives
+
+mixtral = find_model("mixtral")
 
 VOCAB, LENGTH, EXPERTS = 64, 40, 4
 CONFIG = find_model("mixtral").Config.from_hugging_face(

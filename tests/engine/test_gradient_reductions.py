@@ -11,8 +11,11 @@ import pytest
 from redco_flow import Deployer
 from redco_flow.engine.step.loss import cross_entropy
 from redco_flow.engine.training_plan import TrainingPlan
-from redco_flow.models.families import llama, mixtral
+from redco_flow.models.find import find_model
 from tests.engine.traffic import read_collectives
+
+llama = find_model("llama")
+mixtral = find_model("mixtral")
 
 VALUES = {
     "vocab_size": 512,

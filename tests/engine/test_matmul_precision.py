@@ -10,7 +10,9 @@ from jax.experimental import topologies
 
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.families import llama
+from redco_flow.models.find import find_model
+
+llama = find_model("llama")
 
 LENGTH = 128
 CONFIG = llama.Config.from_hugging_face(

@@ -10,7 +10,9 @@ from redco_flow import Deployer, Trainer
 from redco_flow.engine.callbacks import Callback
 from redco_flow.engine.data.order import epoch_order
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
+
+t5 = find_model("t5")
 
 SIZES = {
     "vocab_size": 96,

@@ -11,7 +11,9 @@ from jax.sharding import PartitionSpec as P
 from redco_flow import Deployer, Trainer, TrainingPlan
 from redco_flow.engine.step.lora import plan_lora
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.families import llama
+from redco_flow.models.find import find_model
+
+llama = find_model("llama")
 
 LENGTH = 8
 CONFIG = llama.Config.from_hugging_face(

@@ -13,8 +13,10 @@ from jax.sharding import PartitionSpec as P
 from redco_flow import Deployer
 from redco_flow.engine.sharding.rules import join, named_leaves
 from redco_flow.engine.sharding.two_rules import derive_rules, weight_decay_mask
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
 from tests.engine.small_transformers import MODELS, D, F, G, H, K, V, attend, draw
+
+t5 = find_model("t5")
 
 SIZES = {"data": 2, "model": 4}
 IDS = jax.ShapeDtypeStruct((2, 6), jnp.int32)

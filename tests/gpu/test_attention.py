@@ -17,7 +17,7 @@ from redco_flow.models.attention.bias import Biases, SameDocument, VisibleKeys, 
 from redco_flow.models.attention.cudnn import cudnn_attend
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.triton import triton_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 pytestmark = pytest.mark.gpu
 

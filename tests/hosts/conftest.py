@@ -87,7 +87,7 @@ def kill_all(attempt):
                 continue
         return not left
 
-    wait_until(are_gone, 20)
+    wait_until(are_gone)
 
 
 @pytest.fixture

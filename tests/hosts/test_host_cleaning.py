@@ -82,7 +82,7 @@ def test_a_jobs_folder_goes_once_its_result_is_here_and_what_it_made_is_kept_for
     job = submit("write", config={"text": "made"}, settings=settings)
     assert job.wait_seconds(60), job.status()
 
-    wait_until(lambda: not existing(things_of(host, job)), 20)
+    wait_until(lambda: not existing(things_of(host, job)))
 
     assert job.state == "COMPLETED"
     artifact = job.result()["outputs"]["dataset"]
@@ -95,7 +95,7 @@ def test_copies_that_no_job_uses_go_when_asked_and_the_code_in_use_stays(
 ):
     job = submit("write", config={"text": "x" * 5000}, settings=settings)
     assert job.wait_seconds(60), job.status()
-    wait_until(lambda: not existing(things_of(host, job)), 20)
+    wait_until(lambda: not existing(things_of(host, job)))
     artifact = job.result()["outputs"]["dataset"]
     copy = host.directory / "workspace/artifacts/dataset" / artifact[:16]
 
@@ -121,7 +121,7 @@ def test_work_whose_launcher_is_dead_stays_until_it_is_fetched(
     attempt = make_attempt(workspace, "wait_for_go", config={"folder": str(folder)})
     there = lose_launcher(attempt)
     (folder / "go").touch()
-    wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [], 30)
+    wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [])
 
     put_two_hours_back(host)
     other = submit("write", run="other-run", settings=settings)
@@ -137,7 +137,7 @@ def test_work_whose_launcher_is_dead_stays_until_it_is_fetched(
     assert str(made[0]) in said
     assert job.state == "COMPLETED", job.status()
     assert job.result()["outputs"].keys() == {"dataset"}
-    wait_until(lambda: not existing(made), 20)
+    wait_until(lambda: not existing(made))
 
 
 def test_what_a_launcher_has_given_up_is_brought_home_and_goes_once_the_stage_has_its_result(
@@ -147,7 +147,7 @@ def test_what_a_launcher_has_given_up_is_brought_home_and_goes_once_the_stage_ha
     attempt = make_attempt(workspace, "wait_for_go", **call)
     there = lose_launcher(attempt)
     (folder / "go").touch()
-    wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [], 30)
+    wait_until(lambda: there.rank_exit_path(0).exists() and processes_of(there) == [])
     (there.path / "tensorboard").mkdir()
     (there.path / "tensorboard/events").write_bytes(b"drawn")
     message = "the host has not answered for too long"

@@ -6,7 +6,7 @@ from tiny_stages.calls import wait_until
 
 from pipelines import Driven, make_run, same_parameters
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 HOST_DISK_BYTES = 96 << 20
 

@@ -25,7 +25,7 @@ def attempts_on(job, hosts):
 def started(job, hosts):
     """Wait until every rank is inside the stage; return their workers."""
     ranks = [AttemptDirectory(job.attempt.path, rank) for rank in range(2)]
-    wait_until(lambda: all(phase_of(rank) == "hanging" for rank in ranks), 60)
+    wait_until(lambda: all(phase_of(rank) == "hanging" for rank in ranks))
     return [worker_of(attempt, rank) for rank, attempt in enumerate(attempts_on(job, hosts))]
 
 
@@ -98,7 +98,7 @@ def test_a_rank_that_is_stopped_is_noticed_and_the_group_ends_with_its_stacks(su
     assert job.state == "STALLED", job.status()
     assert "rank 1 of 2 no longer answered the others" in job.status().message
     assert "in hang" in job.attempt.log_path(1).read_text()
-    wait_until(lambda: all_processes(job, hosts) == [], 10)
+    wait_until(lambda: all_processes(job, hosts) == [])
 
 
 def test_ranks_whose_hosts_cannot_reach_each_other_give_up_at_the_configured_time(submit, hosts):
@@ -133,8 +133,8 @@ def test_a_host_that_dies_ends_the_group_and_is_named(submit, hosts):
 
     hosts.kill_host(dead)
     try:
-        wait_until(lambda: all_processes(job, hosts) == [], 30)
-        told = wait_until(lambda: dead.address in job.status().message and job.status().message, 30)
+        wait_until(lambda: all_processes(job, hosts) == [])
+        told = wait_until(lambda: dead.address in job.status().message and job.status().message)
     finally:
         hosts.start_host(dead)
     # By the host's own word; by its silence, a minute, where that word comes late.

@@ -107,7 +107,7 @@ def test_a_second_job_waits_for_free_hosts_and_is_told_who_has_them(submit, host
     wait_until(lambda: phase_of(first.attempt) == "training")
 
     second = submit("write", run="second-run", resources=both, num_cpu_devices=1)
-    waiting = wait_until(lambda: (s := second.status()).message.startswith("waits") and s, 30)
+    waiting = wait_until(lambda: (s := second.status()).message.startswith("waits") and s)
     first.cancel()
     assert second.wait_seconds(90), second.status()
 
@@ -119,7 +119,7 @@ def test_a_second_job_waits_for_free_hosts_and_is_told_who_has_them(submit, host
 def test_a_job_that_waits_for_hosts_can_be_cancelled(submit, hosts):
     gone = hosts.profile()["addresses"][0] | {"address": "192.0.2.1"}
     job = submit("write", settings={"addresses": [gone]})
-    wait_until(lambda: "192.0.2.1 cannot be reached" in job.status().message, 30)
+    wait_until(lambda: "192.0.2.1 cannot be reached" in job.status().message)
 
     job.cancel()
 

@@ -10,7 +10,7 @@ from script_of_a_line import write_line
 
 from redco_flow.tracking.artifacts import ArtifactStore
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def test_a_script_its_modules_and_its_files_reach_two_hosts_and_its_output_comes_back(

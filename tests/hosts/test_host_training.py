@@ -14,7 +14,7 @@ from pipelines import Driven, losses, make_run, same_parameters
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.workspace import Workspace
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,7 +84,7 @@ def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
     driven = Driven(run)
     host = hold_once_saved(ssh_hosts, run)
     at_home = folder / "dead-host" / "work"
-    wait_until(lambda: any(at_home.glob("*/checkpoints/*/commit.json")), 30)
+    wait_until(lambda: any(at_home.glob("*/checkpoints/*/commit.json")))
 
     ssh_hosts.kill_host(host)
     shutil.rmtree(host.directory)
@@ -103,15 +103,15 @@ def hold_once_saved(ssh_hosts, run):
 
     With warm compile caches its other steps would be over before the checkpoint is copied.
     """
-    wait_until(lambda: run.attempts("train"), 90)
+    wait_until(lambda: run.attempts("train"))
     attempt = run.latest_attempt("train")
-    wait_until(lambda: attempt.job_path.exists() and attempt.read_job()["hosts"], 30)
+    wait_until(lambda: attempt.job_path.exists() and attempt.read_job()["hosts"])
     job, call = attempt.read_job(), attempt.read_call()
     host = next(host for host in ssh_hosts.hosts if host.address in job["hosts"])
     there = Workspace(host.directory / "workspace")
     folder = f"{call['run']}-{job['job_id']}/stages/train/attempts/1"
-    worker = wait_until(lambda: worker_of(AttemptDirectory(there.runs / folder)), 30)
+    worker = wait_until(lambda: worker_of(AttemptDirectory(there.runs / folder)))
     saved = there.work_directory(call["fingerprint"])
-    wait_until(lambda: any(saved.glob("checkpoints/*/commit.json")), 90)
+    wait_until(lambda: any(saved.glob("checkpoints/*/commit.json")))
     os.kill(worker, signal.SIGSTOP)
     return host

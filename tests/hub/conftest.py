@@ -8,11 +8,13 @@ import jax
 import pytest
 from safetensors.numpy import load_file, save
 
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from tests.cli.conftest import Command
 from tests.hub.local_hub import LocalHub
+
+t5 = find_model("t5")
 
 ROWS = [(f"{a} {b}", f"{b} {a}") for a in ("one", "two", "three") for b in ("four", "five", "six")]
 MODEL = "tester/tiny-t5"

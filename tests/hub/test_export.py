@@ -33,7 +33,7 @@ from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 from tests.hub.conftest import HubCommand
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow]
 NAME = "tester/exported"
 LENGTHS = {"source_length": 8, "target_length": 8}
 _LLAMA = {
@@ -60,7 +60,9 @@ PRIVATE = "/home/somebody/secret-project"
 class Published:
     """A workspace with a checkpoint of a tiny model, as a training publishes it."""
 
-    def __init__(self, root, tokenizer_files, name, *, is_factored=False, separate=False, **record):
+    def __init__(
+        self, root, tokenizer_files, name, *, is_factored=False, separate=False, scale=1, **record
+    ):
         recipe_name, family, config, targets = MODELS[name]
         tokenizer = root / "tokenizer"
         tokenizer.mkdir()
@@ -72,7 +74,8 @@ class Published:
         self.recipe = find_recipe(recipe_name).build(
             model, TextTokenizer.load(tokenizer), **LENGTHS
         )
-        self.params = jax.jit(self.recipe.init_params)(jax.random.key(0))
+        params = jax.jit(self.recipe.init_params)(jax.random.key(0))
+        self.params = jax.tree.map(lambda values: values * scale, params)
         state = {"params": self.params}
         lora = None
         if is_factored:
@@ -215,6 +218,14 @@ def test_a_narrower_dtype_rounds_every_parameter_once(llama, tmp_path):
     rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), llama.params)
     assert_equal(load_pretrained(tmp_path, module, config), rounded)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_parameters_that_overflow_in_float16_name_the_dtypes_that_hold_them(make, tmp_path):
+    large = str(make("llama", scale=1e8).checkpoint.path)
+
+    with pytest.raises(ArtifactError, match=r"has values of up to \S+, and float16 ends at 65,504"):
+        write(Request(large, str(tmp_path), "model", dtype="float16"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_card_tells_the_making_and_the_scores_and_nothing_private(llama, exported):

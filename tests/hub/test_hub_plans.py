@@ -101,7 +101,9 @@ def test_a_model_of_a_family_that_is_not_read_is_refused_with_the_nearest(
 
     assert "'model.name_or_path': model 'tester/other' at main (" in on_hub
     assert "is of family 'qwen2_moe', which is none of those that are read: t5, bart" in on_hub
-    assert "the nearest by name is 'qwen3_moe'. To add it, write a module as redco_flow" in on_hub
+    assert (
+        "the nearest by name is 'qwen3_moe'. To add it, write a module with a Config like" in on_hub
+    )
     assert "model directory './model' is of family 'falcon', which" in local
     assert "plain ones are 'llama' (decoder-only), 't5'" in local
     assert "recipe 'text_to_text' trains t5, bart, and not 'llama'; for 'llama' use" in of_another

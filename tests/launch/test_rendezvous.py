@@ -92,7 +92,7 @@ def test_a_port_without_a_listener_is_a_clear_error_in_time(tmp_path):
             rendezvous, port, rf"cannot reach rank 0 at port {port}.*refused"
         )
 
-    assert 0.5 <= seconds < 10  # a look more on an idle machine
+    assert 0.5 <= seconds < 60  # a look more on an idle machine
 
 
 def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_path):
@@ -103,7 +103,7 @@ def test_a_port_at_which_another_program_keeps_silent_is_an_error_in_time(tmp_pa
         said = rf"127\.0\.0\.1:{port}, or another .*timed out"
         seconds = seconds_to_give_up(rendezvous, port, said)
 
-    assert seconds < 10
+    assert seconds < 60  # and not the system's own limit, two minutes
 
 
 def test_two_jobs_of_one_host_meet_at_ports_of_their_own(tmp_path):
@@ -115,7 +115,7 @@ def test_two_jobs_of_one_host_meet_at_ports_of_their_own(tmp_path):
         first_host = Rendezvous(tmp_path / "a", rank_infos[0], FACTS, 20, lambda _: waiting.set())
         first_host.folder.mkdir()
         first = pool.submit(first_host.meet)
-        assert waiting.wait(10)
+        assert waiting.wait(200)
         (tmp_path / "b").mkdir()
         second = list(
             pool.map(lambda p: Rendezvous(tmp_path / "b", p, FACTS, 20).meet(), rank_infos)

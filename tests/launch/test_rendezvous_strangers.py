@@ -75,7 +75,7 @@ def meeting(tmp_path):
     """Return where rank 0 listens, once it does."""
 
     def meeting():
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 200
         while (record := read_json_if_present(tmp_path / "ranks" / "meeting0.json")) is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -169,7 +169,7 @@ def test_a_rank_that_is_missing_is_missed_in_time_by_a_rank_zero_kept_busy(group
 
     dripping = threading.Thread(target=drip)
     dripping.start()
-    words, _ = host.communicate(timeout=60)
+    words, _ = host.communicate(timeout=200)
     over.set()
     dripping.join()
 

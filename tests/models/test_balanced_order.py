@@ -18,7 +18,7 @@ from redco_flow.models.attention.block import Scoring, Shared, is_needed
 from redco_flow.models.attention.context import can_balance, cut_sequence
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import ring_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 CONFIG = AttentionConfig(4, 2, 6, 6**-0.5)
 

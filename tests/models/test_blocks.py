@@ -10,9 +10,9 @@ import pytest
 
 from redco_flow.models.attention.bias import row_biases
 from redco_flow.models.attention.grouped import attend_grouped
-from redco_flow.models.blocks import Attention
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.projections import merge_together, project_together
+from redco_flow.models.transformer.blocks import Attention
 
 CONFIG = AttentionConfig(num_heads=4, num_kv_heads=2, head_dim=6, scale=6**-0.5)
 

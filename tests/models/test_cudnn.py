@@ -17,7 +17,7 @@ from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.attention.cudnn import cudnn_attend, needs_bias
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.kernels import Asked, cudnn_obstacle
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from tests.engine.traffic import read_collectives
 
 ROWS, LENGTH = 4, 24

@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 from redco_flow.models.generation.generate import generate
 from redco_flow.models.hub.pretrained import load_pretrained, read_model, save_pretrained
-from redco_flow.models.pooling import mean_pool
 
 one_family = pytest.mark.parametrize("encoder", ["bert"], indirect=True)
 
@@ -88,7 +87,7 @@ def test_a_checkpoint_without_a_pooler_is_a_model_without_one(checkpoint, encode
     bare = {name: value for name, value in encoder.params.items() if name != "pooler"}
     assert_loads_as(checkpoint, bare)
     module, config = read_model(checkpoint)
-    with pytest.raises(ValueError, match=r"without a pooler: take pooling\.mean_pool"):
+    with pytest.raises(ValueError, match="without a pooler: take the mean over a text"):
         module.pool(config, bare, np.ones((1, 3), np.int32))
 
 
@@ -104,12 +103,3 @@ def test_an_encoder_that_is_asked_for_texts_refuses(encoder):
 def test_a_longer_text_than_the_positions_reach_is_refused(encoder):
     with pytest.raises(ValueError, match="21 tokens long; the model has learned positions for 20"):
         encoder.module.encode(encoder.config, encoder.params, np.ones((1, 21), np.int32))
-
-
-def test_a_texts_vector_is_the_mean_over_its_tokens_alone():
-    hidden = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-    mask = np.array([[0, 1, 1, 0], [0, 0, 0, 0]])
-
-    found = mean_pool(hidden, mask)
-
-    np.testing.assert_allclose(found, [(hidden[0, 1] + hidden[0, 2]) / 2, [0, 0, 0]])

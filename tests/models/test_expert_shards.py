@@ -13,8 +13,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from redco_flow.engine.sharding.mesh import MESH_AXES
-from redco_flow.models.config import MixtureConfig
-from redco_flow.models.experts import MixtureOfExperts
+from redco_flow.models.feed_forward.experts import MixtureOfExperts
+from redco_flow.models.layer_config import MixtureConfig
 from tests.engine.traffic import read_collectives
 
 BATCH, LENGTH, WIDTH, EXPERTS, UNITS = 8, 40, 24, 4, 16

@@ -7,41 +7,24 @@ import json
 
 import pytest
 
-from redco_flow.models.families import (
-    bart,
-    bert,
-    deepseek_v3,
-    gemma2,
-    gemma3_text,
-    gpt2,
-    gpt_oss,
-    gptj,
-    llama,
-    mistral,
-    mixtral,
-    olmo2,
-    opt,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_moe,
-    roberta,
-    smollm3,
-    t5,
-    vit,
-)
-from redco_flow.models.find import find_model
-from redco_flow.models.rope import RopeScaling
+from redco_flow.models.attention.rope import RopeScaling
+from redco_flow.models.find import FAMILIES, find_model
 from tests.models.conftest import BARTS, CAPTIONERS, DECODERS, ENCODERS, IMAGE_ENCODERS, SIZES
+
+bart = find_model("bart")
+bert = find_model("bert")
+gemma2 = find_model("gemma2")
+gpt2 = find_model("gpt2")
+llama = find_model("llama")
+mistral = find_model("mistral")
+qwen2 = find_model("qwen2")
+roberta = find_model("roberta")
 
 CASES = {
     **DECODERS, **ENCODERS, **BARTS, **CAPTIONERS, **IMAGE_ENCODERS, "t5": ("t5", SIZES),
 }  # fmt: skip
 
-MODULES = (
-    gpt2, gptj, opt, llama, mistral, qwen2, qwen3, qwen3_moe, olmo2, phi3, smollm3, gemma2,
-    gemma3_text, mixtral, gpt_oss, bart, bert, roberta, deepseek_v3, t5, vit,
-)  # fmt: skip
+MODULES = [find_model(name) for name in FAMILIES if name != "vision_encoder_decoder"]
 # The shape-giving part of published config.json files.
 LLAMA_3_1_8B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "bos_token_id": 128000,

@@ -6,7 +6,15 @@ import sys
 
 import pytest
 
-from redco_flow.models.find import FAMILIES, find_config, find_model, find_module_name
+from redco_flow.models.families import decoder_family, encoders
+from redco_flow.models.find import (
+    DECODERS,
+    ENCODERS,
+    FAMILIES,
+    find_config,
+    find_model,
+    find_module_name,
+)
 from redco_flow.tracking.code_digest import module_digests
 
 FACE = (
@@ -35,6 +43,24 @@ def test_the_code_that_a_family_depends_on_includes_the_model_that_it_shares(fam
     assert shared in module_digests((find_module_name(family),))
 
 
+def test_names_by_kind_are_those_of_the_tables():
+    """A class in a table whose name is not listed would not be found, nor offered by a recipe."""
+    tables = {sys.modules[find_config(name).__module__] for name in FAMILIES}
+    classes = {
+        config.model_type.replace("-", "_"): config
+        for table in tables
+        for config in vars(table).values()
+        if isinstance(config, type) and hasattr(config, "model_type")
+    }
+
+    def of_kind(kind):
+        return {name for name, config in classes.items() if issubclass(config, kind)}
+
+    assert set(classes) == set(FAMILIES)
+    assert of_kind(decoder_family.DecoderFamilyConfig) == set(DECODERS)
+    assert of_kind(encoders.BertFamilyConfig) == set(ENCODERS)
+
+
 def test_no_config_needs_jax():
     """A login node has none, or would wait seconds for it."""
     code = (
@@ -48,12 +74,68 @@ def test_no_config_needs_jax():
     assert found.stdout.strip() == "[]"
 
 
-def test_a_dotted_name_is_the_users_own_family(tmp_path, monkeypatch):
-    (tmp_path / "lab").mkdir()
-    (tmp_path / "lab" / "tiny.py").write_text("class Config: ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
+OWN_CONFIG = """
+from dataclasses import dataclass
+from typing import ClassVar
 
-    assert find_model("lab.tiny").__name__ == "lab.tiny"
+from redco_flow.models.families.decoder_family import LlamaFamilyConfig
+
+
+@dataclass(frozen=True)
+class Config(LlamaFamilyConfig):
+    model_type: ClassVar[str] = "falcon"
+    architecture: ClassVar[str] = "FalconForCausalLM"
+    scales_embedding: ClassVar[bool] = True
+
+    hidden_act: str = "silu"
+"""
+OWN_FUNCTIONS = """
+class Config: ...
+
+IGNORED_TENSORS = ()
+
+def init_params(config, key): ...
+def abstract_params(config): ...
+def apply(config, params, input_ids): ...
+def tensor_layouts(config): ...
+def config_of_tensors(config, files): return config
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch, request):
+    """A package of the user's own, whose module `lab_<test>.tiny` has a given text."""
+    name = f"lab_{abs(hash(request.node.name))}"
+
+    def write(text):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tiny.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        return f"{name}.tiny"
+
+    return write
+
+
+def test_a_users_own_config_has_the_functions_of_its_kind(lab):
+    model = find_model(lab(OWN_CONFIG))
+
+    config = model.Config.from_hugging_face({"model_type": "falcon", "hidden_size": 64})
+    assert config.core.embedding_scale == 8
+    assert hasattr(model, "prefill")
+
+
+def test_a_users_own_functions_are_taken_as_they_are(lab):
+    name = lab(OWN_FUNCTIONS)
+
+    assert find_model(name).__name__ == name
+
+
+def test_own_functions_beside_those_of_a_kind_are_refused(lab):
+    """They would not be called."""
+    name = lab(OWN_CONFIG + "\n\ndef config_of_tensors(config, files): ...\n")
+
+    with pytest.raises(ValueError, match="is no model family: it has no init_params, apply"):
+        find_model(name)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import (
     LogitsProcessing,
     beam_search,
     generate,
     greedy_search,
 )
+
+t5 = find_model("t5")
 
 MAX_NEW_TOKENS = 14
 SOURCE_LENGTHS = (9, 3, 6, 1, 8, 5, 2, 7)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.experts import plan_dispatch
-from redco_flow.models.grouped_product import grouped_product
+from redco_flow.models.feed_forward.experts import plan_dispatch
+from redco_flow.models.feed_forward.grouped_product import grouped_product
 
 INNER, OUTER = 6, (2, 5)
 # Rows of each group: even, skewed, with nothing, fewer than a block, more than several blocks.

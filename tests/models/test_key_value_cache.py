@@ -20,7 +20,7 @@ from redco_flow.models.attention.cache import (
     with_writers,
     written,
 )
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 NUM_ROWS, NUM_BEAMS, NUM_STEPS, NUM_GROUPS, HEAD_DIM, PROMPT = 2, 3, 4, 2, 5, 6
 

@@ -13,10 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.config import MixtureConfig
-from redco_flow.models.experts import choose_experts, load_balancing_losses
-from redco_flow.models.families import mixtral
+from redco_flow.models.feed_forward.experts import choose_experts, load_balancing_losses
+from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
+from redco_flow.models.layer_config import MixtureConfig
+
+mixtral = find_model("mixtral")
 
 IGNORED = -100
 

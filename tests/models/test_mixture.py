@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from redco_flow.engine.sharding.axes import equations
-from redco_flow.models.config import MixtureConfig
-from redco_flow.models.experts import choose_experts, mix_experts
+from redco_flow.models.feed_forward.experts import choose_experts, mix_experts
+from redco_flow.models.layer_config import MixtureConfig
 
 EXPERTS, CHOSEN, WIDTH, UNITS = 8, 2, 12, 20
 CONFIG = MixtureConfig(EXPERTS, CHOSEN, UNITS, "silu")

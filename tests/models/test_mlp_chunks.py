@@ -11,9 +11,11 @@ import pytest
 
 from redco_flow import Deployer, TrainingPlan
 from redco_flow.engine.step.loss import cross_entropy
-from redco_flow.models.families import llama, mixtral
 from redco_flow.models.find import find_model
 from tests.engine.traffic import wire_bytes
+
+llama = find_model("llama")
+mixtral = find_model("mixtral")
 
 # No other dim is UNITS, or half of them.
 ROWS, LENGTH, WIDTH, UNITS, HEADS, NUM_CHUNKS = 4, 48, 16, 44, 4, 5

@@ -12,13 +12,15 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import (
     load_pretrained,
     read_model,
     save_pretrained,
 )
 from redco_flow.models.hub.tensors import CheckpointMismatch, save_params
+
+t5 = find_model("t5")
 
 Q_NAME = "encoder.block.1.layer.0.SelfAttention.q.weight"
 

@@ -8,8 +8,9 @@ MAKE = """
 import sys
 from pathlib import Path
 import jax
-from redco_flow.models.families import llama
+from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
+llama = find_model("llama")
 # Nearly all of it is the embedding and the head, which lie in the file as rows of the vocabulary.
 config = llama.Config.from_hugging_face({
     "model_type": "llama", "vocab_size": 32768, "hidden_size": 256, "intermediate_size": 256,

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from redco_flow.models.attention.bias import ByDistance, distance_bias, row_biases, spread_diagonals
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import attend_sequence, ring_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from tests.engine.traffic import read_collectives
 
 BATCH, LENGTH, HEAD_DIM = 2, 12, 6

@@ -16,7 +16,7 @@ from redco_flow.models.attention.balanced_order import SequenceOrder
 from redco_flow.models.attention.bias import row_biases
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.ring import ring_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 BATCH, LENGTH, HEAD_DIM = 2, 40, 6
 PADDED = (np.arange(LENGTH) < [[LENGTH], [23]]).astype(np.int32)

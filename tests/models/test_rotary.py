@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from redco_flow.models.attention.rope import RopeScaling, RotaryConfig, read_scaling
 from redco_flow.models.attention.rotary import (
     attention_factor,
     choose_rotation,
@@ -11,7 +12,6 @@ from redco_flow.models.attention.rotary import (
     rotation,
     rotations,
 )
-from redco_flow.models.rope import RopeScaling, RotaryConfig, read_scaling
 
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 

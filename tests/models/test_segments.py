@@ -17,9 +17,11 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from redco_flow import Deployer
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import LogitsProcessing, Sampling, generate
 from redco_flow.models.generation.segments import segment_length
+
+t5 = find_model("t5")
 
 # Two segments each, by number of texts.
 NEW_TOKENS = {4: 70, 1: 260}

@@ -15,7 +15,7 @@ from redco_flow import Deployer
 from redco_flow.models.attention.bias import row_biases
 from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.splash import block_length, splash_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 # Two blocks of 384, which it does not fill.
 BATCH, LENGTH, HEAD_DIM = 2, 600, 6

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
+
+t5 = find_model("t5")
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_flow.models.families import t5
+from redco_flow.models.find import find_model
 from redco_flow.models.generation.generate import generate
+
+t5 = find_model("t5")
 
 # Redco's two rules, written out: what reads the residual is split on its output side, what
 # writes it on its input side.

@@ -18,7 +18,8 @@ from redco_flow.models.attention.grouped import attend_grouped
 from redco_flow.models.attention.kernel_calls import with_named_residuals
 from redco_flow.models.attention.triton import triton_attend
 from redco_flow.models.attention.triton_blocks import BlockSizes
-from redco_flow.models.config import ENDLESS_WINDOW, AttentionConfig
+from redco_flow.models.config import ENDLESS_WINDOW
+from redco_flow.models.layer_config import AttentionConfig
 
 # Several blocks of the forward pass, the last of which it does not fill.
 LENGTH, HEAD_DIM = 140, 6

@@ -274,19 +274,22 @@ def test_a_section_that_cannot_be_meant_is_a_mistake(section, reason):
 @pytest.fixture
 def dripping():
     """The port of a server that sends a part of a header every 50 ms, and never ends it."""
+    is_over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
             with suppress(OSError):
                 connection, _ = server.accept()
-                for part in [b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 90]:
+                part = b"HTTP/1.1 200 OK\r\n"
+                while not is_over.wait(0.05):
                     connection.sendall(b"220-" + part if by_mail else part)
-                    time.sleep(0.05)
+                    part = b"X: y\r\n"
 
         by_mail = []
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield server.getsockname()[1], by_mail
+        is_over.set()
 
 
 @pytest.mark.parametrize("channel", ["webhook", "email"])
@@ -297,12 +300,10 @@ def test_an_exchange_has_one_limit_of_time(dripping, channel):
     email = {"to": ["a@b.org"], "server": "127.0.0.1", "port": port, "security": "none"}
     section = NotifySection.from_json({"webhook_env": "HOOK", "email": email})
     environ = {"HOOK": f"http://127.0.0.1:{port}/"}
-    begun = time.monotonic()
 
     error = channels_of(section, environ, seconds=0.3)[channel](Notice("failure", "k", "t", "x"))
 
     assert error == "TimeoutError: no complete answer within 0.3 s"
-    assert time.monotonic() - begun < 3
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -375,7 +376,6 @@ def test_a_run_that_fails_tells_it_by_its_own_process(runs, receiver, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_schedule_without_a_good_run_is_told_by_the_prefect_server(
     prefect_server, receiver, tmp_path
 ):

@@ -119,7 +119,6 @@ class Edited:
         }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_does_what_was_planned_and_never_the_same_work_twice(
     planning, tmp_path, monkeypatch, seed

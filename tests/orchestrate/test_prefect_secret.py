@@ -54,7 +54,7 @@ def held_run(tmp_path_factory, prefect_server):
     runs = Runs(folder)
     run = runs.start(TWO_STAGES, [f"train.gate={folder / 'gate'}"])
     wait_for_stage(run, "train")
-    until(lambda: run.read_state().get("prefect_url"), seconds=120)
+    until(lambda: run.read_state().get("prefect_url"), seconds=400)
     yield run
     (folder / "gate").touch()
     wait_for_end(run)

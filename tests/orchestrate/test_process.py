@@ -287,7 +287,7 @@ def test_a_server_that_is_away_for_a_while_does_not_stop_the_run(runs, api, held
     until(lambda: time.monotonic() > back_at)
     ensure_server()
 
-    flow_run = until(lambda: is_completed(api.flow_run_of(run)), seconds=180)
+    flow_run = until(lambda: is_completed(api.flow_run_of(run)), seconds=400)
     assert flow_run["state"]["message"] == "2 stages completed"
     assert "| total | 0.0006 |" in api.artifact(flow_run, "two-stages-summary")["data"]
 

@@ -71,7 +71,7 @@ def test_a_database_that_is_unwritable_while_a_run_ends_has_the_end_once_it_can_
 
     assert state["state"] == "completed"
     api = Api(prefect_server)
-    until(lambda: api.flow_run_of(run)["state"]["type"] == "COMPLETED", seconds=120)
+    until(lambda: api.flow_run_of(run)["state"]["type"] == "COMPLETED", seconds=400)
 
 
 def test_a_database_that_is_unwritable_when_a_run_begins_costs_seconds_and_the_page(

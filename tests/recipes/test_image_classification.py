@@ -8,13 +8,15 @@ import pytest
 
 from redco_flow import Deployer
 from redco_flow.models import cnn
-from redco_flow.models.families import vit
+from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
 from redco_flow.models.hub.tensors import CheckpointMismatch
 from redco_flow.recipes.find import family_problem, find_recipe
 from redco_flow.recipes.recipe import Generation
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.train import config as train
+
+vit = find_model("vit")
 
 TINY = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
@@ -125,7 +127,7 @@ def test_a_plan_knows_which_models_classify_images():
     recipe = find_recipe("image_classification")
     config = train.Config(recipe="image_classification", model=ModelSection(config=TINY))
 
-    assert "redco_flow.models.families.vit" in train.code_modules(config)
+    assert "redco_flow.models.families.encoders" in train.code_modules(config)
     assert "use recipe image_classification" in family_problem(find_recipe("text_to_text"), "vit")
     assert "trains vit, and not 't5'" in family_problem(recipe, "t5")
     with pytest.raises(ValueError, match="vit config has no key 'vocab_size'"):

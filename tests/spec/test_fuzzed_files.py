@@ -5,6 +5,7 @@ import json
 import os
 import random
 import traceback
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -206,9 +207,12 @@ def places(value, found):
     return found
 
 
+parsed = cache(yaml.safe_load)
+
+
 def changed_values(text, rng):
     """The document after one to three changes of its values and keys."""
-    document = yaml.safe_load(text)
+    document = copy.deepcopy(parsed(text))
     for _ in range(rng.randint(1, 3)):
         holders = places(document, [])
         if not holders:

@@ -168,12 +168,12 @@ def test_references_cannot_be_a_bomb(long, referring):
     """Fault 28: tags, recursion, depth and size are refused."""
     text = f"a: '{long}'\n" + "\n".join(f"b{i}: {referring}" for i in range(1000))
 
-    start = time.monotonic()
+    start = time.process_time()
     values, problems = filled(text, LONG="x" * 100_000)
 
     assert "references make texts of more than 1,048,576 characters" in problems[-1]
     assert sum(len(str(value)) for value in values.values()) < 3 << 20
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20  # of CPU time, so on a busy machine too
 
 
 def test_escaped_values_are_left_as_they_are():

@@ -154,11 +154,11 @@ def test_a_recursive_alias_is_refused():
 )
 def test_three_thousand_levels_are_refused_at_once(text):
     """Fault 28: tags, recursion, depth and size are refused."""
-    start = time.monotonic()
+    start = time.process_time()
     (message,) = mistakes(text)
 
     assert f"nested deeper than {MAX_LEVELS} levels" in message
-    assert time.monotonic() - start < 5  # a fraction of it on an idle machine
+    assert time.process_time() - start < 5  # of CPU time, so on a busy machine too
 
 
 def test_levels_that_aliases_add_count_too():

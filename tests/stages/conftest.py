@@ -3,13 +3,15 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from redco_flow.runtime.context import InputArtifact, StageContext, StageOutputs
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -95,6 +97,31 @@ class Bench:
     def records(self) -> list[dict[str, Any]]:
         """What the last context's stage wrote into metrics.jsonl."""
         return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_once(compiled_programs: str) -> Iterator[None]:
+    """Equal programs are compiled once: a resumed training has those of the interrupted one."""
+    settings = {
+        "jax_compilation_cache_dir": compiled_programs,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    _use_cache(settings)
+    yield
+    _use_cache(before)
+
+
+def _use_cache(settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

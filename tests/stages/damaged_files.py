@@ -163,7 +163,9 @@ def write_model(folder: Path) -> None:
     """Write a tiny model in two files with an index, and alone in one."""
     import jax
 
-    from redco_flow.models.families import t5
+    from redco_flow.models.find import find_model
+
+    t5 = find_model("t5")
     from redco_flow.models.hub.pretrained import save_pretrained
     from redco_flow.models.hub.tensors import save_params
 
@@ -179,7 +181,9 @@ class ModelReader:
     """Read a model's directory: its tensors into the shapes of the model that was written."""
 
     def __init__(self) -> None:
-        from redco_flow.models.families import t5
+        from redco_flow.models.find import find_model
+
+        t5 = find_model("t5")
 
         config = t5.Config(vocab_size=32, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
         self.layouts, self.shapes = t5.tensor_layouts(config), t5.abstract_params(config)

@@ -106,7 +106,7 @@ def test_in_a_terminal_a_conversation_begins_anew_and_ends_when_asked(words):
 
     def read_until(pattern):
         nonlocal said
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 200
         while not re.search(pattern, said, re.DOTALL):
             assert time.monotonic() < deadline, said
             said += os.read(main, 4096).decode()
@@ -143,7 +143,7 @@ def test_ctrl_c_ends_both_processes(words):
     finally:
         signal.signal(signal.SIGINT, before)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     found = ""
     while not found and time.monotonic() < deadline:
         found = children.read_text()
@@ -172,20 +172,3 @@ def test_options_that_cannot_be_are_refused_before_anything_is_loaded(
     assert run_command(["chat", "train", "-w", str(tmp_path), *more]) == 2
 
     assert message in capsys.readouterr().err
-
-
-def test_a_checkpoint_that_cannot_converse_says_why(bench, write_rows, capsys):
-    rows = write_rows(bench.root / "rows.jsonl", [(f"word {n}", f"answer {n}") for n in range(9)])
-    tokenizer = {"train": {"vocab_size": 270, "type": "bpe"}}
-    data = {"train": str(rows), "tokenizer": tokenizer, "validation_fraction": 0.0}
-    made = bench.run(preprocess, {"data": data, "max_source_length": 8, "max_target_length": 8})
-    model = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    settings = {"model": {"family": "t5", "config": model}, "num_epochs": 1, "global_batch_size": 8}
-    trained = bench.run(train, settings, {"dataset": [made["dataset"]]})["checkpoint/last"]
-
-    code = run_command(
-        ["chat", trained.id, "-w", str(bench.root / "workspace"), "--message", "Hello?"]
-    )
-
-    assert code == 1
-    assert "recipe 'text_to_text', which does not converse" in capsys.readouterr().err

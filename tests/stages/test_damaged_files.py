@@ -20,7 +20,7 @@ def test_a_damaged_file_is_an_error_with_its_name_and_never_a_signal(tmp_path, f
     """Fault 47. Many files a process: a signal ends it, and the file `case` says at which one."""
     command = [sys.executable, PROGRAM, tmp_path, str(SEED), str(num_cases), *formats]
 
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
 
     case = (tmp_path / "case").read_text()
     assert ended.returncode == 0, f"at {case}: {ended.returncode}\n{ended.stderr[-4000:]}"

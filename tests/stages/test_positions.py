@@ -7,6 +7,7 @@ import json
 import pytest
 
 from redco_flow.errors import ConfigError
+from redco_flow.spec.find import find_file
 from redco_flow.spec.load import load_pipeline
 
 TINY = {
@@ -104,3 +105,5 @@ def test_default_lengths_that_nothing_uses_are_not_compared(tmp_path):
     mistakes(tmp_path, "classification", "bert", "max_source_length", 64, model)
 
     assert load_pipeline(tmp_path / "pipeline.yaml", looks_into_data=True).notes == ()
+    file = find_file("pipelines", "image_to_text")  # 32 positions, and rows as they are
+    assert load_pipeline(file, looks_into_data=True).notes == ()

@@ -1,4 +1,7 @@
-"""The examples that collect what they train on: what each learns, on any shards, after any stop."""
+"""The examples that collect what they train on: their formulas, and what PPO learns.
+
+PPO over two model shards and after a stop: `tests/stages/test_resumed_examples.py`.
+"""
 
 import re
 
@@ -39,15 +42,6 @@ def test_ppo_learns_to_balance_the_pole(tmp_path):
     assert most == 500
     assert 15 < at_random < 40
     assert learned > 4 * at_random
-
-
-@pytest.mark.slow
-def test_ppo_does_the_same_over_two_model_shards(run_over):
-    short = {"num_rounds": 2, "num_epochs": 1, "num_steps": 32}
-    _, params = run_over("ppo.py", 1, **short)
-    _, sharded = run_over("ppo.py", 2, **short)
-
-    assert_close(sharded, params, atol=1e-5)
 
 
 def test_advantages_are_sums_of_discounted_errors_up_to_an_episodes_end(ppo):

@@ -98,6 +98,23 @@ def test_validation_scores_of_two_datasets_with_equal_validation_files_are_compa
     assert "other rows" in first["val/bleu"].comparable_with(other["val/bleu"])
 
 
+def test_rows_of_a_deleted_dataset_are_unknown_and_not_other_rows(store, tmp_path):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    (folder / "validation-00000.arrow").write_text("a")
+    kept = store.publish("dataset", folder).id
+    entry = {"artifacts": {"checkpoint/last": "c"}, "metrics": {"bleu": 1}}
+
+    here, gone, again = (
+        identify_scores({"train": entry}, {"train": trained(dataset)}, store)["val/bleu"]
+        for dataset in (kept, "d" * 64, "d" * 64)
+    )
+
+    unknown = "rows of 'validation' are unknown: a dataset was deleted"
+    assert here.comparable_with(gone) == gone.comparable_with(here) == unknown
+    assert gone.comparable_with(again) is None
+
+
 def test_losses_of_two_objectives_are_not_compared_but_scores_of_their_texts_are(store):
     entry = {"artifacts": {"checkpoint/last": "c"}, "metrics": {"eval_loss": 1.0, "bleu": 1.0}}
     first, second, flipped = (
@@ -113,7 +130,7 @@ def test_losses_of_two_objectives_are_not_compared_but_scores_of_their_texts_are
     assert first[loss].comparable_with(second[loss]) == "other metric settings"
     assert first[loss].comparable_with(flipped[loss]) is None
     assert first[bleu].comparable_with(second[bleu]) is None
-    assert first[bleu].rows == "d" * 64  # the dataset is gone
+    assert (first[bleu].rows, first[bleu].dataset) == ("", "d" * 64)  # the dataset is gone
     assert first[bleu].settings == digest_json([None, None])
 
 

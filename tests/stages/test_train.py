@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from stage_kinds import predict, preprocess, train
 
+from redco_flow.cli.main import run_command
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError, EngineError, NonFiniteLoss
 from redco_flow.errors import ArtifactError
@@ -44,6 +45,8 @@ SETTINGS = {
     "eval": {"num_examples": 8},
     "log_every_steps": 3,
 }
+# For tests that look at no generated text: no score is computed of one.
+LOSS_ONLY = SETTINGS | {"keep": {"last": 1, "best": ["eval_loss"]}}
 DATA = {"validation_fraction": 0.2, "test_fraction": 0.2}
 
 
@@ -115,7 +118,7 @@ def test_no_checkpoint_is_saved_of_a_training_whose_dataset_was_damaged_meanwhil
 
     context.verify_inputs = damage_before_the_second_save
     with pytest.raises(ArtifactError, match="the dataset is damaged"):
-        train.run(context, train.Config.from_json(SETTINGS | {"num_epochs": 3}))
+        train.run(context, train.Config.from_json(LOSS_ONLY))
 
     steps_per_epoch = 3  # 40 examples of 64, by 16
     steps = [int(path.name) for path in (context.work_dir / "checkpoints").glob("[0-9]*")]
@@ -126,7 +129,7 @@ def test_no_checkpoint_is_saved_of_a_training_whose_dataset_was_damaged_meanwhil
 def test_a_damaged_best_checkpoint_is_trained_again_to_the_same_parameters(bench, dataset):
     """Faults 22 and 41: the artifact's files are those of the work directory, by other names."""
     no_change = {"optimizer": "sgd", "learning_rate": 1e-30}  # so the first is the best
-    settings = SETTINGS | no_change | {"keep": {"last": 1, "best": ["eval_loss"]}}
+    settings = LOSS_ONLY | no_change
     before = bench.run(train, settings, {"dataset": [dataset]}, work="trained")
     best = before["checkpoint/best/eval_loss"]
     assert CheckpointArtifact(best.path).record.step == 3  # of 6
@@ -344,11 +347,22 @@ def test_running_a_finished_training_again_trains_nothing_and_gives_the_same(
 
 
 @pytest.mark.slow
+def test_a_checkpoint_that_cannot_converse_says_why(shared_bench, trained, capsys):
+    checkpoint = trained[0]["checkpoint/last"]
+    workspace = str(shared_bench.root / "workspace")
+
+    code = run_command(["chat", checkpoint.id, "-w", workspace, "--message", "Hello?"])
+
+    assert code == 1
+    assert "recipe 'text_to_text', which does not converse" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_nan_loss_stops_and_is_no_checkpoint(bench, dataset):
     """Fault 25: the training stops, or skips as many steps as it was allowed; neither the last nor
     the best checkpoint is such a step.
     """
-    settings = {**SETTINGS, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8}
+    settings = {**LOSS_ONLY, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8}
     context = bench.context("train", {"dataset": [dataset]})
 
     with pytest.raises(NonFiniteLoss, match="is not finite"):
@@ -365,7 +379,7 @@ def test_steps_that_are_not_finite_are_skipped_when_asked_and_end_it_when_too_ma
     the best checkpoint is such a step.
     """
     settings = {
-        **SETTINGS, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8,
+        **LOSS_ONLY, "learning_rate": 1e30, "max_grad_norm": None, "num_epochs": 8,
         "on_nonfinite": "skip", "max_skipped": 3,
     }  # fmt: skip
 
@@ -393,7 +407,7 @@ def test_the_stage_logs_each_rule_with_its_reason_and_the_users_own_comes_first(
     bench, dataset, caplog
 ):
     settings = {
-        **SETTINGS,
+        **LOSS_ONLY,
         "num_epochs": 1,
         "num_model_shards": 2,
         "sharding_overrides": {"^embedding$": [None, "model"]},
@@ -432,7 +446,7 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
     total = sum(sizes.values())
 
     with caplog.at_level(logging.INFO, logger="redco_flow"):
-        settings = {**SETTINGS, "num_epochs": 1, "fsdp": "auto", **frozen}
+        settings = {**LOSS_ONLY, "num_epochs": 1, "fsdp": "auto", **frozen}
         bench.run(train, settings, {"dataset": [dataset]})
 
     (told,) = re.findall(r"1 shards; .* take ([\d,]+) bytes per device", caplog.text)
@@ -446,6 +460,7 @@ def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
 def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
     bench, dataset, pretrained, stop_at_look
 ):
+    """Over meshes: `tests/engine/test_lora.py`."""
     settings = {
         **SETTINGS,
         "model": {"name_or_path": str(pretrained)},
@@ -457,8 +472,6 @@ def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
             "dropout": 0.1,
         },
         "keep": {"last": 1},
-        "fsdp": 2,
-        "num_model_shards": 2,
     }
     whole = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
     losses = [record["loss"] for record in bench.records() if record["kind"] == "training"]
@@ -565,7 +578,7 @@ def test_a_pretrained_directory_gives_its_tokenizer_and_its_weights(
     data = {"train": str(write_rows(bench.root / "own.jsonl", ROWS)), **DATA}
     lengths = {"max_source_length": 8, "max_target_length": 8}
     dataset = bench.run(preprocess, {"data": data, "model": model, **lengths})["dataset"]
-    settings = {**SETTINGS, "model": model, "learning_rate": 1e-9, "num_epochs": 1}
+    settings = {**LOSS_ONLY, "model": model, "learning_rate": 1e-9, "num_epochs": 1}
 
     checkpoints = bench.run(train, settings, {"dataset": [dataset]})
 
@@ -763,7 +776,7 @@ def test_batches_of_like_length_have_the_loss_per_token_of_padded_ones(bench, wr
     found = {}
 
     for kind in ("padded", "bucketed"):
-        batching = {"batching": {"type": kind}}
+        batching = {"batching": {"type": kind, "num_buckets": 2}}
         checkpoint = bench.run(train, settings | batching, {"dataset": [dataset]})
         (record,) = [one for one in bench.records() if one["kind"] == "training"]
         found[kind] = record["loss"], checkpoint["checkpoint/last"].metadata["padding"]

@@ -119,7 +119,7 @@ def test_a_job_outlives_its_launcher_and_is_found_again(launch, workspace, tmp_p
     assert job.state == "COMPLETED", job.status()
     assert (tmp_path / "starts").read_text() == "x"
     assert attempt.read_exit().cause == "completed"
-    wait_until(lambda: processes_of(attempt) == [], 20)
+    wait_until(lambda: processes_of(attempt) == [])
 
 
 def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit):
@@ -130,7 +130,7 @@ def test_a_rank_that_raises_ends_the_group_and_its_error_is_the_jobs(submit):
     assert job.state == "FAILED"
     assert "rank 1 of 2" in job.status().message
     assert "only rank 1 does this" in str(job.exception())
-    wait_until(lambda: processes_of(job.attempt) == [], 20)
+    wait_until(lambda: processes_of(job.attempt) == [])
 
 
 def test_the_death_of_a_supervisor_ends_the_group_and_is_told(submit):
@@ -148,7 +148,7 @@ def test_the_death_of_a_supervisor_ends_the_group_and_is_told(submit):
     assert job.state == "LOST"
     assert "rank 1 of 2" in job.status().message
     assert "its supervisor was killed" in job.status().message
-    wait_until(lambda: processes_of(job.attempt) == [], 20)
+    wait_until(lambda: processes_of(job.attempt) == [])
 
 
 def test_what_xmanager_cannot_start_is_told_in_its_own_words(submit, monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ from pipelines import Driven, losses, make_run
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.usefixtures("compile_cache"),
 ]
 

@@ -206,7 +206,7 @@ _SAME_KERNEL = frozenset({
     "sharding_constraint", "slice", "squeeze", "transpose",
 })  # fmt: skip
 _OPAQUE = re.compile(r"pallas_call|tpu_custom_call|ffi_call|dot_product_attention.*|.*callback")
-# `models.grouped_product`: its loops end where groups do, and together pass over each row once.
+# `models.feed_forward.grouped_product`: its loops end where groups do, and pass over each row once.
 _GROUPED_PRODUCT = "grouped_product"
 
 

@@ -9,7 +9,6 @@ scale is float32 and not quantized again, and blocks lie along one input dim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,10 +43,6 @@ class Quantization(ABC):
         """Return the kernel, float32, rounded."""
 
     @abstractmethod
-    def wide_shape(self, stored: Sequence[int]) -> tuple[int, ...]:
-        """Return the kernel's shape, given that of what is stored."""
-
-    @abstractmethod
     def row(self) -> Quantization:
         """Return how one entry along the first dim is stored."""
 
@@ -71,10 +66,6 @@ class EachOutput(Quantization):
     def widen(self, stored: jax.Array, scales: jax.Array) -> jax.Array:
         """Multiply by the scales."""
         return stored.astype(jnp.float32) * jnp.expand_dims(scales, self.inputs)
-
-    def wide_shape(self, stored: Sequence[int]) -> tuple[int, ...]:
-        """See the base class."""
-        return tuple(stored)
 
     def row(self) -> Quantization:
         """See the base class."""
@@ -118,10 +109,6 @@ class Blocks(Quantization):
         wide = self._cut(jnp.asarray(NF4_LEVELS)[codes], self._block)
         wide = self._joined(wide * jnp.expand_dims(scales, self.position + 1))
         return jax.lax.slice_in_dim(wide, 0, self.size, axis=self.position)
-
-    def wide_shape(self, stored: Sequence[int]) -> tuple[int, ...]:
-        """See the base class."""
-        return (*stored[: self.position], self.size, *stored[self.position + 1 :])
 
     def row(self) -> Quantization:
         """See the base class."""

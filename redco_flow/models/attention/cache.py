@@ -20,7 +20,7 @@ from redco_flow.models.attention.balanced_order import SequenceOrder
 from redco_flow.models.attention.bias import Bias, Biases
 from redco_flow.models.attention.grouped import cap, split_bias, split_groups
 from redco_flow.models.attention.rotary import Rotation
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
 
 KeysValues = tuple[jax.Array, jax.Array]

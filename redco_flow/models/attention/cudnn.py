@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from redco_flow.models.attention.bias import Biases, VisibleKeys, as_arrays, band_bias
 from redco_flow.models.attention.grouped import Window
 from redco_flow.models.attention.kernel_calls import with_named_residuals
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 # As jax.nn.dot_product_attention.
 Attention = Callable[..., jax.Array]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import Biases, as_arrays, band_bias
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.numerics import softmax, softmax_with_sinks, wide_einsum
 from redco_flow.models.random import dropout
 

@@ -20,7 +20,7 @@ from redco_flow.models.attention.bias import Biases, SameDocument, VisibleKeys
 from redco_flow.models.attention.context import mapped_axes, num_context_shards
 from redco_flow.models.attention.cudnn import needs_bias
 from redco_flow.models.attention.grouped import Window
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.projections import num_model_shards
 
 Kernel = Literal["xla", "splash", "cudnn", "triton"]

@@ -37,9 +37,9 @@ from redco_flow.models.attention.ring_turns import (
 )
 from redco_flow.models.attention.splash import splash_attend
 from redco_flow.models.attention.triton import triton_attend
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 from redco_flow.models.random import check_num_elements
-from redco_flow.models.saved_activations import named_in_parts
+from redco_flow.models.transformer.saved_activations import named_in_parts
 
 
 def ring_attend(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_flow.models.rope import RotaryConfig, yarn_factor
+from redco_flow.models.attention.rope import RotaryConfig, yarn_factor
 
 
 class Rotation(NamedTuple):

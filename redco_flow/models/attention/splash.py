@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from redco_flow.models.attention.bias import Biases, SameDocument, VisibleKeys
 from redco_flow.models.attention.grouped import Window
 from redco_flow.models.attention.kernel_calls import HIDDEN, KEPT, on_shards, padded_to
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 # What a block's length is a multiple of, and the lengths that are tried, the fastest first.
 _LANES = 128

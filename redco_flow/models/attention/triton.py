@@ -22,7 +22,7 @@ from redco_flow.models.attention.kernel_calls import (
     padded_to,
     with_named_residuals,
 )
-from redco_flow.models.config import AttentionConfig
+from redco_flow.models.layer_config import AttentionConfig
 
 if TYPE_CHECKING:
     from redco_flow.models.attention.triton_blocks import BlockSizes

@@ -1,7 +1,7 @@
 """BART: an encoder-decoder with learned positions and norms after each sublayer.
 
 The config under Hugging Face's names and the tensors of transformers' BartForConditionalGeneration,
-or of the bare BartModel. What it computes is `encoder_decoder_model.py`'s.
+or of the bare BartModel. What it computes is in `encoder_decoder_model.py`.
 
 Of the habits of generation that published `config.json` files name, the forced first and last
 tokens are kept, which `generation.generate` sees to; numbers of beams, length limits and
@@ -12,24 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
-from redco_flow.models.config import (
-    AttentionConfig,
-    EncoderDecoderConfig,
-    MlpConfig,
-    NormConfig,
-    StackConfig,
-    activation_name,
-)
-from redco_flow.models.families.family_config import FamilyConfig, split_evenly
+from redco_flow.models.config import EncoderDecoderConfig, StackConfig
+from redco_flow.models.families.family_config import FamilyConfig, attention_of_heads
 from redco_flow.models.hub.layouts import (
     TensorLayout,
     attention_layouts,
     mlp_layouts,
     norm_layouts,
+    table_layout,
     with_other_prefix,
 )
+from redco_flow.models.layer_config import AttentionConfig, MlpConfig, NormConfig, activation_name
+
+if TYPE_CHECKING:
+    from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
 # The rows before it are the reference's padding, and no token stands there.
 _POSITION_OFFSET = 2
@@ -57,6 +55,8 @@ class BartConfig(FamilyConfig):
         "add_final_layer_norm": False,
         "static_position_embeddings": False,
     }
+    # The tied head, published beside the embedding.
+    ignored_tensors: ClassVar[tuple[str, ...]] = ("lm_head.weight",)
 
     vocab_size: int = 50265
     d_model: int = 1024
@@ -81,13 +81,21 @@ class BartConfig(FamilyConfig):
     forced_eos_token_id: int | tuple[int, ...] | None = None
     tie_word_embeddings: bool = True
 
+    @classmethod
+    @final
+    def family(cls) -> EncoderDecoderFamily:
+        """Return the family's functions; imports JAX."""
+        from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
+
+        return EncoderDecoderFamily(cls)
+
     def derived(self) -> dict[str, Any]:
         """Return the token that ends what has become too long."""
         return {"forced_eos_token_id": self.eos_token_id}
 
     @property
     def core(self) -> EncoderDecoderConfig:
-        """The same model in the words that all of its kind share."""
+        """The same model as an `EncoderDecoderConfig`."""
         return EncoderDecoderConfig(
             vocab_size=self.vocab_size,
             encoder=self._stack("encoder"),
@@ -99,16 +107,13 @@ class BartConfig(FamilyConfig):
 
     def _stack(self, side: str) -> StackConfig:
         heads_name = f"{side}_attention_heads"
-        num_heads = getattr(self, heads_name)
-        head_dim = split_evenly("d_model", self.d_model, heads_name, num_heads)
         is_decoder = side == "decoder"
 
         def attention(**kind: Any) -> AttentionConfig:
-            return AttentionConfig(
-                num_heads=num_heads,
-                num_kv_heads=num_heads,
-                head_dim=head_dim,
-                scale=head_dim**-0.5,
+            return attention_of_heads(
+                self,
+                "d_model",
+                heads_name,
                 has_input_bias=True,
                 has_output_bias=True,
                 dropout=self.attention_dropout,
@@ -134,19 +139,14 @@ class BartConfig(FamilyConfig):
             embedding_dropout=self.dropout,
             residual_dropout=self.dropout,
             init_stddev=self.init_std,
-            dtype=self.dtype,
-            remat=self.remat,
-            attention_kernel=self.attention,
-            activations=self.activations,
-            num_mlp_chunks=self.num_mlp_chunks,
+            **self.how_computed,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:
         """Return a tree like the parameters that says which tensors each is made of."""
         layouts: dict[str, Any] = {
-            "embedding": TensorLayout(
-                "vocabulary model",
-                "vocabulary model",
+            "embedding": table_layout(
+                "vocabulary",
                 "model.shared.weight",
                 aliases=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
             ),
@@ -180,21 +180,7 @@ def _stack_layouts(config: StackConfig, stack: str) -> dict[str, Any]:
         layers["cross_attention_norm"] = norm
         layers["cross_attention"] = attended("encoder_attn", config.cross_attention)
     return {
-        "positions": TensorLayout(
-            "positions model", "positions model", f"{stack}.embed_positions.weight"
-        ),
+        "positions": table_layout("positions", f"{stack}.embed_positions.weight"),
         "embedding_norm": norm_layouts(f"{stack}.layernorm_embedding", has_bias=True),
         "layers": layers,
     }
-
-
-Config = BartConfig
-
-
-def __getattr__(name: str) -> Any:
-    """Take the functions that all families of this kind share from their model, imported now."""
-    if name.startswith("__"):  # what the import system asks for
-        raise AttributeError(name)
-    from redco_flow.models import encoder_decoder_model
-
-    return getattr(encoder_decoder_model, name)

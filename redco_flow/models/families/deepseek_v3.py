@@ -1,7 +1,7 @@
 """DeepSeek-V3: latent attention, and after some dense layers many small experts in groups.
 
 Published kernels of 8 bits with scales (FP8) and the layers that predict several tokens ahead are
-not read. The config under Hugging Face's names; what it computes is `decoder_model.py`'s.
+not read. The config under Hugging Face's names; what it computes is in `decoder_module.py`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from redco_flow.models.config import (
+from redco_flow.models.attention.rope import RotaryConfig, yarn_factor
+from redco_flow.models.config import DecoderConfig
+from redco_flow.models.families.decoder_family import (
+    ExpertNames,
+    LlamaFamilyConfig,
+    dense_layouts,
+    name_in_layer,
+)
+from redco_flow.models.families.family_config import from_zero
+from redco_flow.models.hub.layouts import TensorLayout, norm_layouts, with_numbers
+from redco_flow.models.layer_config import (
     AttentionConfig,
-    DecoderConfig,
     GroupedRouting,
     LatentConfig,
     MixtureConfig,
     MlpConfig,
     NormConfig,
-    activation_name,
 )
-from redco_flow.models.families.family_config import from_zero
-from redco_flow.models.families.llama_family import (
-    LlamaFamilyConfig,
-    expert_layouts,
-    name_in_layer,
-)
-from redco_flow.models.hub.layouts import (
-    TensorLayout,
-    mlp_layouts,
-    norm_layouts,
-    with_numbers,
-)
-from redco_flow.models.rope import RotaryConfig, yarn_factor
-
-_GATES = ("gate", "up")
 
 
 @dataclass(frozen=True)
@@ -49,6 +42,7 @@ class DeepseekV3Config(LlamaFamilyConfig):
     architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     fixed: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "moe_layer_freq": 1}
     other_names: ClassVar[Mapping[str, str]] = {"num_local_experts": "n_routed_experts"}
+    expert_names: ClassVar[ExpertNames | None] = ExpertNames("mlp")
 
     vocab_size: int = 129280
     hidden_size: int = 7168
@@ -84,16 +78,13 @@ class DeepseekV3Config(LlamaFamilyConfig):
 
     @property
     def core(self) -> DecoderConfig:
-        """The same model in the words that all families share."""
+        """The same model as a `DecoderConfig`."""
         self._check()
-        activation = activation_name(self.hidden_act)
-        num_leading = self.first_k_dense_replace
+        activation, num_leading = self.activation, self.first_k_dense_replace
         return self.llama_decoder(
-            self.hidden_act,
             num_layers=self.num_hidden_layers - num_leading,
             num_leading=num_leading,
             leading_mlp=MlpConfig(self.intermediate_size, activation, is_gated=True),
-            attention=self._attention(),
             rotary=RotaryConfig(
                 self.qk_rope_head_dim,
                 self.rope_theta,
@@ -152,25 +143,19 @@ class DeepseekV3Config(LlamaFamilyConfig):
         """Return a tree like the parameters that says which tensors each is made of."""
         core, num_leading = self.core, self.first_k_dense_replace
         assert isinstance(core.mlp, MixtureConfig)
-        experts = expert_layouts("mlp", ("gate_proj", "up_proj"), "down_proj")
-        bias = name_in_layer("mlp.gate.e_score_correction_bias")
-        experts["choice_bias"] = TensorLayout("layer expert", "expert", bias)
-        layouts = self.llama_layouts(attention=_attention_layouts(self), experts=experts)
+        layouts = self.llama_layouts(attention=_attention_layouts(self))
         layers = layouts["layers"]
+        bias = name_in_layer("mlp.gate.e_score_correction_bias")
+        layers["experts"]["choice_bias"] = TensorLayout("layer expert", "expert", bias)
         if core.mlp.shared is not None:
-            layers["shared_experts"] = _dense_layouts(core.mlp.shared, "mlp.shared_experts")
+            layers["shared_experts"] = dense_layouts(core.mlp.shared, "mlp.shared_experts")
         if core.leading_mlp is None or not num_leading:
             return layouts
         apart = ("experts", "shared_experts")
         leading = {name: part for name, part in layers.items() if name not in apart}
-        leading["mlp"] = _dense_layouts(core.leading_mlp, "mlp")
+        leading["mlp"] = dense_layouts(core.leading_mlp, "mlp")
         layouts["layers"] = with_numbers(layers, range(num_leading, self.num_hidden_layers))
         return {**layouts, "leading_layers": leading}
-
-
-def _dense_layouts(config: MlpConfig, name: str) -> dict[str, Any]:
-    dense = name_in_layer(name)
-    return mlp_layouts(config, f"{dense}.{{gate}}_proj", f"{dense}.down_proj", _GATES)
 
 
 def _attention_layouts(config: DeepseekV3Config) -> dict[str, Any]:
@@ -194,15 +179,3 @@ def _attention_layouts(config: DeepseekV3Config) -> dict[str, Any]:
         "q_norm": norm_layouts(f"{name}.q_a_layernorm", has_bias=False),
         "q_up": TensorLayout(*of_heads, f"{name}.q_b_proj.weight"),
     }
-
-
-Config = DeepseekV3Config
-
-
-def __getattr__(name: str) -> Any:
-    """Take the functions that all families of this kind share from their model, imported now."""
-    if name.startswith("__"):  # what the import system asks for
-        raise AttributeError(name)
-    from redco_flow.models import decoder_model
-
-    return getattr(decoder_model, name)

@@ -13,15 +13,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
-from redco_flow.models.config import (
-    ATTENTION_KERNELS,
-    DTYPES,
-    REMAT_POLICIES,
-    Activations,
-)
-from redco_flow.models.rope import LENGTHS, MAX_INT, read_scaling, with_rope_fields
+from redco_flow.models.attention.rope import LENGTHS, MAX_INT, read_scaling, with_rope_fields
+from redco_flow.models.config import ATTENTION_KERNELS, DTYPES
+from redco_flow.models.layer_config import AttentionConfig
+from redco_flow.models.remat_config import REMAT_POLICIES, Activations
+
+if TYPE_CHECKING:
+    from redco_flow.models.hub.tensors import TensorFiles
 
 # How it is computed, not what it is: no config.json has these.
 _COMPUTED = ("dtype", "remat", "activations", "attention", "num_mlp_chunks")
@@ -50,7 +50,9 @@ class ModelConfig(ABC):
     """
 
     model_type: ClassVar[str]
+    # What transformers calls the class, and, where its name does not follow, the one with labels.
     architecture: ClassVar[str]
+    classifier_architecture: ClassVar[str | None] = None
     # Keys of config.json that change what is computed in a way that is not offered here, and
     # the one value that each may have.
     fixed: ClassVar[Mapping[str, Any]] = {}
@@ -61,6 +63,8 @@ class ModelConfig(ABC):
     module_renamings: ClassVar[Mapping[str, str]] = {}
     # Fields that are configs of other families.
     parts: ClassVar[Mapping[str, type[ModelConfig]]] = {}
+    # Patterns of tensors that published files may have and that are not read.
+    ignored_tensors: ClassVar[tuple[str, ...]] = ()
 
     dtype: str = "float32"
     remat: str = "none"
@@ -80,9 +84,21 @@ class ModelConfig(ABC):
     def core(self) -> Any:
         """The same model in the words that all families of its kind share."""
 
-    @abstractmethod
+    @final
+    @property
+    def how_computed(self) -> dict[str, Any]:
+        """How the layers are computed, as arguments of `StackConfig`."""
+        return {
+            "dtype": self.dtype,
+            "remat": self.remat,
+            "attention_kernel": self.attention,
+            "activations": self.activations,
+            "num_mlp_chunks": self.num_mlp_chunks,
+        }
+
     def derived(self) -> dict[str, Any]:
         """Return the values of fields that follow others unless they are given."""
+        return {}
 
     @final
     def __post_init__(self) -> None:
@@ -110,6 +126,11 @@ class ModelConfig(ABC):
     @abstractmethod
     def tensor_layouts(self) -> dict[str, Any]:
         """Return a tree like the parameters that says which tensors each is made of."""
+
+    def of_tensors(self, files: TensorFiles) -> Self:
+        """Return this config, changed where a checkpoint's tensors differ from `config.json`."""
+        del files
+        return self
 
     @classmethod
     @final
@@ -319,6 +340,23 @@ def _float_problem(name: str, value: Any, *, is_above_zero: bool) -> str | None:
     if "drop" in name and value >= 1:
         return f"{name} is {value!r}; it must be in [0, 1)."
     return None
+
+
+def attention_of_heads(
+    config: ModelConfig, width_name: str, heads_name: str, **differing: Any
+) -> AttentionConfig:
+    """Return plain attention, whose heads divide the model's width, but for what differs.
+
+    Args:
+        width_name, heads_name: what the family calls the model's width and the number of heads.
+
+    Raises:
+        ValueError: the heads do not divide the width.
+    """
+    num_heads = getattr(config, heads_name)
+    head_dim = split_evenly(width_name, getattr(config, width_name), heads_name, num_heads)
+    same = {"num_heads": num_heads, "num_kv_heads": num_heads, "scale": head_dim**-0.5}
+    return AttentionConfig(head_dim=head_dim, **{**same, **differing})
 
 
 def split_evenly(width_name: str, width: int, heads_name: str, num_heads: int) -> int:

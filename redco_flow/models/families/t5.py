@@ -2,7 +2,7 @@
 
 v1.0 (relu, tied and scaled head) and v1.1/Flan (gated gelu, a head of its own): the config under
 Hugging Face's names and the tensors of transformers' T5ForConditionalGeneration. What it computes
-is `encoder_decoder_model.py`'s.
+is in `encoder_decoder_model.py`.
 Source: Raffel et al. 2020; Shazeer 2020 for the gates; checked against transformers.
 """
 
@@ -10,31 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
-from redco_flow.models.config import (
-    ACTIVATIONS,
-    AttentionConfig,
-    EncoderDecoderConfig,
-    MlpConfig,
-    NormConfig,
-    RelativeConfig,
-    StackConfig,
-)
+from redco_flow.models.config import EncoderDecoderConfig, RelativeConfig, StackConfig
 from redco_flow.models.families.family_config import FamilyConfig
-from redco_flow.models.hub.layouts import TensorLayout, attention_layouts, mlp_layouts, norm_layouts
+from redco_flow.models.hub.layouts import (
+    attention_layouts,
+    head_layout,
+    mlp_layouts,
+    norm_layouts,
+    table_layout,
+)
+from redco_flow.models.layer_config import ACTIVATIONS, AttentionConfig, MlpConfig, NormConfig
 
 if TYPE_CHECKING:
     from redco_flow.models.hub.tensors import TensorFiles
+    from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
 
 _HEAD = "lm_head.weight"
 _EMBEDDING = "shared.weight"
-# The first published T5s have this one, and no T5 uses it.
-IGNORED_TENSORS = (
-    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-    _HEAD,
-)
 # What transformers means by these names in T5: the tanh approximation only when gated.
 _ACTIVATION_BY_NAME = {"gated-gelu": "gelu_new", "swish": "silu", "gated-swish": "silu"}
 
@@ -50,6 +45,11 @@ class T5Config(FamilyConfig):
     model_type: ClassVar[str] = "t5"
     architecture: ClassVar[str] = "T5ForConditionalGeneration"
     fixed: ClassVar[Mapping[str, Any]] = {"is_encoder_decoder": True}
+    # The first published T5s have this bias, and no T5 uses it.
+    ignored_tensors: ClassVar[tuple[str, ...]] = (
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+        _HEAD,
+    )
 
     vocab_size: int = 32128
     d_model: int = 512
@@ -69,6 +69,14 @@ class T5Config(FamilyConfig):
     eos_token_id: int | tuple[int, ...] | None = 1
     decoder_start_token_id: int = 0
     tie_word_embeddings: bool = True
+
+    @classmethod
+    @final
+    def family(cls) -> EncoderDecoderFamily:
+        """Return the family's functions; imports JAX."""
+        from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
+
+        return EncoderDecoderFamily(cls)
 
     def derived(self) -> dict[str, Any]:
         """Return the decoder's layers and whether logits are scaled."""
@@ -100,7 +108,7 @@ class T5Config(FamilyConfig):
 
     @property
     def core(self) -> EncoderDecoderConfig:
-        """The same model in the words that all of its kind share."""
+        """The same model as an `EncoderDecoderConfig`."""
         return EncoderDecoderConfig(
             vocab_size=self.vocab_size,
             encoder=self._stack("encoder"),
@@ -150,19 +158,14 @@ class T5Config(FamilyConfig):
             final_dropout=self.dropout_rate,
             init_stddev=self.initializer_factor,
             init_by_fan_in=True,
-            dtype=self.dtype,
-            remat=self.remat,
-            attention_kernel=self.attention,
-            activations=self.activations,
-            num_mlp_chunks=self.num_mlp_chunks,
+            **self.how_computed,
         )
 
     def tensor_layouts(self) -> dict[str, Any]:
         """Return a tree like the parameters that says which tensors each is made of."""
         layouts: dict[str, Any] = {
-            "embedding": TensorLayout(
-                "vocabulary model",
-                "vocabulary model",
+            "embedding": table_layout(
+                "vocabulary",
                 _EMBEDDING,
                 aliases=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
             ),
@@ -170,25 +173,24 @@ class T5Config(FamilyConfig):
             "decoder": _stack_layouts(self._stack("decoder"), "decoder"),
         }
         if not self.tie_word_embeddings:
-            layouts["lm_head"] = TensorLayout("model vocabulary", "vocabulary model", _HEAD)
+            layouts["lm_head"] = head_layout(_HEAD)
         return layouts
 
+    def of_tensors(self, files: TensorFiles) -> Self:
+        """Return this config, untied where the checkpoint has a head that is not the embedding.
 
-def config_of_tensors(config: T5Config, files: TensorFiles) -> T5Config:
-    """Return `config`, untied where the checkpoint has a head that is not the embedding.
+        transformers 5 writes `tie_word_embeddings: true` for every T5, v1.1 too, and goes by the
+        tensors when it reads; so must we.
+        """
+        from redco_flow.models.hub.tensors import equal_tensors
 
-    transformers 5 writes `tie_word_embeddings: true` for every T5, v1.1 too, and goes by the
-    tensors when it reads; so must we.
-    """
-    from redco_flow.models.hub.tensors import equal_tensors
-
-    if not config.tie_word_embeddings or not {_HEAD, _EMBEDDING} <= files.names:
-        return config
-    if equal_tensors(files, _HEAD, _EMBEDDING):
-        return config
-    return config.updated(
-        {"tie_word_embeddings": False, "scale_decoder_outputs": config.scale_decoder_outputs}
-    )
+        if not self.tie_word_embeddings or not {_HEAD, _EMBEDDING} <= files.names:
+            return self
+        if equal_tensors(files, _HEAD, _EMBEDDING):
+            return self
+        return self.updated(
+            {"tie_word_embeddings": False, "scale_decoder_outputs": self.scale_decoder_outputs}
+        )
 
 
 def _stack_layouts(config: StackConfig, stack: str) -> dict[str, Any]:
@@ -216,21 +218,7 @@ def _stack_layouts(config: StackConfig, stack: str) -> dict[str, Any]:
     return {
         "layers": layers,
         "final_norm": norm_layouts(f"{stack}.final_layer_norm", has_bias=False),
-        "relative_bias": TensorLayout(
-            "buckets heads",
-            "buckets heads",
-            f"{first}.SelfAttention.relative_attention_bias.weight",
+        "relative_bias": table_layout(
+            "buckets", f"{first}.SelfAttention.relative_attention_bias.weight", width="heads"
         ),
     }
-
-
-Config = T5Config
-
-
-def __getattr__(name: str) -> Any:
-    """Take the functions that all families of this kind share from their model, imported now."""
-    if name.startswith("__"):  # what the import system asks for
-        raise AttributeError(name)
-    from redco_flow.models import encoder_decoder_model
-
-    return getattr(encoder_decoder_model, name)

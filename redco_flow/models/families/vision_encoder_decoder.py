@@ -1,23 +1,23 @@
 """VisionEncoderDecoder: a ViT that encodes an image, and a GPT-2 that says what it shows.
 
 The config under Hugging Face's names, with one of each model in it, and the tensors of
-transformers' VisionEncoderDecoderModel. What it computes is `encoder_decoder_model.py`'s.
+transformers' VisionEncoderDecoderModel. What it computes is in `encoder_decoder_model.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from redco_flow.models.config import EncoderDecoderConfig
+from redco_flow.models.families.encoders import ViTConfig
 from redco_flow.models.families.family_config import ModelConfig
-from redco_flow.models.families.gpt2 import GPT2Config
-from redco_flow.models.families.vit import ViTConfig
-from redco_flow.models.hub.layouts import TensorLayout, with_prefix
+from redco_flow.models.families.gpt import GPT2Config
+from redco_flow.models.hub.layouts import linear_layouts, with_prefix
 
-# The image's vector, which is not read, and the tied head, published beside the embedding.
-IGNORED_TENSORS = ("encoder.pooler.dense.*", "decoder.lm_head.weight")
+if TYPE_CHECKING:
+    from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class VisionEncoderDecoderConfig(ModelConfig):
     model_type: ClassVar[str] = "vision-encoder-decoder"
     architecture: ClassVar[str] = "VisionEncoderDecoderModel"
     fixed: ClassVar[Mapping[str, Any]] = {"is_encoder_decoder": True}
+    # The image's vector, which is not read, and the tied head, published beside the embedding.
+    ignored_tensors: ClassVar[tuple[str, ...]] = (
+        "encoder.pooler.dense.*",
+        "decoder.lm_head.weight",
+    )
     module_renamings: ClassVar[Mapping[str, str]] = ViTConfig.module_renamings
     parts: ClassVar[Mapping[str, type[ModelConfig]]] = {"encoder": ViTConfig, "decoder": GPT2Config}
 
@@ -36,9 +41,13 @@ class VisionEncoderDecoderConfig(ModelConfig):
     eos_token_id: int | tuple[int, ...] = 50256
     pad_token_id: int = 50256
 
-    def derived(self) -> dict[str, Any]:
-        """Return nothing: every field stands for itself."""
-        return {}
+    @classmethod
+    @final
+    def family(cls) -> EncoderDecoderFamily:
+        """Return the family's functions; imports JAX."""
+        from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
+
+        return EncoderDecoderFamily(cls)
 
     @property
     def vocab_size(self) -> int:
@@ -47,7 +56,7 @@ class VisionEncoderDecoderConfig(ModelConfig):
 
     @property
     def core(self) -> EncoderDecoderConfig:
-        """The same model in the words that all of its kind share."""
+        """The same model as an `EncoderDecoderConfig`."""
         how: dict[str, Any] = {
             "dtype": self.dtype,
             "remat": self.remat,
@@ -78,20 +87,5 @@ class VisionEncoderDecoderConfig(ModelConfig):
         if not self.decoder.tie_word_embeddings:
             layouts["lm_head"] = decoder.pop("lm_head")
         if self.encoder.hidden_size != self.decoder.n_embd:
-            layouts["projection"] = {
-                "kernel": TensorLayout("inner model", "model inner", "enc_to_dec_proj.weight"),
-                "bias": TensorLayout("model", "model", "enc_to_dec_proj.bias"),
-            }
+            layouts["projection"] = linear_layouts("enc_to_dec_proj", "inner", "model")
         return {**layouts, "decoder": decoder}
-
-
-Config = VisionEncoderDecoderConfig
-
-
-def __getattr__(name: str) -> Any:
-    """Take the functions that all families of this kind share from their model, imported now."""
-    if name.startswith("__"):  # what the import system asks for
-        raise AttributeError(name)
-    from redco_flow.models import encoder_decoder_model
-
-    return getattr(encoder_decoder_model, name)

@@ -123,6 +123,7 @@ def generate(
     processing = processing or LogitsProcessing()
     _check(
         model,
+        str(getattr(config, "model_type", model)),
         max_new_tokens=max_new_tokens,
         num_beams=num_beams,
         num_return_sequences=num_return_sequences,
@@ -182,7 +183,7 @@ def _growth(model: Any, room: int) -> Growth | None:
     return None if grow is None else Growth(room, grow)
 
 
-def _check(model: Any, **counts: int) -> None:
+def _check(model: Any, name: str, **counts: int) -> None:
     if num_context_shards() > 1:
         raise ValueError(
             f"the mesh splits sequences over {num_context_shards()} context shards, and "
@@ -190,10 +191,10 @@ def _check(model: Any, **counts: int) -> None:
             "deployer.without_context_shards(), where the parameters lie as they are."
         )
     if not hasattr(model, "decode_step"):
-        raise ValueError(f"{model.__name__} does not generate: it has no decode_step.")
-    for name, count in counts.items():
+        raise ValueError(f"{name} does not generate: it has no decode_step.")
+    for what, count in counts.items():
         if count < 1:
-            raise ValueError(f"{name} is {count}; it must be at least 1.")
+            raise ValueError(f"{what} is {count}; it must be at least 1.")
 
 
 def _check_minimum(processing: LogitsProcessing, max_new_tokens: int) -> None:

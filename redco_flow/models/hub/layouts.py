@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.models.config import AttentionConfig, MlpConfig
+from redco_flow.models.layer_config import AttentionConfig, MlpConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,6 +179,27 @@ def _read_runs(name: str, runs: list[list[slice]], read: ReadTensor) -> np.ndarr
 
 
 Layouts = dict[str, Any]
+
+
+def table_layout(
+    rows: str, name: str, *, width: str = "model", aliases: tuple[str, ...] = ()
+) -> TensorLayout:
+    """Return the layout of a table of embeddings or positions, (rows, width)."""
+    dims = f"{rows} {width}"
+    return TensorLayout(dims, dims, name, aliases=aliases)
+
+
+def head_layout(name: str, *, width: str = "model") -> TensorLayout:
+    """Return the layout of an untied head, (width, vocabulary)."""
+    return TensorLayout(f"{width} vocabulary", f"vocabulary {width}", name)
+
+
+def linear_layouts(name: str, inputs: str, outputs: str) -> Layouts:
+    """Return the layouts of a linear layer's kernel (inputs, outputs) and bias."""
+    return {
+        "kernel": TensorLayout(f"{inputs} {outputs}", f"{outputs} {inputs}", f"{name}.weight"),
+        "bias": TensorLayout(outputs, outputs, f"{name}.bias"),
+    }
 
 
 def norm_layouts(name: str, *, has_bias: bool) -> Layouts:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 
 from redco_flow.engine.files import UnreadableFile, read_json, reading, write_json
+from redco_flow.models.family import ModelFamily
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.generation_config import with_generation_config
 from redco_flow.models.hub.model_files import (
@@ -40,8 +40,8 @@ def read_model(
     family: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     dtype: str = "float32",
-) -> tuple[ModuleType, Any]:
-    """Return the family's module and the config of the model in a directory.
+) -> tuple[ModelFamily[Any], Any]:
+    """Return the family's functions and the config of the model in a directory.
 
     Args:
         family: by `config.json`'s model_type where None.
@@ -74,7 +74,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def load_pretrained(
     directory: Path,
-    model: ModuleType,
+    model: ModelFamily[Any],
     config: Any,
     shardings: Any = None,
     *,
@@ -115,8 +115,12 @@ def _parts(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {name: params[name] for name in names}
 
 
-def save_pretrained(directory: Path, model: ModuleType, config: Any, params: Any) -> None:
-    """Write what transformers' `from_pretrained` reads: tensors, then `config.json`."""
+def save_pretrained(directory: Path, model: Any, config: Any, params: Any) -> None:
+    """Write what transformers' `from_pretrained` reads: tensors, then `config.json`.
+
+    Args:
+        model: a `ModelFamily`, or `models.classifier` with its config.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     save_params(directory, model.tensor_layouts(config), params)
     write_json(directory / CONFIG_FILE, config.to_hugging_face())

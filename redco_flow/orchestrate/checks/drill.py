@@ -25,7 +25,7 @@ from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
 _PEACE = "peace"
-_STALL_MINUTES = 1.0  # compiling on a busy machine takes longer than half a minute
+_STALL_MINUTES = 1.0
 # Without them a GPU adds up in any order, and no two trainings end with the same bits.
 _REPEATING_FLAGS = "--xla_gpu_exclude_nondeterministic_ops=true --xla_gpu_autotune_level=0"
 _MINUTES_TO_WARNING = 2
@@ -148,11 +148,14 @@ class _Drills:
         environment["XLA_FLAGS"] = " ".join(flags).strip()
         if fault != _PEACE:
             environment[FAULT_VARIABLE] = fault
+        # The others may compile for as long as the profile allows: the machine may be busy.
+        usual_minutes = self.profile.stall_timeout_minutes
+        stall_minutes = _STALL_MINUTES if fault == "stall" else usual_minutes
         return self.profile.model_copy(
             update={
                 "environment": environment,
                 "workspace": str(self.directory / fault),
-                "stall_timeout_minutes": _STALL_MINUTES,
+                "stall_timeout_minutes": stall_minutes,
                 "retries": RetryBudgets(failed=1, stalled=1, timeout=1),
             }
         )

@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from redco_flow.models.find import DECODERS, ENCODERS
 from redco_flow.recipes.recipe import CLASSES
 from redco_flow.text.pairs import EncodedPairs, TruncationSide, encode_in_template
 from redco_flow.text.tokenizer import TextTokenizer
 
-FAMILIES = (
-    "bert",
-    "roberta",
-    "gpt2",
-    "gptj",
-    "opt",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "olmo2",
-    "phi3",
-    "smollm3",
-    "gemma2",
-    "mixtral",
-    "gpt_oss",
-    "deepseek_v3",
-)
+FAMILIES = (*ENCODERS, *DECODERS)
 DEFAULT_FAMILY = "bert"
 TARGETS = CLASSES
 TAKES_PAIRS = True

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
+from redco_flow.models.find import IMAGE_ENCODERS
 from redco_flow.recipes.parts.images import ImageSettings, collate_images
 from redco_flow.recipes.recipe import Batch, Class, Example
 
 COLUMNS = ("image", "label")
 TARGET = "label"
 TARGETS = "classes"
-FAMILIES = ("vit",)
+FAMILIES = IMAGE_ENCODERS
 DEFAULT_FAMILY = "vit"
 
 

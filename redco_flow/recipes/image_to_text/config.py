@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from redco_flow.models.find import IMAGE_TO_TEXT
 from redco_flow.recipes.parts.images import ImageSettings, collate_images
 from redco_flow.recipes.recipe import Batch, Example
 from redco_flow.text.pairs import encode_ending
@@ -15,7 +16,7 @@ from redco_flow.text.tokenizer import TextTokenizer
 COLUMNS = ("image", "caption")
 TARGET = "caption"
 TEXT_COLUMNS = ("caption",)
-FAMILIES = ("vision_encoder_decoder",)
+FAMILIES = IMAGE_TO_TEXT
 DEFAULT_FAMILY = "vision_encoder_decoder"
 
 

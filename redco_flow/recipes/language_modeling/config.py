@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
+from redco_flow.models.find import DECODERS
 from redco_flow.text.pairs import (
     EncodedPairs,
     TruncationSide,
@@ -82,22 +83,5 @@ def encode_texts(
     )
 
 
-FAMILIES = (
-    "gpt2",
-    "gptj",
-    "opt",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "olmo2",
-    "phi3",
-    "smollm3",
-    "gemma2",
-    "gemma3_text",
-    "mixtral",
-    "gpt_oss",
-    "deepseek_v3",
-)
+FAMILIES = DECODERS
 DEFAULT_FAMILY = "gpt2"

@@ -20,7 +20,7 @@ import numpy as np
 from redco_flow.engine.data.packing import POSITION_IDS, SEGMENT_IDS, collate_packed
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import IGNORED_LABEL, Measured, PerExample, cross_entropy
-from redco_flow.models.experts import load_balancing_losses
+from redco_flow.models.feed_forward.experts import load_balancing_losses
 from redco_flow.recipes.parts.model import (
     ChosenModel,
     Row,

@@ -18,7 +18,7 @@ import numpy as np
 from redco_flow.engine.step.loss import PerExample, cross_entropy
 from redco_flow.models import classifier
 from redco_flow.models.classifier import ClassifierConfig, published_labels
-from redco_flow.models.families.bert_family import BertFamilyConfig
+from redco_flow.models.families.encoders import BertFamilyConfig
 from redco_flow.models.hub.model_files import CONFIG_FILE
 from redco_flow.models.hub.pretrained import save_pretrained
 from redco_flow.recipes.parts.model import (

@@ -39,7 +39,7 @@ class ChosenModel:
     """A family with one configuration, and where its parameters lie, if they do."""
 
     family: str
-    module: ModuleType
+    module: Any  # of `models.find.find_model`
     config: Any
     directory: Path | None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redco_flow.models.find import ENCODER_DECODERS
 from redco_flow.text.pairs import (
     EncodedPairs,
     TruncationSide,
@@ -44,5 +45,5 @@ def encode(
     return EncodedPairs(source.ids, target.ids, source.is_cut, target.is_cut, counts=counts)
 
 
-FAMILIES = ("t5", "bart")
+FAMILIES = ENCODER_DECODERS
 DEFAULT_FAMILY = "t5"

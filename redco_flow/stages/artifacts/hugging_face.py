@@ -178,6 +178,8 @@ def _write_model(
     params = _parameters(artifact, model, arrays)
     stored = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(params)))
     dtype = jnp.dtype(request.dtype or stored)
+    if dtype == jnp.float16 != stored:
+        _check_range(params, float(jnp.finfo(dtype).max))
     params = jax.tree.map(lambda leaf: replace(leaf, dtype=dtype), params)
     save_params(folder, model.layouts, params, max_file_bytes=request.max_file_bytes)
     values = model.config.to_hugging_face()
@@ -189,6 +191,21 @@ def _write_model(
         chosen = {key: values[key] for key in _OF_GENERATION if values.get(key) is not None}
         write_json(folder / GENERATION_FILE, {"_from_model_config": True, **chosen})
     return _written(artifact, model, dtype.name, jax.tree.leaves(params))
+
+
+def _check_range(params: Any, largest: float) -> None:
+    """Refuse parameters that would overflow, whose scores would be NaN.
+
+    Raises:
+        ArtifactError: names one, and the dtypes that hold it.
+    """
+    for path, leaf in named_leaves(params):
+        size = float(np.abs(np.asarray(leaf, np.float32)).max(initial=0))
+        if largest < size < np.inf:
+            raise ArtifactError(
+                f"{join(path)} has values of up to {size:.4g}, and float16 ends at {largest:,.0f}: "
+                "give --dtype bfloat16, or float32."
+            )
 
 
 def _names_of_classes(classes: Sequence[str | int]) -> dict[str, Any]:

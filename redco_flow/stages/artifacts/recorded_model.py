@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -29,7 +28,7 @@ class RecordedModel:
         shapes: the same of their shapes.
     """
 
-    module: ModuleType
+    module: Any
     config: Any
     layouts: Any
     shapes: Any
@@ -72,7 +71,7 @@ def find_recorded_model(recipe: str, model: Mapping[str, Any]) -> RecordedModel:
             "of its parameters is which tensor of transformers is not known. Read its parameters "
             "with the recipe, or give the model a family (docs: extend)."
         )
-    module = find_model(family)
+    module: Any = find_model(family)
     missing = [
         name
         for owner, name in (
@@ -86,7 +85,7 @@ def find_recorded_model(recipe: str, model: Mapping[str, Any]) -> RecordedModel:
     if missing:
         raise ArtifactError(
             f"model family '{family}' has no Hugging Face layout: it lacks {', '.join(missing)} "
-            "(see redco_flow/models/families/t5.py)."
+            "(docs/extend/family.md)."
         )
     config = module.Config().updated(model["config"])
     if LABELS in model:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from redco_flow.spec.stage_kind import NamedFile
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Pillow's names of the formats that are read; PPM covers PBM, PGM and PNM too."""
+
+# How `datasets` gives an image that it has not decoded, and how Parquet files of it have one.
+IMAGE_KEYS = frozenset({"bytes", "path"})
 
 MAX_IMAGE_BYTES = 64 << 20
 MAX_IMAGE_PIXELS = 89_478_485
@@ -61,6 +64,19 @@ def read_image_file(path: str, folders: Sequence[Path] | None) -> bytes:
     if len(content) > MAX_IMAGE_BYTES:
         raise BadImage(f"it has more than {MAX_IMAGE_BYTES >> 20} MiB, the most that is read")
     return content
+
+
+def image_paths(value: Any) -> Iterator[str]:
+    """Yield the paths of the image files that are read where a row has this value."""
+    if isinstance(value, Mapping):
+        if value.keys() == IMAGE_KEYS:
+            if value["bytes"] is None and isinstance(value["path"], str):
+                yield value["path"]
+            return
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from image_paths(one)
 
 
 def find_image_files(paths: Iterable[str], folders: Sequence[Path]) -> dict[str, NamedFile | None]:

@@ -16,9 +16,8 @@ from redco_flow.records import digest_json, write_json
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.stage_kind import NamedFile
 from redco_flow.stages.data.arrow_rows import read_parquet
-from redco_flow.stages.data.image_files import find_image_files
+from redco_flow.stages.data.image_files import IMAGE_KEYS, find_image_files, image_paths
 from redco_flow.stages.data.row_files import DIALECTS, ending_of, read_file
-from redco_flow.stages.data.row_values import IMAGE_KEYS, image_paths
 from redco_flow.stages.data.rows import BadRow, Rows
 from redco_flow.stages.data.source import files_by_split, image_folders, parts_of
 from redco_flow.tracking.file_digests import digest_files

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,18 @@ import msgspec
 import numpy as np
 
 from redco_flow.errors import UnusableRow
-from redco_flow.stages.data.image_files import MissingPillow, open_image, read_image_file
+from redco_flow.stages.data.image_files import (
+    IMAGE_KEYS,
+    MissingPillow,
+    open_image,
+    read_image_file,
+)
 
-__all__ = ["BadValue", "MissingPillow", "as_json_value", "image_paths", "pack_row", "unpack_row"]
+__all__ = ["BadValue", "MissingPillow", "as_json_value", "pack_row", "unpack_row"]
 
 _ARRAY, _IMAGE = 1, 2
 _PLAIN = (str, bytes, bool, int, float, type(None))
 _AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
-# How `datasets` gives an image that it has not decoded, and how Parquet files of it have one.
-IMAGE_KEYS = frozenset({"bytes", "path"})
 
 
 class BadValue(UnusableRow):
@@ -53,19 +56,6 @@ def unpack_row(data: bytes) -> dict[str, Any]:
     """Return a row that was packed: arrays are NumPy's, images Pillow's, opened but not decoded."""
     row: dict[str, Any] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
     return row
-
-
-def image_paths(value: Any) -> Iterator[str]:
-    """Yield the paths of the image files that `pack_row` would read for a value."""
-    if isinstance(value, Mapping):
-        if value.keys() == IMAGE_KEYS:
-            if value["bytes"] is None and isinstance(value["path"], str):
-                yield value["path"]
-            return
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for one in value:
-            yield from image_paths(one)
 
 
 def as_json_value(value: Any) -> Any:

@@ -54,9 +54,9 @@ def _lengths_of(preprocessing: Any) -> Iterator[str]:
     if recipe is not None and recipe.takes_conversations:
         yield "max_length"
         return
-    is_of_rows = recipe is not None and recipe.is_of_rows
-    is_plain_text = getattr(getattr(preprocessing, "data", None), "text_key", None) is not None
-    if not (is_of_rows or is_plain_text):
+    if recipe is not None and recipe.is_of_rows:
+        return  # the recipe's own settings cut its rows
+    if getattr(getattr(preprocessing, "data", None), "text_key", None) is None:
         yield _OF_SOURCES
     if recipe is None or recipe.makes_texts:
         yield _OF_TARGETS

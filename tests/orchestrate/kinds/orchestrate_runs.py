@@ -38,7 +38,7 @@ OPTIONS = {"leave_cancelled": False}
 ENDED = ("completed", "failed", "cancelled")
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=200.0):
     """Wait for something that must come; return what it was."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

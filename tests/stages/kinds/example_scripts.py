@@ -24,7 +24,7 @@ def run_by_hand(name, folder, *words):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

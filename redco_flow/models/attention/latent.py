@@ -15,11 +15,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.attention.rotary import Rotation, rotate
-from redco_flow.models.blocks import Heads, Norm, normal
-from redco_flow.models.config import AttentionConfig, LatentConfig
+from redco_flow.models.layer_config import AttentionConfig, LatentConfig
 from redco_flow.models.projections import SplitKernel
-from redco_flow.models.rope import RotaryConfig
+from redco_flow.models.transformer.blocks import Heads, Norm, normal
 
 Project = Callable[[jax.Array, Sequence[SplitKernel]], list[jax.Array]]
 

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from redco_flow.models.blocks import activate, clamped_gate, normal, zeros
-from redco_flow.models.config import GroupedRouting, MixtureConfig
-from redco_flow.models.grouped_product import grouped_product
+from redco_flow.models.feed_forward.grouped_product import grouped_product
+from redco_flow.models.feed_forward.token_shards import compute_on_shards
+from redco_flow.models.layer_config import GroupedRouting, MixtureConfig
 from redco_flow.models.projections import SplitKernel, product, wide_product
-from redco_flow.models.token_shards import compute_on_shards
+from redco_flow.models.transformer.blocks import activate, clamped_gate, normal, zeros
 
 
 class Dispatch(NamedTuple):

@@ -38,18 +38,18 @@ from redco_flow.models.attention.cache import (
     written,
 )
 from redco_flow.models.attention.rotary import Rotation, rotations
-from redco_flow.models.blocks import Norm, normal, zeros
 from redco_flow.models.config import ENDLESS_WINDOW, DecoderConfig
-from redco_flow.models.decoding_layers import (
+from redco_flow.models.projections import product
+from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.transformer.blocks import Norm, normal, zeros
+from redco_flow.models.transformer.decoding_layers import (
     call_layer,
     run_layers,
     step_layers,
     unstack_like,
 )
-from redco_flow.models.head import Head, Unscored, score
-from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.projections import product
-from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.transformer.head import Head, Unscored, score
+from redco_flow.models.transformer.layer import Layer, scanned_layers
 
 Params = dict[str, Any]
 
@@ -89,7 +89,7 @@ class Cache(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """The whole model; the functions of `decoder_model.py` call it."""
+    """The whole model; the functions of `DecoderFamily` call it."""
 
     config: DecoderConfig
 
@@ -160,6 +160,11 @@ class Decoder(nn.Module):
         """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
         hidden, head, router_logits = self.unscored(input_ids, positions, biases, keys)
         return score(self.config.logit_cap, head, hidden), router_logits
+
+    def declare(self) -> None:
+        """Use every parameter that there is."""
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        self(tokens, tokens, (), None)
 
     def unscored(
         self,

@@ -29,18 +29,18 @@ from redco_flow.models.attention.cache import (
     with_room,
 )
 from redco_flow.models.attention.context import num_context_shards
-from redco_flow.models.blocks import Norm, normal
 from redco_flow.models.config import StackConfig
-from redco_flow.models.decoding_layers import (
+from redco_flow.models.numerics import MASKED
+from redco_flow.models.projections import num_groups_held
+from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.transformer.blocks import Norm, normal
+from redco_flow.models.transformer.decoding_layers import (
     call_layer,
     run_layers,
     step_layers,
     unstack_like,
 )
-from redco_flow.models.layer import Layer, scanned_layers
-from redco_flow.models.numerics import MASKED
-from redco_flow.models.projections import num_groups_held
-from redco_flow.models.random import dropout, fold_keys
+from redco_flow.models.transformer.layer import Layer, scanned_layers
 
 # Which derived key this is among those that an example's key gives.
 _EMBEDDED, _LAYERS, _LAST = range(3)

@@ -26,17 +26,18 @@ from redco_flow.models.attention.cache import (
     attend_cached,
 )
 from redco_flow.models.attention.context import split_sequence
+from redco_flow.models.attention.latent import LatentAttention
 from redco_flow.models.attention.ring import attend_sequence
 from redco_flow.models.attention.rotary import Rotation, choose_rotation
-from redco_flow.models.blocks import Attention, Heads, Mlp, Norm
-from redco_flow.models.config import MlpConfig, StackConfig
-from redco_flow.models.experts import MixtureOfExperts
-from redco_flow.models.latent_attention import LatentAttention
-from redco_flow.models.mlp_chunks import feed_forward_in_chunks
+from redco_flow.models.config import StackConfig
+from redco_flow.models.feed_forward.experts import MixtureOfExperts
+from redco_flow.models.feed_forward.mlp_chunks import feed_forward_in_chunks
+from redco_flow.models.layer_config import MlpConfig
 from redco_flow.models.numerics import attention_mask_bias
 from redco_flow.models.projections import SplitKernel, in_mesh, merge_together, project_together
 from redco_flow.models.random import dropout, fold_keys
-from redco_flow.models.saved_activations import layer_choices, save_policy, saved
+from redco_flow.models.transformer.blocks import Attention, Heads, Mlp, Norm
+from redco_flow.models.transformer.saved_activations import layer_choices, save_policy, saved
 
 # Queries, keys and values of the tokens at hand to what their heads gather, (B, T, H, K).
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

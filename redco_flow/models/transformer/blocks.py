@@ -15,17 +15,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.attention.rotary import Rotation, rotate
-from redco_flow.models.config import (
-    AttentionConfig,
-    ClampedGate,
-    MlpConfig,
-    NormConfig,
-)
+from redco_flow.models.layer_config import AttentionConfig, ClampedGate, MlpConfig, NormConfig
 from redco_flow.models.numerics import layer_norm, rms_norm
-from redco_flow.models.projections import SplitKernel, num_groups_held
+from redco_flow.models.projections import SplitKernel, num_groups_held, product, wide_product
 from redco_flow.models.random import dropout
-from redco_flow.models.rope import RotaryConfig
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
@@ -120,6 +115,28 @@ class Norm(nn.Module):
             scale = jnp.repeat(scale, x.shape[-2] // self.width[0], axis=0)
         normed: jax.Array = rms_norm(x, scale, self.config.epsilon)
         return normed
+
+
+class Linear(nn.Module):
+    """A linear layer around the transformer: kernel (D, F) and bias (F)."""
+
+    num_inputs: int
+    num_outputs: int
+    init_stddev: float
+
+    def setup(self) -> None:
+        """Declare the parameters."""
+        shape = (self.num_inputs, self.num_outputs)
+        self.kernel = self.param("kernel", normal(self.init_stddev), shape)
+        self.bias = self.param("bias", zeros, shape[1:])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map (…, D) to (…, F)."""
+        return product(x, self.kernel.astype(x.dtype)) + self.bias.astype(x.dtype)
+
+    def wide(self, x: jax.Array) -> jax.Array:
+        """Map (…, D) to (…, F), float32."""
+        return wide_product(x, self.kernel.astype(x.dtype)) + self.bias
 
 
 class Attention(nn.Module):
