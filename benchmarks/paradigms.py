@@ -30,7 +30,7 @@ import yaml
 
 from redco_flow.errors import ConfigError
 from redco_flow.orchestrate.prefect.server import ensure_server, stop_server
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.data.hub_references import hub_references
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -38,7 +38,7 @@ from redco_flow.tracking.workspace import Workspace
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = PROJECT / "redco_flow" / "recipes"
-CONTRACT = ("recipe", "build", "model")  # of every recipe, and not a part of any
+CONTRACT = ("model", "outputs")  # of every recipe, and not a part of any
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,
@@ -92,12 +92,14 @@ def source_files(pipeline: Mapping[str, Any]) -> list[Path]:
     bodies = [body for body in pipeline["stages"].values() if isinstance(body, dict)]
     if scripts := {body["path"] for body in bodies if body.get("kind") == "script"}:
         return [PROJECT / path for path in sorted(scripts)]
-    module = Path(str(find_recipe(pipeline["recipe"]).__file__))
+    module = Path(str(sys.modules[find_recipe(pipeline["recipe"]).module].__file__))
     in_folder = (module.parent / "__init__.py").is_file() and module.parent != RECIPES
     files = sorted(module.parent.glob("*.py")) if in_folder else [module]
     for file in files:  # grows: what recipes share counts for each
-        names = re.findall(r"^ *from redco_flow\.recipes\.(\w+) import", file.read_text(), re.M)
-        shared = (RECIPES / f"{name}.py" for name in names if name not in CONTRACT)
+        names = re.findall(
+            r"^ *from redco_flow\.recipes\.parts\.(\w+) import", file.read_text(), re.M
+        )
+        shared = (RECIPES / "parts" / f"{name}.py" for name in names if name not in CONTRACT)
         files += [one for one in shared if one.is_file() and one not in files]
     return files
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from redco_flow.models.find import FAMILIES
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
 
 PROJECT = Path(__file__).resolve().parent.parent
 RECIPES = (
@@ -179,7 +179,7 @@ def _accelerators() -> Iterator[str]:
 
 
 def _family_line(family: str, rows: list[Row]) -> str:
-    trained_by = [recipe for recipe in RECIPES if family in find_recipe(recipe).FAMILIES]
+    trained_by = [recipe for recipe in RECIPES if family in find_recipe(recipe).families]
     meshes = sorted({row.mesh for row in rows if row.how == ONE_DEVICE}, key=_mesh_order)
     cells = (
         family,

@@ -11,7 +11,6 @@ import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, create_model
@@ -24,9 +23,9 @@ RECIPES_PACKAGE = "redco_flow.recipes"
 SETTINGS = "Settings"
 
 
-def read_settings(module: ModuleType, values: Mapping[str, Any]) -> Any:
-    """Return a module's `Settings` with values that were checked before."""
-    return TypeAdapter(getattr(module, SETTINGS)).validate_python(dict(values))
+def read_settings(settings_type: type, values: Mapping[str, Any]) -> Any:
+    """Return a recipe's `Settings` with values that were checked before."""
+    return TypeAdapter(settings_type).validate_python(dict(values))
 
 
 def values_of(settings: Mapping[str, Any] | BaseModel) -> dict[str, Any]:

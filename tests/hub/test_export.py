@@ -18,7 +18,7 @@ from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import load_pretrained, read_model
 from redco_flow.orchestrate.checkpoints.export import export_checkpoint, find_checkpoint
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.stages.artifacts.checkpoint import (
     AdapterRecord,
     CheckpointArtifact,

@@ -1,7 +1,7 @@
 import pytest
 
 from redco_flow.models.find import find_model
-from redco_flow.recipes.model import ChosenModel
+from redco_flow.recipes.parts.model import ChosenModel
 from tests.models.conftest import DECODERS
 
 

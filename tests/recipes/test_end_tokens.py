@@ -2,8 +2,8 @@ import json
 
 import numpy as np
 
-from redco_flow.recipes.model import end_ids
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.parts.model import end_ids
 from redco_flow.text.tokenizer import TextTokenizer
 from tests.models.conftest import DECODERS
 from tests.text.chat_tokenizers import make_tokenizer

@@ -11,8 +11,8 @@ from redco_flow.models import cnn
 from redco_flow.models.find import find_model
 from redco_flow.models.hub.pretrained import save_pretrained
 from redco_flow.models.hub.tensors import CheckpointMismatch
-from redco_flow.recipes.build import build_recipe, collate_rows
-from redco_flow.recipes.recipe import Generation, family_problem, find_recipe
+from redco_flow.recipes.find import family_problem, find_recipe
+from redco_flow.recipes.recipe import Generation
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.train import config as train
 
@@ -27,8 +27,7 @@ CNN = {"family": "redco_flow.models.cnn", "config": {"num_filters": 4, "num_laye
 
 
 def build(model=None, **settings):
-    return build_recipe(
-        "image_classification",
+    return find_recipe("image_classification").make(
         {"settings": SETTINGS | settings, **(model or {"config": TINY})},
         None,
     )
@@ -62,7 +61,7 @@ def test_a_loss_is_the_cross_entropy_of_each_images_class(model, rows):
 def test_a_recipe_is_made_again_from_what_its_checkpoint_says():
     recipe = build()
 
-    again = build_recipe("image_classification", json.loads(json.dumps(recipe.model)), None)
+    again = find_recipe("image_classification").make(json.loads(json.dumps(recipe.model)), None)
 
     assert again.model == recipe.model
     assert again.abstract_params() == recipe.abstract_params()
@@ -117,7 +116,7 @@ def test_images_of_another_size_than_the_models_are_refused(tmp_path):
 
 
 def test_a_row_is_checked_without_a_model(rows):
-    collate = collate_rows("image_classification", SETTINGS)
+    collate = find_recipe("image_classification").collate_with(SETTINGS)
 
     assert collate(rows)["images"].shape == (4, 8, 8, 1)
     with pytest.raises(ValueError, match="label 'bat' is none of cat, dog, eel"):

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from redco_flow import Deployer
-from redco_flow.recipes.build import build_recipe, collate_rows
+from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.recipe import Generation, TokenLengths
 from redco_flow.stages.predict import config as predict
 from redco_flow.stages.preprocess import config as preprocess
@@ -37,7 +37,7 @@ def tokenizer(tmp_path_factory):
 
 def build(tokenizer, model=None, **settings):
     section = {"settings": SETTINGS | settings, **(model or {"config": TINY})}
-    return build_recipe("image_to_text", section, TokenLengths(tokenizer, 0, 0))
+    return find_recipe("image_to_text").make(section, TokenLengths(tokenizer, 0, 0))
 
 
 def example(value, caption):
@@ -116,7 +116,7 @@ def test_the_recipe_is_made_again_from_what_its_checkpoint_says(tokenizer):
     recipe = build(tokenizer)
 
     record = json.loads(json.dumps(recipe.model))
-    again = build_recipe("image_to_text", record, TokenLengths(tokenizer, 0, 0))
+    again = find_recipe("image_to_text").make(record, TokenLengths(tokenizer, 0, 0))
 
     assert again.model == recipe.model
     assert again.abstract_params() == recipe.abstract_params()
@@ -138,7 +138,7 @@ def test_a_published_captioner_is_read_and_must_fit_images_and_tokenizer(tokeniz
 
 
 def test_a_caption_that_is_no_text_is_told():
-    collate = collate_rows("image_to_text", SETTINGS)
+    collate = find_recipe("image_to_text").collate_with(SETTINGS)
 
     with pytest.raises(ValueError, match="caption None is no text"):
         collate([example(0, None)])

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from redco_flow.recipes import classification, regression
 from redco_flow.recipes.classification import Settings
-from redco_flow.recipes.labelled_texts import Task
+from redco_flow.recipes.parts.labelled_texts import Task
 from redco_flow.text.pairs import PAIR_SEPARATOR
 from redco_flow.text.tokenizer import TextTokenizer
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from redco_flow.engine.deployer import Deployer
-from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.preference import Settings, encode_row
 from redco_flow.recipes.preference.config import Loss
 from redco_flow.recipes.preference.losses import PairScores, pair_losses
@@ -107,7 +107,7 @@ def examples(tokenizer, *, with_reference=True):
 
 def built(tokenizer, model, loss):
     texts = TokenLengths(tokenizer, 20, 24)
-    return build_recipe("preference", {**model, "settings": {"loss": loss}}, texts)
+    return find_recipe("preference").make({**model, "settings": {"loss": loss}}, texts)
 
 
 def torch_scores(model, rows):
@@ -205,7 +205,9 @@ def test_a_step_tells_rewards_margins_and_how_many_pairs_are_right(tokenizer):
 
 def test_both_answers_are_rows_of_language_modeling_in_one_batch(tokenizer):
     recipe = built(tokenizer, {"config": TINY}, {})
-    language = build_recipe("language_modeling", {"config": TINY}, TokenLengths(tokenizer, 20, 24))
+    language = find_recipe("language_modeling").make(
+        {"config": TINY}, TokenLengths(tokenizer, 20, 24)
+    )
     rows = examples(tokenizer)
 
     batch = recipe.collate_fn(rows)
@@ -270,7 +272,7 @@ def test_there_is_no_dropout_unless_the_pipeline_says_so(tokenizer):
 def test_a_recipe_is_made_again_from_what_its_checkpoint_says(tokenizer):
     recipe = built(tokenizer, {"config": TINY}, {"type": "ipo", "beta": 0.3})
 
-    again = build_recipe("preference", recipe.model, TokenLengths(tokenizer, 20, 24))
+    again = find_recipe("preference").make(recipe.model, TokenLengths(tokenizer, 20, 24))
 
     assert again.model == recipe.model
     assert again.model["settings"]["loss"]["beta"] == 0.3

@@ -12,7 +12,7 @@ from PIL import Image
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.trainer import Trainer
 from redco_flow.recipes import text_to_image
-from redco_flow.recipes.build import recipe_of
+from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.text_to_image.config import Settings
 from redco_flow.recipes.text_to_image.model import to_image, to_patches
 from redco_flow.recipes.text_to_image.run import Level, ddim_step, level_at
@@ -222,7 +222,7 @@ def test_settings_that_do_not_fit_are_told(settings, message):
 
 def trained(num_model_shards):
     """The losses of four steps, and the parameters after them."""
-    recipe = recipe_of(text_to_image, SMALL)
+    recipe = find_recipe("text_to_image").make({"settings": SMALL}, None)
     deployer = Deployer(num_model_shards, devices=jax.devices()[:num_model_shards])
     batch = recipe.collate_fn(examples(2))
     rules = deployer.get_sharding_rules(

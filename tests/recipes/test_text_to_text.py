@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from redco_flow.recipes.recipe import Generation, find_recipe
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.recipe import Generation
 from redco_flow.recipes.text_to_text import encode
 from redco_flow.recipes.text_to_text.run import collate
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer

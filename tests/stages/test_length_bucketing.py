@@ -10,7 +10,8 @@ from stage_kinds import predict, preprocess, train
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import Predictor
 from redco_flow.metrics import rouge
-from redco_flow.recipes.recipe import Generation, RandomChoice, find_recipe
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.recipe import Generation, RandomChoice
 from redco_flow.runtime.context import Stopped
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.length_bucketing import bucket_prompts, bucket_rows

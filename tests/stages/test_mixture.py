@@ -10,7 +10,7 @@ import pytest
 from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
-from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
@@ -76,7 +76,7 @@ def arranged(dataset, **settings):
     """The training's data, and the text that each row of its batches begins with."""
     artifact = DatasetArtifact(dataset.path)
     config = train.Config.from_json({**SETTINGS, **settings})
-    recipe = build_recipe("language_modeling", {"config": TINY}, artifact.texts(8, 16))
+    recipe = find_recipe("language_modeling").make({"config": TINY}, artifact.texts(8, 16))
     return read_training_data(artifact, recipe, config, None)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from stage_kinds import predict, preprocess, train
 
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.predictions import read_predictions
@@ -44,7 +44,7 @@ def test_a_bart_is_trained_with_dropout_and_predicts(bench, write_rows):
     [
         (recipe, family)
         for recipe in ("text_to_text", "language_modeling")
-        for family in find_recipe(recipe).FAMILIES
+        for family in find_recipe(recipe).families
     ],
 )
 def test_a_plan_takes_what_fits_the_family(recipe, family, config):

@@ -10,7 +10,7 @@ import pytest
 from stage_kinds import preprocess
 
 from redco_flow.engine.data.batches import TrainBatches
-from redco_flow.recipes.recipe import find_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.preprocess.tokenizer import save_tokenizer, train_tokenizer
 from redco_flow.stages.train.config import Config

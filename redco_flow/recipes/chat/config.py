@@ -1,35 +1,16 @@
-"""chat: answers in conversations, by a decoder-only model such as LLaMA or Qwen.
-
-Supervised finetuning with a tokenizer's chat template, where the assistant's turns alone are
-learnt. What preprocessing needs of it; the model is language_modeling's.
-"""
+"""What preprocessing needs of chat: conversations become token ids, with the spans to learn."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from redco_flow.recipes.language_modeling.config import DEFAULT_FAMILY, FAMILIES
 from redco_flow.text.chat import ChatTemplate, EncodedChat, OnTooLong, TooLong, TrainOn
 from redco_flow.text.conversations import BadConversation, Conversation
 from redco_flow.text.pairs import EncodedPairs, Windows
 from redco_flow.text.tokenizer import FlatIds
 from redco_flow.text.tool_calls import for_template
 
-__all__ = [
-    "CAN_PACK",
-    "DEFAULT_FAMILY",
-    "FAMILIES",
-    "LEARNT",
-    "MEASURES_PERPLEXITY",
-    "SAME_MODEL_AS",
-    "TAKES_CONVERSATIONS",
-    "encode",
-]
-
-CAN_PACK = True
-MEASURES_PERPLEXITY = True
-SAME_MODEL_AS = "language_modeling"
 TAKES_CONVERSATIONS = True
 LEARNT = "learnt"
 """The column of the tokens that the loss is of: begin and end of each span, one after the other."""

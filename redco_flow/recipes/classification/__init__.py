@@ -1,8 +1,4 @@
-"""classification: which class a text, or a pair of texts, is of; by BERT, RoBERTa or a decoder.
-
-The recipe's face. `encode` is light and runs in preprocessing; `build` brings the model in, and
-JAX with it.
-"""
+"""classification: which class a text, or a pair of texts, is of; by BERT, RoBERTa or a decoder."""
 
 from __future__ import annotations
 
@@ -20,15 +16,7 @@ from redco_flow.recipes.classification.config import (
 from redco_flow.recipes.recipe import Recipe
 from redco_flow.text.tokenizer import TextTokenizer
 
-__all__ = [
-    "DEFAULT_FAMILY",
-    "FAMILIES",
-    "TAKES_PAIRS",
-    "TARGETS",
-    "Settings",
-    "build",
-    "encode",
-]
+__all__ = ["DEFAULT_FAMILY", "FAMILIES", "TAKES_PAIRS", "TARGETS", "Settings", "build", "encode"]
 
 
 def build(
@@ -39,20 +27,8 @@ def build(
     target_length: int,
     settings: Settings,
 ) -> Recipe:
-    """Make the recipe around a model.
-
-    Args:
-        model: the keys of a pipeline's `model` section, or a `Recipe.model` of before.
-        tokenizer: the one that made the data.
-        source_length, target_length: of the longest first text, and the longest second one, in
-            tokens.
-        settings: its classes are the dataset's.
-
-    Raises:
-        ValueError: no classes, an unknown family or config key, or a model that fits neither the
-            tokenizer nor texts of such a length.
-    """
-    from redco_flow.recipes.labelled_texts import Task, build_labelled_texts
+    """Make the recipe around a model."""
+    from redco_flow.recipes.parts.labelled_texts import Task, build_labelled_texts
 
     if not settings.classes:
         raise ValueError("a classification is of classes, and settings.classes has none.")

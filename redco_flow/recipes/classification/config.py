@@ -1,8 +1,4 @@
-"""classification: which class a text, or a pair of texts, is of; by BERT, RoBERTa or a decoder.
-
-The recipe's face. `encode` is light and runs in preprocessing; `build` brings the model in, and
-JAX with it.
-"""
+"""What plans and preprocessing need of classification: one text or two become token ids."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""image_classification: which class an image is of, by a ViT, or by a small CNN.
-
-The recipe's face. `collate_fn` is light and checks rows in preprocessing; `build` brings the model
-in, and JAX with it.
-"""
+"""image_classification: which class an image is of, by a ViT, or by a small CNN."""
 
 from __future__ import annotations
 
@@ -33,16 +29,7 @@ __all__ = [
 
 
 def build(model: Mapping[str, Any], settings: Settings) -> Recipe:
-    """Make the recipe around a model.
-
-    Args:
-        model: the keys of a pipeline's `model` section, or a `Recipe.model` of before. A family of
-            one's own has, besides `Config`, `init_params`, `abstract_params` and
-            `apply(config, params, images, rngs) -> logits`.
-
-    Raises:
-        ValueError: an unknown family or config key, or a model of images of another size.
-    """
+    """Make the recipe around a model."""
     from redco_flow.recipes.image_classification.run import build_classifier
 
     return build_classifier(model, settings)

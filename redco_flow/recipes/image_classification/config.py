@@ -1,4 +1,4 @@
-"""image_classification: which class an image is of. What plans and preprocessing need of it."""
+"""What plans and preprocessing need of image_classification: rows become images and labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from redco_flow.models.find import IMAGE_ENCODERS
-from redco_flow.recipes.images import ImageSettings, collate_images
+from redco_flow.recipes.parts.images import ImageSettings, collate_images
 from redco_flow.recipes.recipe import Batch, Class, Example
 
 COLUMNS = ("image", "label")

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import optax
 
 from redco_flow.models.hub.pretrained import load_pretrained
-from redco_flow.recipes.image_augmentation import augment
-from redco_flow.recipes.image_classification import config as recipe_config
 from redco_flow.recipes.image_classification.config import Settings, collate_fn
-from redco_flow.recipes.model import ChosenModel, choose_sized_model, with_changes
+from redco_flow.recipes.parts.image_augmentation import augment
+from redco_flow.recipes.parts.model import ChosenModel, choose_sized_model, with_changes
 from redco_flow.recipes.recipe import Recipe
 
 _CLASSIFIER = "classifier"
@@ -26,7 +25,7 @@ _CLASSIFIER = "classifier"
 
 def build_classifier(model: Mapping[str, Any], settings: Settings) -> Recipe:
     """Make the recipe; see `recipes.image_classification.build`."""
-    chosen = choose_sized_model(model, recipe=recipe_config, sizes=_sizes(settings))
+    chosen = choose_sized_model(model, recipe="image_classification", sizes=_sizes(settings))
     config = _fitted(chosen, settings)
     module = chosen.module
 

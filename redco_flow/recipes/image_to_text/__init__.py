@@ -1,8 +1,4 @@
-"""image_to_text: a caption for an image, by a ViT and a GPT-2 that attends to what it encodes.
-
-The recipe's face. `collate_fn` is light and checks rows in preprocessing; `build` brings the model
-in, and JAX with it.
-"""
+"""image_to_text: a caption for an image, by a ViT and a GPT-2 that attends to what it encodes."""
 
 from __future__ import annotations
 
@@ -36,16 +32,7 @@ __all__ = [
 
 
 def build(model: Mapping[str, Any], tokenizer: TextTokenizer, settings: Settings) -> Recipe:
-    """Make the recipe around a model.
-
-    Args:
-        model: the keys of a pipeline's `model` section, or a `Recipe.model` of before.
-        tokenizer: of the captions.
-
-    Raises:
-        ValueError: an unknown family or config key, a model of images of another size, or one
-            that does not fit the tokenizer.
-    """
+    """Make the recipe around a model."""
     from redco_flow.recipes.image_to_text.run import build_captioner
 
     return build_captioner(model, tokenizer, settings)

@@ -1,4 +1,4 @@
-"""image_to_text: a caption for an image. What plans and preprocessing need of it."""
+"""What plans and preprocessing need of image_to_text: rows are checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from redco_flow.models.find import IMAGE_TO_TEXT
-from redco_flow.recipes.images import ImageSettings, collate_images
+from redco_flow.recipes.parts.images import ImageSettings, collate_images
 from redco_flow.recipes.recipe import Batch, Example
 from redco_flow.text.pairs import encode_ending
 from redco_flow.text.tokenizer import TextTokenizer

@@ -17,10 +17,9 @@ import numpy as np
 
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import PerExample
-from redco_flow.recipes.image_augmentation import augment
-from redco_flow.recipes.image_to_text import config as recipe_config
 from redco_flow.recipes.image_to_text.config import Settings, collate_fn
-from redco_flow.recipes.model import (
+from redco_flow.recipes.parts.image_augmentation import augment
+from redco_flow.recipes.parts.model import (
     check_vocabulary,
     choose_sized_model,
     end_ids,
@@ -38,7 +37,7 @@ def build_captioner(
     model: Mapping[str, Any], tokenizer: TextTokenizer, settings: Settings
 ) -> Recipe:
     """Make the recipe; see `recipes.image_to_text.build`."""
-    chosen = choose_sized_model(model, recipe=recipe_config, sizes=_sizes(tokenizer, settings))
+    chosen = choose_sized_model(model, recipe="image_to_text", sizes=_sizes(tokenizer, settings))
     module, config = chosen.module, chosen.config
     check_vocabulary(chosen, tokenizer)
     check_special_tokens(config, tokenizer)

@@ -1,10 +1,4 @@
-"""language_modeling: the next token, by a decoder-only model such as GPT-2 or LLaMA.
-
-Of plain texts (`data.text_key`), or of a target after a prompt (`data.source_key` and
-`data.target_key`), where the target's tokens alone are learnt: instruction tuning. The recipe's
-face. `encode` and `encode_texts` are light and run in preprocessing; `build` brings the model in,
-and JAX with it.
-"""
+"""What plans and preprocessing need of language_modeling: texts become token ids."""
 
 from __future__ import annotations
 
@@ -91,5 +85,3 @@ def encode_texts(
 
 FAMILIES = DECODERS
 DEFAULT_FAMILY = "gpt2"
-CAN_PACK = True
-MEASURES_PERPLEXITY = True

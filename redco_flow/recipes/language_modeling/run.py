@@ -21,8 +21,7 @@ from redco_flow.engine.data.packing import POSITION_IDS, SEGMENT_IDS, collate_pa
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import IGNORED_LABEL, Measured, PerExample, cross_entropy
 from redco_flow.models.feed_forward.experts import load_balancing_losses
-from redco_flow.recipes.language_modeling import config as recipe_config
-from redco_flow.recipes.model import (
+from redco_flow.recipes.parts.model import (
     ChosenModel,
     Row,
     checked_ids,
@@ -163,7 +162,9 @@ def build_decoder_only(
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
-    chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
+    chosen = choose_model(
+        model, tokenizer, recipe="language_modeling", special_tokens=special_tokens
+    )
     module, config = chosen.module, chosen.config
     _check_end_token(chosen, tokenizer)
     rows = Rows(

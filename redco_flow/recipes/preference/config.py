@@ -1,4 +1,4 @@
-"""preference: of two answers the better one. What plans and preprocessing need of the recipe."""
+"""What plans and preprocessing need of preference: pairs of answers become token ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from redco_flow.recipes.language_modeling.config import DEFAULT_FAMILY, FAMILIES, encode
+from redco_flow.recipes.language_modeling.config import encode
 from redco_flow.recipes.recipe import BadExample, Batch, Example
 from redco_flow.spec.model import NonNegativeFloat, OfTraining, PositiveFloat, StrictModel
 from redco_flow.text.chat import ChatTemplate
@@ -22,20 +22,9 @@ from redco_flow.text.conversations import (
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.text.tool_calls import for_template
 
-__all__ = [
-    "DEFAULT_FAMILY",
-    "FAMILIES",
-    "Settings",
-    "collate_fn",
-    "conversations",
-    "encode_row",
-    "split_key",
-]
-
 COLUMNS = ("prompt", "chosen", "rejected")
 TEXT_COLUMNS = COLUMNS
 TAKES_MESSAGES = True
-SAME_MODEL_AS = "language_modeling"
 
 _ANSWERS = ("chosen", "rejected")
 _OF_A_REFERENCE = ("dpo", "ipo")

@@ -18,10 +18,9 @@ import numpy as np
 
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import Measured
-from redco_flow.recipes.build import as_json, rows_of
 from redco_flow.recipes.language_modeling.run import Rows, build_decoder_only
-from redco_flow.recipes.model import ChosenModel, choose_model, with_changes
-from redco_flow.recipes.preference import config as recipe_config
+from redco_flow.recipes.parts.model import ChosenModel, choose_model, with_changes
+from redco_flow.recipes.parts.outputs import as_json, rows_of
 from redco_flow.recipes.preference.config import Loss, Settings, needs_reference
 from redco_flow.recipes.preference.losses import PairScores, implicit_rewards, pair_losses
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe, TokenLengths
@@ -44,7 +43,7 @@ def build_preference(model: Mapping[str, Any], texts: TokenLengths, settings: Se
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
-    chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
+    chosen = choose_model(model, tokenizer, recipe="preference", special_tokens=special_tokens)
     longest = texts.source_length + texts.target_length
     base = build_decoder_only(model, tokenizer, source_length=longest - 1, target_length=1)
     rows = Rows(

@@ -1,7 +1,5 @@
 """text_to_image: pictures of captions, by a small diffusion transformer in pixels.
 
-The recipe's face: rows have `image` and `caption`. `collate_fn` is light and runs in preprocessing;
-the other functions bring the model in, and JAX with it.
 Dims in this file: B batch.
 """
 

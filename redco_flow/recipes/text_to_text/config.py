@@ -1,8 +1,4 @@
-"""text_to_text: a source text in, a target text out, by an encoder-decoder such as T5.
-
-The recipe's face. `encode` is light and runs in preprocessing; `build` brings the model in, and
-JAX with it.
-"""
+"""What plans and preprocessing need of text_to_text: texts become token ids."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from redco_flow.engine.step.chunked_loss import NumChunks, chunked_cross_entropy
 from redco_flow.engine.step.loss import IGNORED_LABEL, PerExample
-from redco_flow.recipes.model import (
+from redco_flow.recipes.parts.model import (
     Row,
     checked_ids,
     choose_model,
@@ -26,7 +26,6 @@ from redco_flow.recipes.model import (
     with_changes,
 )
 from redco_flow.recipes.recipe import Batch, Collate, Example, Recipe
-from redco_flow.recipes.text_to_text import config as recipe_config
 from redco_flow.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def build_encoder_decoder(
         "eos_token_id": tokenizer.eos_id,
         "decoder_start_token_id": tokenizer.pad_id,
     }
-    chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
+    chosen = choose_model(model, tokenizer, recipe="text_to_text", special_tokens=special_tokens)
     module, config = chosen.module, chosen.config
     check_special_tokens(config, tokenizer)
 

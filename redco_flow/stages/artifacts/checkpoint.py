@@ -21,7 +21,7 @@ from redco_flow.engine.checkpoint.checkpointer import checkpoint_files, restore_
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import ArtifactError
-from redco_flow.recipes.build import build_recipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.recipes.recipe import Recipe, TokenLengths
 from redco_flow.records import digest_file, read_json, read_json_if_present, write_json
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
@@ -136,13 +136,13 @@ class CheckpointArtifact:
         if name != record.recipe:
             model = {key: value for key, value in model.items() if key != "settings"}
         if not record.tokenizer_digest:
-            return build_recipe(name, model, None)
+            return find_recipe(name).make(model, None)
         texts = TokenLengths(
             self.tokenizer,
             record.source_length if source_length is None else source_length,
             record.target_length if target_length is None else target_length,
         )
-        return build_recipe(name, model, texts)
+        return find_recipe(name).make(model, texts)
 
     def load_params(
         self, recipe: Recipe, deployer: Deployer, rules: ShardingRules | None = None

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from redco_flow.recipes.recipe import RecipeName, RecipeSettings, find_recipe, is_of_rows
+from redco_flow.recipes.declared import TextRecipe
+from redco_flow.recipes.find import (
+    RecipeName,
+    RecipeSettings,
+    find_recipe,
+    find_recipe_if_any,
+)
 from redco_flow.spec.model import PositiveInt
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.spec.stage_kind import StageConfig
@@ -59,7 +65,8 @@ class Config(StageConfig):
     @field_validator("recipe")
     @classmethod
     def _has_texts(cls, recipe: str) -> str:
-        if is_of_rows(recipe):
+        declared = find_recipe_if_any(recipe)
+        if declared is not None and declared.is_of_rows:
             raise ValueError(
                 f"recipe '{recipe}' takes rows as they are, and curate compares the texts of "
                 "pairs, plain texts and conversations"
@@ -76,7 +83,9 @@ class Config(StageConfig):
     @model_validator(mode="after")
     def _can_be_read(self) -> Config:
         problem = source.problem_of(self.data)
-        problem = problem or preprocess.problem_of_texts(self.data, find_recipe(self.recipe))
+        recipe = find_recipe(self.recipe)
+        assert isinstance(recipe, TextRecipe)  # `_has_texts` refuses others
+        problem = problem or preprocess.problem_of_texts(self.data, recipe)
         if problem:
             raise ValueError(problem)
         if self.min_words and self.max_words and self.min_words > self.max_words:

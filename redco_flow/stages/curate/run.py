@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.recipes.recipe import find_recipe, takes_conversations
+from redco_flow.recipes.find import find_recipe
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts.curation import Curation, DroppedRow, digest_of_rows
 from redco_flow.stages.curate.config import Config
@@ -22,7 +22,8 @@ from redco_flow.stages.curate.text_filters import (
     quality_problem,
     words_of,
 )
-from redco_flow.stages.preprocess.batches import RawPairs
+from redco_flow.stages.preprocess.batches import RawRows
+from redco_flow.stages.preprocess.texts import text_reader
 from redco_flow.text.conversations import Conversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
@@ -77,18 +78,19 @@ class _Rows:
 
     def __init__(self, context: StageContext, config: Config) -> None:
         self._context, self._config = context, config.preprocessing()
-        self._are_chats = takes_conversations(find_recipe(config.recipe))
+        self._are_chats = find_recipe(config.recipe).takes_conversations
         self.digests: Mapping[Path, str] = {}
 
     def read(self, phase: str) -> Iterator[tuple[str, str, list[str]]]:
         """Yield split, row id and texts of every usable row; the last text is what is learnt."""
-        raw = RawPairs(self._context, self._config)
+        read_row, labels = text_reader(self._config)
+        raw = RawRows(self._context, self._config, read_row)
         for block_split, batch in raw.batches(phase, is_wanted=lambda _: True):
             columns = (batch[name] for name in ("row_id", "source", "target"))
             for row_id, source, target in zip(*columns, strict=True):
                 texts = self._texts(source)
                 # A label is no text.
-                learnt = [] if self._are_chats or raw.labels is not None else [target]
+                learnt = [] if self._are_chats or labels is not None else [target]
                 yield block_split.split, row_id, [*texts, *learnt]
         self.digests = raw.digests
 

@@ -19,7 +19,7 @@ from redco_flow.models.hub.model_files import (
     quantization_method,
     quantization_problem,
 )
-from redco_flow.recipes.recipe import family_problem, find_own_recipe, has_no_texts
+from redco_flow.recipes.find import family_problem, find_own_recipe, find_recipe_if_any
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.stage_kind import StageConfig
 from redco_flow.stages.data.source import hub_dataset
@@ -134,7 +134,7 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
             reads_weights=model.reads_weights and not model.from_scratch,
             reads_tokenizer=not model.reads_weights
             and own_tokenizer is None
-            and not has_no_texts(recipe),
+            and _has_tokenizer(recipe),
             recipe=recipe if model.reads_weights and model.family is None else "",
         )
     if own_tokenizer is not None and (name := own_tokenizer.name_or_path) is not None:
@@ -149,6 +149,11 @@ def hub_references(config: StageConfig) -> Iterator[HubReference]:
         )
     if isinstance(data, DataSection) and (dataset := hub_dataset(data)) is not None:
         yield HubReference(("data",), "dataset", "dataset", dataset, data.revision, data=data)
+
+
+def _has_tokenizer(recipe: str) -> bool:
+    found = find_recipe_if_any(recipe)
+    return found is None or found.has_tokenizer
 
 
 def splits_in_card(card: Mapping[str, Any], subset: str | None) -> list[str]:

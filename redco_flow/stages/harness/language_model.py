@@ -20,14 +20,14 @@ from redco_flow.engine.data.length_buckets import Bucketing
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import Predictor
 from redco_flow.errors import RedcoFlowError
-from redco_flow.recipes.model import end_ids
+from redco_flow.recipes.find import shares_model
+from redco_flow.recipes.parts.model import end_ids
 from redco_flow.recipes.recipe import (
     Generation,
     RandomChoice,
     Recipe,
     TokenLikelihoods,
     matmul_precision,
-    shares_model,
 )
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER

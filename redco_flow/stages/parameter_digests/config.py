@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.recipes.recipe import recipe_module
+from redco_flow.recipes.find import recipe_module
 from redco_flow.spec.model import Text
 from redco_flow.spec.stage_kind import InputSlot, StageConfig
 

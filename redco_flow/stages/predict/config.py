@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.recipes.recipe import RecipeName, is_of_rows, makes_texts, recipe_module
+from redco_flow.recipes.find import RecipeName, find_recipe_if_any, recipe_module
 from redco_flow.spec.model import (
     NonNegativeInt,
     OnlyWhereSet,
@@ -104,9 +104,12 @@ class Config(StageConfig):
     @model_validator(mode="after")
     def _generates_where_texts_are_made(self) -> Config:
         of_encoded = ("score_targets", "prompt_length")
-        useless = of_encoded if makes_texts(self.recipe) else (*GENERATION, *of_encoded)
+        recipe = find_recipe_if_any(self.recipe)
+        if recipe is None or not (recipe.is_of_rows or not recipe.makes_texts):
+            return self
+        useless = of_encoded if recipe.makes_texts else (*GENERATION, *of_encoded)
         given = [name for name in useless if name != "seed" and _is_changed(self, name)]
-        if given and (is_of_rows(self.recipe) or not makes_texts(self.recipe)):
+        if given:
             raise ValueError(
                 f"recipe '{self.recipe}' predicts by its own pred_fn: {', '.join(given)} would "
                 "change nothing"

@@ -23,14 +23,9 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import EngineError
 from redco_flow.engine.predictor import Predictor
 from redco_flow.errors import ArtifactError, RedcoFlowError
-from redco_flow.recipes.model import end_ids
-from redco_flow.recipes.recipe import (
-    Generation,
-    RandomChoice,
-    Recipe,
-    matmul_precision,
-    shares_model,
-)
+from redco_flow.recipes.find import shares_model
+from redco_flow.recipes.parts.model import end_ids
+from redco_flow.recipes.recipe import Generation, RandomChoice, Recipe, matmul_precision
 from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER

@@ -15,16 +15,13 @@ from redco_flow.engine.predictor import OutputFn, Predictor
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError
 from redco_flow.recipes.chat.config import LEARNT
+from redco_flow.recipes.find import find_recipe, shares_model
 from redco_flow.recipes.recipe import (
     CLASSES,
     Generation,
     RandomChoice,
     Recipe,
-    find_recipe,
-    makes_texts,
     matmul_precision,
-    needs_reference,
-    shares_model,
 )
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.runtime.process_group import describe_devices
@@ -88,7 +85,7 @@ def run(context: StageContext, config: Config) -> StageOutputs:
     summary = PredictionsSummary(
         split=split,
         num_examples=len(examples),
-        generation=_generation(config) if makes_texts(config.recipe) else {},
+        generation=_generation(config) if find_recipe(config.recipe).makes_texts else {},
         checkpoint=context.input("checkpoint").id,
         step=checkpoint.record.step,
         data=provenance.data,
@@ -139,7 +136,7 @@ def _check_reference(context: StageContext, checkpoint: CheckpointArtifact, conf
     record = checkpoint.record
     settings = record.model.get("settings", {}) if record.recipe == config.recipe else {}
     is_given = bool(context.inputs.get("reference_scores"))
-    if needs_reference(config.recipe, settings) and not is_given:
+    if find_recipe(config.recipe).compares(settings) and not is_given:
         raise CannotPredict(
             "the checkpoint's loss compares with a reference, without whose scores there are no "
             "rewards: give this stage the training's `reference_scores`."
@@ -235,7 +232,8 @@ class _Prediction:
         examples: Sequence[dict[str, Any]],
     ) -> list[Prediction]:
         generation, output_fn, num_texts = Generation(0), recipe.output_fn, 1
-        if makes_texts(self._config.recipe):  # the recipe knows how long they are
+        makes_texts = find_recipe(self._config.recipe).makes_texts
+        if makes_texts:  # the recipe knows how long they are
             generation = self._generation(self._config.max_target_length or 0)
             num_texts = self._config.num_return_sequences
             output_fn = partial(_texts_by_row, recipe, self._config)
@@ -246,7 +244,7 @@ class _Prediction:
             Prediction(
                 str(example["row_id"]),
                 "",
-                value[0] if makes_texts(self._config.recipe) else value,
+                value[0] if makes_texts else value,
                 list(references),
                 predictions=list(value) if num_texts > 1 else None,
                 row=plain_values(example),
@@ -273,8 +271,7 @@ class _Prediction:
 
     def _scores_targets(self) -> bool:
         asked = self._config.score_targets
-        recipe = find_recipe(self._config.recipe)
-        return bool(getattr(recipe, "MEASURES_PERPLEXITY", False)) if asked is None else asked
+        return find_recipe(self._config.recipe).measures_perplexity if asked is None else asked
 
     def _generate(
         self,

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from redco_flow.recipes.recipe import find_recipe, takes_conversations
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.spec.recipe_settings import values_of
 from redco_flow.stages.artifacts.curation import dropped_rows
 from redco_flow.stages.artifacts.dataset import DataGuard, read_batches
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.source import open_sources
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.config import Config, data_files, named_files
-from redco_flow.stages.preprocess.labels import labels_for
 from redco_flow.stages.preprocess.pairs import (
     RAW_COLUMNS,
     BlockSplit,
@@ -26,39 +23,26 @@ from redco_flow.stages.preprocess.pairs import (
     ReadRow,
     RowCounts,
     batches_by_block,
-    read_chats_of,
     read_pairs,
-    read_pairs_of,
 )
 
 _ROWS_BETWEEN_REPORTS = 1000
 
 
-class RawPairs:
-    """The pipeline's raw data, read once as pairs.
+class RawRows:
+    """The pipeline's raw data, read once as pairs, or as rows that are kept as they are.
 
     Args:
-        read_row: makes something else than a pair of a row.
+        read_row: checks a row and makes of it what is kept.
 
     Attributes:
         bad_rows: the rows that cannot be used, of all blocks.
         counts: the numbers of all blocks.
-        labels: what read the targets of pairs, where they are no texts.
         digests: of the files, from the first batch on.
     """
 
-    def __init__(
-        self, context: StageContext, config: Config, read_row: ReadRow | None = None
-    ) -> None:
-        self._context, self._config = context, config
-        recipe = find_recipe(config.recipe)
-        self.labels = labels_for(recipe, values_of(config.settings))
-        own = (
-            read_chats_of(config.data)
-            if takes_conversations(recipe)
-            else read_pairs_of(config.data, self.labels)
-        )
-        self._read_row = read_row or own
+    def __init__(self, context: StageContext, config: Config, read_row: ReadRow) -> None:
+        self._context, self._config, self._read_row = context, config, read_row
         self.bad_rows, self.counts = BadRowLog(config.data.on_bad_row), RowCounts()
         self.digests: Mapping[Path, str] = {}
 
@@ -111,16 +95,21 @@ class KeptPairs:
         path: of the file; the caller's to remove.
     """
 
-    def __init__(self, context: StageContext, raw: RawPairs, path: Path) -> None:
+    def __init__(self, context: StageContext, raw: RawRows, path: Path) -> None:
         self._context, self._raw, self._path = context, raw, path
         self._block_splits: list[BlockSplit] = []
-        self.bad_rows, self.counts, self.labels = raw.bad_rows, raw.counts, raw.labels
+        self.bad_rows, self.counts = raw.bad_rows, raw.counts
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the pairs were kept."""
+        return bool(self._block_splits)
 
     def keep(self, phase: str) -> Iterator[tuple[BlockSplit, PairBatch]]:
         """Yield every batch of the raw data, and keep it.
 
         Raises:
-            BadRows, NoRows, DataChanged: as `RawPairs.batches`.
+            BadRows, NoRows, DataChanged: as `RawRows.batches`.
         """
         import pyarrow as pa
 
@@ -134,7 +123,7 @@ class KeptPairs:
     def batches(
         self, phase: str, is_wanted: Callable[[int], bool]
     ) -> Iterator[tuple[BlockSplit, PairBatch]]:
-        """Yield what was kept of the wanted blocks; see `RawPairs.batches`."""
+        """Yield what was kept of the wanted blocks; see `RawRows.batches`."""
         num_rows = 0
         kept = read_batches(self._path, list(RAW_COLUMNS))
         for block_split, batch in zip(self._block_splits, kept, strict=True):

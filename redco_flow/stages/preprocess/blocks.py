@@ -21,14 +21,12 @@ from typing import Any, Self
 
 from redco_flow.records import digest_file, read_json, read_json_if_present, sync, write_json
 from redco_flow.stages.artifacts.dataset import (
-    COLUMNS,
-    IDS,
-    ROW_COLUMNS,
     SOURCE_IDS,
     SplitWriter,
     split_file,
 )
 from redco_flow.stages.data.splits import SPLITS
+from redco_flow.stages.preprocess.encoder import Encoded
 from redco_flow.stages.preprocess.pairs import RAW_COLUMNS, Batch, BlockSplit, PairBatch
 
 DATASET = "dataset"
@@ -148,19 +146,8 @@ class SplitCounts:
     def __init__(self) -> None:
         self._of: dict[str, Counter[str]] = {}
 
-    def add_batch(self, split: str, batch: Batch, encoded: Any) -> None:
-        """Count examples with their `EncodedPairs`."""
-        counted = {"rows": len(batch["row_id"]), "references": sum(map(len, batch["references"]))}
-        for side in ("source", "target"):
-            lengths = getattr(encoded, f"{side}_ids").lengths()
-            counted[f"{side}_tokens"] = sum(lengths)
-            counted[f"cut_{side}s"] = sum(getattr(encoded, f"is_{side}_cut"))
-            counted[f"longest_{side}"] = max(lengths, default=0)
-        self.add(split, counted)
-        self.add(split, encoded.counts)
-
     def add(self, split: str, counted: Mapping[str, int]) -> None:
-        """Add what was counted elsewhere."""
+        """Add what was counted of a batch, or of a block."""
         counts = self._of.setdefault(split, Counter())
         for name, value in counted.items():
             is_maximum = name.startswith("longest_")
@@ -175,7 +162,18 @@ class SplitCounts:
         return {split: dict(self._of[split]) for split in SPLITS if split in self._of}
 
 
-def _counted_ids(ids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, int]:
+def counted_pairs(batch: Batch, encoded: Any) -> dict[str, int]:
+    """Count examples with their `EncodedPairs`."""
+    counted = {"rows": len(batch["row_id"]), "references": sum(map(len, batch["references"]))}
+    for side in ("source", "target"):
+        lengths = getattr(encoded, f"{side}_ids").lengths()
+        counted[f"{side}_tokens"] = sum(lengths)
+        counted[f"cut_{side}s"] = sum(getattr(encoded, f"is_{side}_cut"))
+        counted[f"longest_{side}"] = max(lengths, default=0)
+    return {**counted, **encoded.counts}
+
+
+def counted_ids(ids: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, int]:
     """Count the token ids of rows; a row is as long as its source with the longest other column."""
     if not ids:
         return {}
@@ -205,14 +203,11 @@ class _OpenBlock:
 class BlockWriters:
     """Writers of the blocks that are at work; a context manager.
 
-    Args:
-        columns: of encoded examples.
-
     A block is committed when a later one's batch comes, and the last one at the end.
     """
 
-    def __init__(self, store: BlockStore, columns: Mapping[str, str] = COLUMNS) -> None:
-        self._store, self._columns = store, columns
+    def __init__(self, store: BlockStore) -> None:
+        self._store = store
         self._open: dict[int, _OpenBlock] = {}
         self.committed: set[int] = set()
 
@@ -225,25 +220,14 @@ class BlockWriters:
         for block in self._open.values():
             block.stack.__exit__(error_type, *error)
 
-    def write(self, block_split: BlockSplit, batch: Batch, encoded: Any) -> None:
-        """Append examples with their `EncodedPairs`."""
+    def write(self, block_split: BlockSplit, examples: Encoded) -> None:
+        """Append examples."""
         self._commit_before(block_split.block)
-        if batch["row_id"]:  # all of them may be unusable, or too long
-            columns = {**self._columns, **dict.fromkeys(encoded.more, IDS)}
-            writer = self._writer(DATASET, block_split, columns)
-            writer.write(example_columns(batch, encoded))
+        if examples.columns["row_id"]:  # all of them may be unusable, or too long
+            self._writer(DATASET, block_split, examples.types).write(examples.columns)
         block = self._open.setdefault(block_split.block, _OpenBlock())
-        block.counts.add_batch(block_split.split, batch, encoded)
-        block.unusable.update(reason for _, reason, _ in encoded.unusable)
-
-    def write_rows(self, block_split: BlockSplit, batch: PairBatch) -> None:
-        """Append rows that are kept as they are, with `ids`: the token ids of each, by column."""
-        self._commit_before(block_split.block)
-        ids = {name: [row[name] for row in batch["ids"]] for name in batch["ids"][0]}
-        columns = {**ROW_COLUMNS, **dict.fromkeys(ids, IDS)}
-        self._writer(DATASET, block_split, columns).write({**batch, **ids})
-        counted = {"rows": len(batch["row_id"])} | _counted_ids(ids)
-        self._open[block_split.block].counts.add(block_split.split, counted)
+        block.counts.add(block_split.split, examples.counts)
+        block.unusable.update(reason for _, reason, _ in examples.unusable)
 
     def hold_back(self, block_split: BlockSplit, batch: PairBatch) -> None:
         """Append rows that are to be encoded when all blocks are there."""

@@ -8,28 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from redco_flow.recipes.recipe import (
+from redco_flow.recipes.declared import DeclaredRecipe, RowsRecipe, TextRecipe
+from redco_flow.recipes.find import (
     RecipeName,
     RecipeSettings,
-    RowColumns,
-    builds,
-    encodes,
-    encodes_rows,
     find_own_recipe,
     find_recipe,
-    has_no_texts,
-    is_conversational,
-    is_of_rows,
-    makes_texts,
-    takes_conversations,
-    takes_messages,
-    takes_truncation_side,
-    text_columns,
+    find_recipe_if_any,
 )
 from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.model import (
@@ -115,14 +104,19 @@ class Config(StageConfig):
     num_workers: Annotated[PositiveInt, Placement()] = 1
     num_shards: Annotated[PositiveInt, Placement()] = 1
 
+    @property
+    def _declared(self) -> DeclaredRecipe | None:
+        return find_recipe_if_any(self.recipe)
+
     @field_validator("data")
     @classmethod
     def _can_be_read(cls, data: DataSection, info: ValidationInfo) -> DataSection:
         name = info.data.get("recipe", "")
         problem = source.problem_of(data)
-        if is_of_rows(name):
-            problem = problem or problem_of_rows(data, name)
-        elif recipe := find_own_recipe(name):
+        recipe = find_recipe_if_any(name)
+        if isinstance(recipe, RowsRecipe):
+            problem = problem or problem_of_rows(data, recipe)
+        elif isinstance(recipe, TextRecipe) and find_own_recipe(name):
             problem = problem or problem_of_texts(data, recipe)
         if problem:
             raise ValueError(problem)
@@ -130,7 +124,7 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _says_what_its_rows_have(self) -> Config:
-        if is_conversational(self.recipe):
+        if self._declared and self._declared.takes_conversations:
             names: tuple[str, ...] = ("max_source_length", "max_target_length")
             why = "use max_length."
         else:
@@ -150,7 +144,12 @@ class Config(StageConfig):
             return self
         if self.data.text_key is not None:
             raise ValueError("plain texts have no source, and truncation_side would change nothing")
-        if is_conversational(self.recipe) or not takes_truncation_side(self.recipe):
+        recipe = self._declared
+        if recipe and not (
+            isinstance(recipe, TextRecipe)
+            and recipe.cuts_either_end
+            and not recipe.takes_conversations
+        ):
             raise ValueError(
                 f"recipe '{self.recipe}' cuts no source texts, and truncation_side would change "
                 "nothing"
@@ -159,10 +158,10 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _cuts_what_has_tokens(self) -> Config:
-        fields = type(self).model_fields
+        fields, recipe = type(self).model_fields, self._declared
         lengths = ("max_source_length", "max_target_length")
         given = [name for name in lengths if getattr(self, name) != fields[name].default]
-        if given and is_of_rows(self.recipe):
+        if given and recipe and recipe.is_of_rows:
             raise ValueError(
                 f"recipe '{self.recipe}' takes rows as they are, and {', '.join(given)} would "
                 "change nothing"
@@ -172,7 +171,7 @@ class Config(StageConfig):
                 "plain texts (data.text_key) have no source, and max_source_length would change "
                 "nothing; their pieces have max_target_length tokens"
             )
-        if "max_target_length" in given and not makes_texts(self.recipe):
+        if "max_target_length" in given and recipe and not recipe.makes_texts:
             raise ValueError(
                 f"the targets of recipe '{self.recipe}' are no texts, and max_target_length would "
                 "change nothing"
@@ -194,26 +193,25 @@ _OF_TEXTS = (
 )
 
 
-def problem_of_rows(data: DataSection, name: str) -> str | None:
+def problem_of_rows(data: DataSection, recipe: RowsRecipe) -> str | None:
     """Say which keys have no meaning to a recipe of rows, or name a column that it has not."""
-    recipe = find_recipe(name)
-    used = ["data.tokenizer"] if text_columns(recipe) else []
-    used += ["data.source_prefix", "data.source_suffix"] if encodes_rows(recipe) else []
-    if takes_messages(recipe):
+    used = ["data.tokenizer"] if recipe.has_tokenizer else []
+    used += ["data.source_prefix", "data.source_suffix"] if recipe.has_ids else []
+    if recipe.takes_messages:
         used += ["data.chat_template", "data.chat_template_kwargs"]
         if problem := problem_of_template(data):
             return problem
     useless = [key for key in _changed(data, (*_OF_TEXTS, *_OF_CHATS)) if key not in used]
     if useless:
         return (
-            f"recipe '{name}' takes rows as they are, and {', '.join(useless)} would change "
+            f"recipe '{recipe.name}' takes rows as they are, and {', '.join(useless)} would change "
             "nothing; which column is which say data.columns."
         )
-    names = RowColumns.of(find_recipe(name)).names
+    names = recipe.columns
     for key in data.columns:
         if names is not None and key not in names:
             return (
-                f"recipe '{name}' reads no column '{key}'{nearest(key, names)} Its columns: "
+                f"recipe '{recipe.name}' reads no column '{key}'{nearest(key, names)} Its columns: "
                 f"{', '.join(names)}."
             )
     return None
@@ -229,9 +227,9 @@ _OF_CHATS = (
 DEFAULT_MAX_LENGTH = 2048
 
 
-def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
+def problem_of_texts(data: DataSection, recipe: TextRecipe) -> str | None:
     """Say which keys have no meaning to a recipe of texts."""
-    if takes_conversations(recipe):
+    if recipe.takes_conversations:
         return problem_of_chats(data)
     if given := _changed(data, _OF_CHATS):
         return f"{', '.join(given)}: they are of conversations: use recipe chat."
@@ -239,10 +237,10 @@ def problem_of_texts(data: DataSection, recipe: ModuleType) -> str | None:
         return (
             "'data.columns' are of recipes of rows; of texts data.source_key and data.target_key."
         )
-    name = recipe.__name__.rpartition(".")[2]
-    if data.pair_key is not None and not getattr(recipe, "TAKES_PAIRS", False):
+    name = recipe.name
+    if data.pair_key is not None and not recipe.takes_pairs:
         return f"'data.pair_key' gives pairs of source texts, and recipe '{name}' takes one text."
-    if data.text_key is None or hasattr(recipe, "encode_texts"):
+    if data.text_key is None or recipe.encode_texts is not None:
         return None
     return (
         f"'data.text_key' gives plain texts, and recipe '{name}' takes pairs: use recipe "
@@ -294,7 +292,8 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
             "the stage takes its tokenizer from `tokenizer_of`: leave one of the two out",
         )
     has_one = is_taken or data.tokenizer is not None or config.model.name_or_path is not None
-    if not has_one and not has_no_texts(config.recipe):
+    recipe = find_recipe_if_any(config.recipe)
+    if not has_one and (recipe is None or recipe.has_tokenizer):
         yield (
             ("data",),
             "there is no tokenizer: give data.tokenizer: {train: {vocab_size: 4096}}, or "
@@ -305,30 +304,27 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
 
 def code_modules(config: Config) -> list[str]:
     """The module that encodes, or checks rows, and the one that makes rows, if one does."""
-    recipe = find_recipe(config.recipe)
-    own = recipe.__name__
-    if builds(recipe):  # the model behind it makes no difference
-        own = (recipe.encode if encodes(recipe) else recipe.collate_fn).__module__
-    return [str(own), *source.data_modules(config.data)]
+    own = find_recipe(config.recipe).preprocessing_module
+    return [own, *source.data_modules(config.data)]
 
 
 def data_files(config: Config) -> list[Path]:
     """The raw data, and a tokenizer that lies in a local directory."""
     files = [*source.data_files(config.data), *tokenizer_files(config.model, config.data)]
     recipe = find_recipe(config.recipe)
-    if takes_conversations(recipe) or takes_messages(recipe):
+    if recipe.takes_conversations or recipe.takes_messages:
         files += template_files(config.data)
     return files
 
 
 def named_files(config: Config, workspace: Workspace | None = None) -> Mapping[Path, NamedFiles]:
     """The images that rows name by path, by data file; `workspace` has a cache of the paths."""
-    if not is_of_rows(config.recipe):
+    recipe, renamed = find_recipe_if_any(config.recipe), config.data.columns
+    if not isinstance(recipe, RowsRecipe):
         return {}
-    recipe, renamed = find_recipe(config.recipe), config.data.columns
-    names = RowColumns.of(recipe).names
+    names = recipe.columns
     if names is not None:
-        names = tuple(renamed.get(one, one) for one in names if one not in text_columns(recipe))
+        names = tuple(renamed.get(one, one) for one in names if one not in recipe.text_columns)
     return named_images(config.data, names, workspace)
 
 

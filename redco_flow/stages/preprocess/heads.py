@@ -19,15 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UnusableRow
 from redco_flow.local_paths import expanded, is_file, is_folder
-from redco_flow.recipes.recipe import (
-    RowColumns,
-    encodes,
-    find_own_recipe,
-    find_recipe,
-    kind_of_targets,
-    takes_conversations,
-    takes_messages,
-)
+from redco_flow.recipes.declared import RowsRecipe
+from redco_flow.recipes.find import find_own_recipe, find_recipe
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.data.csv_rows import Dialect
@@ -107,7 +100,6 @@ class _Check:
         cls, data: DataSection, recipe: str, settings: Mapping[str, Any], *, only_last: bool
     ) -> _Check:
         """Return what the rows of a stage's data are checked for."""
-        module = find_recipe(recipe)
         keys, texts, label, chats = _columns_of(data, recipe)
         folder = expanded(data.dataset) if data.dataset else None
         limit = getattr(data.on_bad_row, "skip", None)
@@ -122,7 +114,7 @@ class _Check:
             most_skipped=limit if isinstance(limit, int) else math.inf,
             num_rows=min(_NUM_ROWS, data.max_examples or _NUM_ROWS),
             chats=chats,
-            template=planned_template(data, is_of_chats=takes_conversations(module)),
+            template=planned_template(data, is_of_chats=find_recipe(recipe).takes_conversations),
             only_last=only_last,
             dialect=Dialect.of(data.csv),
             folder=folder if folder and is_folder(folder) else None,
@@ -142,14 +134,14 @@ def _columns_of(
     data: DataSection, recipe: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], str | None, ChatColumns | None]:
     """Return the columns that rows must have, the texts of them, the label, and conversations."""
-    module = find_recipe(recipe)
-    if takes_conversations(module):
+    declared = find_recipe(recipe)
+    if declared.takes_conversations:
         chats = chat_columns(data)
         return chats.needed, (), None, chats
-    if not encodes(module):
-        names = RowColumns.of(module).names or ()
+    if isinstance(declared, RowsRecipe):
+        names = declared.columns or ()
         return tuple(data.columns.get(name, name) for name in names), (), None, None
-    are_labelled = kind_of_targets(module) is not None
+    are_labelled = declared.targets is not None
     part = (data.part_key,) if data.part_key else ()
     texts = (*text_keys(data, are_labelled=are_labelled), *part)
     label = data.target_key if are_labelled else None
@@ -274,10 +266,11 @@ def _row_problems(path: Path, check: _Check) -> RowProblems:
     """Return what checks the rows of one file."""
     if check.chats is not None:
         return _chat_problems(check.chats, check)
-    if encodes(find_recipe(check.recipe)):
+    recipe = find_recipe(check.recipe)
+    if not isinstance(recipe, RowsRecipe):
         return _text_problems(path, check)
     if find_own_recipe(check.recipe) is not None:
-        return _recipe_problems(path, check)
+        return _recipe_problems(path, check, recipe)
     # The functions of a user's own recipe may need JAX, which a plan never starts.
     return lambda row: filter(None, (problem_of_field(row.fields, key) for key in check.keys))
 
@@ -323,17 +316,17 @@ def _source(path: Path, check: _Check) -> Source:
     return Source("train", path.name, str(path), lambda: iter(()), image_folders=folders)
 
 
-def _recipe_problems(path: Path, check: _Check) -> RowProblems:
+def _recipe_problems(path: Path, check: _Check, recipe: RowsRecipe) -> RowProblems:
     """Return the check of a recipe of rows: what its `collate_fn` raises, and its template."""
     from redco_flow.stages.data.image_files import MissingPillow
     from redco_flow.stages.preprocess.row_reader import row_reader
 
-    source, recipe = _source(path, check), find_recipe(check.recipe)
-    reader = row_reader(check.recipe, json.loads(check.settings), dict(check.renamed))
-    if takes_messages(recipe) and hasattr(recipe, "conversations"):
+    source = _source(path, check)
+    reader = row_reader(recipe, json.loads(check.settings), dict(check.renamed))
+    if recipe.takes_messages and (conversations := recipe.conversations) is not None:
 
         def rendered(row: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
-            for chat in recipe.conversations(row):
+            for chat in conversations(row):
                 check.template.check(chat, only_last=True)
             return {}
 

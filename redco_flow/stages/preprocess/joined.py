@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from redco_flow.records import write_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
-from redco_flow.spec.pipeline import DataSection
 from redco_flow.stages.artifacts.dataset import (
     SUMMARY_FILE,
+    TOKENIZER_FOLDER,
     ArrowSplit,
     DatasetSummary,
     SplitWriter,
     columns_with,
-    read_batches,
 )
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.splits import SPLITS
@@ -34,28 +34,15 @@ from redco_flow.stages.preprocess.blocks import (
     BlockFile,
     BlockStore,
     SplitCounts,
-    example_columns,
 )
 from redco_flow.stages.preprocess.config import Config
-from redco_flow.stages.preprocess.encoding import (
-    Encode,
-    EncodeChats,
-    encode_batches,
-    load_tokenizer,
-)
-from redco_flow.stages.preprocess.labels import (
-    Labels,
-    NumberLabels,
-    are_ordered,
-    class_names,
-    tell_missing_classes,
-)
-from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces, tell_learnt
-from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped
-from redco_flow.text.tokenizer import TextTokenizer
+from redco_flow.stages.preprocess.encoder import Encoder
+from redco_flow.stages.preprocess.encoding import load_tokenizer
+from redco_flow.stages.preprocess.labels import are_ordered, class_names, tell_missing_classes
+from redco_flow.stages.preprocess.learnt import learnt_pieces, tell_learnt
+from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped, parts_of
 from redco_flow.tracking import row_counts
 
-MAX_COUNTED_TARGETS = 100_000
 _NUM_SHOWN = 3
 
 logger = logging.getLogger(__name__)
@@ -70,14 +57,12 @@ class EncodedBlocks:
         written: the blocks that were written.
         bad_rows: of all blocks: those that could not be read.
         unusable: of the blocks that were written: those that could not be encoded.
-        labels: what read all rows' targets, where they are no texts.
     """
 
     counts: RowCounts
     written: set[int]
     bad_rows: BadRowLog
     unusable: BadRowLog
-    labels: Labels | None
 
     def bad_rows_of(self, blocks: Iterable[Block]) -> BadRowLog:
         """Return the bad rows of all blocks; shown are those that this process found."""
@@ -87,7 +72,7 @@ class EncodedBlocks:
         return self.bad_rows.joined(unusable)
 
 
-def row_metadata(summary: DatasetSummary, read: RowCounts) -> dict[str, Any]:
+def _row_metadata(summary: DatasetSummary, read: RowCounts) -> dict[str, Any]:
     """Return what a dataset's manifest says of its rows, after it was logged."""
     metadata = {
         "splits": summary.splits,
@@ -108,13 +93,13 @@ class DatasetJoin:
     """What a dataset is joined from and with.
 
     Args:
-        call: encodes the rows that were held back.
+        encoder: encodes the rows that were held back.
     """
 
     context: StageContext
     config: Config
     store: BlockStore
-    call: Encode
+    encoder: Encoder
 
     def join(self, encoded: EncodedBlocks) -> StageOutputs:
         """Return the dataset of all blocks.
@@ -126,18 +111,18 @@ class DatasetJoin:
         blocks = [self.store.read(number) for number in range(encoded.counts.num_blocks)]
         bad_rows = encoded.bad_rows_of(blocks)
         bad_rows.raise_if_any(encoded.counts.rows)
-        files, counts = files_of(blocks, DATASET), summed(blocks)
+        files, counts = _files_of(blocks, DATASET), _summed(blocks)
         _check_rows(counts)
-        for split, held_back in files_of(blocks, HELD_BACK).items():
+        for split, held_back in _files_of(blocks, HELD_BACK).items():
             files[split] = [self._encode_held_back(split, held_back, counts)]
         self.store.keep_only(file.name for of_split in files.values() for file in of_split)
         skipped = bad_rows.counts + encoded.counts.left_out
-        summary = self._summary(files, counts, skipped, encoded.labels)
+        summary = self._summary(files, counts, skipped)
         write_json(self.store.dataset / SUMMARY_FILE, summary.to_json())
         tell_learnt(summary)
-        tell_missing_classes(encoded.labels)
+        tell_missing_classes(self.encoder.labels)
         metadata = {
-            **row_metadata(summary, encoded.counts),
+            **_row_metadata(summary, encoded.counts),
             **({"learnt": self._first_learnt(files)} if summary.id_columns else {}),
         }
         digests = {file.name: file.blake3 for of_split in files.values() for file in of_split}
@@ -147,15 +132,15 @@ class DatasetJoin:
         self, split: str, files: list[BlockFile], counts: SplitCounts
     ) -> BlockFile:
         """Encode one example per source, with all its targets as references."""
-        rows = ArrowSplit([self.store.path_of(file) for file in files])
+        rows = ArrowSplit(self._paths(files))
         block_split, path = BlockSplit(0, split), self.store.new_file()
         batches = ((block_split, batch) for batch in self._reported(split, rows, counts))
-        encoded = encode_batches(self.call, batches, self.config.num_workers)
-        columns = dataset_columns(self.config.data)
+        columns = columns_with(parts=parts_of(self.config.data) is not None)
+        encoded = self.encoder.encode_grouped(batches)
         with SplitWriter(path, columns) as writer, closing(encoded):
-            for _, batch, ids in encoded:
-                writer.write(example_columns(batch, ids))
-                counts.add_batch(split, batch, ids)
+            for _, examples in encoded:
+                writer.write(examples.columns)
+                counts.add(split, examples.counts)
         return self.store.finish(path, DATASET, block_split)
 
     def _reported(self, split: str, rows: ArrowSplit, counts: SplitCounts) -> Iterator[Batch]:
@@ -169,61 +154,30 @@ class DatasetJoin:
         files: Mapping[str, list[BlockFile]],
         counts: SplitCounts,
         skipped_rows: Mapping[str, int],
-        labels: Labels | None,
     ) -> DatasetSummary:
-        config = self.config
-        tokenizer = load_tokenizer(self.call.tokenizer)
+        data, labels = self.config.data, self.encoder.labels
+        paths = {split: self._paths(of_split) for split, of_split in files.items()}
         return DatasetSummary(
-            recipe=config.recipe,
-            source_prefix=config.data.source_prefix,
-            source_suffix=config.data.source_suffix,
-            max_source_length=config.max_source_length,
-            max_target_length=config.max_target_length,
-            splits=counts.by_split(),
+            recipe=self.config.recipe,
+            source_prefix=data.source_prefix,
+            source_suffix=data.source_suffix,
             files={s: [file.name for file in files[s]] for s in SPLITS if s in files},
             skipped_rows=dict(sorted(skipped_rows.items())),
-            tokenizer=record_of(tokenizer),
             classes=class_names(labels),
             classes_are_ordered=are_ordered(labels),
-            parts=_parts(config.data),
-            id_columns=self._id_columns(),
-            **trivial_targets(self._first_targets(files["train"], labels)),
+            parts=parts_of(data),
+            **self.encoder.summary(counts.by_split(), paths),
+            **_trivial_targets(self.encoder.first_targets(paths["train"])),
         )
 
-    def _id_columns(self) -> list[str] | None:
-        """The columns that the recipe has beside those of every text."""
-        return [LEARNT] if isinstance(self.call, EncodeChats) else None
-
     def _first_learnt(self, files: Mapping[str, list[BlockFile]]) -> list[list[Any]]:
-        """What is learnt of the first conversations, for people to look at."""
-        rows = ArrowSplit([self.store.path_of(file) for file in files["train"]])
-        tokenizer = load_tokenizer(self.call.tokenizer)
+        """Return what is learnt of the first conversations, for people to look at."""
+        rows = ArrowSplit(self._paths(files["train"]))
+        tokenizer = load_tokenizer(str(self.store.dataset / TOKENIZER_FOLDER))
         return [learnt_pieces(row, tokenizer) for row in rows[:_NUM_SHOWN]]
 
-    def _first_targets(self, files: Iterable[BlockFile], labels: Labels | None) -> list[Any]:
-        """The targets of the first training examples."""
-        paths = map(self.store.path_of, files)
-        targets: list[str] = []
-        for batch in (batch for path in paths for batch in read_batches(path, ["references"])):
-            targets += (references[0] for references in batch["references"])
-            if len(targets) >= MAX_COUNTED_TARGETS:
-                break
-        if isinstance(labels, NumberLabels):
-            return [float(text) for text in targets]
-        by_text = {str(name): name for name in class_names(labels) or ()}
-        return [by_text.get(text, text) for text in targets]
-
-
-def _parts(data: DataSection) -> dict[str, float] | None:
-    """Return `DatasetSummary.parts`."""
-    if not data.mixture and data.part_key is None:
-        return None
-    return {name: part.weight for name, part in data.mixture.items()}
-
-
-def dataset_columns(data: DataSection) -> Mapping[str, str]:
-    """Return the columns of a dataset's encoded examples."""
-    return columns_with(parts=_parts(data) is not None)
+    def _paths(self, files: Iterable[BlockFile]) -> list[Path]:
+        return [self.store.path_of(file) for file in files]
 
 
 def _check_rows(counts: SplitCounts) -> None:
@@ -241,17 +195,7 @@ def _check_rows(counts: SplitCounts) -> None:
             )
 
 
-def record_of(tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return what a dataset's summary says of its tokenizer."""
-    return {
-        "digest": tokenizer.digest,
-        "vocab_size": tokenizer.vocab_size,
-        "pad_id": tokenizer.pad_id,
-        "eos_id": tokenizer.eos_id,
-    }
-
-
-def trivial_targets(targets: Sequence[Any]) -> dict[str, Any]:
+def _trivial_targets(targets: Sequence[Any]) -> dict[str, Any]:
     """Return what models that ignore their input would say, as fields of `DatasetSummary`."""
     if any(isinstance(target, float) for target in targets):
         are_numbers = all(isinstance(target, float | int) for target in targets)
@@ -276,7 +220,7 @@ def damaged(context: StageContext, store: BlockStore, numbers: Iterable[int]) ->
     return found
 
 
-def files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
+def _files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]:
     """Return the blocks' files in one folder by split, in order."""
     found: dict[str, list[BlockFile]] = {}
     for block in blocks:
@@ -286,7 +230,7 @@ def files_of(blocks: Iterable[Block], folder: str) -> dict[str, list[BlockFile]]
     return found
 
 
-def summed(blocks: Iterable[Block]) -> SplitCounts:
+def _summed(blocks: Iterable[Block]) -> SplitCounts:
     """Add up what the blocks counted."""
     counts = SplitCounts()
     for block in blocks:

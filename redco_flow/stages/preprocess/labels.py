@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class, kind_of_targets
+from redco_flow.recipes.declared import DeclaredRecipe
+from redco_flow.recipes.recipe import CLASSES, NUMBERS, Class
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import problem_of_field, problem_of_text
 from redco_flow.stages.data.source import Source
@@ -115,16 +115,15 @@ class NumberLabels:
 Labels = ClassLabels | NumberLabels
 
 
-def labels_for(recipe: ModuleType, settings: Mapping[str, Any]) -> Labels | None:
+def labels_for(recipe: DeclaredRecipe, settings: Mapping[str, Any]) -> Labels | None:
     """Return what reads a recipe's targets; None where they are texts, or whatever there is.
 
     Args:
         settings: the recipe's, as they stand in YAML.
     """
-    targets = kind_of_targets(recipe)
-    if targets == CLASSES:
+    if recipe.targets == CLASSES:
         return ClassLabels(settings.get(CLASSES) or ())
-    return NumberLabels() if targets == NUMBERS else None
+    return NumberLabels() if recipe.targets == NUMBERS else None
 
 
 def tell_missing_classes(labels: Labels | None) -> None:

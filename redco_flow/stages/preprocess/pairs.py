@@ -212,6 +212,13 @@ def read_chats_of(data: DataSection) -> ReadRow:
     return read_row
 
 
+def parts_of(data: DataSection) -> dict[str, float] | None:
+    """Return `DatasetSummary.parts`."""
+    if not data.mixture and data.part_key is None:
+        return None
+    return {name: part.weight for name, part in data.mixture.items()}
+
+
 def _held_out(sources: list[Source], data: DataSection) -> SplitOf:
     """A function from a training row's source, or all of it, to its split; equals stay together."""
     given = {source.split for source in sources}

@@ -8,14 +8,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from redco_flow.errors import UnusableRow
-from redco_flow.recipes.build import collate_rows
+from redco_flow.recipes.declared import RowsRecipe
 from redco_flow.recipes.recipe import (
     CLASSES,
     Batch,
     Collate,
     Example,
-    RowColumns,
-    find_recipe,
 )
 from redco_flow.spec.names import failure
 from redco_flow.stages.data.row_values import BadValue, MissingPillow, pack_row, unpack_row
@@ -121,34 +119,35 @@ class RowReader:
         return found
 
 
-def row_reader(recipe: str, settings: Mapping[str, Any], renamed: Mapping[str, str]) -> RowReader:
+def row_reader(
+    recipe: RowsRecipe, settings: Mapping[str, Any], renamed: Mapping[str, str]
+) -> RowReader:
     """Return what reads the rows of a recipe.
 
     Args:
         settings: the recipe's, as they stand in YAML.
         renamed: `data.columns`.
     """
-    module = find_recipe(recipe)
-    columns, labels = RowColumns.of(module), labels_for(module, settings)
+    labels = labels_for(recipe, settings)
     return RowReader(
-        columns.names,
+        recipe.columns,
         renamed,
         _checking(recipe, settings, labels),
-        columns.target,
+        recipe.target,
         labels,
-        getattr(module, "SPLIT_BY", ()),
-        getattr(module, "split_key", None),
+        recipe.split_by,
+        recipe.split_key,
     )
 
 
-def _checking(recipe: str, settings: Mapping[str, Any], labels: Labels | None) -> Collate:
+def _checking(recipe: RowsRecipe, settings: Mapping[str, Any], labels: Labels | None) -> Collate:
     """Return the recipe's collate_fn; of classes it knows those that were read so far."""
 
     @cache
     def with_classes(_num_classes: int) -> Collate:
         names = class_names(labels)
         own = settings if names is None else {**settings, CLASSES: names}
-        return collate_rows(recipe, own)
+        return recipe.collate_with(own)
 
     def collate_fn(examples: Sequence[Example]) -> Batch:
         num_classes = len(labels) if isinstance(labels, ClassLabels) else 0

@@ -1,4 +1,4 @@
-"""Build a dataset: read pairs, hold out splits, get a tokenizer, encode, write.
+"""Build a dataset: read rows, hold out splits, get a tokenizer, encode, write.
 
 The heavy body of preprocess. The rows are cut into blocks of fixed size, whatever computes them, so
 that a dataset is the same however many processes share its blocks, and a block that is there whole
@@ -13,39 +13,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-from redco_flow.recipes.recipe import (
-    encodes,
-    find_recipe,
-    kind_of_targets,
-    takes_conversations,
-)
+from redco_flow.recipes.declared import RowsRecipe
+from redco_flow.recipes.find import find_recipe
 from redco_flow.runtime.context import Shard, StageContext, StageOutputs
 from redco_flow.stages.data.rows import BadRow, BadRowLog
 from redco_flow.stages.data.splits import SPLITS
-from redco_flow.stages.preprocess import rows
-from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
+from redco_flow.stages.preprocess.batches import KeptPairs, RawRows
 from redco_flow.stages.preprocess.blocks import Block, BlockStore, BlockWriters
-from redco_flow.stages.preprocess.config import (
-    DEFAULT_MAX_LENGTH,
-    Config,
-    problem_of_texts,
-)
-from redco_flow.stages.preprocess.encoding import (
-    Encode,
-    EncodeCall,
-    EncodeChats,
-    encode_batches,
-)
-from redco_flow.stages.preprocess.joined import (
-    DatasetJoin,
-    EncodedBlocks,
-    damaged,
-    dataset_columns,
-)
-from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, PairBatch, ungrouped
-from redco_flow.stages.preprocess.tokenizer import ensure_tokenizer
+from redco_flow.stages.preprocess.config import Config
+from redco_flow.stages.preprocess.encoder import Encoder
+from redco_flow.stages.preprocess.joined import DatasetJoin, EncodedBlocks, damaged
+from redco_flow.stages.preprocess.pairs import BlockSplit, PairBatch
+from redco_flow.stages.preprocess.rows import RowEncoder
+from redco_flow.stages.preprocess.texts import text_encoder
 
 
 def run(context: StageContext, config: Config) -> StageOutputs:
@@ -60,22 +41,28 @@ def run_shard(context: StageContext, config: Config, shard: Shard) -> Callable[[
         BadRows, NoRows, DataChanged: the data cannot be used.
         ValueError: the tokenizer cannot be had or trained.
     """
-    if not encodes(find_recipe(config.recipe)):
-        return rows.run_shard(context, config, shard)
     store = BlockStore(context.work_dir)
-    tokenizer, kept = ensure_tokenizer(context, config, store)
-    call = encode_call(config, tokenizer)
-    blocks = _Blocks(context, config, store, call, kept)
+    encoder, kept = _encoder(context, config, store)
+    blocks = _Blocks(context, config, store, encoder, kept)
     encoded = blocks.encode(lambda block: shard.has(block) and not store.is_there(block))
 
     def join() -> StageOutputs:
-        dataset = DatasetJoin(context, config, store, call)
+        dataset = DatasetJoin(context, config, store, encoder)
         again = damaged(context, store, set(range(encoded.counts.num_blocks)) - encoded.written)
         if again:
             blocks.encode(again.__contains__)
         return dataset.join(encoded)
 
     return join
+
+
+def _encoder(
+    context: StageContext, config: Config, store: BlockStore
+) -> tuple[Encoder, KeptPairs | None]:
+    recipe = find_recipe(config.recipe)
+    if isinstance(recipe, RowsRecipe):
+        return RowEncoder(context, config, recipe, store), None
+    return text_encoder(context, config, store)
 
 
 @dataclass(frozen=True)
@@ -89,68 +76,37 @@ class _Blocks:
     context: StageContext
     config: Config
     store: BlockStore
-    call: Encode
+    encoder: Encoder
     kept: KeptPairs | None
 
     def encode(self, is_wanted: Callable[[int], bool]) -> EncodedBlocks:
         """Read all rows, and encode and write the blocks that are wanted."""
-        source = self.kept or RawPairs(self.context, self.config)
+        source = self.kept or RawRows(self.context, self.config, self.encoder.read_row)
         unusable = BadRowLog(self.config.data.on_bad_row)
         # It is asked at every row: each block is looked up once.
-        pairs = source.batches("reading and encoding", cache(is_wanted))
-        with BlockWriters(self.store, dataset_columns(self.config.data)) as writers:
-            batches = self._held_back(pairs, writers)
-            with closing(encode_batches(self.call, batches, self.config.num_workers)) as encoded:
-                for block_split, batch, ids in encoded:
-                    for row in ids.unusable:
+        rows = source.batches(self.encoder.phase, cache(is_wanted))
+        with BlockWriters(self.store) as writers:
+            batches = self._held_back(rows, writers)
+            with closing(self.encoder.encode(batches)) as encoded:
+                for block_split, examples in encoded:
+                    for row in examples.unusable:
                         unusable.add(BadRow(*row))
-                    writers.write(block_split, batch, ids)
+                    writers.write(block_split, examples)
                 source.bad_rows.joined(unusable).raise_if_any(source.counts.rows)
         written = set(writers.committed)
         for number in range(source.counts.num_blocks):
             if number not in written and is_wanted(number):  # it has no usable row
                 self.store.commit(number, Block((), {}))
                 written.add(number)
-        return EncodedBlocks(source.counts, written, source.bad_rows, unusable, source.labels)
+        return EncodedBlocks(source.counts, written, source.bad_rows, unusable)
 
     def _held_back(
-        self, pairs: Iterable[tuple[BlockSplit, PairBatch]], writers: BlockWriters
-    ) -> Iterator[tuple[BlockSplit, Batch]]:
+        self, rows: Iterable[tuple[BlockSplit, PairBatch]], writers: BlockWriters
+    ) -> Iterator[tuple[BlockSplit, PairBatch]]:
         """Put aside the rows of splits that are to be grouped; yield the others."""
         splits = frozenset(SPLITS[1:]) if self.config.data.group_by_source else frozenset()
-        for block_split, batch in pairs:
+        for block_split, batch in rows:
             if block_split.split in splits:
                 writers.hold_back(block_split, batch)
             else:
-                yield block_split, ungrouped(batch)
-
-
-def encode_call(config: Config, tokenizer: Path) -> Encode:
-    """Return what encodes a stage's texts or conversations.
-
-    Args:
-        tokenizer: its directory.
-    """
-    recipe = find_recipe(config.recipe)
-    if problem := problem_of_texts(config.data, recipe):
-        raise ValueError(problem)
-    if takes_conversations(recipe):
-        return EncodeChats(
-            module=recipe.__name__,
-            tokenizer=str(tokenizer),
-            template_kwargs=tuple(sorted(config.data.chat_template_kwargs.items())),
-            train_on=config.train_on or "assistant",
-            max_length=config.max_length or DEFAULT_MAX_LENGTH,
-            on_too_long=config.on_too_long or "truncate",
-        )
-    return EncodeCall(
-        module=recipe.__name__,
-        tokenizer=str(tokenizer),
-        is_plain_text=config.data.text_key is not None,
-        are_labelled=kind_of_targets(recipe) is not None,
-        source_prefix=config.data.source_prefix,
-        source_suffix=config.data.source_suffix,
-        max_source_length=config.max_source_length,
-        max_target_length=config.max_target_length,
-        truncation_side=config.truncation_side,
-    )
+                yield block_split, batch

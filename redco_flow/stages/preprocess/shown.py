@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from redco_flow.recipes.recipe import is_conversational
+from redco_flow.recipes.find import find_recipe_if_any
 from redco_flow.spec.stage_kind import ShownExamples
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.data.rows import BadRow
 from redco_flow.stages.data.source import open_sources
-from redco_flow.stages.preprocess.blocks import SplitCounts
+from redco_flow.stages.preprocess.blocks import SplitCounts, counted_pairs
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.stages.preprocess.heads import chat_columns
 from redco_flow.stages.preprocess.learnt import LEARNT, learnt_pieces
-from redco_flow.stages.preprocess.run import encode_call
+from redco_flow.stages.preprocess.texts import encode_call
 from redco_flow.stages.preprocess.tokenizer import fetch_tokenizer
 from redco_flow.text.conversations import BadConversation
 from redco_flow.text.tokenizer import TextTokenizer
@@ -37,7 +37,8 @@ def show_examples(config: Config, dataset: Path | None, number: int) -> ShownExa
     Raises:
         ValueError: the tokenizer is made by the stage, or its template cannot be trained with.
     """
-    if not is_conversational(config.recipe):
+    recipe = find_recipe_if_any(config.recipe)
+    if recipe is None or not recipe.takes_conversations:
         return None
     if dataset is not None:
         return examples_of_dataset(dataset, number)
@@ -72,7 +73,8 @@ def examples_of_rows(config: Config, number: int) -> ShownExamples:
         encoded = call(chats, [])
         tokenizer = TextTokenizer.load(directory)
     counts = SplitCounts()
-    counts.add_batch("train", {"row_id": encoded.windows.text_of, "references": []}, encoded)
+    batch = {"row_id": encoded.windows.text_of, "references": []}
+    counts.add("train", counted_pairs(batch, encoded))
     bad += [f"{reason}: {detail}" for _, reason, detail in encoded.unusable]
     rows = zip(encoded.target_ids, encoded.more[LEARNT], strict=True)
     return ShownExamples(

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from redco_flow.launch.work_lock import acquire
-from redco_flow.recipes.recipe import is_conversational
+from redco_flow.recipes.find import find_recipe
 from redco_flow.records import sync, write_json
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.pipeline import TokenizerTraining
 from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER
 from redco_flow.stages.artifacts.tokenizer import save_pretrained_tokenizer, tokenizer_source
-from redco_flow.stages.preprocess.batches import KeptPairs, RawPairs
 from redco_flow.stages.preprocess.blocks import BlockStore
 from redco_flow.stages.preprocess.config import Config
 from redco_flow.text.chat import (
@@ -30,8 +29,7 @@ from redco_flow.text.chat import (
     TOKENIZER_DEFAULT,
     template_text,
 )
-from redco_flow.text.conversations import Conversation
-from redco_flow.text.pairs import PAIR_SEPARATOR
+from redco_flow.text.tokenizer import TextTokenizer
 
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 _MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
@@ -229,28 +227,6 @@ def _pruned(scores: Scores, counts: Counter[str], alphabet: frozenset[str], size
     return {token: score for token, score in scores.items() if token in kept}
 
 
-def ensure_tokenizer(
-    context: StageContext, config: Config, store: BlockStore
-) -> tuple[Path, KeptPairs | None]:
-    """Return the directory of the dataset's tokenizer, which is made if it is not there.
-
-    And the pairs, where all of them had to be read for it.
-
-    Raises:
-        BadRows, NoRows, DataChanged: a tokenizer is to be trained on data that cannot be used.
-        ValueError: the tokenizer cannot be had or trained.
-        Stopped: a stop was requested.
-    """
-    directory = store.dataset / TOKENIZER_FOLDER
-    kept = None
-    with _alone(context):
-        if not directory.exists():
-            unfinished = store.new_file()
-            kept = _make_tokenizer(context, config, store, unfinished)
-            _put_in_place(unfinished, directory)
-    return directory, kept
-
-
 @contextmanager
 def _alone(context: StageContext) -> Iterator[None]:
     """Hold the lock of the stage's tokenizer.
@@ -270,16 +246,18 @@ def _alone(context: StageContext) -> Iterator[None]:
         lock.release()
 
 
-def ensure_tokenizer_of(
+def ensure_tokenizer(
     context: StageContext, config: Config, store: BlockStore, texts: Iterable[str]
 ) -> Path:
-    """Return the directory of a tokenizer for columns of rows, which is made if it is not there.
+    """Return the directory of the dataset's tokenizer, which is made if it is not there.
 
     Args:
         texts: of the training rows; read where the tokenizer is to be trained.
 
     Raises:
+        BadRows, NoRows, DataChanged: a tokenizer is to be trained on data that cannot be used.
         ValueError: the tokenizer cannot be had or trained.
+        Stopped: a stop was requested.
     """
     directory = store.dataset / TOKENIZER_FOLDER
     with _alone(context):
@@ -328,44 +306,24 @@ def _asked_training(config: Config) -> TokenizerTraining:
     return asked
 
 
-def _make_tokenizer(
-    context: StageContext, config: Config, store: BlockStore, directory: Path
-) -> KeptPairs | None:
-    context.report(phase="tokenizer")
-    if _take_or_fetch(context, config, directory):
-        return None
-    kept = KeptPairs(context, RawPairs(context, config), store.new_file())
-    _save_trained(config, _training_texts(context, config, kept), directory)
-    return kept
-
-
 def _save_trained(config: Config, texts: Iterable[str], directory: Path) -> None:
     """Train a tokenizer; with ChatML's template where the rows are conversations, or may be."""
     asked = _asked_training(config)
-    if not is_conversational(config.recipe) and config.data.chat_template is None:
+    if not find_recipe(config.recipe).takes_conversations and config.data.chat_template is None:
         save_tokenizer(train_tokenizer(texts, asked.vocab_size, asked.type), directory)
         return
     size = asked.vocab_size - len(CHATML_TOKENS)
     save_chat_tokenizer(train_tokenizer(texts, size, asked.type), directory)
 
 
-def _training_texts(context: StageContext, config: Config, kept: KeptPairs) -> Iterator[str]:
-    """Every text of the training rows, in reading order."""
-    data = config.data
-    for block_split, batch in kept.keep("reading for the tokenizer"):
-        if block_split.split != "train":
-            continue
-        if is_conversational(config.recipe):
-            chats = map(Conversation.from_json, batch["source"])
-            yield from (str(one.get("content", "")) for chat in chats for one in chat.messages)
-            continue
-        if data.text_key is None:
-            around = data.source_prefix, data.source_suffix
-            sources = (text for source in batch["source"] for text in source.split(PAIR_SEPARATOR))
-            yield from (around[0] + source + around[1] for source in sources)
-        if kept.labels is None:
-            yield from batch["target"]
-    context.report(phase="tokenizer")
+def record_of(tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Return a tokenizer's fields of a `DatasetSummary`."""
+    return {
+        "digest": tokenizer.digest,
+        "vocab_size": tokenizer.vocab_size,
+        "pad_id": tokenizer.pad_id,
+        "eos_id": tokenizer.eos_id,
+    }
 
 
 def _put_in_place(unfinished: Path, directory: Path) -> None:

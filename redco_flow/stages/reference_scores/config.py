@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from redco_flow.models.find import FAMILIES, find_module_name
-from redco_flow.recipes.recipe import RecipeName, recipe_module
+from redco_flow.recipes.find import RecipeName, recipe_module
 from redco_flow.spec.model import Placement, PositiveInt
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.stage_kind import InputSlot, StageConfig

@@ -16,8 +16,8 @@ from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.predictor import Predictor
 from redco_flow.engine.sharding.rules import ShardingRules
 from redco_flow.errors import RedcoFlowError
-from redco_flow.recipes.build import build_recipe
-from redco_flow.recipes.recipe import Generation, Recipe, matmul_precision, shares_model
+from redco_flow.recipes.find import find_recipe, shares_model
+from redco_flow.recipes.recipe import Generation, Recipe, matmul_precision
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.runtime.process_group import describe_devices
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
@@ -94,7 +94,7 @@ def _reference(context: StageContext, config: Config, dataset: DatasetArtifact) 
     if not context.inputs.get("checkpoint"):
         check_model_tokenizer(config.model, dataset.tokenizer)
         texts = dataset.texts(*lengths)
-        recipe = build_recipe(config.recipe, config.model.model_dump(), texts)
+        recipe = find_recipe(config.recipe).make(config.model.model_dump(), texts)
         if recipe.load_params is None:
             raise CannotScore("there is no reference: give `checkpoint`, or model.name_or_path.")
         return _Reference(str(config.model.name_or_path), recipe, recipe.load_params)

@@ -9,23 +9,19 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from redco_flow.metrics.settings import MetricSettings, check_metric_settings
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
-from redco_flow.recipes.recipe import (
+from redco_flow.recipes.declared import DeclaredRecipe, TextRecipe
+from redco_flow.recipes.find import (
     RecipeName,
     RecipeSettings,
     family_problem,
     find_own_recipe,
-    has_no_ids,
-    has_own_model,
-    is_of_rows,
-    kind_of_targets,
-    needs_reference,
+    find_recipe_if_any,
     recipe_module,
 )
 from redco_flow.runtime.context import FinishedStage
@@ -446,7 +442,7 @@ class Config(StageConfig):
 
     @model_validator(mode="after")
     def _has_a_model_with_dropout(self) -> Config:
-        if self.dropout_rate is not None and has_own_model(self.recipe):
+        if self.dropout_rate is not None and _has_own_model(self.recipe):
             raise ValueError(
                 f"recipe '{self.recipe}' brings its own model, and dropout_rate would change "
                 "nothing; what can be chosen of it are its settings"
@@ -466,7 +462,7 @@ class Config(StageConfig):
     def _known_model_keys(cls, model: ModelSection, info: ValidationInfo) -> ModelSection:
         # What can be checked before anything runs; the hub's config.json is read later.
         recipe = _recipe(info)
-        if model != ModelSection() and has_own_model(info.data.get("recipe", "")):
+        if model != ModelSection() and _has_own_model(info.data.get("recipe", "")):
             raise ValueError(
                 f"recipe '{info.data['recipe']}' brings its own model, and these keys would change "
                 "nothing; what can be chosen of it are its settings"
@@ -496,18 +492,19 @@ class Config(StageConfig):
     @field_validator("batching")
     @classmethod
     def _can_be_packed(cls, batching: Batching, info: ValidationInfo) -> Batching:
-        recipe = _recipe(info)
-        if batching.type != "padded" and has_no_ids(info.data.get("recipe", "")):
+        recipe, given = _recipe(info), find_recipe_if_any(info.data.get("recipe", ""))
+        if batching.type != "padded" and given is not None and not given.has_ids:
             raise ValueError(
                 f"recipe '{info.data['recipe']}' takes rows as they are, whose widths are not "
                 "known: use type padded"
             )
-        if batching.type == "packed" and recipe and not getattr(recipe, "CAN_PACK", False):
+        if batching.type == "packed" and recipe and not recipe.can_pack:
             raise ValueError(
                 f"recipe '{info.data['recipe']}' cannot put several examples into one row: use "
                 "type bucketed, or recipe language_modeling"
             )
-        if batching.type == "windows" and recipe and not hasattr(recipe, "encode_texts"):
+        takes_texts = isinstance(recipe, TextRecipe) and recipe.encode_texts is not None
+        if batching.type == "windows" and recipe and not takes_texts:
             raise ValueError(
                 f"recipe '{info.data['recipe']}' takes no plain texts, which windows are cut from: "
                 "use recipe language_modeling"
@@ -539,24 +536,30 @@ def _check_scores(names: list[str], info: ValidationInfo) -> None:
     if "eval" in info.data:
         texts_scores(names, info.data["eval"])
     recipe = _recipe(info)
-    of_rows = is_of_rows(info.data.get("recipe", ""))
-    is_measured = getattr(recipe, "MEASURES_PERPLEXITY", recipe is None and not of_rows)
-    if PERPLEXITY in names and not is_measured:
+    given = recipe or find_recipe_if_any(info.data.get("recipe", ""))
+    # A user's recipe of texts need not declare what it measures.
+    is_measured = given is None or given.measures_perplexity
+    if PERPLEXITY in names and not is_measured and (recipe or (given and given.is_of_rows)):
         raise ValueError(
             f"recipe '{info.data['recipe']}' measures no perplexity; {EVAL_LOSS} ranks the same"
         )
 
 
-def _recipe(info: ValidationInfo) -> ModuleType | None:
-    """The recipe's module where it is ours; another's may not be importable on a login node."""
+def _recipe(info: ValidationInfo) -> DeclaredRecipe | None:
+    """The recipe where it is ours; another's may not be importable on a login node."""
     return find_own_recipe(info.data.get("recipe", ""))
 
 
-def _family(model: ModelSection, recipe: ModuleType | None) -> str | None:
+def _has_own_model(name: str) -> bool:
+    recipe = find_recipe_if_any(name)
+    return recipe is not None and recipe.has_own_model
+
+
+def _family(model: ModelSection, recipe: DeclaredRecipe | None) -> str | None:
     """Return which of our families it is, as far as the section, files and recipe tell."""
     family = model.family or family_in_files(model)
     if family is None and model.name_or_path is None:
-        family = getattr(recipe, "DEFAULT_FAMILY", None)
+        family = recipe.default_family if recipe else None
     return family if family in FAMILIES else None
 
 
@@ -603,11 +606,12 @@ def input_problems(config: Config, given: Collection[str]) -> Iterator[tuple[tup
     """Yield that a reference's scores are missing or of no use, and targets that match nothing."""
     recipe = find_own_recipe(config.recipe)
     if config.lora is not None and (family := _family(config.model, recipe)):
-        has_labels = recipe is not None and kind_of_targets(recipe) is not None
+        has_labels = recipe is not None and recipe.targets is not None
         problem = targets_problem(config.lora.targets, family, config.model, has_labels=has_labels)
         if problem is not None:
             yield ("lora", "targets"), problem
-    is_needed = needs_reference(config.recipe, values_of(config.settings))
+    given_recipe = find_recipe_if_any(config.recipe)
+    is_needed = given_recipe is not None and given_recipe.compares(values_of(config.settings))
     if is_needed and "reference_scores" not in given:
         yield (
             ("recipe",),
@@ -631,7 +635,7 @@ def upstream_problems(
     config: Config, upstream: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """Yield which lengths of the dataset's texts are beyond the model's positions."""
-    if "dataset" in upstream and not has_own_model(config.recipe):
+    if "dataset" in upstream and not _has_own_model(config.recipe):
         family = _family(config.model, find_own_recipe(config.recipe))
         for path, message in length_problems(config.model, family, upstream["dataset"]):
             yield "dataset", path, message
@@ -648,7 +652,7 @@ def _model_modules(config: Config) -> list[str]:
     model, recipe = config.model, find_own_recipe(config.recipe)
     if model.family is None and model.name_or_path is not None:
         return [find_module_name(family) for family in FAMILIES]
-    family = model.family or getattr(recipe, "DEFAULT_FAMILY", None)
+    family = model.family or (recipe.default_family if recipe else None)
     return [find_module_name(family)] if family else []
 
 

@@ -14,7 +14,7 @@ from redco_flow.hub import config_in, is_commit, snapshot_folder
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import FAMILIES, find_config
 from redco_flow.models.hub.model_files import model_type_of
-from redco_flow.recipes.recipe import is_conversational, is_of_rows, makes_texts
+from redco_flow.recipes.find import find_recipe_if_any
 from redco_flow.records import read_json
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.stages.preprocess.config import DEFAULT_MAX_LENGTH
@@ -50,14 +50,16 @@ def length_problems(
 
 def _lengths_of(preprocessing: Any) -> Iterator[str]:
     """Yield the limits that cut something of what the recipe reads."""
-    recipe, data = getattr(preprocessing, "recipe", ""), getattr(preprocessing, "data", None)
-    if is_conversational(recipe):
+    recipe = find_recipe_if_any(getattr(preprocessing, "recipe", ""))
+    if recipe is not None and recipe.takes_conversations:
         yield "max_length"
-    elif not is_of_rows(recipe):  # whose rows are cut by the recipe's own settings
-        if getattr(data, "text_key", None) is None:
-            yield _OF_SOURCES
-        if makes_texts(recipe):
-            yield _OF_TARGETS
+        return
+    if recipe is not None and recipe.is_of_rows:
+        return  # the recipe's own settings cut its rows
+    if getattr(getattr(preprocessing, "data", None), "text_key", None) is None:
+        yield _OF_SOURCES
+    if recipe is None or recipe.makes_texts:
+        yield _OF_TARGETS
 
 
 def _folder_of(model: ModelSection) -> Path:

@@ -22,8 +22,8 @@ from redco_flow.engine.step.lora import FACTORS, Lora
 from redco_flow.engine.step_trace import TracedSteps
 from redco_flow.engine.trainer import Trainer
 from redco_flow.engine.training_loop import FitResult
-from redco_flow.recipes.build import build_recipe
-from redco_flow.recipes.recipe import CLASSES, Class, Recipe, shares_model
+from redco_flow.recipes.find import find_recipe, shares_model
+from redco_flow.recipes.recipe import CLASSES, Class, Recipe
 from redco_flow.runtime.context import Output, StageContext, StageOutputs, Stopped
 from redco_flow.runtime.process_group import describe_devices
 from redco_flow.spec.recipe_settings import values_of
@@ -124,7 +124,7 @@ def _prepare(context: StageContext, config: Config) -> _PreparedTraining:
         check_model_tokenizer(config.model, dataset.tokenizer)
     source_length, target_length = _lengths(dataset, config)
     texts = dataset.texts(source_length, target_length)
-    recipe = build_recipe(config.recipe, _model(config, summary.classes), texts)
+    recipe = find_recipe(config.recipe).make(_model(config, summary.classes), texts)
     if context.inputs.get("start_from"):
         checkpoint = CheckpointArtifact(context.input("start_from").path)
         recipe = _started_from(checkpoint, recipe, dataset, config)

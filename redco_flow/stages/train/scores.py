@@ -16,7 +16,8 @@ from redco_flow.engine.watching import EarlyStopping
 from redco_flow.errors import RedcoFlowError
 from redco_flow.metrics.perplexity import perplexity
 from redco_flow.metrics.settings import configured_metric, warnings_of
-from redco_flow.recipes.recipe import Generation, Recipe, find_recipe
+from redco_flow.recipes.find import find_recipe
+from redco_flow.recipes.recipe import Generation, Recipe
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.metric import Metric
 from redco_flow.stages.artifacts.dataset import DatasetArtifact, DatasetSummary
@@ -58,7 +59,7 @@ def make_eval_fn(
     rows, bucketing = data.validation, None
     if config.batching.type in ("padded", "bucketed"):
         bucketing = bucket_rows(recipe, validation, trainer.layout.micro_batch_size)
-    measures_perplexity = getattr(find_recipe(config.recipe), "MEASURES_PERPLEXITY", False)
+    measures_perplexity = find_recipe(config.recipe).measures_perplexity
 
     def evaluate(params: Any, step: int) -> dict[str, float]:
         loss = trainer.eval_loss(rows, bucketing=bucketing)

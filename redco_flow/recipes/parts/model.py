@@ -25,8 +25,10 @@ from redco_flow.models.hub.pretrained import (
     read_model,
     save_pretrained,
 )
-from redco_flow.recipes.model_directory import find_checkpoint
-from redco_flow.recipes.recipe import Example, Generation, family_problem
+from redco_flow.recipes.declared import DeclaredRecipe
+from redco_flow.recipes.find import family_problem, find_recipe
+from redco_flow.recipes.parts.model_directory import find_checkpoint
+from redco_flow.recipes.recipe import Example, Generation
 from redco_flow.text.tokenizer import TextTokenizer
 
 _VOCAB_MULTIPLE = 8
@@ -67,14 +69,14 @@ def choose_model(
     model: Mapping[str, Any],
     tokenizer: TextTokenizer,
     *,
-    recipe: ModuleType,
+    recipe: str,
     special_tokens: Mapping[str, int],
 ) -> ChosenModel:
     """Find the family and make the config.
 
     Args:
         model: the keys of a pipeline's `model` section, or a `Recipe.model` of before.
-        recipe: says which family it is where nothing does, and which it trains.
+        recipe: a recipe of this package, which has a default family and trains certain ones.
         special_tokens: the token ids of a config that starts with nothing.
 
     Raises:
@@ -89,7 +91,7 @@ def choose_model(
 
 
 def choose_sized_model(
-    model: Mapping[str, Any], *, recipe: ModuleType, sizes: Mapping[str, Any]
+    model: Mapping[str, Any], *, recipe: str, sizes: Mapping[str, Any]
 ) -> ChosenModel:
     """Find the family and make the config of a model of any data.
 
@@ -100,12 +102,14 @@ def choose_sized_model(
     Raises:
         ValueError: an unknown family or config key, or a family that the recipe does not train.
     """
+    declared = find_recipe(recipe)
     dtype = model.get("dtype") or "float32"
     changes = dict(model.get("config") or {})
     anew = _merged(sizes, changes)
     if not model.get("name_or_path"):
-        family = model.get("family") or recipe.DEFAULT_FAMILY
-        _check_family(recipe, family)
+        family = model.get("family") or declared.default_family
+        assert family is not None, "a recipe of this package has a default family"
+        _check_family(declared, family)
         module = find_model(family)
         config = module.Config(dtype=dtype).updated(anew)
         return ChosenModel(family, module, config, None)
@@ -114,7 +118,7 @@ def choose_sized_model(
         str(model["name_or_path"]), revision=model.get("revision"), with_weights=not is_new
     )
     family = model.get("family") or model_type(directory)
-    _check_family(recipe, family)
+    _check_family(declared, family)
     module, config = read_model(
         directory, family=family, overrides=anew if is_new else changes, dtype=dtype
     )
@@ -144,7 +148,7 @@ def _merged(sizes: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return {**sizes, **changes, **parts}
 
 
-def _check_family(recipe: ModuleType, family: str) -> None:
+def _check_family(recipe: DeclaredRecipe, family: str) -> None:
     if family in FAMILIES and (problem := family_problem(recipe, family)):
         raise ValueError(problem)
 

@@ -21,8 +21,7 @@ from redco_flow.models.classifier import ClassifierConfig, published_labels
 from redco_flow.models.families.encoders import BertFamilyConfig
 from redco_flow.models.hub.model_files import CONFIG_FILE
 from redco_flow.models.hub.pretrained import save_pretrained
-from redco_flow.recipes.classification import config as recipe_config
-from redco_flow.recipes.model import (
+from redco_flow.recipes.parts.model import (
     ChosenModel,
     Row,
     checked_ids,
@@ -148,7 +147,7 @@ def build_labelled_texts(
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
-    chosen = choose_model(model, tokenizer, recipe=recipe_config, special_tokens=special_tokens)
+    chosen = choose_model(model, tokenizer, recipe="classification", special_tokens=special_tokens)
     chosen = _padded_apart(chosen, tokenizer)
     _check_order(chosen, task)
     config = ClassifierConfig.of(chosen.family, chosen.config, task.classes)

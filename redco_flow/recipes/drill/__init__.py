@@ -31,11 +31,7 @@ SECONDS_PER_SLOW_BATCH = 4.0
 
 
 def build(
-    model: Mapping[str, Any],
-    tokenizer: TextTokenizer,
-    *,
-    source_length: int,
-    target_length: int,
+    model: Mapping[str, Any], tokenizer: TextTokenizer, *, source_length: int, target_length: int
 ) -> Recipe:
     """Make text_to_text's recipe around a model, with the fault in what collates its batches.
 
