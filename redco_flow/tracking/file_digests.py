@@ -13,14 +13,16 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import WorkspaceError
 from redco_flow.records import digest_file, digest_json, write_json
-from redco_flow.spec.stage_kind import NamedFile
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
+
+if TYPE_CHECKING:  # a worker begins without the settings library
+    from redco_flow.spec.stage_kind import NamedFile
 
 NAMED_BY = "images named by"
 """Before the name of a data file: the name of their digest in a stage's ingredients."""

@@ -160,7 +160,7 @@ def metric_of(key: str, names: Sequence[str]) -> str:
     """
     if len(names) == 1 or key in names:
         return key if key in names else names[0]
-    # Imported here: a metric of the user's is imported only where its name does not tell.
+    # Imported here: modules of metrics are needed only if the names are not enough.
     from redco_flow.spec.metric import find_any_metric, gives_score
 
     for name in names:

@@ -87,7 +87,7 @@ def test_what_each_module_adds_is_what_merging_adds_to_its_tensor(decoder):
         a, b = (found[f"base_model.model.{module}.lora_{letter}.weight"] for letter in "AB")
         change = ALPHA / RANK * b @ a
         # Conv1D of GPT-2 keeps (inputs, outputs).
-        change = change.T if "gpt2" in decoder.module.__name__ else change
+        change = change.T if decoder.config.model_type == "gpt2" else change
         expected = after[f"{module}.weight"] - before[f"{module}.weight"]
         np.testing.assert_allclose(change, expected, rtol=0, atol=1e-5)
 
@@ -107,7 +107,7 @@ def test_magnitudes_of_each_module_are_those_of_its_merged_tensor(decoder):
     for key in modules:
         module = key.removeprefix("base_model.model.").removesuffix(".lora_magnitude_vector")
         a, b = (found[f"base_model.model.{module}.lora_{letter}.weight"] for letter in "AB")
-        is_conv = "gpt2" in decoder.module.__name__
+        is_conv = decoder.config.model_type == "gpt2"
         weight, expected = (
             all_tensors[f"{module}.weight"].T if is_conv else all_tensors[f"{module}.weight"]
             for all_tensors in (before, after)
@@ -140,7 +140,7 @@ def test_modules_are_named_as_shortly_as_tells_them_from_others(decoder, targets
     )
 
     assert config["target_modules"] == expected
-    assert config["fan_in_fan_out"] == ("gpt2" in decoder.module.__name__)
+    assert config["fan_in_fan_out"] == (decoder.config.model_type == "gpt2")
     assert (config["r"], config["lora_alpha"]) == (RANK, ALPHA)
     assert (config["task_type"], config["base_model_name_or_path"]) == ("CAUSAL_LM", "org/base")
 
