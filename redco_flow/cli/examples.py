@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import UsageError
-from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.terminal_text import plain, visible
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import find_result
@@ -28,6 +27,8 @@ def print_examples(loaded: Loaded, number: int) -> None:
     Raises:
         UsageError: there is no such stage, or its tokenizer is not there before it has run.
     """
+    from redco_flow.spec.stage_kind import find_stage_kind
+
     has_shown = False
     for stage in loaded.pipeline.stages.values():
         kind = find_stage_kind(stage.kind)
