@@ -19,7 +19,7 @@ from redco_flow.tracking.code_digest import read_imports
 BY_NAME = {
     "redco_flow/cli/main.py": "redco_flow/cli/*.py",
     "redco_flow/models/find.py": "redco_flow/models/families/*.py",
-    "redco_flow/recipes/recipe.py": "redco_flow/recipes/*.py",
+    "redco_flow/recipes/find.py": "redco_flow/recipes/*.py",
     "tests/stages/kinds/stage_kinds.py": "redco_flow/stages/*/run.py",
 }
 # What a test names: a subprocess's `-m redco_flow.cli.main`, a kind in a pipeline.
