@@ -19,8 +19,11 @@ from redco_flow.tracking.code_digest import read_imports
 BY_NAME = {
     "redco_flow/cli/main.py": "redco_flow/cli/*.py",
     "redco_flow/models/find.py": "redco_flow/models/families/*.py",
-    "redco_flow/recipes/find.py": "redco_flow/recipes/*.py",
-    "tests/stages/kinds/stage_kinds.py": "redco_flow/stages/*/run.py",
+    "redco_flow/recipes/find.py": "redco_flow/recipes/*/*.py",
+    "redco_flow/spec/metric.py": "redco_flow/metrics/*.py",
+    "tests/stages/kinds/stage_kinds.py": "redco_flow/stages/*/*.py",
+    "tests/hub/conftest.py": "redco_flow/stages/data/hub_references.py",
+    "redco_flow/orchestrate/checkpoints/chat.py": "redco_flow/stages/predict/conversation.py",
 }
 # What a test names: a subprocess's `-m redco_flow.cli.main`, a kind in a pipeline.
 DOTTED = re.compile(r"\b[a-z_]\w*(?:\.\w+)+")

@@ -14,9 +14,14 @@ for CPUs and TPUs do not show it. Prints one JSON line last.
 import argparse
 import json
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import optax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.engine.traffic
+
 from collectives import BATCH, CASES, COMPILED_FOR
 from compile_targets import TARGETS, find_devices
 

@@ -3,7 +3,7 @@
 An alias is one file, aliases/<model>/<alias>.json, with all that it ever named, the last one last:
 what it names now is no second fact that could differ. Only `AliasStore.move` writes it, under a
 kernel lock and by one rename, so it is whole however a promotion ends. Knows names and ids; whether
-a checkpoint deserves its name is judged in `stages.promotion`.
+a checkpoint deserves its name is judged in `tracking.promotion`.
 """
 
 from __future__ import annotations

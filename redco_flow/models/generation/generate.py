@@ -105,7 +105,7 @@ def generate(
     """Read sources or prompts and search for what follows; pure, to be jitted as a whole.
 
     Args:
-        model: a family's module, such as `models.t5` or `models.gpt2`.
+        model: a family, as `models.find.find_model` returns it.
         input_ids, attention_mask: (B, S); rows of any lengths, mask 0 is padding.
         max_new_tokens: the end token included.
         num_beams: 1 is greedy search; the next two count only above that.
