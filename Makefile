@@ -1,4 +1,4 @@
-# make quickstart | slurm-demo | test | test-changed | test-all | test-gpu | test-pythons | lint | format | docs | bench | dist | clean
+# make quickstart | slurm-demo | test | test-changed | test-all | test-engine | test-launcher | test-stages | test-gpu | test-pythons | lint | format | docs | reference | bench | dist | clean
 # Each target sets up what it needs in $(VENV), with uv where it is installed and pip otherwise.
 VENV ?= .venv
 # The newest Python on PATH or of pyenv. Its shims are left out: they also exist for Pythons that are not active.
