@@ -67,9 +67,27 @@ def digest_files(
     return found
 
 
-def named_files_cache(data_file: Path) -> str:
-    """Return the cache, for `digest_files`, of the files that a data file's rows name."""
-    return f"images/{hashlib.sha256(bytes(data_file.absolute())).hexdigest()[:16]}-digests.json"
+def digests_of_named_files(
+    workspace: Workspace, data_file: Path, named: Mapping[str, NamedFile | None]
+) -> dict[Path, str]:
+    """Return, by their real paths, the digests of the files that a data file's rows name.
+
+    Raises:
+        WorkspaceError: as `digest_files`.
+    """
+    name = hashlib.sha256(bytes(data_file.absolute())).hexdigest()[:16]
+    real = dict.fromkeys(one.real for one in named.values() if one)
+    return digest_files(workspace, real, cache=f"images/{name}-digests.json")
+
+
+def digest_named_files(named: Mapping[str, NamedFile | None], digests: Mapping[Path, str]) -> str:
+    """Return one digest of the files that a data file names, and of their names.
+
+    Args:
+        digests: of the files, by their real paths.
+    """
+    # ascii: a name may have half of a surrogate pair.
+    return digest_json({ascii(path): one and digests[one.real] for path, one in named.items()})
 
 
 def _remember(cache_path: Path, fresh: dict[str, list[Any]]) -> None:
@@ -105,13 +123,3 @@ def _identity(path: Path) -> list[int]:
 def _load(cache_path: Path) -> dict[str, list[Any]]:
     record = unless_damaged(lambda: find_record(cache_path, dict[str, list[Any]])) or {}
     return {key: value for key, value in record.items() if value}
-
-
-def digest_named_files(named: Mapping[str, NamedFile | None], digests: Mapping[Path, str]) -> str:
-    """Return one digest of the files that a data file names, and of their names.
-
-    Args:
-        digests: of the files, by their real paths.
-    """
-    # ascii: a name may have half of a surrogate pair.
-    return digest_json({ascii(path): one and digests[one.real] for path, one in named.items()})

@@ -17,7 +17,7 @@ from redco_flow.launch.hosts.file_sets import FileEntry, FileSet, checkpoint_set
 from redco_flow.records import digest_json
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
-from redco_flow.tracking.file_digests import digest_files, named_files_cache
+from redco_flow.tracking.file_digests import digest_files, digests_of_named_files
 from redco_flow.tracking.workspace import SHORT_DIGITS, Workspace
 
 _NUM_CHECKPOINTS = 2  # the newest, and one to fall back to
@@ -124,8 +124,7 @@ def _named_files(call: Call, workspace: Workspace) -> tuple[dict[Path, Path], di
                 "hosts: write paths that are relative to the data file."
             )
         places |= {one.named: one.real for one in found.values()}
-        real = dict.fromkeys(one.real for one in found.values())
-        digests |= digest_files(workspace, real, cache=named_files_cache(data_file))
+        digests |= digests_of_named_files(workspace, data_file, found)
     return places, digests
 
 

@@ -33,7 +33,7 @@ from redco_flow.tracking.file_digests import (
     NAMED_BY,
     digest_files,
     digest_named_files,
-    named_files_cache,
+    digests_of_named_files,
 )
 from redco_flow.tracking.workspace import Workspace
 
@@ -117,8 +117,7 @@ def _data(kind: StageKind, stage: ResolvedStage, workspace: Workspace) -> dict[s
     names = list(_unique_names(paths))
     named = {name: digests[path] for name, path in zip(names, paths, strict=True)}
     for path, files in _ask(stage, kind.named_files, workspace).items():
-        real = dict.fromkeys(one.real for one in files.values() if one)
-        found = digest_files(workspace, real, cache=named_files_cache(path))
+        found = digests_of_named_files(workspace, path, files)
         named[f"{NAMED_BY} {names[paths.index(path)]}"] = digest_named_files(files, found)
     identities = hub_identities(_ask(stage, kind.hub_references))
     return {**named, **_ask(stage, kind.data_identity), **identities}

@@ -11,11 +11,11 @@ from redco_flow.bounded import search_problem
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import find_config
 from redco_flow.models.hub.layouts import TensorLayout
+from redco_flow.models.hub.model_files import CONFIG_FILE
 from redco_flow.models.hub.module_names import ALL_LINEAR, find_targets, flat_layouts
 from redco_flow.records import read_json
 from redco_flow.spec.pipeline import ModelSection
 
-_CONFIG_FILE = "config.json"
 _PLAIN_NAME = re.compile(r"[\w.-]+")  # takes no time to search
 # What a model may have or not; which it is, its files say.
 _HEADS = ("has_head", "has_pooler", "has_classifier")
@@ -82,9 +82,9 @@ def _config_values(model: ModelSection) -> Mapping[str, Any] | None:
     if not is_folder(folder):
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(model.name_or_path, _CONFIG_FILE, revision=model.revision)
+        found = try_to_load_from_cache(model.name_or_path, CONFIG_FILE, revision=model.revision)
         if not isinstance(found, str):
             return None
         folder = Path(found).parent
-    values = read_json(folder / _CONFIG_FILE)
+    values = read_json(folder / CONFIG_FILE)
     return values if isinstance(values, dict) else None

@@ -13,7 +13,7 @@ from typing import Any
 from redco_flow.hub import config_in, is_commit, snapshot_folder
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import FAMILIES, find_config
-from redco_flow.models.hub.model_files import model_type_of
+from redco_flow.models.hub.model_files import CONFIG_FILE, model_type_of
 from redco_flow.recipes.find import find_recipe_if_any
 from redco_flow.records import read_json
 from redco_flow.spec.pipeline import ModelSection
@@ -76,7 +76,7 @@ def _core_of(model: ModelSection, family: str | None) -> Any:
     try:
         if model.name_or_path is None:
             return config_type().updated(model.config).core
-        values = read_json(_folder_of(model) / "config.json")
+        values = read_json(_folder_of(model) / CONFIG_FILE)
         return config_type.from_hugging_face(values).updated(model.config).core
     except (OSError, ValueError, TypeError):
         return None  # what is wrong with the model is reported where it is read
