@@ -271,7 +271,7 @@ def _whole(store: ArtifactStore, reference: InputReference) -> Artifact:
     if not store.is_whole(reference.id):
         raise CallRejected(
             f"input {_described(reference)} is not whole in {reference.path}: it was deleted or "
-            f"changed. Nothing ran; run the pipeline again to make it anew."
+            f"changed. Nothing ran; run the pipeline again to produce a new one."
         )
     return store.get(reference.id)
 
@@ -282,9 +282,9 @@ def _verify_inputs(call: Call, store: ArtifactStore) -> None:
     found = {one: store.damage(one.id) for one in references}
     damaged = [f"{_described(one)}: {'; '.join(found[one])}" for one in references if found[one]]
     if damaged:
-        remedy = f"`redco-flow resume {call.run}` makes it anew"
+        remedy = f"`redco-flow resume {call.run}` produces it again"
         if any(one.is_promoted and found[one] for one in references):
-            remedy = "a new run of the pipeline that made it makes it anew"
+            remedy = "a new run of the pipeline that produced it makes it again"
         raise InputDamaged(
             f"stage '{call.stage}' cannot use what it takes in: {'. '.join(damaged)}. Nothing was "
             f"published; {remedy}."

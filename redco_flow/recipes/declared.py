@@ -29,7 +29,7 @@ from redco_flow.spec.recipe_settings import SETTINGS, read_settings, settings_mo
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredRecipe(ABC):
-    """What a recipe of any kind declares.
+    """The declarations that recipes of all kinds share.
 
     Args:
         name: as it is in YAML.

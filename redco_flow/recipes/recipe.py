@@ -29,7 +29,7 @@ CollatePacked = Callable[[Sequence[Sequence[Example]]], Batch]
 
 @dataclass(frozen=True)
 class RandomChoice:
-    """How the model's distribution is changed before a token is drawn from it.
+    """Changes of the model's distribution before a token is sampled from it.
 
     Args:
         temperature: what logits are divided by; towards 0 the likeliest token wins.
@@ -44,7 +44,7 @@ class RandomChoice:
 
 @dataclass(frozen=True)
 class Generation:
-    """How texts are generated.
+    """Settings of text generation.
 
     Args:
         max_length: tokens to generate at most, the end token included.
@@ -54,7 +54,7 @@ class Generation:
             ended, False when the best other one is no better as long as it is, "never" when it
             could not be at any length.
         repetition_penalty: more than 1 makes tokens that the text has less likely.
-        no_repeat_ngram_size: no run of so many tokens occurs twice; 0: any may.
+        no_repeat_ngram_size: no n-gram of this length occurs twice; 0: any may.
         min_new_tokens: no text ends before.
         sampling: draw tokens, by each example's own key, instead of searching.
         num_return_sequences: texts of each example; the first is the one that counts.
@@ -77,7 +77,7 @@ class BadExample(UnusableRow):
 
 @dataclass(frozen=True)
 class TokenLikelihoods:
-    """How likely a decoder-only model finds some tokens after others, as they are.
+    """Log-likelihoods of continuations under a decoder-only model, without prompts or templates.
 
     Args:
         collate_to: (T,) -> a collate_fn of examples with `context_ids` and `continuation_ids`,
@@ -97,8 +97,8 @@ class Recipe:
     """A paradigm's three functions around one model; what only texts have is optional.
 
     Args:
-        model: JSON that the same recipe is made from again, without any file.
-        init_params: (key) -> parameters drawn anew; can be jitted.
+        model: JSON from which the same recipe can be made, without any file.
+        init_params: (key) -> freshly initialised parameters; can be jitted.
         abstract_params: () -> their shapes and dtypes, allocating nothing.
         collate_fn: examples -> arrays with a leading batch dim, padded to the longest lengths.
         loss_fn: (params, batch, rngs, is_training) -> a scalar, or (totals (B,), weights (B,)), and
@@ -109,7 +109,7 @@ class Recipe:
         collate_prompts: examples -> what `make_pred_fn`'s functions take, padded to the longest
             length; None: as `collate_fn`.
         load_params: (shardings) -> parameters read from the model's files, or None where the
-            model has none and starts anew.
+            model has none and starts from random parameters.
         row_widths: (tokens of each source (N,), of each target (N,)) -> (N, D): how wide a batch
             must be for each example, in each of the D dims that are padded; None where batches
             have one shape.
@@ -157,7 +157,7 @@ class Recipe:
 
     @property
     def collate_for_prediction(self) -> Collate:
-        """What makes the batches of `make_pred_fn`'s functions."""
+        """The collate function for `make_pred_fn`'s functions."""
         return self.collate_prompts or self.collate_fn
 
     def collate_wide(self, widths: Sequence[int]) -> Collate:
@@ -180,7 +180,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """What a recipe of texts is built for: a tokenizer, and the longest texts in tokens."""
+    """The tokenizer that a recipe of texts is built with, and the longest texts in tokens."""
 
     tokenizer: TextTokenizer
     source_length: int
@@ -195,6 +195,6 @@ LABELS = "labels"
 def matmul_precision(model: Mapping[str, Any]) -> str | None:
     """Return how a Deployer is to multiply for a `Recipe.model`: float32 means all of float32.
 
-    None, JAX's default, where its products are narrower or the model does not tell its `dtype`.
+    None, JAX's default, where its products are narrower or the model has no `dtype`.
     """
     return "highest" if model.get("dtype") == "float32" else None

@@ -40,7 +40,7 @@ class Base:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card says.
+    """The facts that a model card states.
 
     Args:
         checkpoint: the artifact.
@@ -60,7 +60,7 @@ class CardFacts:
 
     @property
     def name(self) -> str:
-        """What the pipeline is called."""
+        """The pipeline's name."""
         made = self.lineage.production
         return (made.pipeline if made else "") or "model"
 

@@ -1,4 +1,4 @@
-"""What preprocessing needs of chat: conversations become token ids, with the spans to learn."""
+"""Encoding of the chat recipe: conversations to token ids, with the spans that are learnt."""
 
 from __future__ import annotations
 

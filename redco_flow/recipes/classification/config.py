@@ -1,4 +1,4 @@
-"""What plans and preprocessing need of classification: one text or two become token ids."""
+"""Settings and encoding of the classification recipe: one text or two to token ids."""
 
 from __future__ import annotations
 

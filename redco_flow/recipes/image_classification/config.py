@@ -1,4 +1,4 @@
-"""What plans and preprocessing need of image_classification: rows become images and labels."""
+"""Settings and row checks of the image_classification recipe: images and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans and preprocessing need of image_to_text: rows are checked."""
+"""Settings and row checks of the image_to_text recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans and preprocessing need of language_modeling: texts become token ids."""
+"""Settings and encoding of the language_modeling recipe: texts to token ids."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _DEFAULT_MAX_LENGTH = 2048  # where a model's config says none, as of lm-eval's 
 
 @dataclass(frozen=True)
 class Rows:
-    """How examples become rows.
+    """Collates examples into rows of token ids.
 
     Args:
         prefix: what every row begins with.

@@ -25,10 +25,10 @@ PerChannel = Annotated[list[float], Field(min_length=1, max_length=3)]
 
 
 class ImageSettings(StrictModel):
-    """How images become arrays, and how they are varied in training.
+    """Preprocessing of images, and their augmentation in training.
 
     Args:
-        image_size: images are resized to so many rows and columns.
+        image_size: images are resized to this number of rows and columns.
         num_channels: 1 makes all of them grey, 3 RGB.
         max_value: what stands for white: 255 of files; of arrays whatever they hold.
         mean, stddev: of each channel, or of all, after white became 1: a pixel becomes

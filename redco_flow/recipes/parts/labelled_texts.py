@@ -49,7 +49,7 @@ _WIDTH_MULTIPLE = 8
 
 @dataclass(frozen=True)
 class Task:
-    """What a text is given.
+    """The target of a text: a class or a number.
 
     Args:
         classes: of which it is one; none: a number.
@@ -89,7 +89,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _Rows:
-    """How examples become rows: the first text with its template, then the second one."""
+    """Collates examples into rows: the first text with its template, then the second one."""
 
     config: ClassifierConfig
     task: Task
@@ -193,7 +193,7 @@ def _load_params(chosen: ChosenModel, config: ClassifierConfig) -> Callable[[Any
 
 
 def _row_widths(source_lengths: Lengths, target_lengths: Lengths) -> Lengths:
-    """Both texts stand in one row: (N, 1)."""
+    """Both texts are in one row: (N, 1)."""
     return (source_lengths + target_lengths)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""What plans and preprocessing need of preference: pairs of answers become token ids."""
+"""Settings and encoding of the preference recipe: pairs of answers to token ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNCUT = 2**31 - 1
 
 
 class Loss(StrictModel):
-    """What is learnt of a pair of answers.
+    """The loss of a pair of answers.
 
     Args:
         type: `dpo` and `ipo` compare with a reference's log-probabilities; `orpo` and `simpo` do
@@ -266,7 +266,7 @@ def _prompt_of(value: Any) -> list[Message]:
 
 
 def _said(answer: Message) -> str:
-    """What an answer says, and which tools it calls."""
+    """Return an answer's text and tool calls, to compare answers by."""
     calls = answer.get("tool_calls")
     return f"{answer.get('content', '')}{json.dumps(calls, sort_keys=True) if calls else ''}"
 

@@ -22,7 +22,7 @@ _LARGEST_MEAN = -1e-7
 
 @dataclass(frozen=True)
 class PairScores:
-    """How likely both answers of each pair are.
+    """Log-likelihoods of both answers of each pair.
 
     Args:
         log_likelihoods: (B, 2), summed over the answer's tokens, in nats.

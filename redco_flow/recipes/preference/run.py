@@ -157,7 +157,7 @@ class _Pairs:
         return losses, jnp.ones_like(losses), measures
 
     def predict(self, params: Any, batch: Mapping[str, jax.Array], _rngs: Any) -> dict[str, Any]:
-        """Return log-likelihoods (B,) of both answers, and rewards where they can be told."""
+        """Return log-likelihoods (B,) of both answers, and rewards where they can be computed."""
         scores = self.scores("auto", params, batch, None)
         found = {"log_likelihood": scores.log_likelihoods}
         if scores.reference is not None or not needs_reference(Settings(loss=self.asked)):

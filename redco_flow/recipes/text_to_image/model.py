@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from redco_flow.recipes.text_to_image.config import Settings
 
-# As large as what layers add, so that words and places are told apart from the first step.
+# As large as what layers add, so that words and positions are distinguishable from the first step.
 _INIT = nn.initializers.normal(1.0)
 _ZEROS = nn.initializers.zeros
 # Times run from 0 to 1, and sinusoids are of numbers up to a thousand or so.
@@ -49,19 +49,19 @@ class DiffusionTransformer(nn.Module):
         self.pixels = nn.Dense(s.patch_size**2 * s.num_channels, kernel_init=_ZEROS)
 
     def __call__(
-        self, noised: jax.Array, time: jax.Array, words: jax.Array, is_told: jax.Array
+        self, noised: jax.Array, time: jax.Array, words: jax.Array, is_conditioned: jax.Array
     ) -> jax.Array:
         """Return the velocity (B, S, S, C) of images at times (B,).
 
         Args:
             words: (B, W, 2), as `collate_fn` makes them.
-            is_told: (B,), whether the network is told the caption.
+            is_conditioned: (B,), whether the network gets the caption.
         """
-        return self.denoise(noised, time, self.encode(words, is_told))
+        return self.denoise(noised, time, self.encode(words, is_conditioned))
 
-    def encode(self, words: jax.Array, is_told: jax.Array) -> jax.Array:
+    def encode(self, words: jax.Array, is_conditioned: jax.Array) -> jax.Array:
         """Return a vector (B, D) of each caption, or that of none."""
-        return jnp.where(is_told[:, None], self.captions(words), self.no_caption)
+        return jnp.where(is_conditioned[:, None], self.captions(words), self.no_caption)
 
     def denoise(self, noised: jax.Array, time: jax.Array, caption: jax.Array) -> jax.Array:
         """Return the velocity (B, S, S, C), given the captions' vectors (B, D)."""
@@ -96,7 +96,7 @@ class CaptionEncoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention over patches and a feed-forward block, modulated by what is told (B, D)."""
+    """Attention over patches and a feed-forward block, modulated by the condition (B, D)."""
 
     settings: Settings
 

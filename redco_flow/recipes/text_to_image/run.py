@@ -26,7 +26,7 @@ _LAST_TIME = 0.995
 
 
 class Level(NamedTuple):
-    """What an image is made of at some time: signal² + noise² = 1."""
+    """Shares of signal and noise in an image at some time: signal² + noise² = 1."""
 
     signal: jax.Array
     noise: jax.Array
@@ -48,18 +48,18 @@ def velocity_loss(
 
     Args:
         rngs: a key for each example, which draws its time, its noise, and whether its caption is
-            hidden; None in evaluation: the example's content decides, and captions are told.
+            hidden; None in evaluation: the example's content decides, and captions are given.
     """
     keys = _content_keys(batch["seed"]) if rngs is None else rngs
     draw = partial(_draw_example, shape=settings.image_shape)
     time, noise, chance = jax.vmap(draw)(keys)
-    is_told = jnp.full(len(time), fill_value=True)
+    is_conditioned = jnp.full(len(time), fill_value=True)
     if rngs is not None:
-        is_told = chance >= settings.caption_dropout
+        is_conditioned = chance >= settings.caption_dropout
     level = _wide(level_at(time, settings.schedule))
     noised = level.signal * batch["image"] + level.noise * noise
     wanted = level.signal * noise - level.noise * batch["image"]
-    found = _apply(params, settings, noised, time, batch["words"], is_told)
+    found = _apply(params, settings, noised, time, batch["words"], is_conditioned)
     losses = jnp.mean(jnp.square(found - wanted), axis=(1, 2, 3))
     return losses, jnp.ones_like(losses)
 
@@ -115,9 +115,9 @@ def _apply(params: Any, settings: Settings, *arguments: Any, method: str = "__ca
 
 def _captions(params: Any, words: jax.Array, settings: Settings) -> jax.Array:
     """Return the captions' vectors, and as many of no caption (2 B, D)."""
-    is_told = jnp.repeat(jnp.array([True, False]), len(words))
+    is_conditioned = jnp.repeat(jnp.array([True, False]), len(words))
     both = jnp.concatenate([words, words])
-    return _apply(params, settings, both, is_told, method="encode")
+    return _apply(params, settings, both, is_conditioned, method="encode")
 
 
 def _draw_example(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""What plans and preprocessing need of text_to_text: texts become token ids."""
+"""Settings and encoding of the text_to_text recipe: texts to token ids."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class BlockFile:
 
 @dataclass(frozen=True)
 class Block:
-    """What a block's record says.
+    """A block's record.
 
     Args:
         files: none where the block has no usable row.
@@ -141,7 +141,7 @@ def example_columns(batch: Batch, encoded: Any) -> dict[str, Any]:
 
 
 class SplitCounts:
-    """What the summary says of the examples of each split, summed up."""
+    """Counts of the examples of each split, summed for the summary."""
 
     def __init__(self) -> None:
         self._of: dict[str, Counter[str]] = {}

@@ -342,5 +342,5 @@ def conclude(_config: Config, finished: FinishedStage) -> str:
 
 
 def data_identity(config: Config) -> dict[str, Any]:
-    """What identifies data that is no file."""
+    """Identifiers of data that is not a file."""
     return source.data_identity(config.data)

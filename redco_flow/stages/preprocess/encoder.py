@@ -1,4 +1,4 @@
-"""What preprocessing needs of a recipe: rows in, examples with their counts out.
+"""Encoders, a recipe's part in preprocessing: rows in, examples with their counts out.
 
 There are two: `TextEncoder` makes token ids of pairs, plain texts and conversations, `RowEncoder`
 keeps rows as they are, with token ids where the recipe has some.
@@ -36,11 +36,11 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """How a recipe's examples are made of rows."""
+    """Makes a recipe's examples from rows."""
 
     @property
     def phase(self) -> str:
-        """What the stage reports meanwhile."""
+        """The phase that the stage reports meanwhile."""
         ...
 
     @property

@@ -54,7 +54,7 @@ _NUM_THREADS = 2
 
 @dataclass(frozen=True)
 class EncodeCall:
-    """What to encode with: plain values that travel to another process.
+    """Arguments of encoding pairs: plain values that travel to another process.
 
     Args:
         module: the recipe's dotted module.
@@ -104,7 +104,7 @@ class EncodeCall:
 
 @dataclass(frozen=True)
 class EncodeChats:
-    """What to encode conversations with: plain values that travel to another process.
+    """Arguments of encoding conversations: plain values that travel to another process.
 
     Args:
         module: the recipe's dotted module.

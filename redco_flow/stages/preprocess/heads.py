@@ -1,4 +1,4 @@
-"""What the first rows of a pipeline's data files show to be wrong, before anything is submitted.
+"""Check the first rows of a pipeline's data files before anything is submitted.
 
 Each row goes through the checks that preprocessing makes of it, as far as they need no tokenizer:
 columns, texts, labels, conversations and the template that renders them, and the `collate_fn` of a
@@ -53,13 +53,13 @@ def text_keys(data: DataSection, *, are_labelled: bool) -> tuple[str, ...]:
 
 
 def chat_columns(data: DataSection) -> ChatColumns:
-    """Return where a pipeline's conversations stand in their rows."""
+    """Return the columns of a pipeline's conversations."""
     return ChatColumns(data.format or "messages", data.messages_key, data.default_system_message)
 
 
 @dataclass(frozen=True)
 class _Check:
-    """What each row of a file is checked for; hashable, so that equal looks are made once.
+    """The checks of each row of a file; hashable, so that equal checks are made once.
 
     Args:
         recipe: its name.
@@ -156,7 +156,7 @@ def head_problems(
     Data of the hub and of a module are not looked at; images and files that are not there neither.
 
     Args:
-        settings: the recipe's, as they stand in YAML.
+        settings: the recipe's, as written in YAML.
         only_last: whether the last answer of a conversation alone is learnt.
     """
     check = _Check.of(data, recipe, settings, only_last=only_last)
@@ -181,7 +181,7 @@ def head_problems(
 
 @dataclass(frozen=True)
 class _Head:
-    """What the first rows of a file show; the others are not looked at."""
+    """Findings in the first rows of a file; the others are not read."""
 
     has_rows: bool
     problems: tuple[str, ...] = ()

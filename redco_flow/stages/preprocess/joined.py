@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EncodedBlocks:
-    """What one reading of the rows brought.
+    """The result of one pass over the rows.
 
     Args:
         counts: of all blocks.
@@ -90,7 +90,7 @@ def _row_metadata(summary: DatasetSummary, read: RowCounts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DatasetJoin:
-    """What a dataset is joined from and with.
+    """The parts and settings of a dataset that is joined from blocks.
 
     Args:
         encoder: encodes the rows that were held back.

@@ -1,7 +1,7 @@
 """Labels: the targets of a recipe whose `TARGETS` are classes or numbers, read and checked.
 
 The names of classes are those that the pipeline gives, or those that the data bring (a dataset's
-`ClassLabel`, the folders of images), or else what stands in the training data, sorted. Every
+`ClassLabel`, the folders of images), or else the targets of the training data, sorted. Every
 process reads all rows in one order, so they are the same in all shards and attempts.
 """
 
@@ -119,7 +119,7 @@ def labels_for(recipe: DeclaredRecipe, settings: Mapping[str, Any]) -> Labels | 
     """Return what reads a recipe's targets; None where they are texts, or whatever there is.
 
     Args:
-        settings: the recipe's, as they stand in YAML.
+        settings: the recipe's, as written in YAML.
     """
     if recipe.targets == CLASSES:
         return ClassLabels(settings.get(CLASSES) or ())

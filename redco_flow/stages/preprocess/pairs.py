@@ -24,7 +24,7 @@ from redco_flow.text.conversations import BadConversation
 from redco_flow.text.pairs import PAIR_SEPARATOR
 
 BLOCK_ROWS = 20 * BATCH_ROWS
-"""Rows as they stand in the data, usable or not, that are encoded and kept together."""
+"""Rows as they are in the data, usable or not, that are encoded and kept together."""
 
 RAW_COLUMNS = {"row_id": TEXT, "source": TEXT, "target": TEXT, "part": TEXT}
 
@@ -44,8 +44,8 @@ class BlockSplit(NamedTuple):
 
 @dataclass
 class RowCounts:
-    """What was read: rows of all sources, usable or not; the usable ones that are kept, by split;
-    those that a curation leaves out, by reason.
+    """Rows of all sources, usable or not; the usable ones that are kept, by split; those that a
+    curation leaves out, by reason.
     """
 
     rows: int = 0
@@ -54,7 +54,7 @@ class RowCounts:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks the rows make."""
+        """The number of blocks that the rows make."""
         return -(-self.rows // BLOCK_ROWS)
 
 
@@ -166,7 +166,7 @@ def read_pairs_of(data: DataSection, labels: Labels | None = None) -> ReadRow:
     """Return what makes pairs of rows with texts.
 
     Args:
-        labels: reads the targets that are no texts; written as text they stand in their place.
+        labels: reads the targets that are not texts; as text they replace them.
     """
     keys = text_keys(data, are_labelled=labels is not None)
 
@@ -254,7 +254,7 @@ def ungrouped(batch: PairBatch) -> Batch:
 def grouped(rows: ArrowSplit) -> Iterator[Batch]:
     """Yield batches of examples, one per distinct source, in the order of their first rows.
 
-    An example's id is that of its first row; its references stand in row order, each once.
+    An example's id is that of its first row; its references are in row order, each once.
     """
     groups: dict[bytes, list[int]] = {}
     index = 0

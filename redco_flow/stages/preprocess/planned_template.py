@@ -52,7 +52,7 @@ class PlannedTemplate:
 
         Raises:
             BadExample: there is no template.
-            BadConversation: the template fails, or does not let answers be told from the rest.
+            BadConversation: the template fails, or does not let answers be distinguished.
         """
         if self.is_missing:
             raise BadExample("no chat template for messages", NO_TEMPLATE)

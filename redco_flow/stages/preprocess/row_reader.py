@@ -44,7 +44,7 @@ class PackedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RowReader:
-    """How a row of the data becomes one that is kept.
+    """Turns a row of the data into one that is kept.
 
     Args:
         names: the columns that are kept; None: all.
@@ -125,7 +125,7 @@ def row_reader(
     """Return what reads the rows of a recipe.
 
     Args:
-        settings: the recipe's, as they stand in YAML.
+        settings: the recipe's, as written in YAML.
         renamed: `data.columns`.
     """
     labels = labels_for(recipe, settings)

@@ -67,7 +67,7 @@ def _encoder(
 
 @dataclass(frozen=True)
 class _Blocks:
-    """How blocks are encoded.
+    """Encodes blocks.
 
     Args:
         kept: the pairs, where this process has read them all already.

@@ -1,4 +1,4 @@
-"""What is learnt of conversations, to be looked at before a training: counts, and a few texts.
+"""Preview which tokens of conversations are learnt, before a training: counts, and a few texts.
 
 Of a dataset that is there, or of the first rows of raw data, encoded as the stage will do it.
 """

@@ -196,7 +196,7 @@ def _model(scores: Scores) -> Any:
 
 
 def _segment_counts(scores: Scores, distinct: list[str], words: Counter[str]) -> Counter[str]:
-    """How often each token occurs in the best segmentation of all words."""
+    """Count how often each token occurs in the best segmentation of all words."""
     from tokenizers import Tokenizer
 
     counts: Counter[str] = Counter()
