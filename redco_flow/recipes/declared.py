@@ -26,6 +26,9 @@ from typing import Any, ClassVar
 from redco_flow.recipes.recipe import CLASSES, NUMBERS, Collate, Example, Recipe, TokenLengths
 from redco_flow.spec.recipe_settings import SETTINGS, read_settings, settings_model
 
+DEFAULT_MAX_LENGTH = 2048
+"""Tokens of a whole conversation at most, where the pipeline gives no `max_length`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredRecipe(ABC):

@@ -111,6 +111,10 @@ class NamedFile(NamedTuple):
     named: Path
 
 
+NamedFiles = Mapping[str, NamedFile | None]
+"""By the path that rows have, the file; None where no file may be read for it."""
+
+
 @dataclass(frozen=True)
 class Declaration:
     """Inputs and outputs of one stage of a kind with `declare`.
@@ -150,7 +154,7 @@ def _hub_references_of_sections(config: StageConfig) -> Iterable[HubReference]:
     return references
 
 
-def _no_files(*_: Any) -> dict[Path, dict[str, NamedFile | None]]:
+def _no_files(*_: Any) -> dict[Path, NamedFiles]:
     return {}
 
 
@@ -178,7 +182,7 @@ class StageKind:
     data_problems: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]]
     data_identity: Callable[[Any], dict[str, Any]]
     hub_references: Callable[[Any], Iterable[HubReference]] = _hub_references_of_sections
-    named_files: Callable[[Any, Any], Mapping[Path, Mapping[str, NamedFile | None]]] = _no_files
+    named_files: Callable[[Any, Any], Mapping[Path, NamedFiles]] = _no_files
     device_problems: Callable[[Any, int], Iterable[tuple[tuple[str, ...], str]]] = _no_problems
     upstream_problems: Callable[
         [Any, Mapping[str, Any]], Iterable[tuple[str, tuple[str, ...], str]]

@@ -22,7 +22,7 @@ from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:  # a worker begins without the settings library
-    from redco_flow.spec.stage_kind import NamedFile
+    from redco_flow.spec.stage_kind import NamedFiles
 
 NAMED_BY = "images named by"
 """Before the name of a data file: the name of their digest in a stage's ingredients."""
@@ -68,7 +68,7 @@ def digest_files(
 
 
 def digests_of_named_files(
-    workspace: Workspace, data_file: Path, named: Mapping[str, NamedFile | None]
+    workspace: Workspace, data_file: Path, named: NamedFiles
 ) -> dict[Path, str]:
     """Return, by their real paths, the digests of the files that a data file's rows name.
 
@@ -80,7 +80,7 @@ def digests_of_named_files(
     return digest_files(workspace, real, cache=f"images/{name}-digests.json")
 
 
-def digest_named_files(named: Mapping[str, NamedFile | None], digests: Mapping[Path, str]) -> str:
+def digest_named_files(named: NamedFiles, digests: Mapping[Path, str]) -> str:
     """Return one digest of the files that a data file names, and of their names.
 
     Args:

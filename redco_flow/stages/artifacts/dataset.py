@@ -24,7 +24,7 @@ from redco_flow.metrics.confusion import ClassNames
 from redco_flow.recipes.recipe import Class, TokenLengths
 from redco_flow.records import digest_file, read_json
 from redco_flow.runtime.context import StageContext
-from redco_flow.stages.data.named_images import NamedFiles
+from redco_flow.spec.stage_kind import NamedFiles
 from redco_flow.stages.data.row_values import unpack_row
 from redco_flow.stages.data.rows import DataChanged
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer

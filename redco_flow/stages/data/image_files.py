@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from redco_flow.spec.stage_kind import NamedFile
+from redco_flow.spec.stage_kind import NamedFile, NamedFiles
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Pillow's names of the formats that are read; PPM covers PBM, PGM and PNM too."""
@@ -79,7 +79,7 @@ def image_paths(value: Any) -> Iterator[str]:
             yield from image_paths(one)
 
 
-def find_image_files(paths: Iterable[str], folders: Sequence[Path]) -> dict[str, NamedFile | None]:
+def find_image_files(paths: Iterable[str], folders: Sequence[Path]) -> NamedFiles:
     """Return the file that `read_image_file` reads for each path; None where it refuses to."""
     root = os.path.realpath(folders[0])
     directory = cache(lambda name: os.path.realpath(os.path.join(root, name)))

@@ -5,7 +5,7 @@ Which files a data file names is remembered in the workspace's cache, by the dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import Any
 
 from redco_flow.records import digest_json, write_json
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.spec.stage_kind import NamedFile
+from redco_flow.spec.stage_kind import NamedFiles
 from redco_flow.stages.data.arrow_rows import read_parquet
 from redco_flow.stages.data.image_files import IMAGE_KEYS, find_image_files, image_paths
 from redco_flow.stages.data.row_files import DIALECTS, ending_of, read_file
@@ -23,9 +23,6 @@ from redco_flow.stages.data.source import files_by_split, image_folders, parts_o
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.typed_records import find_record, unless_damaged
 from redco_flow.tracking.workspace import Workspace
-
-NamedFiles = Mapping[str, NamedFile | None]
-"""By the path that rows have, the file; None where no file may be read for it."""
 
 
 def named_images(

@@ -32,10 +32,10 @@ from redco_flow.spec.model import (
 from redco_flow.spec.names import nearest
 from redco_flow.spec.pipeline import DataSection, ModelSection
 from redco_flow.spec.recipe_settings import values_of
-from redco_flow.spec.stage_kind import InputSlot, StageConfig
+from redco_flow.spec.stage_kind import InputSlot, NamedFiles, StageConfig
 from redco_flow.stages.artifacts.tokenizer import template_files, tokenizer_files
 from redco_flow.stages.data import source
-from redco_flow.stages.data.named_images import NamedFiles, named_images
+from redco_flow.stages.data.named_images import named_images
 from redco_flow.stages.preprocess.heads import head_problems
 from redco_flow.text.chat import OnTooLong, TrainOn, template_text
 from redco_flow.text.conversations import DEFAULT_KEYS
@@ -224,7 +224,6 @@ _OF_CHATS = (
     "chat_template_kwargs",
     "default_system_message",
 )
-DEFAULT_MAX_LENGTH = 2048
 
 
 def problem_of_texts(data: DataSection, recipe: TextRecipe) -> str | None:

@@ -14,10 +14,10 @@ from redco_flow.hub import config_in, is_commit, snapshot_folder
 from redco_flow.local_paths import expanded, is_folder
 from redco_flow.models.find import FAMILIES, find_config
 from redco_flow.models.hub.model_files import CONFIG_FILE, model_type_of
+from redco_flow.recipes.declared import DEFAULT_MAX_LENGTH
 from redco_flow.recipes.find import find_recipe_if_any
 from redco_flow.records import read_json
 from redco_flow.spec.pipeline import ModelSection
-from redco_flow.stages.preprocess.config import DEFAULT_MAX_LENGTH
 
 _OF_SOURCES, _OF_TARGETS = "max_source_length", "max_target_length"
 
