@@ -6,14 +6,13 @@ Plans import it on login nodes, so it imports neither JAX nor `run`, which does 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from redco_flow.metrics.settings import MetricSettings, check_metric_settings
+from redco_flow.metrics.settings import check_metric_settings
 from redco_flow.models.find import FAMILIES, find_config, find_module_name
 from redco_flow.recipes.declared import DeclaredRecipe, TextRecipe
 from redco_flow.recipes.find import (
@@ -25,7 +24,7 @@ from redco_flow.recipes.find import (
     recipe_module,
 )
 from redco_flow.runtime.context import FinishedStage
-from redco_flow.spec.metric import Score, find_metric, find_score, metric_module
+from redco_flow.spec.metric import Score, find_score, metric_module
 from redco_flow.spec.model import (
     Fraction,
     NonNegativeFloat,
@@ -34,9 +33,7 @@ from redco_flow.spec.model import (
     Placement,
     PositiveFloat,
     PositiveInt,
-    StrictModel,
     Text,
-    Texts,
 )
 from redco_flow.spec.pipeline import ModelSection
 from redco_flow.spec.recipe_settings import values_of
@@ -45,219 +42,21 @@ from redco_flow.stages.artifacts.tokenizer import family_in_files, model_files
 from redco_flow.stages.device_layout import layout_problems
 from redco_flow.stages.train.lora_targets import targets_problem
 from redco_flow.stages.train.positions import length_problems
+from redco_flow.stages.train.sections import (
+    Batching,
+    EarlyStoppingConfig,
+    EvaluationConfig,
+    Keep,
+    LoraConfig,
+    ProfileConfig,
+    ScheduleConfig,
+    checked_regex,
+)
 from redco_flow.tracking.mlflow_views import tag_outputs
 
 EVAL_LOSS, PERPLEXITY = "eval_loss", "perplexity"
 # Scores of the validation loss; all others are of generated texts.
 LOSS_SCORES = (EVAL_LOSS, PERPLEXITY)
-
-
-class ScheduleConfig(StrictModel):
-    """The learning rate over the optimizer steps.
-
-    Args:
-        type: what follows the linear warmup: a linear or cosine decay to 0, none, the inverse
-            square root of the step, or `wsd`: constant, then a linear decay over the last fifth.
-        warmup_ratio, warmup_steps: of the linear warmup, as a share of all steps or as a number.
-        min_lr_ratio: the least rate after the warmup, as a share of `learning_rate`: what a decay
-            ends at instead of 0.
-    """
-
-    type: Literal["linear", "cosine", "constant", "inverse_sqrt", "wsd"] = "linear"
-    warmup_ratio: Fraction | None = None
-    warmup_steps: NonNegativeInt | None = None
-    min_lr_ratio: Annotated[Fraction, OnlyWhereSet()] = 0.0
-
-    @model_validator(mode="after")
-    def _one_warmup(self) -> ScheduleConfig:
-        if self.warmup_ratio is not None and self.warmup_steps is not None:
-            raise ValueError("give 'warmup_ratio' or 'warmup_steps', not both")
-        return self
-
-    @model_validator(mode="after")
-    def _falls_to_its_least(self) -> ScheduleConfig:
-        if self.min_lr_ratio and self.type == "constant":
-            raise ValueError("'min_lr_ratio' is of no use to type constant, whose rate stays")
-        return self
-
-
-def _without_split(score: str) -> str:
-    """Return the key of a score that is named as in tables: `val/rouge2` is `rouge2`."""
-    return score.removeprefix("val/")
-
-
-class Keep(StrictModel):
-    """Retention of checkpoints.
-
-    Args:
-        last: how many of the newest.
-        best: also the best by each of these scores: rouge2, bleu, eval_loss, …, also written
-            val/rouge2; a key of a metric that `eval.metrics` names; or the dotted module of one
-            (MODULE.KEY if it has several).
-    """
-
-    last: PositiveInt = 1
-    best: Texts = Field(default_factory=list)
-
-    @field_validator("best")
-    @classmethod
-    def _each_once(cls, best: list[str]) -> list[str]:
-        best = [_without_split(name) for name in best]
-        if len(set(best)) < len(best):
-            raise ValueError("names a score twice")
-        return best
-
-
-class EvaluationConfig(StrictModel):
-    """Evaluation on the validation split during training.
-
-    Args:
-        every_epochs, every_steps: give one; once per epoch by default. The end is always scored.
-        num_examples: the first ones of the split; None: all.
-        metrics: whose scores to compute on generated texts, besides those `keep.best` needs.
-        metric_settings: by metric: settings such as `{bleu: {tokenize: zh}}`.
-        num_beams: for generating them; 1 is greedy.
-    """
-
-    every_epochs: PositiveInt | None = None
-    every_steps: PositiveInt | None = None
-    num_examples: PositiveInt | None = None
-    metrics: Texts = Field(default_factory=list)
-    metric_settings: Annotated[MetricSettings, OnlyWhereSet()] = Field(default_factory=dict)
-    num_beams: PositiveInt = 1
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, metrics: list[str]) -> list[str]:
-        for name in metrics:
-            find_metric(name)
-        return metrics
-
-    @model_validator(mode="after")
-    def _one_interval(self) -> EvaluationConfig:
-        if self.every_epochs is not None and self.every_steps is not None:
-            raise ValueError("give 'every_epochs' or 'every_steps', not both")
-        return self
-
-
-class EarlyStoppingConfig(StrictModel):
-    """End a training whose score no longer improves, with the checkpoints that are there then.
-
-    A training that was interrupted ends at the same step as one that was not.
-
-    Args:
-        metric: a score of the validation split: eval_loss, rouge2, …, named as in `keep.best`.
-        patience: evaluations in a row without a better score than before.
-    """
-
-    metric: Annotated[Text, AfterValidator(_without_split)]
-    patience: PositiveInt = 3
-
-
-class Batching(StrictModel):
-    """The batching of examples of different lengths into batches of one shape.
-
-    `padded`: every row is as wide as the longest example. `bucketed`: batches are of examples of
-    like length, in a few widths, each of which is compiled for. `packed`: several examples share a
-    row, and none sees another. `windows`: plain texts, each with its end token, are one stream, of
-    which every row is a window that sees all texts in it.
-
-    Args:
-        type: one of the four.
-        num_buckets: widths at most, where bucketed.
-        packed_length: tokens of a packed row; None: of the longest example.
-        window_length: tokens that a window predicts, each from those before it in the window.
-        random_offsets: whether windows of the training split begin anywhere; else one begins where
-            another ends. Evaluation has those, so that it predicts each token once.
-    """
-
-    type: Literal["padded", "bucketed", "packed", "windows"] = "padded"
-    num_buckets: PositiveInt = 4
-    packed_length: PositiveInt | None = None
-    window_length: Annotated[PositiveInt | None, OnlyWhereSet()] = None
-    random_offsets: Annotated[bool, OnlyWhereSet()] = False
-
-    @model_validator(mode="after")
-    def _only_packed_has_a_length(self) -> Batching:
-        if self.packed_length is not None and self.type != "packed":
-            raise ValueError(f"'packed_length' is for type packed, and the type is {self.type}")
-        return self
-
-    @model_validator(mode="after")
-    def _windows_have_a_length(self) -> Batching:
-        if self.type == "windows":
-            if self.window_length is None:
-                raise ValueError("type windows needs 'window_length', in tokens")
-        elif self.window_length is not None or self.random_offsets:
-            raise ValueError(
-                "'window_length' and 'random_offsets' are for type windows, and the type is "
-                f"{self.type}"
-            )
-        return self
-
-
-class LoraConfig(StrictModel):
-    """Train low-rank factors beside kernels; the checkpoints that come out are merged.
-
-    They keep the factors, too, for `redco-flow export`.
-
-    Args:
-        rank: of the factors.
-        alpha: their product counts alpha / rank times.
-        targets: modules as transformers names them (`q_proj`, `attn.c_proj`), one or a list; or
-            regexes searched in the kernels' paths; or `all-linear`: every kernel but embeddings
-            and the head. Each module that is named has factors of its own, as in PEFT.
-        rank_stabilized: the product counts alpha / sqrt(rank) times (rsLoRA).
-        dora: a magnitude for each output is trained beside the factors, which then only turn
-            the weights (DoRA).
-        separate: q, k and v, or an MLP's gate and what it gates, which are one kernel here, have
-            factors of their own each, as in PEFT; otherwise they share one A.
-        dropout: share of the inputs that a step's factors do not see, the same for all its tokens.
-        base_dtype: int8 keeps the kernels that have factors in 8 bits, with a scale for each
-            output, nf4 in 4 (QLoRA's levels), with a scale for each block of 64; None: as
-            `frozen_dtype` says.
-    """
-
-    rank: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
-    targets: Text | Annotated[list[Text], Field(min_length=1)]
-    rank_stabilized: Annotated[bool, OnlyWhereSet()] = False
-    dora: Annotated[bool, OnlyWhereSet()] = False
-    separate: Annotated[bool, OnlyWhereSet()] = False
-    dropout: Annotated[Fraction, OnlyWhereSet()] = 0.0
-    base_dtype: Annotated[Literal["int8", "nf4"] | None, OnlyWhereSet()] = None
-
-    @field_validator("targets")
-    @classmethod
-    def _regex(cls, targets: str | list[str]) -> str | list[str]:
-        for target in [targets] if isinstance(targets, str) else targets:
-            checked_regex(target)
-        return targets
-
-
-def checked_regex(pattern: str) -> str:
-    """Return a regex that compiles.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regex: {error}") from error
-    return pattern
-
-
-class ProfileConfig(StrictModel):
-    """Optimizer steps to trace with JAX's profiler, in the first process.
-
-    Args:
-        start_step: the first of them; 1 is the training's first, which is compiled within it.
-        num_steps: how many.
-    """
-
-    start_step: PositiveInt
-    num_steps: PositiveInt = 3
 
 
 SECTIONS = ("recipe", "settings", "model")
