@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages use the words of the JAX, Slurm and Prefect documentation."""
+"""Code, messages and pages use the words of the JAX, Slurm and Prefect documentation."""
 
 import ast
 import io
@@ -6,7 +6,8 @@ import re
 import tokenize
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "redco_flow"
+PROJECT = Path(__file__).parents[1]
+PACKAGE = PROJECT / "redco_flow"
 PHRASES = re.compile(
     r"\b(?:(?:is|are|was|were|be|been) told|anew|whoever|nobody|so many|came to|comes to"
     r"|what (?:it|they) (?:is|are|was|were) asked for|(?:take|takes|took|taken) up"
@@ -55,6 +56,18 @@ def test_no_docstring_comment_or_message_has_a_phrase_that_is_always_wrong():
         f"redco_flow/{name}:{line}: {phrase!r}"
         for name, source in checked_files()
         for line, phrase in wrong_phrases(source)
+    ]
+
+    assert found == []
+
+
+def test_no_page_has_a_phrase_that_is_always_wrong():
+    pages = [path for path in PROJECT.glob("*.md") if path.name != "CHANGELOG.md"]
+    found = [
+        f"{path.relative_to(PROJECT)}:{number}: {match[0]!r}"
+        for path in [*pages, *(PROJECT / "docs").rglob("*.md")]
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for match in PHRASES.finditer(line)
     ]
 
     assert found == []
