@@ -73,26 +73,36 @@ def compile_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _home(tmp_path_factory):
+    """REDCO_FLOW_HOME of tests without a Prefect server: never the one of who runs the tests."""
+    os.environ["REDCO_FLOW_HOME"] = str(tmp_path_factory.mktemp("home"))
+    os.environ.pop("PREFECT_API_URL", None)
+
+
 @pytest.fixture(scope="session")
-def prefect_home(tmp_path_factory):
-    """REDCO_FLOW_HOME of this session; the Prefect server that was started there ends with it."""
+def _home_with_server(tmp_path_factory):
+    """The home of the Prefect server that tests share; the server ends with the session."""
     from redco_flow.orchestrate.prefect.server import stop_server
 
-    before = os.environ.get("REDCO_FLOW_HOME")
     home = tmp_path_factory.mktemp("redco-flow-home")
-    os.environ["REDCO_FLOW_HOME"] = str(home)
-    os.environ.pop("PREFECT_API_URL", None)
     yield home
+    os.environ["REDCO_FLOW_HOME"] = str(home)
     stop_server(grace_seconds=5.0)
-    if before is None:
-        del os.environ["REDCO_FLOW_HOME"]
-    else:
-        os.environ["REDCO_FLOW_HOME"] = before
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def prefect_home(_home_with_server):
+    """REDCO_FLOW_HOME with a Prefect server, for the tests of one file."""
+    before = os.environ["REDCO_FLOW_HOME"]
+    os.environ["REDCO_FLOW_HOME"] = str(_home_with_server)
+    yield _home_with_server
+    os.environ["REDCO_FLOW_HOME"] = before
+
+
+@pytest.fixture(scope="module")
 def prefect_server(prefect_home):
-    """A real Prefect server that all tests share; its API's address."""
+    """A real Prefect server, to which all runs of the file's further tests report; its address."""
     from redco_flow.orchestrate.prefect.server import ensure_server
 
     return ensure_server()

@@ -188,7 +188,10 @@ def _page_of(options: argparse.Namespace) -> str:
     run = find_run(Workspace(workspace_path(options).absolute()), options.run)
     url = run.read_state().get("prefect_url")
     if not url:
-        raise UsageError(f"run {run.id} has no Prefect page.")
+        raise UsageError(
+            f"run {run.id} has no Prefect page: no Prefect server ran at its time. `redco-flow ui` "
+            f"starts one for later runs; `redco-flow report {run.id}` has the run's own page."
+        )
     return urllib.parse.urlsplit(str(url)).path
 
 

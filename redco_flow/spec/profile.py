@@ -98,7 +98,9 @@ class Profile(StrictModel):
         stall_timeout_minutes: a stage without progress for this time is stopped.
         grace_seconds: time between the request to stop and the kill.
         max_parallel_stages: independent stages that run at once.
-        prefect_api_url: None starts, or finds, a local server.
+        prefect_api_url: the Prefect API that runs report to; None: that of PREFECT_API_URL, or our
+            own server on this host where it runs (`redco-flow ui` starts it).
+        start_prefect_server: start our own server with a run where it does not run yet.
         retries: number of retries of a stage, by the cause of its end.
         defaults: keys of a pipeline, used where a pipeline file has none; under `stages`, only
             for stages of the file.
@@ -114,6 +116,7 @@ class Profile(StrictModel):
     grace_seconds: NonNegativeFloat = 30.0
     max_parallel_stages: PositiveInt = 2
     prefect_api_url: Text | None = None
+    start_prefect_server: bool = False
     retries: RetryBudgets = RetryBudgets()
     defaults: dict[str, Any] = Field(default_factory=dict)
 

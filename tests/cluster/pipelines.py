@@ -80,7 +80,7 @@ class Driven:
 
     def _drive(self):
         self.session.submit_ahead(self.said.append)
-        self.session.run_without_flow(self.said.append)
+        self.session.run_stages(self.said.append, with_job_lines=True)
 
     def end(self, seconds=240):
         self._thread.join(seconds)

@@ -1,4 +1,4 @@
-"""Real runs: tiny stage kinds of our own, real processes, one real Prefect server."""
+"""Real runs: tiny stage kinds of our own, real processes."""
 
 import json
 import sys
@@ -15,16 +15,8 @@ from orchestrate_runs import Runs  # noqa: E402
 
 
 @pytest.fixture
-def planning(tmp_path):
-    """Runs that are planned, or driven by the test itself: no Prefect server."""
-    runs = Runs(tmp_path)
-    yield runs
-    runs.clean_up()
-
-
-@pytest.fixture
-def runs(tmp_path, prefect_server):
-    """Runs with the shared server; nothing of them outlives the test."""
+def runs(tmp_path):
+    """Runs, of which nothing outlives the test; with `prefect_server` they report to it."""
     runs = Runs(tmp_path)
     yield runs
     runs.clean_up()

@@ -23,57 +23,57 @@ OTHER = PIPELINE.replace("@production", "@other/staging")
 
 
 @pytest.fixture
-def checkpoint(planning, tmp_path):
+def checkpoint(runs, tmp_path):
     """Publish a checkpoint with this content."""
 
     def publish(content):
         path = tmp_path / "checkpoint.json"
         path.write_text(f'{{"total": {content}}}')
-        return ArtifactStore(planning.workspace).publish("checkpoint", path)
+        return ArtifactStore(runs.workspace).publish("checkpoint", path)
 
     return publish
 
 
 @pytest.fixture
-def name(planning):
+def name(runs):
     """Have an alias name a checkpoint."""
 
     def name(artifact, model="demo", alias="production"):
-        store, called = AliasStore(planning.workspace), AliasName(model, alias)
+        store, called = AliasStore(runs.workspace), AliasName(model, alias)
         event = AliasEvent("promoted", artifact.id, "2026-01-05T03:00:00.000+00:00", "ann")
         store.move(called, event, after=store.find(called))
 
     return name
 
 
-def pinned(planning, text=PIPELINE):
-    return AliasPins().pinned(planning.load(text), planning.workspace)
+def pinned(runs, text=PIPELINE):
+    return AliasPins().pinned(runs.load(text), runs.workspace)
 
 
-def fingerprint_of(planning, text=PIPELINE):
-    return make_plan(pinned(planning, text)[0], planning.workspace).stages["reread"].fingerprint
+def fingerprint_of(runs, text=PIPELINE):
+    return make_plan(pinned(runs, text)[0], runs.workspace).stages["reread"].fingerprint
 
 
-def test_the_fingerprint_follows_the_checkpoint_and_never_the_alias(planning, checkpoint, name):
+def test_the_fingerprint_follows_the_checkpoint_and_never_the_alias(runs, checkpoint, name):
     one, other = checkpoint(1), checkpoint(2)
     name(one)
     name(one, "other", "staging")
-    first = fingerprint_of(planning)
+    first = fingerprint_of(runs)
 
-    assert fingerprint_of(planning, OTHER) == first
+    assert fingerprint_of(runs, OTHER) == first
 
     name(other)
-    assert fingerprint_of(planning) != first
+    assert fingerprint_of(runs) != first
 
     name(one)
-    assert fingerprint_of(planning) == first
+    assert fingerprint_of(runs) == first
 
 
-def test_the_plan_says_which_alias_gave_the_checkpoint(planning, checkpoint, name):
+def test_the_plan_says_which_alias_gave_the_checkpoint(runs, checkpoint, name):
     one = checkpoint(1)
     name(one)
 
-    _, [pin] = pinned(planning)
+    _, [pin] = pinned(runs)
 
     assert (pin.stage, pin.slot, pin.alias) == ("reread", "checkpoint", "@demo/production")
     assert pin.checkpoint == one.id
@@ -84,11 +84,11 @@ def test_the_plan_says_which_alias_gave_the_checkpoint(planning, checkpoint, nam
 
 
 def test_a_run_that_is_loaded_again_has_the_checkpoint_it_was_planned_with(
-    planning, checkpoint, name, tmp_path
+    runs, checkpoint, name, tmp_path
 ):
     one, other = checkpoint(1), checkpoint(2)
     name(one)
-    resolved, _ = pinned(planning)
+    resolved, _ = pinned(runs)
     path = tmp_path / "resolved.yaml"
     path.write_text(write_yaml(resolved.document))
 
@@ -97,39 +97,37 @@ def test_a_run_that_is_loaded_again_has_the_checkpoint_it_was_planned_with(
 
     [ref] = again.stages["reread"].inputs["checkpoint"]
     assert (ref.artifact, ref.text()) == (one.id, f"@demo/production@{one.id}")
-    assert make_plan(again, planning.workspace).stages["reread"].action == "run"
+    assert make_plan(again, runs.workspace).stages["reread"].action == "run"
     assert again.document == resolved.document
 
 
-def test_a_sweeps_points_share_what_one_checkpoint_makes(planning, checkpoint, name):
+def test_a_sweeps_points_share_what_one_checkpoint_makes(runs, checkpoint, name):
     name(checkpoint(1))
     name(checkpoint(1), "other", "staging")
-    keys = [work_keys(pinned(planning, text)[0], planning.workspace) for text in (PIPELINE, OTHER)]
+    keys = [work_keys(pinned(runs, text)[0], runs.workspace) for text in (PIPELINE, OTHER)]
     name(checkpoint(2))
 
     assert keys[0] == keys[1]
-    assert work_keys(pinned(planning)[0], planning.workspace) != keys[0]
+    assert work_keys(pinned(runs)[0], runs.workspace) != keys[0]
 
 
-def test_an_alias_that_names_nothing_is_told_with_its_line(planning):
+def test_an_alias_that_names_nothing_is_told_with_its_line(runs):
     with pytest.raises(
         ConfigError, match=r"pipeline\.yaml:5:\d+: 'checkpoint' of stage 'reread': "
     ):
-        pinned(planning)
+        pinned(runs)
 
 
-def test_an_alias_of_a_checkpoint_that_is_gone_is_told_before_anything_runs(
-    planning, checkpoint, name
-):
+def test_an_alias_of_a_checkpoint_that_is_gone_is_told_before_anything_runs(runs, checkpoint, name):
     one = checkpoint(1)
     name(one)
     (one.path / "checkpoint.json").unlink()
 
     with pytest.raises(ConfigError, match=r"which is damaged, or gone from .* rollback"):
-        pinned(planning)
+        pinned(runs)
 
 
-def test_a_script_takes_a_checkpoint_by_its_alias(planning, checkpoint, name, tmp_path):
+def test_a_script_takes_a_checkpoint_by_its_alias(runs, checkpoint, name, tmp_path):
     one = checkpoint(1)
     name(one)
     (tmp_path / "script.py").write_text("")
@@ -142,7 +140,7 @@ stages:
     inputs: {{model: "@production"}}
 """
 
-    resolved, [pin] = pinned(planning, text)
+    resolved, [pin] = pinned(runs, text)
 
     assert pin.checkpoint == one.id
     assert resolved.document["stages"]["read"]["inputs"]["model"] == f"@demo/production@{one.id}"
@@ -156,11 +154,11 @@ stages:
         ("checkpoint: '@a/b/c'", "'@a/b/c' is no alias; write @ALIAS or @PIPELINE/ALIAS"),
     ],
 )
-def test_an_alias_names_a_checkpoint_alone(planning, line, problem):
+def test_an_alias_names_a_checkpoint_alone(runs, line, problem):
     text = f"name: demo\nstages:\n  predict:\n    {line}\n"
 
     with pytest.raises(ConfigError, match=problem):
-        planning.load(text)
+        runs.load(text)
 
 
 WEEKLY = """\
@@ -171,20 +169,20 @@ stages:
 """
 
 
-def test_an_alias_of_an_optional_input_that_names_nothing_yet_is_left_out_and_told(planning):
-    pipeline, [pin] = pinned(planning, WEEKLY)
-    without = planning.load(WEEKLY.replace(', start_from: "@production"', ""))
+def test_an_alias_of_an_optional_input_that_names_nothing_yet_is_left_out_and_told(runs):
+    pipeline, [pin] = pinned(runs, WEEKLY)
+    without = runs.load(WEEKLY.replace(', start_from: "@production"', ""))
 
     assert str(pin) == "train.start_from: @production names nothing yet; it is left out"
     assert pipeline.stages["train"].inputs == without.stages["train"].inputs
     assert "start_from" not in pipeline.document["stages"]["train"]
-    again = load_pipeline(write_document(planning, pipeline))
+    again = load_pipeline(write_document(runs, pipeline))
     assert again.stages["train"].inputs == pipeline.stages["train"].inputs
 
 
-def test_last_is_the_checkpoint_that_the_stage_published_last(planning, checkpoint):
+def test_last_is_the_checkpoint_that_the_stage_published_last(runs, checkpoint):
     weekly = WEEKLY.replace("@production", "@last")
-    _, [nothing] = pinned(planning, weekly)
+    _, [nothing] = pinned(runs, weekly)
     one = checkpoint(1)
     result = StageResult(
         fingerprint="f" * 64,
@@ -196,25 +194,25 @@ def test_last_is_the_checkpoint_that_the_stage_published_last(planning, checkpoi
         run="weekly-abc123",
         attempt=1,
     )
-    publish_result(planning.workspace, result)
+    publish_result(runs.workspace, result)
 
-    pipeline, [pin] = pinned(planning, weekly)
+    pipeline, [pin] = pinned(runs, weekly)
 
     assert nothing.checkpoint == ""
     assert (pin.alias, pin.checkpoint) == ("@last", one.id)
     [ref] = pipeline.stages["train"].inputs["start_from"]
     assert ref.artifact == one.id
     assert f"@last@{one.id}" in write_yaml(pipeline.document)
-    again = load_pipeline(write_document(planning, pipeline))
-    assert AliasPins().pinned(again, planning.workspace)[0].stages == pipeline.stages
+    again = load_pipeline(write_document(runs, pipeline))
+    assert AliasPins().pinned(again, runs.workspace)[0].stages == pipeline.stages
 
 
-def test_last_is_refused_where_an_input_is_needed(planning):
+def test_last_is_refused_where_an_input_is_needed(runs):
     with pytest.raises(ConfigError, match="@last is for `start_from`"):
-        planning.load(PIPELINE.replace("@production", "@last"))
+        runs.load(PIPELINE.replace("@production", "@last"))
 
 
-def write_document(planning, pipeline):
-    path = planning.workspace.root / "resolved.yaml"
+def write_document(runs, pipeline):
+    path = runs.workspace.root / "resolved.yaml"
     path.write_text(write_yaml(pipeline.document))
     return path

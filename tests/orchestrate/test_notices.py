@@ -109,12 +109,12 @@ def test_an_end_is_told_though_the_run_was_given_new_attempts_meanwhile(failed, 
 
 @pytest.mark.slow
 def test_a_promotion_is_told_by_the_run_that_decided_it_and_by_no_later_one(
-    planning, receiver, tmp_path
+    runs, receiver, tmp_path
 ):
     environ = {"HOOK": receiver.url("hook"), "SLACK": receiver.url("slack")}
     gate = tmp_path / "gate"
     gate.touch()
-    first, again = (ended(planning, gate, "slack_env: SLACK") for _ in range(2))
+    first, again = (ended(runs, gate, "slack_env: SLACK") for _ in range(2))
     for run in (first, again):
         tell_end(run, print, environ=environ)
 

@@ -23,17 +23,17 @@ OUTPUTS = {
 
 
 @pytest.fixture
-def publish(planning, tmp_path):
+def publish(runs, tmp_path):
     """Publish a result for every stage of a pipeline, as if it had run."""
 
     def publish(text, overrides=()):
-        resolved = planning.load(text, overrides)
+        resolved = runs.load(text, overrides)
         made = {}
         for name, stage in resolved.stages.items():
-            ingredients = stage_ingredients(stage, input_ids(stage, made), planning.workspace)
+            ingredients = stage_ingredients(stage, input_ids(stage, made), runs.workspace)
             file = tmp_path / "content"
             file.write_text(f"{name} {overrides}")
-            store = ArtifactStore(planning.workspace)
+            store = ArtifactStore(runs.workspace)
             made[name] = {
                 output: store.publish(kind, file).id for output, kind in OUTPUTS[stage.kind].items()
             }
@@ -46,7 +46,7 @@ def publish(planning, tmp_path):
                 outputs=made[name],
                 run="earlier-run",
             )
-            publish_result(planning.workspace, result)
+            publish_result(runs.workspace, result)
         return made
 
     return publish
@@ -56,8 +56,8 @@ def actions(plan):
     return {name: stage.action for name, stage in plan.stages.items()}
 
 
-def test_a_first_plan_runs_the_sources_and_lets_the_others_wait(planning):
-    plan = planning.plan(TWO_STAGES)
+def test_a_first_plan_runs_the_sources_and_lets_the_others_wait(runs):
+    plan = runs.plan(TWO_STAGES)
 
     assert actions(plan) == {"preprocess": "run", "train": "wait"}
     assert plan.stages["preprocess"].reason == "first run"
@@ -65,20 +65,20 @@ def test_a_first_plan_runs_the_sources_and_lets_the_others_wait(planning):
     assert plan.stages["train"].fingerprint is None
 
 
-def test_an_unchanged_pipeline_reuses_every_stage(planning, publish):
+def test_an_unchanged_pipeline_reuses_every_stage(runs, publish):
     publish(DIAMOND)
 
-    plan = planning.plan(DIAMOND)
+    plan = runs.plan(DIAMOND)
 
     assert set(actions(plan).values()) == {"reuse"}
     assert plan.stages["compare"].reason == "unchanged since earlier-run"
 
 
-def test_changing_one_setting_reuses_upstream_and_names_the_key_with_its_line(planning, publish):
+def test_changing_one_setting_reuses_upstream_and_names_the_key_with_its_line(runs, publish):
     publish(TWO_STAGES)
     changed = TWO_STAGES.replace("total}", "total, learning_rate: 2e-4}")
 
-    plan = planning.plan(changed)
+    plan = runs.plan(changed)
 
     assert actions(plan) == {"preprocess": "reuse", "train": "run"}
     reason = plan.stages["train"].reason
@@ -86,107 +86,107 @@ def test_changing_one_setting_reuses_upstream_and_names_the_key_with_its_line(pl
     assert reason.endswith("pipeline.yaml:5)")
 
 
-def test_a_setting_by_flag_has_the_same_fingerprint_as_by_file(planning):
+def test_a_setting_by_flag_has_the_same_fingerprint_as_by_file(runs):
     """Engine case 7: the fingerprint is the same."""
-    by_file = planning.plan(TWO_STAGES.replace("numbers}", "numbers, count: 7}"))
-    by_flag = planning.plan(TWO_STAGES, ["preprocess.count=7"])
+    by_file = runs.plan(TWO_STAGES.replace("numbers}", "numbers, count: 7}"))
+    by_flag = runs.plan(TWO_STAGES, ["preprocess.count=7"])
 
     assert by_flag.stages["preprocess"].fingerprint == by_file.stages["preprocess"].fingerprint
 
 
-def test_a_reason_names_the_command_line_where_the_setting_came_from_there(planning, publish):
+def test_a_reason_names_the_command_line_where_the_setting_came_from_there(runs, publish):
     publish(TWO_STAGES)
 
-    plan = planning.plan(TWO_STAGES, ["learning_rate=3e-4"])
+    plan = runs.plan(TWO_STAGES, ["learning_rate=3e-4"])
 
     assert plan.stages["train"].reason == "learning_rate: 0.0001 → 0.0003 (command line)"
 
 
-def test_where_and_how_fast_a_stage_runs_is_no_reason_to_run_it_again(planning, publish):
+def test_where_and_how_fast_a_stage_runs_is_no_reason_to_run_it_again(runs, publish):
     publish(TWO_STAGES)
 
-    plan = planning.plan(TWO_STAGES, ["train.resources.walltime_minutes=5", "train.gate=/x"])
+    plan = runs.plan(TWO_STAGES, ["train.resources.walltime_minutes=5", "train.gate=/x"])
 
     assert set(actions(plan).values()) == {"reuse"}
 
 
-def test_a_changed_data_file_runs_its_stage_and_is_named(planning, publish, tmp_path):
+def test_a_changed_data_file_runs_its_stage_and_is_named(runs, publish, tmp_path):
     """Engine case 32: the stage fails with an error."""
     data = tmp_path / "numbers.json"
     data.write_text("[1, 2]")
     publish(TWO_STAGES, [f"preprocess.file={data}"])
     data.write_text("[1, 2, 3]")
 
-    plan = planning.plan(TWO_STAGES, [f"preprocess.file={data}"])
+    plan = runs.plan(TWO_STAGES, [f"preprocess.file={data}"])
 
     assert plan.stages["preprocess"].reason == "data numbers.json changed"
 
 
-def test_the_same_data_in_another_folder_is_the_same_data(planning, publish, tmp_path):
+def test_the_same_data_in_another_folder_is_the_same_data(runs, publish, tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "numbers.json").write_text("[1, 2]")
     publish(TWO_STAGES, [f"preprocess.file={tmp_path}/here/numbers.json"])
 
-    plan = planning.plan(TWO_STAGES, [f"preprocess.file={tmp_path}/there/numbers.json"])
+    plan = runs.plan(TWO_STAGES, [f"preprocess.file={tmp_path}/there/numbers.json"])
 
     assert plan.stages["preprocess"].action == "reuse"
 
 
-def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(planning, tmp_path):
+def test_plans_that_share_what_was_looked_at_differ_by_their_data_files(runs, tmp_path):
     sources = Sources()
     given = []
     for name, content in (("one", "[1, 2]"), ("two", "[1, 2, 3]")):
         (tmp_path / f"{name}.json").write_text(content)
         given.append([f"preprocess.file={tmp_path}/{name}.json"])
 
-    shared = [planning.plan(TWO_STAGES, one, sources=sources) for one in given]
+    shared = [runs.plan(TWO_STAGES, one, sources=sources) for one in given]
 
-    assert shared == [planning.plan(TWO_STAGES, one) for one in given]
+    assert shared == [runs.plan(TWO_STAGES, one) for one in given]
     assert shared[0].stages["preprocess"].fingerprint != shared[1].stages["preprocess"].fingerprint
 
 
-def test_a_stage_whose_artifact_was_deleted_runs_again(planning, publish):
+def test_a_stage_whose_artifact_was_deleted_runs_again(runs, publish):
     """Fault 40: the artifact is made again; no path to the deleted one is used."""
     made = publish(TWO_STAGES)
-    artifact = ArtifactStore(planning.workspace).get(made["train"]["checkpoint"])
+    artifact = ArtifactStore(runs.workspace).get(made["train"]["checkpoint"])
     for file in artifact.path.iterdir():
         file.unlink()
 
-    plan = planning.plan(TWO_STAGES)
+    plan = runs.plan(TWO_STAGES)
 
     assert actions(plan) == {"preprocess": "reuse", "train": "run"}
     assert plan.stages["train"].reason == "artifact missing"
 
 
 @pytest.mark.parametrize("output", ["checkpoint", "metrics"])
-def test_a_stage_whose_artifact_has_a_flipped_bit_runs_again(planning, publish, output):
+def test_a_stage_whose_artifact_has_a_flipped_bit_runs_again(runs, publish, output):
     """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
     the artifact; it is made again, and nothing made from it is reused.
     """
     made = publish(TWO_STAGES)
-    artifact = ArtifactStore(planning.workspace).get(made["train"][output])
+    artifact = ArtifactStore(runs.workspace).get(made["train"][output])
     [file] = artifact.path.iterdir()
     file.chmod(0o644)
     file.write_bytes(file.read_bytes().swapcase())
 
-    plan = planning.plan(TWO_STAGES)
+    plan = runs.plan(TWO_STAGES)
 
     assert actions(plan) == {"preprocess": "reuse", "train": "run"}
     assert plan.stages["train"].reason.startswith(f"damaged: {file}: its bytes are not what was")
 
 
-def test_a_forced_stage_runs_and_what_needs_it_waits(planning, publish):
+def test_a_forced_stage_runs_and_what_needs_it_waits(runs, publish):
     publish(TWO_STAGES)
 
-    plan = planning.plan(TWO_STAGES, force=["preprocess"])
+    plan = runs.plan(TWO_STAGES, force=["preprocess"])
 
     assert actions(plan) == {"preprocess": "run", "train": "wait"}
     assert plan.stages["preprocess"].reason == "forced"
 
 
-def test_until_leaves_out_what_the_stage_does_not_need(planning):
-    plan = planning.plan(DIAMOND, until_stage="train-small")
+def test_until_leaves_out_what_the_stage_does_not_need(runs):
+    plan = runs.plan(DIAMOND, until_stage="train-small")
 
     assert actions(plan) == {
         "preprocess": "run",
@@ -196,10 +196,10 @@ def test_until_leaves_out_what_the_stage_does_not_need(planning):
     }
 
 
-def test_from_leaves_the_earlier_stages_alone(planning, publish):
+def test_from_leaves_the_earlier_stages_alone(runs, publish):
     publish(DIAMOND)
 
-    plan = planning.plan(DIAMOND, ["train-small.learning_rate=5e-4"], from_stage="train-small")
+    plan = runs.plan(DIAMOND, ["train-small.learning_rate=5e-4"], from_stage="train-small")
 
     assert actions(plan) == {
         "preprocess": "reuse",
@@ -209,24 +209,24 @@ def test_from_leaves_the_earlier_stages_alone(planning, publish):
     }
 
 
-def test_from_is_refused_while_an_earlier_result_is_missing(planning):
+def test_from_is_refused_while_an_earlier_result_is_missing(runs):
     with pytest.raises(UsageError, match=r"needs the result of stage 'preprocess'.*first run"):
-        planning.plan(TWO_STAGES, from_stage="train")
+        runs.plan(TWO_STAGES, from_stage="train")
 
 
-def test_an_unknown_stage_is_refused_with_the_known_ones(planning):
+def test_an_unknown_stage_is_refused_with_the_known_ones(runs):
     with pytest.raises(UsageError, match=r"--force trian.*preprocess, train"):
-        planning.plan(TWO_STAGES, force=["trian"])
+        runs.plan(TWO_STAGES, force=["trian"])
 
 
-def test_a_plan_survives_its_file(planning):
-    plan = planning.plan(DIAMOND)
+def test_a_plan_survives_its_file(runs):
+    plan = runs.plan(DIAMOND)
 
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_a_stage_that_takes_two_artifacts_of_one_stage_needs_it_once(planning):
-    resolved = planning.load(DIAMOND)
+def test_a_stage_that_takes_two_artifacts_of_one_stage_needs_it_once(runs):
+    resolved = runs.load(DIAMOND)
 
     assert upstream_of(resolved.stages["compare"]) == ("train-small", "train-large")
 
@@ -246,14 +246,12 @@ def test_planning_imports_neither_prefect_nor_jax():
     assert said.stdout.strip() == "[]"
 
 
-def test_an_identity_follows_the_files_that_match_a_pattern_and_what_stands_in_them(
-    planning, tmp_path
-):
+def test_an_identity_follows_the_files_that_match_a_pattern_and_what_stands_in_them(runs, tmp_path):
     """What a schedule's firing asks: is there anything new?"""
 
     def identity(train="logs/*.jsonl"):
-        resolved = planning.load(LOGS, [f"data.train={tmp_path}/{train}"])
-        return identity_of(resolved, planning.workspace, Sources())
+        resolved = runs.load(LOGS, [f"data.train={tmp_path}/{train}"])
+        return identity_of(resolved, runs.workspace, Sources())
 
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.jsonl").write_text('{"source": "a", "target": "b"}\n')

@@ -121,7 +121,7 @@ class Edited:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_does_what_was_planned_and_never_the_same_work_twice(
-    planning, tmp_path, monkeypatch, seed
+    runs, tmp_path, monkeypatch, seed
 ):
     chosen = random.Random(seed)
     edited = Edited(tmp_path)
@@ -138,8 +138,8 @@ def test_a_run_does_what_was_planned_and_never_the_same_work_twice(
             expected = sorted({keys[name]: name for name in new}.values())
             before = count_lines(executions)
 
-            planned = planning.plan(text).stages
-            outcome = InProcess(planning.write(text)).end()
+            planned = runs.plan(text).stages
+            outcome = InProcess(runs.write(text)).end()
 
             done = executions.read_text().splitlines()[before:] if executions.exists() else []
             assert outcome.state == "completed", outcome.message

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from redco_flow.orchestrate.run.start import resume_run, retry_run
 from redco_flow.tracking.locks import acquire, find_holder
 
 pytestmark = pytest.mark.slow
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_killed_launchers_job_runs_on_and_resume_finds_it(runs, api, held, gat
     assert state["stages"]["train"]["attempt"] == 1
     assert run.attempt("train", 1).read_job() == job
     assert executions.read_text().split()[::3] == ["preprocess", "train"]
-    assert api.flow_run_of(run)["id"] != zombie
+    until(lambda: api.flow_run_of(run)["id"] != zombie)
     until(lambda: api.flow_run(zombie)["state"]["type"] == "CRASHED")
     assert "resume" in api.flow_run(zombie)["state"]["message"]
     assert api.ended_flow_run_of(run)["state"]["type"] == "COMPLETED"
@@ -242,6 +242,7 @@ def test_a_lease_whose_holders_pid_was_reused_is_taken_over(runs):
 def test_a_terminated_launcher_leaves_its_jobs_running(runs, api, held, gate, executions):
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
+    api.flow_run_of(run)
     os.kill(find_holder(run).holder.pid, signal.SIGTERM)
     until(lambda: find_holder(run) is None)
 
@@ -279,6 +280,7 @@ def test_a_server_that_is_away_for_a_while_does_not_stop_the_run(runs, api, held
     """Fault 14: killed in mid-run, back after at least eight seconds."""
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
+    api.flow_run_of(run)
     os.kill(server_status().pid, signal.SIGKILL)
     back_at = time.monotonic() + 8.0
     until(lambda: server_status().pid is None)
@@ -300,7 +302,7 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
     """Fault 15: the stages finish, the journal is complete, the next run tells the server."""
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
-    flow_run_id = run.read_state()["prefect_url"].rpartition("/")[2]
+    flow_run_id = api.flow_run_of(run)["id"]
     launcher = find_holder(run).holder
     stop_server()
     gate.touch()
@@ -328,39 +330,46 @@ def no_server_answers():
     del os.environ["PREFECT_API_URL"]
 
 
-def test_without_any_server_the_run_completes_with_a_warning(runs, no_server_answers):
-    run = runs.start(TWO_STAGES)
+def test_without_the_named_server_the_run_completes_with_a_warning(runs, no_server_answers):
+    run, state = runs.complete(TWO_STAGES)
 
-    until(short_lived_servers)
-    state = wait_for_end(run, seconds=150)
-
-    assert state["state"] == "completed"
     assert state.get("prefect_url") is None
-    assert "http://127.0.0.1:9/api does not answer" in run.log_path.read_text()
-    until(lambda: not short_lived_servers(), seconds=60)
+    assert "no answer from the Prefect API at http://127.0.0.1:9/api" in run.log_path.read_text()
 
 
-def test_a_short_lived_server_ends_with_its_launcher_though_that_is_killed(
-    runs, no_server_answers, held
-):
+def test_a_run_has_a_page_once_there_is_a_server_and_starts_none(runs, held, gate, prefect_home):
+    stop_server()
     run = runs.start(TWO_STAGES, held)
-    wait_for_stage(run, "train", seconds=150)
-    assert short_lived_servers()
+    wait_for_stage(run, "train")
+    is_started = server_status().pid is not None
+    has_page = "prefect_url" in run.read_state()
 
-    kill_launcher(run)
+    later = Api(ensure_server())
+    flow_run = later.flow_run_of(run)
+    gate.touch()
 
-    until(lambda: not short_lived_servers(), seconds=20)
+    assert wait_for_end(run)["state"] == "completed"
+    assert (is_started, has_page) == (False, False)
+    assert later.ended_flow_run_of(run)["state"]["type"] == "COMPLETED"
+    tasks = later.tasks_of(flow_run, 2)
+    assert {task["state"]["type"] for task in tasks.values()} == {"COMPLETED"}
+    until(lambda: any("started; log" in line for line in later.logs_of(flow_run)))
 
 
-def short_lived_servers():
-    """The processes of the short-lived servers that this test's launchers started."""
-    marks = (b"PREFECT__SERVER_EPHEMERAL=1", os.environ["PYTEST_CURRENT_TEST"].encode())
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if all(mark in path.read_bytes() for mark in marks):
-                found.append(int(path.parent.name))
-    return found
+def test_a_flow_of_the_users_own_decides_which_stage_starts_when(runs, api, monkeypatch, tmp_path):
+    """A copy of the bundled flow in the current directory, changed."""
+    monkeypatch.chdir(tmp_path)
+    bundled = (PROJECT / "flows/pipeline.py").read_text()
+    own = bundled.replace("    wait(list(", '    get_run_logger().info("mine")\n    wait(list(')
+    assert own != bundled
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows/pipeline.py").write_text(own)
+
+    run, _ = runs.complete(TWO_STAGES)
+
+    assert f"the flow is {tmp_path}/flows/pipeline.py" in run.log_path.read_text()
+    assert events(run).index("flow_run_created") < events(run).index("job_submitted")
+    until(lambda: "mine" in api.logs_of(api.flow_run_of(run)))
 
 
 def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):

@@ -8,47 +8,45 @@ from redco_flow.orchestrate.run.rendering import rendered_submissions
 from redco_flow.spec.profile import profile_model
 
 
-def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(planning):
-    resolved = planning.load(TWO_STAGES)
-    plan = planning.plan(TWO_STAGES)
-    profile = profile_model()(executor="slurm", workspace=str(planning.workspace.root))
+def test_every_stage_that_may_run_is_rendered_and_nothing_is_written(runs):
+    resolved = runs.load(TWO_STAGES)
+    plan = runs.plan(TWO_STAGES)
+    profile = profile_model()(executor="slurm", workspace=str(runs.workspace.root))
 
-    rendered = dict(rendered_submissions(resolved, profile, planning.workspace, plan, {}))
+    rendered = dict(rendered_submissions(resolved, profile, runs.workspace, plan, {}))
 
     assert list(rendered) == ["preprocess", "train"]
     assert "#SBATCH --job-name=two-stages-RUN-train-1-" in rendered["train"]
-    assert not list(planning.workspace.runs.glob("*"))
+    assert not list(runs.workspace.runs.glob("*"))
 
 
-def test_where_nothing_is_submitted_nothing_is_rendered(planning):
-    resolved, plan = planning.load(TWO_STAGES), planning.plan(TWO_STAGES)
+def test_where_nothing_is_submitted_nothing_is_rendered(runs):
+    resolved, plan = runs.load(TWO_STAGES), runs.plan(TWO_STAGES)
 
-    rendered = dict(rendered_submissions(resolved, profile_model()(), planning.workspace, plan, {}))
+    rendered = dict(rendered_submissions(resolved, profile_model()(), runs.workspace, plan, {}))
 
     assert rendered == {"preprocess": "", "train": ""}
 
 
-def test_of_a_run_ahead_each_stage_depends_on_its_upstream(planning):
-    resolved, plan = planning.load(DIAMOND), planning.plan(DIAMOND)
-    profile = profile_model()(executor="slurm", workspace=str(planning.workspace.root))
+def test_of_a_run_ahead_each_stage_depends_on_its_upstream(runs):
+    resolved, plan = runs.load(DIAMOND), runs.plan(DIAMOND)
+    profile = profile_model()(executor="slurm", workspace=str(runs.workspace.root))
 
-    rendered = dict(
-        rendered_submissions(resolved, profile, planning.workspace, plan, {}, ahead=True)
-    )
+    rendered = dict(rendered_submissions(resolved, profile, runs.workspace, plan, {}, ahead=True))
 
     assert "--dependency" not in rendered["preprocess"]
     assert "--dependency=afterok:JOB_OF_preprocess\n" in rendered["train-small"]
     assert "--dependency=afterok:JOB_OF_train-small:JOB_OF_train-large\n" in rendered["compare"]
 
 
-def test_a_profile_without_a_queue_cannot_run_ahead_and_the_error_says_what_to_do(planning):
+def test_a_profile_without_a_queue_cannot_run_ahead_and_the_error_says_what_to_do(runs):
     with pytest.raises(UsageError, match=r"'local'.*cannot have jobs wait.*leave --ahead out"):
-        planning.write(TWO_STAGES, ahead=True)
-    assert not list(planning.workspace.runs.glob("*"))
+        runs.write(TWO_STAGES, ahead=True)
+    assert not list(runs.workspace.runs.glob("*"))
 
 
-def test_a_stage_is_not_forced_ahead(planning):
-    planning.profile["executor"] = "slurm"
+def test_a_stage_is_not_forced_ahead(runs):
+    runs.profile["executor"] = "slurm"
 
     with pytest.raises(UsageError, match=r"--force train and --ahead do not go together"):
-        planning.write(TWO_STAGES, ahead=True, force=["train"])
+        runs.write(TWO_STAGES, ahead=True, force=["train"])

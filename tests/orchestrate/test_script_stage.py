@@ -17,11 +17,11 @@ def text(tmp_path):
     return write_line(tmp_path)
 
 
-def test_a_script_runs_again_where_it_changed_and_only_there(planning, text, tmp_path):
-    assert InProcess(planning.write(text)).end().state == "completed"
+def test_a_script_runs_again_where_it_changed_and_only_there(runs, text, tmp_path):
+    assert InProcess(runs.write(text)).end().state == "completed"
 
     def reason(*overrides):
-        plan = planning.plan(text, overrides).stages["fit"]
+        plan = runs.plan(text, overrides).stages["fit"]
         return plan.action, plan.reason
 
     assert reason()[0] == "reuse"
@@ -62,13 +62,13 @@ def test_a_script_killed_in_its_training_goes_on_to_the_same_bits(tmp_path, text
         one.clean_up()
 
 
-def test_a_scripts_error_is_the_runs(planning, text, tmp_path):
+def test_a_scripts_error_is_the_runs(runs, text, tmp_path):
     (tmp_path / "line.py").write_text("def apply(params, x):\n    return params['slope'] * x\n")
 
-    driven = InProcess(planning.write(text))
+    driven = InProcess(runs.write(text))
 
     assert driven.end(120).state == "failed"
-    message = planning.started[0].attempt("fit", 1).read_exit().message
+    message = runs.started[0].attempt("fit", 1).read_exit().message
     assert f"ScriptFailed: fit.py failed at {tmp_path}/line.py:2: KeyError: 'slope'" in message
 
 

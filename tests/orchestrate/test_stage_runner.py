@@ -42,8 +42,8 @@ def gate(tmp_path):
     return tmp_path / "gate"
 
 
-def test_outputs_of_one_stage_are_the_inputs_of_the_next(planning):
-    driven = InProcess(planning.write(TWO_STAGES, ["train.learning_rate=2.0"]))
+def test_outputs_of_one_stage_are_the_inputs_of_the_next(runs):
+    driven = InProcess(runs.write(TWO_STAGES, ["train.learning_rate=2.0"]))
 
     outcome = driven.end()
 
@@ -53,10 +53,10 @@ def test_outputs_of_one_stage_are_the_inputs_of_the_next(planning):
     assert set(train["artifacts"]) == {"checkpoint", "metrics"}
 
 
-def test_a_second_run_reuses_every_stage_and_executes_nothing(planning, counted, executions):
-    InProcess(planning.write(TWO_STAGES, counted)).end()
+def test_a_second_run_reuses_every_stage_and_executes_nothing(runs, counted, executions):
+    InProcess(runs.write(TWO_STAGES, counted)).end()
 
-    second = InProcess(planning.write(TWO_STAGES, counted))
+    second = InProcess(runs.write(TWO_STAGES, counted))
     outcome = second.end()
 
     stages = second.run.read_state()["stages"]
@@ -67,10 +67,10 @@ def test_a_second_run_reuses_every_stage_and_executes_nothing(planning, counted,
 
 
 def test_a_failed_stage_reports_job_log_and_last_lines_and_its_followers_are_skipped(
-    planning, tmp_path
+    runs, tmp_path
 ):
     never = tmp_path / "never"
-    driven = InProcess(planning.write(DIAMOND, [f"train-small.fails_until={never}"]))
+    driven = InProcess(runs.write(DIAMOND, [f"train-small.fails_until={never}"]))
 
     outcome = driven.end()
 
@@ -92,10 +92,10 @@ def test_a_failed_stage_reports_job_log_and_last_lines_and_its_followers_are_ski
 
 @pytest.mark.slow
 def test_taking_a_run_up_again_gives_a_failed_stage_a_new_attempt(
-    planning, counted, executions, tmp_path
+    runs, counted, executions, tmp_path
 ):
     cured = tmp_path / "cured"
-    run = planning.write(TWO_STAGES, [*counted, f"train.fails_until={cured}"])
+    run = runs.write(TWO_STAGES, [*counted, f"train.fails_until={cured}"])
     InProcess(run).end()
     cured.touch()
 
@@ -106,8 +106,8 @@ def test_taking_a_run_up_again_gives_a_failed_stage_a_new_attempt(
     assert executions.read_text().split()[::3] == ["preprocess", "train", "train"]
 
 
-def test_cancelling_ends_the_job_and_what_had_not_begun(planning, gate):
-    driven = InProcess(planning.write(TWO_STAGES, [f"preprocess.gate={gate}"]))
+def test_cancelling_ends_the_job_and_what_had_not_begun(runs, gate):
+    driven = InProcess(runs.write(TWO_STAGES, [f"preprocess.gate={gate}"]))
     wait_for_stage(driven.run, "preprocess")
 
     driven.stop.cancel("enough")
@@ -118,8 +118,8 @@ def test_cancelling_ends_the_job_and_what_had_not_begun(planning, gate):
     assert driven.run.attempt("preprocess", 1).read_exit().cause == "cancelled"
 
 
-def test_cancelled_stages_can_be_left_as_they_are(planning, gate, executions):
-    run = planning.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
+def test_cancelled_stages_can_be_left_as_they_are(runs, gate, executions):
+    run = runs.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
     driven = InProcess(run)
     wait_for_stage(run, "train-small")
     driven.stop.cancel("enough")
@@ -131,8 +131,8 @@ def test_cancelled_stages_can_be_left_as_they_are(planning, gate, executions):
     assert len(run.attempts("train-small")) == 1
 
 
-def test_a_job_outlives_its_launcher_and_is_found_again(planning, counted, executions, gate):
-    run = planning.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
+def test_a_job_outlives_its_launcher_and_is_found_again(runs, counted, executions, gate):
+    run = runs.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
     first = InProcess(run)
     wait_for_stage(run, "train")
     first.stop.detach("the laptop is closed")
@@ -150,10 +150,10 @@ def test_a_job_outlives_its_launcher_and_is_found_again(planning, counted, execu
 
 
 def test_a_job_that_ended_while_no_launcher_looked_is_registered_once(
-    planning, counted, executions, gate
+    runs, counted, executions, gate
 ):
     """Fault 4: the next attempt registers the artifact, exactly once."""
-    run = planning.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
+    run = runs.write(TWO_STAGES, [*counted, f"train.gate={gate}"])
     first = InProcess(run)
     job_id = wait_for_stage(run, "train")["job_id"]
     first.stop.detach("the laptop is closed")
@@ -170,10 +170,10 @@ def test_a_job_that_ended_while_no_launcher_looked_is_registered_once(
 
 
 def test_a_job_that_was_submitted_but_never_recorded_is_found_again(
-    planning, counted, executions, gate
+    runs, counted, executions, gate
 ):
     """Fault 12: the attempt's directory is the job's identity."""
-    run = planning.write(TWO_STAGES, [*counted, f"preprocess.gate={gate}"])
+    run = runs.write(TWO_STAGES, [*counted, f"preprocess.gate={gate}"])
     submit_and_say_nothing(run, "preprocess")
 
     driven = InProcess(run)
@@ -187,14 +187,14 @@ def test_a_job_that_was_submitted_but_never_recorded_is_found_again(
 
 
 @pytest.mark.slow
-def test_a_result_made_from_inputs_that_were_replaced_since_is_not_taken(planning, tmp_path):
+def test_a_result_made_from_inputs_that_were_replaced_since_is_not_taken(runs, tmp_path):
     data, never = tmp_path / "numbers.json", tmp_path / "never"
     data.write_text("[1, 2]")
     overrides = [f"preprocess.file={data}", f"train-large.fails_until={never}"]
-    run = planning.write(DIAMOND, overrides)
+    run = runs.write(DIAMOND, overrides)
     InProcess(run).end()
     before = run.read_state()["stages"]
-    dataset = ArtifactStore(planning.workspace).get(before["preprocess"]["artifacts"]["dataset"])
+    dataset = ArtifactStore(runs.workspace).get(before["preprocess"]["artifacts"]["dataset"])
     (dataset.path / "numbers.json").unlink()
     data.write_text("[30]")
     never.touch()
@@ -207,16 +207,14 @@ def test_a_result_made_from_inputs_that_were_replaced_since_is_not_taken(plannin
     assert after["compare"]["metrics"]["best"] == pytest.approx(60e-4)
 
 
-def test_a_job_that_another_runs_dead_launcher_left_is_waited_for(
-    planning, counted, executions, gate
-):
+def test_a_job_that_another_runs_dead_launcher_left_is_waited_for(runs, counted, executions, gate):
     overrides = [*counted, f"preprocess.gate={gate}"]
-    first = InProcess(planning.write(TWO_STAGES, overrides))
+    first = InProcess(runs.write(TWO_STAGES, overrides))
     wait_for_stage(first.run, "preprocess")
     until(lambda: count_lines(executions) == 1)
     first.stop.detach("the laptop is closed")
     first.end()
-    second = InProcess(planning.write(TWO_STAGES, overrides))
+    second = InProcess(runs.write(TWO_STAGES, overrides))
     left = "waits for a job of another run that makes the same result"
     until(lambda: second.run.read_state()["stages"]["preprocess"]["message"] == left)
 
@@ -227,8 +225,8 @@ def test_a_job_that_another_runs_dead_launcher_left_is_waited_for(
     assert count_lines(executions) == 2
 
 
-def test_an_attempt_that_was_never_submitted_is_not_waited_for(planning):
-    run = planning.write(TWO_STAGES)
+def test_an_attempt_that_was_never_submitted_is_not_waited_for(runs):
+    run = runs.write(TWO_STAGES)
     run.new_attempt("preprocess")
 
     outcome = InProcess(run).end()
@@ -238,12 +236,12 @@ def test_an_attempt_that_was_never_submitted_is_not_waited_for(planning):
 
 
 def test_of_two_runs_with_one_fingerprint_the_second_waits_and_reuses(
-    planning, counted, executions, gate
+    runs, counted, executions, gate
 ):
     overrides = [*counted, f"preprocess.gate={gate}"]
-    first = InProcess(planning.write(TWO_STAGES, overrides))
+    first = InProcess(runs.write(TWO_STAGES, overrides))
     wait_for_stage(first.run, "preprocess")
-    second = InProcess(planning.write(TWO_STAGES, overrides))
+    second = InProcess(runs.write(TWO_STAGES, overrides))
     waiting = wait_for_stage(second.run, "preprocess", "waiting")
 
     gate.touch()
@@ -256,9 +254,9 @@ def test_of_two_runs_with_one_fingerprint_the_second_waits_and_reuses(
 
 
 @pytest.mark.slow
-def test_no_more_stages_run_at_once_than_the_profile_allows(planning, gate):
-    planning.profile["max_parallel_stages"] = 1
-    run = planning.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
+def test_no_more_stages_run_at_once_than_the_profile_allows(runs, gate):
+    runs.profile["max_parallel_stages"] = 1
+    run = runs.write(DIAMOND, [f"train-small.gate={gate}", f"train-large.gate={gate}"])
     driven = InProcess(run)
     wait_for_stage(run, "preprocess", "completed")
     waits = "waits for a free slot (max_parallel_stages)"
@@ -274,36 +272,36 @@ def test_no_more_stages_run_at_once_than_the_profile_allows(planning, gate):
 
 
 @pytest.mark.slow
-def test_a_forced_stage_is_executed_although_its_result_stands(planning, counted, executions):
-    InProcess(planning.write(TWO_STAGES, counted)).end()
+def test_a_forced_stage_is_executed_although_its_result_stands(runs, counted, executions):
+    InProcess(runs.write(TWO_STAGES, counted)).end()
 
-    outcome = InProcess(planning.write(TWO_STAGES, counted, force=["train"])).end()
+    outcome = InProcess(runs.write(TWO_STAGES, counted, force=["train"])).end()
 
     assert outcome.message == "2 stages completed, 1 of them reused"
     assert executions.read_text().split()[::3] == ["preprocess", "train", "train"]
 
 
 @pytest.mark.slow
-def test_the_old_result_stands_when_a_forced_stage_fails(planning, tmp_path):
-    InProcess(planning.write(TWO_STAGES)).end()
+def test_the_old_result_stands_when_a_forced_stage_fails(runs, tmp_path):
+    InProcess(runs.write(TWO_STAGES)).end()
     never = tmp_path / "never"
-    forced = planning.write(TWO_STAGES, [f"train.fails_until={never}"], force=["train"])
+    forced = runs.write(TWO_STAGES, [f"train.fails_until={never}"], force=["train"])
     assert InProcess(forced).end().state == "failed"
 
-    plan = planning.plan(TWO_STAGES)
+    plan = runs.plan(TWO_STAGES)
 
     assert plan.stages["train"].action == "reuse"
 
 
 @pytest.mark.slow
-def test_a_deleted_artifact_is_made_again_and_no_stale_path_is_used(planning, counted, executions):
+def test_a_deleted_artifact_is_made_again_and_no_stale_path_is_used(runs, counted, executions):
     """Fault 40: the artifact is made again; no path to the deleted one is used."""
-    first = InProcess(planning.write(TWO_STAGES, counted))
+    first = InProcess(runs.write(TWO_STAGES, counted))
     first.end()
     dataset = first.run.read_state()["stages"]["preprocess"]["artifacts"]["dataset"]
-    (ArtifactStore(planning.workspace).get(dataset).path / "numbers.json").unlink()
+    (ArtifactStore(runs.workspace).get(dataset).path / "numbers.json").unlink()
 
-    second = InProcess(planning.write(TWO_STAGES, counted))
+    second = InProcess(runs.write(TWO_STAGES, counted))
     outcome = second.end()
 
     assert outcome.message == "2 stages completed, 1 of them reused"  # the same numbers again
@@ -320,17 +318,15 @@ def damage_dataset(run, workspace):
 
 
 @pytest.mark.slow
-def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
-    planning, counted, executions
-):
+def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(runs, counted, executions):
     """Faults 22 and 41: the flip is detected in any file; the flip is detected before a stage reads
     the artifact; it is made again, and nothing made from it is reused.
     """
-    first = InProcess(planning.write(TWO_STAGES, counted))
+    first = InProcess(runs.write(TWO_STAGES, counted))
     first.end()
-    numbers = damage_dataset(first.run, planning.workspace)
+    numbers = damage_dataset(first.run, runs.workspace)
 
-    second = InProcess(planning.write(TWO_STAGES, [*counted, "train.learning_rate=2.0"]))
+    second = InProcess(runs.write(TWO_STAGES, [*counted, "train.learning_rate=2.0"]))
     outcome = second.end()
 
     assert outcome.message == "2 stages completed"
@@ -341,14 +337,14 @@ def test_a_damaged_artifact_is_made_again_and_nothing_is_made_from_it(
 
 @pytest.mark.slow
 def test_what_was_damaged_between_two_stages_is_made_again_by_resume(
-    planning, counted, executions, gate
+    runs, counted, executions, gate
 ):
     """Fault 41: the flip is detected before a stage reads the artifact; it is made again, and
     nothing made from it is reused.
     """
-    run = planning.write(TWO_STAGES, [*counted, f"train.fails_until={gate}"])
+    run = runs.write(TWO_STAGES, [*counted, f"train.fails_until={gate}"])
     assert InProcess(run).end().state == "failed"
-    damage_dataset(run, planning.workspace)
+    damage_dataset(run, runs.workspace)
     gate.touch()
 
     outcome = InProcess(run).end()
@@ -358,25 +354,25 @@ def test_what_was_damaged_between_two_stages_is_made_again_by_resume(
     assert run.read_state()["stages"]["train"]["metrics"]["total"] == pytest.approx(6e-4)
 
 
-def test_a_stage_that_cannot_be_prepared_fails_and_the_run_ends(planning, tmp_path):
+def test_a_stage_that_cannot_be_prepared_fails_and_the_run_ends(runs, tmp_path):
     data = tmp_path / "numbers.json"
     data.write_text("[1]")
-    run = planning.write(TWO_STAGES, [f"preprocess.file={data}"])
+    run = runs.write(TWO_STAGES, [f"preprocess.file={data}"])
     session = open_session(run, StateStore(run), StopRequest(), leave_cancelled=False)
     data.unlink()
 
-    session.run_without_flow(print)
+    session.run_stages(print)
 
     outcome = session.outcome()
     assert outcome.state == "failed"
     assert f"stage 'preprocess': {data}: cannot be read" in outcome.message
 
 
-def test_the_records_of_a_run_contain_no_pickles(planning):
-    driven = InProcess(planning.write(TWO_STAGES))
+def test_the_records_of_a_run_contain_no_pickles(runs):
+    driven = InProcess(runs.write(TWO_STAGES))
     driven.end()
 
-    names = [path.name for path in planning.workspace.root.rglob("*")]
+    names = [path.name for path in runs.workspace.root.rglob("*")]
 
     assert not [name for name in names if name.endswith((".pkl", ".pickle"))]
 
@@ -395,11 +391,11 @@ def job_of(run, stage):
 
 
 def test_a_crash_is_retried_in_new_attempts_as_often_as_the_profile_allows(
-    planning, executions, counted, tmp_path
+    runs, executions, counted, tmp_path
 ):
     never = tmp_path / "never"
-    planning.profile = {"retries": {"failed": 2}}
-    driven = InProcess(planning.write(TWO_STAGES, [*counted, f"train.fails_until={never}"]))
+    runs.profile = {"retries": {"failed": 2}}
+    driven = InProcess(runs.write(TWO_STAGES, [*counted, f"train.fails_until={never}"]))
 
     outcome = driven.end()
 
@@ -409,10 +405,10 @@ def test_a_crash_is_retried_in_new_attempts_as_often_as_the_profile_allows(
     assert all(one.read_exit().cause == "failed" for one in driven.run.attempts("train"))
 
 
-def test_a_retry_that_succeeds_makes_the_stage_complete(planning, tmp_path):
+def test_a_retry_that_succeeds_makes_the_stage_complete(runs, tmp_path):
     cured = tmp_path / "cured"
-    planning.profile = {"retries": {"failed": 5}}
-    run = planning.write(TWO_STAGES, [f"train.fails_until={cured}"])
+    runs.profile = {"retries": {"failed": 5}}
+    run = runs.write(TWO_STAGES, [f"train.fails_until={cured}"])
     driven = InProcess(run)
     until(lambda: len(run.attempts("train")) > 1)
     cured.touch()
@@ -424,10 +420,10 @@ def test_a_retry_that_succeeds_makes_the_stage_complete(planning, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_budget_that_is_used_up_stays_used_up_for_the_next_launcher(planning, tmp_path):
+def test_a_budget_that_is_used_up_stays_used_up_for_the_next_launcher(runs, tmp_path):
     never = tmp_path / "never"
-    planning.profile = {"retries": {"failed": 1}}
-    run = planning.write(TWO_STAGES, [f"train.fails_until={never}"])
+    runs.profile = {"retries": {"failed": 1}}
+    run = runs.write(TWO_STAGES, [f"train.fails_until={never}"])
     InProcess(run).end()
 
     InProcess(run).end()

@@ -9,11 +9,11 @@ from orchestrate_runs import TWO_STAGES, InProcess, count_lines, until, wait_for
 
 
 @pytest.mark.slow
-def test_a_stage_whose_worker_is_frozen_is_tried_again_as_the_profile_allows(planning, tmp_path):
+def test_a_stage_whose_worker_is_frozen_is_tried_again_as_the_profile_allows(runs, tmp_path):
     """Fault 7, to its end."""
     gate, executions = tmp_path / "gate", tmp_path / "executions"
-    planning.profile = {"stall_timeout_minutes": 0.05, "retries": {"stalled": 1}}
-    run = planning.write(TWO_STAGES, [f"train.gate={gate}", f"train.executions={executions}"])
+    runs.profile = {"stall_timeout_minutes": 0.05, "retries": {"stalled": 1}}
+    run = runs.write(TWO_STAGES, [f"train.gate={gate}", f"train.executions={executions}"])
     driven = InProcess(run)
     wait_for_stage(run, "train")
     until(lambda: count_lines(executions) == 1)
@@ -37,8 +37,8 @@ def worker_of(attempt):
 
 
 @pytest.mark.slow
-def test_what_a_killed_supervisor_reserved_on_the_disk_is_freed(planning, tmp_path):
-    run = planning.write(TWO_STAGES, [f"train.gate={tmp_path / 'never'}"])
+def test_what_a_killed_supervisor_reserved_on_the_disk_is_freed(runs, tmp_path):
+    run = runs.write(TWO_STAGES, [f"train.gate={tmp_path / 'never'}"])
     driven = InProcess(run)
     wait_for_stage(run, "train")
     attempt = run.attempt("train", 1)

@@ -9,17 +9,17 @@ from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import acquire
 
 
-def test_several_hosts_for_a_kind_of_one_process_are_refused_before_there_is_a_run(planning):
+def test_several_hosts_for_a_kind_of_one_process_are_refused_before_there_is_a_run(runs):
     with pytest.raises(UsageError, match="runs in one process") as refused:
-        planning.write(TWO_STAGES, ["train.resources.num_hosts=2"])
+        runs.write(TWO_STAGES, ["train.resources.num_hosts=2"])
 
     assert "set it to 1" in str(refused.value)
-    assert not list(planning.workspace.runs.glob("*"))
+    assert not list(runs.workspace.runs.glob("*"))
 
 
-def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state_alone(planning):
+def test_a_page_that_is_known_after_the_runs_end_leaves_the_next_launchers_state_alone(runs):
     """A short run is over before Prefect has answered; it may have been tried again by then."""
-    run = planning.write(TWO_STAGES)
+    run = runs.write(TWO_STAGES)
     first = StateStore(run)
     first.open_run({"numbers": "own.numbers"}, ["numbers"])
     first.close_run(State.CANCELLED, 5, "cancelled")

@@ -10,12 +10,12 @@ from redco_flow.spec.profile import profile_model
 
 
 @pytest.fixture
-def jobs(planning):
+def jobs(runs):
     """What would be submitted for points of a pipeline, as one line a stage."""
 
     def jobs(text, *points):
-        planned = [(planning.load(text, one), planning.plan(text, one)) for one in points]
-        return [one.describe() for one in planned_jobs(planned, planning.workspace)]
+        planned = [(runs.load(text, one), runs.plan(text, one)) for one in points]
+        return [one.describe() for one in planned_jobs(planned, runs.workspace)]
 
     return jobs
 
@@ -48,15 +48,15 @@ def test_points_that_differ_in_nothing_that_decides_a_result_share_every_job(job
 
 
 @pytest.mark.slow
-def test_what_is_published_is_not_submitted(jobs, planning, runs):
+def test_what_is_published_is_not_submitted(jobs, runs):
     runs.complete(TWO_STAGES, ["train.learning_rate=1.0"])
 
     assert jobs(TWO_STAGES, *rates(1.0, 2.0, 3.0)) == ["train: 2 jobs"]
 
 
-def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from_has(planning):
+def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from_has(runs):
     plain, other_small, other_root = (
-        work_keys(planning.load(DIAMOND, overrides), planning.workspace)
+        work_keys(runs.load(DIAMOND, overrides), runs.workspace)
         for overrides in ([], ["train-small.learning_rate=5.0"], ["preprocess.count=9"])
     )
 
@@ -65,17 +65,17 @@ def test_a_stage_has_the_key_of_another_points_only_where_all_that_it_takes_from
     assert set(plain.values()).isdisjoint(other_root.values())
 
 
-def test_points_do_not_wait_in_the_queue_where_the_operator_has_a_dependency_of_his_own(planning):
+def test_points_do_not_wait_in_the_queue_where_the_operator_has_a_dependency_of_his_own(runs):
     text = "{name: one, stages: {preprocess: {kind: orchestrate_kinds.numbers}}}"
-    given = {"executor": "slurm", "workspace": str(planning.workspace.root)}
+    given = {"executor": "slurm", "workspace": str(runs.workspace.root)}
     plain = profile_model()(**given)
     own = profile_model()(**given, slurm={"options": ["--dependency=singleton"]})
     points = {
-        profile: [PlannedPoint((), planning.load(text), settings, planning.plan(text))]
+        profile: [PlannedPoint((), runs.load(text), settings, runs.plan(text))]
         for profile, settings in (("plain", plain), ("own", own))
     }
 
-    assert goes_ahead(points["plain"], planning.workspace, asked=False)
-    assert not goes_ahead(points["own"], planning.workspace, asked=False)
+    assert goes_ahead(points["plain"], runs.workspace, asked=False)
+    assert not goes_ahead(points["own"], runs.workspace, asked=False)
     with pytest.raises(UsageError, match=r"slurm.options has '--dep"):
-        goes_ahead(points["own"], planning.workspace, asked=True)
+        goes_ahead(points["own"], runs.workspace, asked=True)

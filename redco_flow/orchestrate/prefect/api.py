@@ -22,15 +22,13 @@ class PrefectApi:
     """The API that a run reports to.
 
     Args:
-        is_ours: redco-flow's own server on this host, or a short-lived one.
-        is_short_lived: it ends with the run's own process, and has no pages.
+        is_ours: redco-flow's own server on this host.
         auth: Prefect's authentication string, of our own servers; a named API's stands in the
             user's settings.
     """
 
     url: str
     is_ours: bool
-    is_short_lived: bool = False
     auth: str | None = field(default=None, repr=False)
 
     @property

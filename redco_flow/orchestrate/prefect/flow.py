@@ -1,8 +1,9 @@
-"""Run the Prefect flow of one run in a thread of its own, whatever Prefect does.
+"""Show a run as a Prefect flow run, from a thread of its own.
 
-Finds an API, falls back to a short-lived one, loads `flows/pipeline.py` and runs it. Nothing
-here may fail the run: where Prefect cannot go on, the main thread brings the stages to their
-end. Prefect is imported in this thread only.
+Prefect is a view: the stages run without it, and its tasks follow them. A flow run begins once an
+API answers: one that is named, or our own server where it runs. A flow of the user's own
+(`./flows/pipeline.py`) decides which stage runs when; only then are stages started by Prefect.
+Nothing here may fail the run. Prefect is imported in this thread only, and only with an API.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from redco_flow.orchestrate.prefect.server import (
     PrefectServerError,
     api_at,
     ensure_server,
-    server_status,
-    start_short_lived_server,
+    external_url,
+    own_api,
 )
 from redco_flow.orchestrate.run.session import RunSession, session_in_use
 from redco_flow.orchestrate.run.stopping import Log
@@ -31,27 +32,37 @@ from redco_flow.spec.find import bundled_behind, find_file
 
 _FLOW_FILE = "flows/pipeline.py"
 _SECONDS_BETWEEN_LOOKS = 0.5
+# Until an API answers: `redco-flow ui` may start our server while a run is at work.
+_FIRST_WAIT, _LAST_WAIT = 2.0, 60.0
 
 
 class FlowThread:
-    """One run of the flow."""
+    """One run of the flow.
+
+    Attributes:
+        decides: whether the flow is a user's own, which starts the stages.
+    """
 
     def __init__(self, session: RunSession, log: Log) -> None:
         self._session = session
         self._log = log
+        self._replaced = bundled_behind("flows", _FLOW_FILE)
+        self.decides = self._replaced is not None
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
+        self._is_closing = threading.Event()
         self._api: PrefectApi | None = None
         self._open_flow_run: OpenFlowRun | None = None
 
     def start(self) -> None:
-        """Begin; `session.stages_ended` is set when there is no more to wait for."""
+        """Begin; with a flow that decides, its end sets `session.stages_ended`."""
         self._thread.start()
 
     def close(self, seconds: float) -> None:
         """Give Prefect its time to take the run's end, and a server its time to come back.
 
-        Without either the next run tells it.
+        Without either the next run reports it.
         """
+        self._is_closing.set()
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._thread.join(_SECONDS_BETWEEN_LOOKS)
@@ -66,39 +77,61 @@ class FlowThread:
 
     def _run(self) -> None:
         try:
-            with session_in_use(self._session):
-                self._run_flow()
-        except BaseException:  # noqa: BLE001 (the main thread goes on without a flow)
+            api = self._api = self._wait_for_api()
+            if api is not None and not self._session.context.stop.is_set:
+                with session_in_use(self._session):
+                    self._run_flow(api)
+        except BaseException:  # noqa: BLE001 (the main thread needs no flow)
             self._log(f"the Prefect flow ended early:\n{traceback.format_exc()}")
         finally:
-            self._session.stages_ended.set()
+            if self.decides:
+                self._session.stages_ended.set()
 
-    def _run_flow(self) -> None:
+    def _wait_for_api(self) -> PrefectApi | None:
+        """Return the API to report to; None where none has answered by the run's end."""
         context = self._session.context
-        if not server_status(context.profile.prefect_api_url).healthy:
-            context.state_store.set_phase("starting the Prefect server; later runs find it")
-        api = self._api = find_api(context.profile.prefect_api_url, self._log)
-        if context.stop.is_set:
-            return
-        context.state_store.set_phase("importing Prefect")
+        url = context.profile.prefect_api_url
+        if self.decides or context.profile.start_prefect_server:
+            if self.decides:
+                context.state_store.set_phase("starting the Prefect server, or looking for it")
+            try:
+                return api_at(ensure_server(url), url)
+            except PrefectServerError as error:
+                self._log(f"warning: {error}")
+                return None
+        seconds, has_warned = _FIRST_WAIT, False
+        while (api := _answering_api(url)) is None:
+            if (named := external_url(url)) and not has_warned:
+                self._log(
+                    f"warning: no answer from the Prefect API at {named}: the run has no page"
+                )
+                has_warned = True
+            if self._is_closing.wait(seconds):
+                return None
+            seconds = min(2 * seconds, _LAST_WAIT)
+        return api
+
+    def _run_flow(self, api: PrefectApi) -> None:
+        context = self._session.context
+        if self.decides:
+            context.state_store.set_phase("importing Prefect")
         report.prepare_environment(api)
         flow = self._load_flow()
         # First the dead: this run's own earlier flow run gets the state that the run has now.
         finish_left_over(api)
-        context.state_store.set_phase(f"telling the Prefect server at {api.url} of the run")
+        if self.decides:
+            context.state_store.set_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]
         try:
             flow_run, opened = report.create_flow_run(flow, context.run, api, tags=tags)
-        except Exception as error:  # noqa: BLE001 (Prefect is a view: whatever it is, it is told)
+        except Exception as error:  # noqa: BLE001 (Prefect is a view: any error is reported)
             self._log(
-                f"warning: the Prefect API at {api.url} answers but does not take this run "
-                f"({error!r}): its database may be locked, read-only or full. The run goes on "
-                f"without a page there."
+                f"warning: the Prefect API at {api.url} does not accept this run ({error!r}): "
+                f"{_why_refused(error)}. The run continues without a page there."
             )
             return
         self._open_flow_run = opened
-        if url := report.page_of(flow_run, api):
-            context.state_store.set_prefect_url(url)
+        context.state_store.set_prefect_url(report.page_of(flow_run, api))
         watching = report.watch_for_cancelling(flow_run.id, context.stop.cancel)
         try:
             from prefect.flow_engine import run_flow
@@ -111,8 +144,8 @@ class FlowThread:
             watching.set()
 
     def _load_flow(self) -> Any:
-        if replaced := bundled_behind("flows", _FLOW_FILE):
-            self._log(f"the flow is {replaced[0].absolute()}, not the bundled one.")
+        if self._replaced is not None:
+            self._log(f"the flow is {self._replaced[0].absolute()}, not the bundled one.")
         module = load_flow_module(find_file("flows", _FLOW_FILE))
         from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -124,18 +157,19 @@ class FlowThread:
         )
 
 
-def find_api(profile_url: str | None, log: Log) -> PrefectApi:
-    """Return the API to report to; a short-lived one where no server can be had.
+def _answering_api(profile_url: str | None) -> PrefectApi | None:
+    """Return the named API, or else our own server, if it answers; starts nothing."""
+    if named := external_url(profile_url):
+        return PrefectApi(named, is_ours=False) if is_healthy(named) else None
+    own = own_api()
+    return own if own is not None and own.auth and is_healthy(own.url) else None
 
-    Raises:
-        PrefectServerError: not even that could be started.
-    """
-    try:
-        url = ensure_server(profile_url)
-    except PrefectServerError as error:
-        log(f"warning: {error}\nThe run reports to a short-lived Prefect API without a page.")
-        return start_short_lived_server()
-    return api_at(url, profile_url)
+
+def _why_refused(error: Exception) -> str:
+    """Say what may be wrong with an API that answers but takes no flow run."""
+    if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+        return "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY of Prefect Cloud"
+    return "its database may be locked, read-only or full"
 
 
 def load_flow_module(path: Path) -> ModuleType:

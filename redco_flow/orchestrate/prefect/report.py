@@ -232,9 +232,9 @@ def create_flow_run(
     return flow_run, OpenFlowRun.note(str(flow_run.id), run, api)
 
 
-def page_of(flow_run: FlowRun, api: PrefectApi) -> str | None:
-    """Return the address of the flow run's page; None with a short-lived API, which has none."""
-    return None if api.is_short_lived else f"{ui_url(api.url)}/runs/flow-run/{flow_run.id}"
+def page_of(flow_run: FlowRun, api: PrefectApi) -> str:
+    """Return the address of the flow run's page."""
+    return f"{ui_url(api.url)}/runs/flow-run/{flow_run.id}"
 
 
 def publish_summary(session: RunSession) -> None:

@@ -1,23 +1,18 @@
 """Serve Prefect's API at a socket that listens already.
 
-`python -P serve.py DESCRIPTOR [--until-input-ends | --when-recorded]`. The launcher binds the port
-and passes the open socket to this process, so that the address cannot be taken meanwhile.
-Standard input ends when the process that holds its other side ends, for whatever reason.
+`python -P serve.py DESCRIPTOR`. The launcher binds the port and passes the open socket to this
+process, so that the address cannot be taken meanwhile. It writes a byte to standard input once it
+has recorded the server; without that the process ends.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-_SECONDS_TO_END = 5.0
 _SECONDS_OF_IDLE_CONNECTION = 5
 _COOKIE = "redco-flow-browser-"  # with the port; says only that this browser has been let in
 _LOGIN_PATH = "/redco-flow/login"  # prefect_api.LOGIN_PATH; this file runs by itself
@@ -52,14 +47,9 @@ def main(arguments: Sequence[str]) -> None:
     """Serve until told to end."""
     parser = argparse.ArgumentParser(prog="serve.py")
     parser.add_argument("descriptor", type=int)
-    parser.add_argument("--until-input-ends", action="store_true")
-    parser.add_argument("--when-recorded", action="store_true")
     options = parser.parse_args(arguments)
-    if options.when_recorded and not sys.stdin.buffer.read(1):
+    if not sys.stdin.buffer.read(1):
         sys.exit("the launcher ended before it recorded this server, which nothing would find.")
-    if options.until_input_ends:
-        # Before anything that takes time.
-        threading.Thread(target=_end_with_input, daemon=True).start()
     import uvicorn
 
     config = uvicorn.Config(
@@ -99,14 +89,6 @@ def _is_page_of_unknown_browser(scope: Any) -> bool:
     headers = dict(scope["headers"])
     cookie = f"{_COOKIE}{scope['server'][1]}=1".encode()
     return b"text/html" in headers.get(b"accept", b"") and cookie not in headers.get(b"cookie", b"")
-
-
-def _end_with_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SECONDS_TO_END)
-    os._exit(1)  # a request, or Prefect's start, may take for ever
 
 
 if __name__ == "__main__":

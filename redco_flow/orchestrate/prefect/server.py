@@ -35,6 +35,7 @@ from redco_flow.tracking.process_identity import ProcessIdentity
 _ADDRESS = "127.0.0.1"
 _OWN_URL = "REDCO_FLOW_OWN_PREFECT_API_URL"
 _POLL_SECONDS = 0.1
+_MOST_LOG_BYTES = 4 << 20
 
 
 class PrefectServerError(RedcoFlowError):
@@ -109,9 +110,7 @@ def start_lasting(
     gate, opener = os.pipe()
     try:
         with _listen(preferred_port, 0) as listener:
-            started = _spawn(
-                *(folder, listener, auth, "--when-recorded"), stdin=gate, stdout=log, stderr=log
-            )
+            started = _spawn(folder, listener, auth, stdin=gate, stdout=log, stderr=log)
         record(started)
         with contextlib.suppress(BrokenPipeError):  # it has died: who waits for it will see
             os.write(opener, b"1")
@@ -119,30 +118,6 @@ def start_lasting(
     finally:
         os.close(gate)
         os.close(opener)
-
-
-def start_short_lived(folder: Path, auth: str) -> PrefectProcess:
-    """Start a server without pages that ends with the calling process, whatever ends that.
-
-    It writes to the caller's own standard error.
-
-    Raises:
-        PrefectServerError: as `start_lasting`.
-    """
-    short_lived = {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_UI_ENABLED": "false"}
-    # The writing end is never closed: the kernel does that when this process is gone.
-    lifeline, _ = os.pipe()
-    try:
-        with _listen(0) as listener:
-            return _spawn(
-                *(folder, listener, auth, "--until-input-ends"),
-                environment=short_lived,
-                stdin=lifeline,
-                stdout=sys.stderr.fileno(),
-                stderr=sys.stderr.fileno(),
-            )
-    finally:
-        os.close(lifeline)
 
 
 def _listen(*ports: int) -> socket.socket:
@@ -157,24 +132,17 @@ def _spawn(
     folder: Path,
     listener: socket.socket,
     auth: str,
-    *options: str,
-    environment: Mapping[str, str] | None = None,
     **streams: Any,
 ) -> PrefectProcess:
-    """Start a server detached.
-
-    Args:
-        environment: added to what every server of ours gets.
-        streams: as `subprocess.Popen` takes them.
-    """
+    """Start a server detached; `streams` are those of `subprocess.Popen`."""
     pause_deleted(folder)
     port = int(listener.getsockname()[1])
     url = f"http://{_ADDRESS}:{port}/api"
     process = subprocess.Popen(
         # By its path: this interpreter may have found us where another would not look.
-        [sys.executable, "-P", serve.__file__, str(listener.fileno()), *options],
+        [sys.executable, "-P", serve.__file__, str(listener.fileno())],
         cwd=folder,
-        env=_environment(folder, port, url, auth) | dict(environment or {}),
+        env=_environment(folder, port, url, auth),
         pass_fds=[listener.fileno()],
         start_new_session=True,
         umask=0o077,
@@ -305,19 +273,6 @@ def api_at(url: str, profile_url: str | None = None) -> PrefectApi:
     return PrefectApi(url, is_ours=True, auth=record.auth if record else None)
 
 
-def start_short_lived_server(*, timeout_seconds: float = 120.0) -> PrefectApi:
-    """Return the API of a server of our database that ends with the calling process.
-
-    Raises:
-        PrefectServerError: it did not start in time; its words are on standard error.
-    """
-    started = start_short_lived(prefect_directory(), _new_auth())
-    if not started.wait_until_healthy(time.monotonic() + timeout_seconds):
-        started.end(grace_seconds=2.0)
-        raise PrefectServerError("no short-lived Prefect server could be started either.")
-    return PrefectApi(started.url, is_ours=True, is_short_lived=True, auth=started.auth)
-
-
 def stop_server(*, grace_seconds: float = 10.0) -> bool:
     """End our own server; return whether one was running. A named server is left alone."""
     with exclusive(prefect_directory() / "server.lock"):
@@ -349,7 +304,9 @@ def _find_or_start(deadline: float) -> str:
         record.end(grace_seconds=2.0)
     folder = prefect_directory()
     log = folder / "server.log"
-    with open(log, "wb", opener=open_no_link) as output:
+    if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    with open(log, "ab", opener=open_no_link) as output:
         port = record.port if record else _PREFERRED_PORT
         # The same as before: browsers that were let in stay so.
         auth = (record.auth if record else None) or _new_auth()

@@ -155,11 +155,12 @@ def follow_job(
     job: CallJob,
     stop: StopRequest,
     log: Log,
+    job_log: Log,
     *,
     grace_seconds: float,
     on_news: Callable[[JobStatus], None],
 ) -> None:
-    """Return when the job has ended with a result; its log lines go to `say` as they appear.
+    """Return when the job has ended with a result; `job_log` takes its log lines as they appear.
 
     A request to cancel is handed on to the job, which then has its grace to save.
 
@@ -183,7 +184,7 @@ def follow_job(
             log(f"job {job.job_id} {told}")
             on_news(status)
         for line in tail.last_lines() if finished else tail.new_lines():
-            log(line)
+            job_log(line)
         if finished:
             break
         if give_up_at is not None:
@@ -251,6 +252,7 @@ class AttemptFollower:
     context: RunContext
     stage: str
     log: Log
+    job_log: Log
 
     def follow(self, event: str, attempt: AttemptDirectory, job: CallJob) -> Finished:
         """Return when the attempt's job has ended with a result.
@@ -271,6 +273,7 @@ class AttemptFollower:
                 job,
                 self.context.stop,
                 self.log,
+                self.job_log,
                 grace_seconds=self.context.profile.grace_seconds,
                 on_news=lambda status: self._set_news(job, status),
             )

@@ -144,25 +144,29 @@ def drive(session: RunSession, flow: FlowThread, log: Log) -> Outcome:
     # Before Prefect, which may take its time: a run ahead needs no orchestrator from here on.
     _wait_heeding(session, lambda: session.submit_ahead(log))
     flow.start()
-    while not session.stages_ended.wait(_POLL_SECONDS):
-        _heed_requests(session)
-        if session.context.stop.is_set and not session.has_begun:
-            break  # Prefect is still waiting for a server
-    if session.runnable:
-        _go_on_without_flow(session, log)
+    if flow.decides:
+        _follow_flow(session, log)
+    else:
+        _wait_heeding(session, lambda: session.run_stages(log))
     outcome = session.outcome()
     _close(session, outcome, log)
     return outcome
 
 
-def _go_on_without_flow(session: RunSession, log: Log) -> None:
-    """Do what the flow has not: run the stages or, when the run is to stop, end their jobs."""
+def _follow_flow(session: RunSession, log: Log) -> None:
+    """Wait for a flow of the user's own, which decides which stage runs when."""
+    while not session.stages_ended.wait(_POLL_SECONDS):
+        _heed_requests(session)
+        if session.context.stop.is_set and not session.has_begun:
+            break  # Prefect is still waiting for a server
+    if not session.runnable:
+        return
     if not session.context.stop.is_set:
         session.context.state_store.note(
-            "flow_lost", message="the stages go on without a Prefect flow"
+            "flow_lost", message="the stages continue without a Prefect flow"
         )
-        log("the Prefect flow is lost; the stages go on without it.")
-    _wait_heeding(session, lambda: session.run_without_flow(log))
+        log("the Prefect flow is lost; the stages continue without it.")
+    _wait_heeding(session, lambda: session.run_stages(log))
 
 
 def _wait_heeding(session: RunSession, action: Callable[[], None]) -> None:

@@ -1,13 +1,14 @@
 """The interface between a run and its flow: list the stages, run one, conclude.
 
-One session per orchestrating process. The flow finds it with `current_session`, because what
-Prefect is given as a parameter is written into its database. Knows no Prefect itself: with
-`run_without_flow` the stages are executed where Prefect is unavailable.
+One session per orchestrating process. `run_stages` executes the stages in threads, without
+Prefect. A flow finds the session with `current_session`, because what Prefect is given as a
+parameter is written into its database; its tasks follow the same stages.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext
 from redco_flow.tracking.attempt import State
 
 DETACHED_EXIT_CODE = 130
+_KEPT_LINES = 1000  # of a stage's log, for a flow that begins later
 
 _current: ContextVar[RunSession] = ContextVar("redco_flow_session")
 
@@ -74,6 +76,7 @@ class RunSession:
         self._ended: dict[str, Finished | StageFailed | RunCancelled] = {}
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
         self._locks = {node.name: threading.Lock() for node in self.stages}
+        self._logs = {node.name: _StageLog() for node in self.stages}
         kinds = {name: context.pipeline.stages[name].kind for name in context.plan.stages}
         context.state_store.open_run(kinds, begin=[node.name for node in self.stages])
         self.upstream = {node.name: node.upstream for node in self.stages}
@@ -90,31 +93,35 @@ class RunSession:
         if self._chain is not None:
             self._chain.submit(log, queue)
 
-    def run_stage(self, name: str, log: Log) -> Finished:
-        """Bring one stage to its end, or tell again how it ended.
+    def run_stage(self, name: str, log: Log, *, with_job_lines: bool = True) -> Finished:
+        """Bring one stage to its end, or wait until another thread has.
 
-        Every stage it takes from must have come to its own end.
+        Every stage it takes from must have ended.
 
         Args:
-            log: takes the stage's log lines.
+            log: takes the launcher's lines about the stage.
+            with_job_lines: whether it also takes what the stage's job prints.
 
         Raises:
             StageFailed: its job ended without a result; names job, log and last lines.
             RunCancelled: it was cancelled before or while it ran.
             Detached: this process is to end; the stage's job runs on.
         """
+        self._logs[name].send_to(log, with_job_lines=with_job_lines)
         with self._locks[name]:
             if name not in self._ended:
-                self._ended[name] = self._try_stage(name, log)
+                self._ended[name] = self._try_stage(name, self._logs[name])
         ended = self._ended[name]
         if isinstance(ended, Finished):
             return ended
         raise ended
 
-    def _try_stage(self, name: str, log: Log) -> Finished | StageFailed | RunCancelled:
+    def _try_stage(self, name: str, log: _StageLog) -> Finished | StageFailed | RunCancelled:
         stage = self.context.pipeline.stages[name]
         try:
-            finished = StageRunner(self.context, stage, self._attempts, log, self._chain).run()
+            finished = StageRunner(
+                self.context, stage, self._attempts, log.add, log.add_job_line, self._chain
+            ).run()
         except (StageFailed, RunCancelled) as error:
             if self._chain is not None:
                 verb = "was cancelled" if isinstance(error, RunCancelled) else "failed"
@@ -123,8 +130,8 @@ class RunSession:
         self._attempts.made[name] = finished.result.outputs
         return finished
 
-    def run_without_flow(self, log: Log) -> None:
-        """Bring every stage that has not ended to its end, with threads instead of a flow."""
+    def run_stages(self, log: Log, *, with_job_lines: bool = False) -> None:
+        """Bring every stage that has not ended to its end, each in a thread."""
         futures: dict[str, Future[bool]] = {}
 
         def bring_to_end(node: StageNode) -> bool:
@@ -132,7 +139,11 @@ class RunSession:
             if not all(upstream):
                 return False
             try:
-                self.run_stage(node.name, lambda line: log(f"{node.name} | {line}"))
+                self.run_stage(
+                    node.name,
+                    lambda line: log(f"{node.name} | {line}"),
+                    with_job_lines=with_job_lines,
+                )
             except (StageFailed, RunCancelled, Detached) as error:
                 log(f"{node.name} | {error}")
                 return False
@@ -209,6 +220,38 @@ class RunSession:
             state_store.set_stage(
                 name, State.SKIPPED, message=f"upstream {why}" if why else "not started"
             )
+
+
+class _StageLog:
+    """Log lines of a stage, for every thread that follows it."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._lines: deque[tuple[str, bool]] = deque(maxlen=_KEPT_LINES)
+        self._logs: list[tuple[Log, bool]] = []
+
+    def send_to(self, log: Log, *, with_job_lines: bool) -> None:
+        """Send the last lines so far, and all further ones."""
+        with self._mutex:
+            for line, is_of_job in self._lines:
+                if with_job_lines or not is_of_job:
+                    log(line)
+            self._logs.append((log, with_job_lines))
+
+    def add(self, line: str) -> None:
+        """Take a line of the launcher."""
+        self._add(line, is_of_job=False)
+
+    def add_job_line(self, line: str) -> None:
+        """Take a line of the stage's job."""
+        self._add(line, is_of_job=True)
+
+    def _add(self, line: str, *, is_of_job: bool) -> None:
+        with self._mutex:
+            self._lines.append((line, is_of_job))
+            for log, with_job_lines in self._logs:
+                if with_job_lines or not is_of_job:
+                    log(line)
 
 
 def current_session() -> RunSession:

@@ -129,6 +129,7 @@ class StageRunner:
         stage: ResolvedStage,
         attempts: StageAttempts,
         log: Log,
+        job_log: Log,
         chain: JobChain | None = None,
     ) -> None:
         self._context = context
@@ -137,7 +138,7 @@ class StageRunner:
         self._log = log
         self._chain = chain
         self._state_store = context.state_store
-        self._follower = AttemptFollower(context, stage.name, log)
+        self._follower = AttemptFollower(context, stage.name, log, job_log)
 
     def run(self) -> Finished:
         """Bring the stage to its end and write every step of it to the state state_store.

@@ -46,8 +46,9 @@ class Api:
         return self.ask(f"/flow_runs/{flow_run_id}")
 
     def flow_run_of(self, run):
-        """The run's newest flow run."""
-        return self.flow_run(run.read_state()["prefect_url"].rpartition("/")[2])
+        """The run's newest flow run, once it is known."""
+        url = until(lambda: run.read_state().get("prefect_url"), seconds=400)
+        return self.flow_run(url.rpartition("/")[2])
 
     def ended_flow_run_of(self, run):
         """The same, once the server has its end."""

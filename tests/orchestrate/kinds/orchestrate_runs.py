@@ -118,7 +118,7 @@ class InProcess:
 
     def _drive(self):
         self.session.submit_ahead(self.said.append)
-        self.session.run_without_flow(self.said.append)
+        self.session.run_stages(self.said.append, with_job_lines=True)
 
     def end(self, seconds=60):
         """Wait for the stages' end; write and return the run's outcome."""
