@@ -1,5 +1,6 @@
 """Whole runs: a launcher process, real jobs, a real Prefect server, and what kills them."""
 
+import getpass
 import os
 import signal
 import subprocess
@@ -60,7 +61,8 @@ def test_the_page_of_a_run_tells_its_story(runs, api):
     artifact = api.artifact(flow_run, "diamond-summary")
     assert flow_run["name"] == run.id
     assert flow_run["state"]["message"] == "4 stages completed"
-    assert set(flow_run["tags"]) == {"redco-flow", "pipeline: diamond", "profile: local"}
+    origin = {f"user: {getpass.getuser()}", f"host: {os.uname().nodename}"}
+    assert set(flow_run["tags"]) == {"redco-flow", "pipeline: diamond", "profile: local", *origin}
     assert flow_run["parameters"] == {
         "pipeline": str(runs.folder / "pipeline.yaml"),
         "profile": "local",

@@ -8,6 +8,7 @@ dead server would then stop the run. Every call here may fail without harm: Pref
 from __future__ import annotations
 
 import contextlib
+import getpass
 import http.client
 import os
 import threading
@@ -207,7 +208,7 @@ def create_flow_run(
     """Make the run's flow run at the API and note that it is open.
 
     Args:
-        tags: the pipeline's own; its name, the profile and the schedule are added.
+        tags: the pipeline's own; its name, profile, user, host and the schedule are added.
 
     Raises:
         Exception: whatever Prefect's client raises when the API does not take it within half a
@@ -221,7 +222,10 @@ def create_flow_run(
         "profile": given["profile"],
         "overrides": [hide_secrets(one) for one in given["overrides"]],
     }
-    all_tags = ["redco-flow", f"pipeline: {given['name']}", f"profile: {given['profile']}", *tags]
+    # Of a server that several people share: whose run it is, and where its files are.
+    origin = [f"user: {getpass.getuser()}", f"host: {os.uname().nodename}"]
+    of_run = [f"pipeline: {given['name']}", f"profile: {given['profile']}"]
+    all_tags = ["redco-flow", *of_run, *origin, *tags]
     if schedule := os.environ.get(SCHEDULE_VARIABLE):
         all_tags.append(f"schedule: {schedule}")
     # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
