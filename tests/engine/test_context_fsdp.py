@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ CONFIG = llama.Config.from_hugging_face(
     }
 )  # fmt: skip
 # (data, fsdp, context, model)
-MESHES = [(1, 1, 2, 1), (1, 1, 8, 1), (2, 1, 2, 2), (1, 2, 2, 2), (1, 2, 4, 1)]
+MESHES = [(1, 1, 8, 1), (2, 1, 2, 2), (1, 2, 2, 2)]
 SMALL = 2  # norms, which stay whole
 
 
@@ -82,9 +83,10 @@ def trainer_of(deployer: Deployer, optimizer: Any = None) -> Trainer:
     )
 
 
-def first_step(deployer: Deployer) -> tuple[dict[str, Any], Any]:
+@functools.cache
+def first_step(mesh: tuple[int, int, int, int]) -> tuple[dict[str, Any], Any]:
     """Return metrics and gradients."""
-    trainer = trainer_of(deployer, optax.sgd(1.0))
+    trainer = trainer_of(deployer_of(*mesh), optax.sgd(1.0))
     before = jax.device_get(trainer.state["params"])
     with trainer.read_batches(examples(), 0, 1) as batches:
         metrics = jax.device_get(trainer.advance(next(iter(trainer.device_batches(batches)))))
@@ -95,9 +97,9 @@ def first_step(deployer: Deployer) -> tuple[dict[str, Any], Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_step_is_that_of_one_device(mesh):
-    expected, gradients = first_step(deployer_of(1, 1, 1, 1))
+    expected, gradients = first_step((1, 1, 1, 1))
 
-    metrics, found = first_step(deployer_of(*mesh))
+    metrics, found = first_step(mesh)
 
     assert metrics["total"] == pytest.approx(expected["total"], rel=1e-5)
     assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)

@@ -28,11 +28,6 @@ CONFIG = find_model("mixtral").Config.from_hugging_face(
 )  # fmt: skip
 
 
-def loss(params, batch, rngs, is_training):
-    logits = mixtral.apply(CONFIG, params, batch["ids"])
-    return cross_entropy(logits[:, :-1], batch["ids"][:, 1:])
-
-
 def padded_loss(params, batch, rngs, is_training):
     """Texts are of 1 to LENGTH tokens, padded with 0."""
     return read_padded(params, batch["ids"])[0]
@@ -76,15 +71,15 @@ class Records(Callback):
         self.logged.append(record)
 
 
-def train(deployer, rows, loss=loss, **options):
+def train(deployer, rows, **options):
     """Train with plain gradient descent, which enlarges no rounding error."""
     params = mixtral.init_params(CONFIG, jax.random.key(0))
-    rules = deployer.get_sharding_rules(params, loss, collate(rows[:2]), None, False)
+    rules = deployer.get_sharding_rules(params, balanced_loss, collate(rows[:2]), None, False)
     options = {"global_batch_size": 8} | options
     trainer = Trainer(
         deployer,
         collate_fn=collate,
-        loss_fn=loss,
+        loss_fn=balanced_loss,
         params=params,
         optimizer=optax.sgd(1.0),
         sharding_rules=rules,
@@ -106,12 +101,7 @@ def one_device():
 
 @pytest.fixture(scope="module")
 def alone():
-    return train(one_device(), examples(16))[0]
-
-
-@pytest.fixture(scope="module")
-def balanced_alone():
-    return train(one_device(), unequal_examples(16), balanced_loss)
+    return train(one_device(), unequal_examples(16))
 
 
 MESHES = {
@@ -123,14 +113,6 @@ MESHES = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shards", MESHES.values(), ids=MESHES)
-@pytest.mark.covers("one device", family="mixtral", mesh="shards")
-def test_training_a_mixture_gives_the_same_parameters_on_any_mesh(alone, shards):
-    """Engine case 12, losses and gradients on any mesh: they equal those of one device."""
-    assert_near(train(Deployer(**shards), examples(16))[0], alone)
-
-
 def assert_same_training(found, expected):
     assert_near(found[0], expected[0])
     for name in ("loss", "balance"):
@@ -139,23 +121,21 @@ def assert_same_training(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_device_batch_size", [1, 4])
-def test_load_balancing_does_not_depend_on_accumulation(balanced_alone, per_device_batch_size):
+def test_load_balancing_does_not_depend_on_accumulation(alone):
     """Engine case 35: the loss is the mean over tokens."""
-    options = {"per_device_batch_size": per_device_batch_size}
+    found = train(one_device(), unequal_examples(16), per_device_batch_size=1)
 
-    found = train(one_device(), unequal_examples(16), balanced_loss, **options)
-
-    assert_same_training(found, balanced_alone)
+    assert_same_training(found, alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", MESHES.values(), ids=MESHES)
-def test_load_balancing_does_not_depend_on_the_mesh(balanced_alone, shards):
+@pytest.mark.covers("one device", family="mixtral", mesh="shards")
+def test_training_a_mixture_with_load_balancing_does_not_depend_on_the_mesh(alone, shards):
     """Engine cases 12 and 36: they equal those of one device; the loss is the mean over tokens."""
-    found = train(Deployer(**shards), unequal_examples(16), balanced_loss)
+    found = train(Deployer(**shards), unequal_examples(16))
 
-    assert_same_training(found, balanced_alone)
+    assert_same_training(found, alone)
 
 
 @pytest.mark.slow
@@ -185,9 +165,9 @@ def test_load_balancing_sends_one_number_more_between_devices(num_model_shards):
 def test_load_balancing_does_not_depend_on_the_order_of_rows():
     rows, options = unequal_examples(8), {"per_device_batch_size": 2}
 
-    found = train(one_device(), rows[::-1], balanced_loss, **options)
+    found = train(one_device(), rows[::-1], **options)
 
-    assert_same_training(found, train(one_device(), rows, balanced_loss, **options))
+    assert_same_training(found, train(one_device(), rows, **options))
 
 
 @pytest.mark.parametrize("length", [4, LENGTH], ids=["few tokens", "many tokens"])

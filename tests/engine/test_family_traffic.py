@@ -17,10 +17,6 @@ NUM_SHARDS = 4
 ONE_STACK = (LAYERS * 4 + 2) * SOURCE
 # Of a pair of layers eleven: cross-attention has two of the decoder's six and one of the source's.
 TWO_STACKS = LAYERS * (5 * SOURCE + 6 * TARGET) + SOURCE + 2 * TARGET
-T5 = {
-    "vocab_size": 1024, "d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": HIDDEN,
-    "num_layers": LAYERS, "num_heads": HEADS, "dropout_rate": 0.0,
-}  # fmt: skip
 
 # name: (family, positions of WIDTH floats that are reduced per example, config)
 MODELS = {
@@ -41,16 +37,17 @@ MODELS = {
         "num_attention_heads": 2 * HEADS, "num_key_value_heads": HEADS, "intermediate_size": HIDDEN,
         "eos_token_id": 1,
     }),
-    # A vocabulary that four shards do not divide.
+    # A vocabulary that four shards do not divide; its table is the head, too.
     "bert": ("bert", ONE_STACK, {
         "vocab_size": 1022, "max_position_embeddings": SOURCE, "hidden_size": WIDTH,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": HIDDEN,
         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     }),
-    "t5_v1.1": ("t5", TWO_STACKS, {
-        **T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False
+    "t5": ("t5", TWO_STACKS, {
+        "vocab_size": 1024, "d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": HIDDEN,
+        "num_layers": LAYERS, "num_heads": HEADS, "dropout_rate": 0.0,
+        "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False
     }),
-    "t5_v1.0": ("t5", TWO_STACKS, {**T5, "feed_forward_proj": "relu"}),
     "bart": ("bart", TWO_STACKS, {
         "vocab_size": 1021, "d_model": WIDTH, "max_position_embeddings": SOURCE,
         "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,

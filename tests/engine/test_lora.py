@@ -1,5 +1,7 @@
 """Low-rank factors beside kernels: trained alone, merged exactly."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -419,6 +421,18 @@ class Losses(Callback):
         self.values += [record["loss"], record["grad_norm"]]
 
 
+def trained(mesh, **kinds):
+    """Return the losses and gradients' norms of two epochs, and the trainer."""
+    losses, trainer = Losses(), trainer_of(*mesh, **kinds)
+    trainer.fit(examples(), num_epochs=2, callbacks=[losses], log_every_steps=1)
+    return losses.values, trainer
+
+
+@functools.cache
+def plain_on_one_device():
+    return trained((1, 1, 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "kinds"),
@@ -431,14 +445,12 @@ class Losses(Callback):
 )
 def test_training_the_factors_is_the_same_on_every_mesh_and_leaves_the_base(mesh, kinds):
     """The vocabulary of 97 lies padded in the base, and in the head's B and magnitudes."""
-    expected, found = Losses(), Losses()
-    alone, split = trainer_of(1, 1, 1, **kinds), trainer_of(*mesh, **kinds)
-    alone.fit(examples(), num_epochs=2, callbacks=[expected], log_every_steps=1)
+    expected, alone = trained((1, 1, 1), **kinds) if kinds else plain_on_one_device()
 
-    split.fit(examples(), num_epochs=2, callbacks=[found], log_every_steps=1)
+    found, split = trained(mesh, **kinds)
 
-    np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
-    assert expected.values[-2] < expected.values[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert expected[-2] < expected[0]
     start = plan(**kinds).start(params(), jax.random.key(0))
     found, begun = split.state["params"]["base"], start["base"]
     for name in kinds.get("full", ()):

@@ -54,15 +54,17 @@ def loss(params, batch, rngs, is_training):
     return (errors**2).mean(axis=1), jnp.ones(len(errors))
 
 
-def trained(deployer, optimizer):
-    """The state after four steps."""
+@functools.cache
+def trained(name, num_devices):
+    """The state after four steps on one device, or over two data and four model shards."""
+    deployer = Deployer(min(num_devices, 4), devices=jax.devices()[:num_devices])
     batch = collate(examples()[:2])
     trainer = Trainer(
         deployer,
         collate_fn=collate,
         loss_fn=loss,
         params=params(),
-        optimizer=optimizer,
+        optimizer=OPTIMIZERS[name],
         sharding_rules=deployer.get_sharding_rules(params(), loss, batch, None, False),
         global_batch_size=8,
     )
@@ -74,9 +76,9 @@ def trained(deployer, optimizer):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_on_split_parameters_takes_the_steps_of_one_device(name):
     """Engine case 13: over two data and four model shards."""
-    alone = trained(Deployer(devices=jax.devices()[:1]), OPTIMIZERS[name])
+    alone = trained(name, 1)
 
-    spread = trained(Deployer(4), OPTIMIZERS[name])
+    spread = trained(name, 8)
 
     for key, start in params().items():
         moved = np.abs(np.asarray(alone["params"][key]) - start).max()
@@ -91,7 +93,7 @@ def test_an_optimizer_on_split_parameters_takes_the_steps_of_one_device(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_devices_optimizer_state_is_its_share_of_all_of_it(name):
     """Engine case 13, of the arrays themselves after steps were taken."""
-    state = trained(Deployer(4), OPTIMIZERS[name])["opt_state"]
+    state = trained(name, 8)["opt_state"]
 
     large = [leaf for leaf in jax.tree.leaves(state) if leaf.size >= WIDTH * UNITS]
     for leaf in large:

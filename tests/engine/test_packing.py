@@ -143,7 +143,8 @@ def test_the_loss_of_packed_documents_is_the_unpacked_one_token_for_token():
 
     arrays = collate(rows.__getitems__(list(range(len(rows)))))
     named = {name: arrays[name] for name in ("position_ids", "segment_ids")}
-    logits = jax.jit(apply)(params, arrays["input_ids"], **named)
+    apply = jax.jit(apply)
+    logits = apply(params, arrays["input_ids"], **named)
 
     found = {}
     for place, row in enumerate(rows.rows):

@@ -110,7 +110,7 @@ def by_hand(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("version", "shards"), [("v1.1", (1, 2, 4, 8)), ("v1.0", (8,))])
+@pytest.mark.parametrize(("version", "shards"), [("v1.1", (1, 8)), ("v1.0", (2,))])
 @pytest.mark.covers("one device", family="t5", mesh="data × model")
 def test_losses_are_equal_over_any_number_of_model_shards(version, shards):
     """Engine case 12, for the model that the pipelines train."""

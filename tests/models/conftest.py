@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -240,6 +241,26 @@ class ModelCase(NamedTuple):
         """The same with another config and parameters of its own."""
         config = self.config.updated(values)
         return ModelCase(self.module, config, random_params(self.module, config, seed))
+
+    def jitted(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
+        """Compile `function(module, config, ...)` once for all tests of this config.
+
+        Keywords are static: the same values give the same jitted function.
+        """
+        return _jitted(function, self.module, self.config, tuple(sorted(static.items())))
+
+    def apply(self, *inputs: Any, **named: Any) -> jax.Array:
+        """Return the logits of these parameters, compiled once for inputs of these shapes."""
+        return self.jitted(apply)(self.params, *inputs, **named)
+
+
+@cache
+def _jitted(function: Any, module: Any, config: Any, static: tuple[Any, ...]) -> Any:
+    return jax.jit(partial(function, module, config, **dict(static)))
+
+
+def apply(module: Any, config: Any, *inputs: Any, **named: Any) -> jax.Array:
+    return module.apply(config, *inputs, **named)
 
 
 def random_params(module: ModuleType, config: Any, seed: int = 0) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -38,9 +37,8 @@ def batch(padded_batch) -> dict[str, np.ndarray]:
 
 
 def logits_of(case: Any, batch: dict[str, Any], params: Any = None, **how: Any) -> Any:
-    apply = jax.jit(partial(case.module.apply, case.config))
     inputs = (batch[name] for name in MODEL_INPUTS)
-    return apply(case.params if params is None else params, *inputs, **how)
+    return (case if params is None else case._replace(params=params)).apply(*inputs, **how)
 
 
 def torch_inputs(batch: dict[str, np.ndarray], *names: str) -> dict[str, Any]:
@@ -156,7 +154,7 @@ def sources() -> dict[str, np.ndarray]:
 
 
 def search(case: Any, batch: dict[str, Any], **how: Any) -> Any:
-    run = jax.jit(partial(generate, case.module, case.config, max_new_tokens=MAX_NEW_TOKENS, **how))
+    run = case.jitted(generate, max_new_tokens=MAX_NEW_TOKENS, **how)
     return run(case.params, batch["input_ids"], batch["attention_mask"])
 
 

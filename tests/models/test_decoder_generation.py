@@ -48,7 +48,7 @@ def prompts(side: str, vocab_size: int = 11) -> dict[str, np.ndarray]:
 
 def search(case: Any, batch: dict[str, np.ndarray], **how: Any) -> Any:
     rngs = how.pop("rngs", None)
-    run = jax.jit(partial(generate, case.module, case.config, max_new_tokens=MAX_NEW_TOKENS, **how))
+    run = case.jitted(generate, max_new_tokens=MAX_NEW_TOKENS, **how)
     return run(case.params, batch["input_ids"], batch["attention_mask"], rngs=rngs)
 
 
@@ -91,7 +91,9 @@ def test_greedy_tokens_equal_the_torch_reference(talkative, torch_reference):
         ("llama3", 1.0, False),
         ("llama3", 2.0, True),
         ("gpt2", 0.0, True),
-        *((name, 1.0, False) for name in NEWER),
+        # Caches with sinks and windows, and of a latent.
+        ("gpt_oss", 1.0, False),
+        ("deepseek_v3", 1.0, False),
     ],
     indirect=["decoder"],
 )
@@ -118,16 +120,12 @@ RULES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "num_beams", "rules", "side"),
-    # Every rule with and without beams, in each family and behind each padding.
+    # Penalties and n-grams with and without beams, in each family and behind each padding.
     [
         ("gpt2", 1, RULES[0], "left"),
-        ("llama3", 4, RULES[0], "right"),
-        ("llama3", 1, RULES[1], "right"),
         ("gpt2", 4, RULES[1], "left"),
-        ("gpt2", 1, RULES[2], "right"),
-        ("llama3", 4, RULES[2], "left"),
-        ("llama3", 1, RULES[3], "left"),
-        ("gpt2", 4, RULES[3], "right"),
+        ("llama3", 4, RULES[2], "right"),
+        ("llama3", 1, RULES[3], "right"),
     ],
     indirect=["decoder"],
 )

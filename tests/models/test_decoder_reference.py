@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,8 +30,7 @@ def test_logits_equal_the_torch_reference(decoder, padded_batch, torch_reference
     with torch.no_grad():
         expected = torch_reference(decoder)(**torch_inputs(padded_batch)).logits.numpy()
 
-    apply = jax.jit(partial(decoder.module.apply, decoder.config))
-    found = np.asarray(apply(decoder.params, *(padded_batch[name] for name in INPUTS)))
+    found = np.asarray(decoder.apply(*(padded_batch[name] for name in INPUTS)))
 
     is_token = padded_batch["attention_mask"] == 1
     tolerance = 1e-5 * np.abs(expected).max()

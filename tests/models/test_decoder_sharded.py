@@ -57,9 +57,7 @@ def eight_heads(case: Any) -> Any:
     ("decoder", "num_shards"),
     [
         ("gpt2", 4),
-        ("gptj", 2),
         ("gptj", 8),
-        ("llama3", 2),
         ("llama3", 4),
         ("qwen2", 8),
         ("qwen3", 4),
@@ -81,7 +79,6 @@ def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
     case = eight_heads(decoder)
     ids = np.random.default_rng(0).integers(2, 64, (8, 7))
     mesh = mesh_of(num_shards)
-    apply = jax.jit(partial(case.module.apply, case.config))
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         found = jax.jit(partial(case.module.apply, case.config))(
@@ -89,13 +86,16 @@ def test_a_model_split_over_devices_is_the_same_model(decoder, num_shards):
             jax.device_put(ids, NamedSharding(mesh, PartitionSpec("data"))),
         )
 
-    expected = np.asarray(apply(case.params, ids))
+    expected = np.asarray(case.apply(ids))
     tolerance = 1e-5 * np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("decoder", ["llama3", "gptj", "mixtral", "deepseek_v3"], indirect=True)
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(
+    ("decoder", "num_beams"),
+    [("llama3", 3), ("gptj", 1), ("mixtral", 1), ("deepseek_v3", 3)],
+    indirect=["decoder"],
+)
 def test_generation_of_a_split_model_gives_the_same_tokens(decoder, num_beams):
     case = eight_heads(decoder)
     ids = np.random.default_rng(0).integers(2, 64, (4, 6))

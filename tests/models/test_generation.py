@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +36,13 @@ def talkative(config, make_params, make_batch) -> tuple[t5.Config, dict[str, Any
 
 
 def search(config: t5.Config, params: dict[str, Any], batch: dict[str, Any], **how: Any) -> Any:
-    run = jax.jit(partial(generate, t5, config, max_new_tokens=MAX_NEW_TOKENS, **how))
-    return run(params, batch["input_ids"], batch["attention_mask"])
+    return searching(config, **how)(params, batch["input_ids"], batch["attention_mask"])
+
+
+@cache
+def searching(config: t5.Config, **how: Any) -> Any:
+    """Compile a search once for all tests that search so."""
+    return jax.jit(partial(generate, t5, config, max_new_tokens=MAX_NEW_TOKENS, **how))
 
 
 def torch_search(model: Any, batch: dict[str, Any], **how: Any) -> Any:
@@ -76,11 +81,8 @@ def test_greedy_tokens_equal_the_torch_reference(talkative, make_params, torch_m
     ("config", "length_penalty", "early_stopping"),
     [
         ("v1.0", 1.0, False),
-        ("v1.1", 1.0, False),
         ("v1.1", 0.0, False),
-        ("v1.1", -1.0, False),
         ("v1.1", 2.0, True),
-        ("v1.1", 0.6, True),
         ("v1.1", 2.0, "never"),
         ("v1.1", -1.0, "never"),
     ],
@@ -103,16 +105,15 @@ def test_beams_equal_the_torch_reference(talkative, torch_model, length_penalty,
 
 
 @gated
-@pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(
-    "rules",
+    ("num_beams", "rules"),
     [
-        {"repetition_penalty": 1.7},
-        {"repetition_penalty": 0.6},
-        {"no_repeat_ngram_size": 1},
-        {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 6},
-        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 9},
+        (1, {"repetition_penalty": 1.7}),
+        (4, {"repetition_penalty": 0.6}),
+        (1, {"no_repeat_ngram_size": 1}),
+        (4, {"no_repeat_ngram_size": 2}),
+        (1, {"min_new_tokens": 6}),
+        (4, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 9}),
     ],
 )
 @pytest.mark.slow
@@ -203,8 +204,9 @@ def test_the_source_is_read_once_and_not_at_every_step(talkative):
     poisoned["encoder"] = jax.tree.map(lambda leaf: leaf * np.nan, params["encoder"])
     poisoned["decoder"]["layers"]["cross_attention"]["kv"] *= np.nan
 
-    expected, _ = t5.decode_step(config, params, cache, tokens, 0)
-    found, _ = t5.decode_step(config, poisoned, cache, tokens, 0)
+    step = jax.jit(t5.decode_step, static_argnums=0)
+    expected, _ = step(config, params, cache, tokens, 0)
+    found, _ = step(config, poisoned, cache, tokens, 0)
 
     np.testing.assert_array_equal(found, expected)
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.recipes.find import find_recipe
@@ -81,6 +80,8 @@ def tokenizer(tmp_path_factory):
 def published(tokenizer, tmp_path_factory):
     """A tiny GPT-2 of transformers, and its directory."""
     torch = import_torch()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=280, n_embd=16, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0.0,
