@@ -157,6 +157,7 @@ CASES: dict[str, Callable[[], Case]] = {
     # A length that the shards do not divide.
     "mistral": partial(case_of, "mistral", 11),
     "t5": partial(pair_case_of, "t5"),
+    "bart": partial(pair_case_of, "bart"),
     "packed": packed_case,
     "llama by name": partial(
         case_of,
@@ -441,7 +442,7 @@ def test_context_shards_hold_the_same_rows():
 
 @pytest.mark.parametrize("name", ["packed", "bert", "t5", "bart"])
 def test_the_models_here_split_sequences(name):
-    case = pair_case_of(name) if name == "bart" else CASES[name]()
+    case = CASES[name]()
 
     rules = rules_of(case, deployer_of(1, 1, 2, 2))
 
