@@ -87,5 +87,5 @@ def test_a_database_that_is_unwritable_when_a_run_begins_costs_seconds_and_the_p
     assert state.get("prefect_url") is None
     assert "flow_lost" in events(run)
     log = run.log_path.read_text()
-    assert "does not take this run" in log
+    assert "rejects this run" in log
     assert "its database may be locked, read-only or full" in log

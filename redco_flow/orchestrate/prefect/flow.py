@@ -1,8 +1,8 @@
-"""Run the Prefect flow of one run in a thread of its own, whatever Prefect does.
+"""Run the Prefect flow of one run in a separate thread.
 
 Finds an API, falls back to a short-lived one, loads `flows/pipeline.py` and runs it. Nothing
-here may fail the run: where Prefect cannot go on, the main thread brings the stages to their
-end. Prefect is imported in this thread only.
+here may fail the run: where Prefect fails, the main thread completes the stages. Prefect is
+imported in this thread only.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class FlowThread:
         self._open_flow_run: OpenFlowRun | None = None
 
     def start(self) -> None:
-        """Begin; `session.stages_ended` is set when there is no more to wait for."""
+        """Start the flow; `session.stages_ended` is set when it has ended."""
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Give Prefect its time to take the run's end, and a server its time to come back.
+        """Wait a while for Prefect to record the run's end, or for its server to come back.
 
-        Without either the next run tells it.
+        Where neither happens the next run sends the end.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -68,7 +68,7 @@ class FlowThread:
         try:
             with session_in_use(self._session):
                 self._run_flow()
-        except BaseException:  # noqa: BLE001 (the main thread goes on without a flow)
+        except BaseException:  # noqa: BLE001 (the main thread continues without a flow)
             self._log(f"the Prefect flow ended early:\n{traceback.format_exc()}")
         finally:
             self._session.stages_ended.set()
@@ -83,16 +83,16 @@ class FlowThread:
         context.state_store.set_phase("importing Prefect")
         report.prepare_environment(api)
         flow = self._load_flow()
-        # First the dead: this run's own earlier flow run gets the state that the run has now.
+        # Flow runs of dead processes come first: an earlier one of this run gets its present state.
         finish_left_over(api)
-        context.state_store.set_phase(f"telling the Prefect server at {api.url} of the run")
+        context.state_store.set_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]
         try:
             flow_run, opened = report.create_flow_run(flow, context.run, api, tags=tags)
-        except Exception as error:  # noqa: BLE001 (Prefect is a view: whatever it is, it is told)
+        except Exception as error:  # noqa: BLE001 (Prefect is a view: any error is only logged)
             self._log(
-                f"warning: the Prefect API at {api.url} answers but does not take this run "
-                f"({error!r}): its database may be locked, read-only or full. The run goes on "
+                f"warning: the Prefect API at {api.url} answers but rejects this run "
+                f"({error!r}): its database may be locked, read-only or full. The run continues "
                 f"without a page there."
             )
             return
