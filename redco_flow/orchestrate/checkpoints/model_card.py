@@ -40,7 +40,7 @@ class Base:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a model card says.
+    """The facts of a model card.
 
     Args:
         checkpoint: the artifact.
@@ -60,7 +60,7 @@ class CardFacts:
 
     @property
     def name(self) -> str:
-        """What the pipeline is called."""
+        """The name of the pipeline."""
         made = self.lineage.production
         return (made.pipeline if made else "") or "model"
 
