@@ -77,9 +77,9 @@ class Footnotes:
             self._texts.append(text)
         return f"[{self._texts.index(text) + 1}]"
 
-    def lines(self, prefix: str = "") -> list[str]:
+    def lines(self) -> list[str]:
         """Return the remarks with their marks, one a line."""
-        return [f"[{index}] {prefix}{text}" for index, text in enumerate(self._texts, 1)]
+        return [f"[{index}] {text}" for index, text in enumerate(self._texts, 1)]
 
 
 def size(num_bytes: int) -> str:
@@ -105,7 +105,7 @@ def page_text(page: RunsPage, width: int, *, is_whole: bool = False) -> str:
             shown = lines if is_whole else lines[:_MAX_LINES]
             blocks.append("\n".join([*shown, *_left_out(len(lines) - len(shown), "lines")]))
     facts = [f"{name}: {text}" for name, text in page.facts]
-    return "\n".join(["\n\n".join(blocks), *notes.lines(), *facts])
+    return "\n".join(["\n\n".join(blocks), *notes.lines(), "", *facts])
 
 
 def _left_out(count: int, what: str) -> list[str]:
@@ -131,5 +131,5 @@ def _cell_text(cell: Cell, notes: Footnotes) -> str:
         text = f"{text[: _MAX_CELL - 1]}…"
     mark = f"({cell.mark})" if cell.mark == "best" else cell.mark
     note = f"({cell.note})" if cell.note else ""
-    footnote = notes.mark(cell.reason) if cell.reason else ""
+    footnote = notes.mark(cell.footnote) if cell.footnote else ""
     return " ".join(filter(None, (text, mark, note, footnote)))

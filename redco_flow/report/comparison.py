@@ -127,7 +127,12 @@ def runs_table(
     ]
     names = [*settings, *metrics]
     header = ["run", "state", "time", *names, "created (UTC)"]
-    return Table("Runs, settings that differ, metrics", header, rows, names, may_transpose=True)
+    caption = [
+        "Runs",
+        *(["settings that differ"] if settings else []),
+        *(["metrics"] if metrics else []),
+    ]
+    return Table(", ".join(caption), header, rows, names, may_transpose=True)
 
 
 def _setting(run: ComparedRun, key: str) -> str:
@@ -148,8 +153,8 @@ def parts_tables(runs: Sequence[ComparedRun]) -> Iterator[Table]:
         yield Table(f"{name} of each part", [f"{name} of", *parts], rows, [f"{name} of", *parts])
 
 
-def _score(value: float | None, best: float | None, reason: str = "") -> Cell:
-    return Cell.of_score(value, is_best=value is not None and value == best, reason=reason)
+def _score(value: float | None, best: float | None, footnote: str = "") -> Cell:
+    return Cell.of_score(value, is_best=value is not None and value == best, footnote=footnote)
 
 
 def _group(name: str, changes: Sequence[Change], diff: RunDiff) -> Section:
@@ -187,7 +192,7 @@ def _changed_metrics(changes: Sequence[MetricChange]) -> Table:
         for one in changes
     ]
     header = ["metric", "first", "second", "difference", "95 % interval", "second is"]
-    return Table("Metrics that differ", header, rows)
+    return Table("Metrics that differ", header, rows).compact()
 
 
 def _interval(change: MetricChange) -> str:

@@ -282,17 +282,16 @@ def _table(entries: Sequence[HistoryEntry], metrics: Sequence[str], promoted: Pr
         [
             Cell(one.run, note="; ".join(promoted.get(one.run, ()))),
             Cell(one.created_at[:16].replace("T", " "), is_number=True),
-            Cell("", mark=one.state),
+            Cell("", mark=one.state, footnote=one.failure),
             Cell(duration(one.seconds), is_number=True),
             *(_score(one, name) for name in metrics),
             Cell(one.data[:_DIGITS_OF_DATA], note=_CHANGED[one.data_changed]),
             Cell(_CHANGED[one.code_changed]),
-            Cell(one.failure),
         ]
         for one in entries
     ]
-    header = ["run", "created (UTC)", "state", "time", *metrics, "data", "code", "failure"]
-    return Table("Runs, oldest first", header, rows, metrics)
+    header = ["run", "created (UTC)", "state", "time", *metrics, "data", "code"]
+    return Table("Runs, oldest first", header, rows, metrics).compact()
 
 
 _CHANGED = {True: "changed", False: "same", None: ""}
@@ -302,5 +301,5 @@ def _score(entry: HistoryEntry, name: str) -> Cell:
     difference, why = entry.differences.get(name), entry.not_compared.get(name)
     note = "" if difference is None else signed(difference) if difference else "="
     return Cell.of_score(
-        entry.metrics.get(name), note=note, reason=f"{_REASON}{why}" if why else ""
+        entry.metrics.get(name), note=note, footnote=f"{_REASON}{why}" if why else ""
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
 from redco_flow.report.numbers import score
 
-_MAX_COLUMNS = 9
+_MAX_WIDTH, _GAP = 110, 2  # in characters
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Cell:
         is_number: aligned to the right.
         mark: "best" for the best value of its column, "failed", or a state; empty for neither.
         note: in small type below the text; in the terminal in parentheses after it.
-        reason: why a score is not compared: as a note; in the terminal as a footnote.
+        footnote: in small type too; in the terminal as a footnote, as it may be long.
         value: of a score, which the terminal shows with other digits than the page.
     """
 
@@ -30,16 +30,19 @@ class Cell:
     is_number: bool = False
     mark: str = ""
     note: str = ""
-    reason: str = ""
+    footnote: str = ""
     value: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.mark or self.note or self.footnote)
 
     @classmethod
     def of_score(
-        cls, value: float | None, *, is_best: bool = False, note: str = "", reason: str = ""
+        cls, value: float | None, *, is_best: bool = False, note: str = "", footnote: str = ""
     ) -> Cell:
         """Return the cell of a metric's value."""
         mark = "best" if is_best else ""
-        return cls(score(value), True, mark, note=note, reason=reason, value=value)
+        return cls(score(value), True, mark, note=note, footnote=footnote, value=value)
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ class Table:
 
     @property
     def readable(self) -> Table:
-        """The table, transposed where it may be and would be wide otherwise."""
-        is_wide = len(self.header) > max(_MAX_COLUMNS, len(self.rows))
+        """The table, transposed where it may be and is wider than the page and than high."""
+        lines = [self.header, *([cell.text for cell in row] for row in self.rows)]
+        width = sum(max(map(len, column)) + _GAP for column in zip(*lines, strict=True))
+        is_wide = width > _MAX_WIDTH and len(self.header) > len(lines)
         return self.transposed() if self.may_transpose and is_wide else self
 
     def transposed(self) -> Table:
@@ -74,6 +79,13 @@ class Table:
         ]
         labels = [row[0].text for row in self.rows]
         return Table(self.caption, [self.header[0], *labels], rows, labels)
+
+    def compact(self) -> Table:
+        """Return it without columns in which every cell is empty."""
+        columns = range(len(self.header))
+        kept = [one for one in columns if not self.rows or any(row[one] for row in self.rows)]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return replace(self, header=[self.header[index] for index in kept], rows=rows)
 
     def is_number(self, column: int) -> bool:
         """Whether a column is of numbers."""

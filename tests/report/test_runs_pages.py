@@ -92,10 +92,8 @@ def read(page, folder) -> Page:
 def test_a_comparison_has_the_settings_that_differ_and_marks_the_best_score(runs, tmp_path):
     page = read(comparison_page(runs, NOW), tmp_path)
 
-    assert "time stages.train.learning_rate stages.train.seed rouge1" in page.text
-    shown = [(rate, seed, f"{score:.2f}") for (rate, seed), score in SCORES.items()]
-    for rate, seed, score in shown:
-        assert f" {float(rate)} {seed} {score} " in page.text
+    assert "stages.train.learning_rate 0.0001 0.0001 0.001 0.001" in page.text
+    assert "stages.train.seed 0 1 0 1" in page.text
     assert "epochs" not in page.text
     assert page.text.count("(best)") == 1
     assert "35.00 (best)" in page.text
