@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from redco_flow.errors import RunCancelled
-from redco_flow.orchestrate.prefect.live import told_live
+from redco_flow.orchestrate.prefect.live import reporting_live
 from redco_flow.orchestrate.prefect.report import publish_summary
 from redco_flow.orchestrate.run.session import RunSession, current_session
 
@@ -35,7 +35,7 @@ def run_stage(session: RunSession, stage: str, upstream: list[Any]) -> State[Any
     """Bring one stage to its end; its job's log lines become the task's."""
     log = get_run_logger()
     try:
-        with told_live(session, stage):
+        with reporting_live(session, stage):
             finished = session.run_stage(stage, log.info)
     except RunCancelled as error:
         return Cancelled(message=str(error))

@@ -17,7 +17,7 @@ PHRASES = re.compile(
 )
 NOUN_CLAUSE = re.compile(r"(?:What|Which|Where|How|Who|Whose|Whom|Why)\b")
 # Paths below redco_flow/ that are still to be reworded: shorten this list, never extend it.
-NOT_YET = (*("models", "report", "orchestrate/prefect", "cli/diff.py", "cli/history.py"),)
+NOT_YET = ("models",)
 TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 

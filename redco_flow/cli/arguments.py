@@ -44,12 +44,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_html(parser: argparse.ArgumentParser) -> None:
-    """--html: a page beside what is printed."""
+    """--html: a page in addition to the printed tables."""
     parser.add_argument(
         "--html",
         type=Path,
         metavar="FILE",
-        help="write an HTML page that opens offline, with charts",
+        help="write an HTML page with charts that opens offline",
     )
 
 

@@ -22,7 +22,7 @@ _LEARNT, _READ = "bold green", "dim"
 def print_examples(loaded: Loaded, number: int) -> None:
     """Print the first conversations of each stage that makes a dataset of some.
 
-    Where no colours are shown, what is learnt stands between «».
+    Without colours, trained tokens are between «».
 
     Raises:
         UsageError: there is no such stage, or its tokenizer is not there before it has run.

@@ -1,7 +1,7 @@
-"""Print what stages printed: as it stands, or until the run ends.
+"""Print the logs of stages: as they are now, or until the run ends.
 
-Lines go to standard output; whose log it is, where that is another run's, and why there is none
-are said first on standard error.
+Lines go to standard output. Notes go to standard error first: the run that made a reused stage, or
+why there is no log.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LogFollower:
         """Whole lines written since the last call; with another path it starts over.
 
         Args:
-            path: where the log stands now.
+            path: of the log.
             is_last: the stage has ended, so an unfinished last line is given too.
         """
         if self._tail is None or path != self._path:

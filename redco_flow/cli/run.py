@@ -151,7 +151,7 @@ def _print_point(planned: PlannedPoint, replaced: list[str], *, as_json: bool) -
 
 
 def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
-    """Follow the run unless told not to, then say how it ended."""
+    """Follow the run unless it is detached, then print how it ended."""
     if options.detach:
         started = {"run": run.id, "path": str(run.path), "state": State.RUNNING}
         print(json.dumps(started) if options.json else run.id)
@@ -213,7 +213,7 @@ def _resume(options: argparse.Namespace) -> int:
         from redco_flow.orchestrate.sweep.control import resume_sweep
 
         resume_sweep(sweep)
-        return attend_sweep(sweep, _workspace(options), options)
+        return attend_sweep(sweep, options)
     run = _find(options)
     resume_run(run)
     return _attend(run, options)
@@ -234,7 +234,7 @@ def _cancel(options: argparse.Namespace) -> int:
         from redco_flow.orchestrate.sweep.control import cancel_sweep
 
         cancel_sweep(sweep, "redco-flow cancel")
-        print(f"{sweep.id}: {read_sweep_view(sweep, _workspace(options))['state']}")
+        print(f"{sweep.id}: {read_sweep_view(sweep)['state']}")
         return 0
     run = _find(options)
     cancel_run(run, "redco-flow cancel")

@@ -291,7 +291,7 @@ def _show(options: argparse.Namespace) -> int:
 def _lines(
     schedule: Schedule, deployed: Deployed | None, directory: ScheduleDirectory
 ) -> list[str]:
-    """A schedule for people; what stands on the server counts."""
+    """A schedule as text; the values on the server count."""
     given = deployed.parameters if deployed else asdict(schedule)
     lines = [f"{schedule.name}: {deployed.when if deployed else schedule.when}"]
     overrides = " ".join(given["overrides"])

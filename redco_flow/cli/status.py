@@ -61,7 +61,7 @@ def follow_run(run: RunDirectory, *, stream: TextIO | None = None) -> int:
         view = _follow_live(run) if _is_terminal(out) else _follow_quietly(run, out)
     except KeyboardInterrupt:
         out.write(
-            f"\ndetached; {run.id} goes on. `redco-flow attach {run.id}` comes back, "
+            f"\ndetached; {run.id} continues. `redco-flow attach {run.id}` follows it again, "
             f"`redco-flow cancel {run.id}` stops it.\n"
         )
         return DETACHED_EXIT_CODE
@@ -280,8 +280,8 @@ def _status(options: argparse.Namespace) -> int:
     workspace = Workspace(workspace_path(options).absolute())
     if (sweep := find_sweep(workspace, options.run)) is not None:
         if options.watch:
-            return attend_sweep(sweep, workspace, options)
-        view = read_sweep_view(sweep, workspace)
+            return attend_sweep(sweep, options)
+        view = read_sweep_view(sweep)
         print(json.dumps(view) if options.json else sweep_text(view))
         return 0
     run = _find(options, options.run)
@@ -340,7 +340,7 @@ def _goodput_text(goodput: dict[str, float]) -> str:
 def _attach(options: argparse.Namespace) -> int:
     workspace = Workspace(workspace_path(options).absolute())
     if (sweep := find_sweep(workspace, options.run)) is not None:
-        return attend_sweep(sweep, workspace, options)
+        return attend_sweep(sweep, options)
     run = _find(options, options.run)
     code = follow_run(run)
     view = read_run_view(run)

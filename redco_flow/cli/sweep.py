@@ -1,4 +1,4 @@
-"""The command line's part in a sweep: start it, follow it, take it up again, stop it."""
+"""Sweeps on the command line: start, follow, print, report and stop one."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from redco_flow.cli.loading import Loader
 from redco_flow.cli.text import columns, duration, number
 from redco_flow.cli.view import LIVE_STATES, read_run_view
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import State
-from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.locks import Lease, find_holder
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory
-from redco_flow.tracking.score_identity import ScoreIdentity, identify_scores
 from redco_flow.tracking.sweep_directory import SweepDirectory
-from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.control import PlannedPoint
+    from redco_flow.report.compared_run import ComparedRun
     from redco_flow.spec.overrides import Point
 
 
@@ -34,7 +31,7 @@ _NUM_METRICS_SHOWN = 4
 _MARKS = {"min": "lowest", "max": "highest"}
 
 
-def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
+def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
     """Return the sweep's points with their runs' states and metrics, and the best of each metric.
 
     A metric by which not all completed points can be compared has no best one; `not_compared`
@@ -42,16 +39,16 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
     A point whose turn has not come is WAITING while a process starts the sweep's runs, or while
     its jobs are in a cluster's queue.
     """
+    # Imported here: the verbs that never look at a sweep need not pay for it.
+    from redco_flow.report.compared_run import ComparedRun
+
     starter = find_holder(sweep)
     is_driven, is_queued = starter is not None, False
     points: list[dict[str, Any]] = []
-    directions: dict[str, str] = {}
-    identities: dict[str, Mapping[str, ScoreIdentity]] = {}
+    completed: list[ComparedRun] = []
     for point in sweep.points:
         directory = sweep.run_of(point)
         run = read_run_view(directory)
-        directions |= _directions(run, workspace)
-        identities[point.run] = _identities(directory, run, workspace)
         is_queued |= run["queued"]
         points.append(
             {
@@ -63,13 +60,17 @@ def read_sweep_view(sweep: SweepDirectory, workspace: Workspace) -> dict[str, An
                 "metrics": run["metrics"],
             }
         )
-    not_compared = dict(_not_compared(points, identities))
+        if points[-1]["state"] == State.COMPLETED:
+            completed.append(ComparedRun(directory, view=run))
+    not_compared = dict(_not_compared(completed))
     return {
         "sweep": sweep.id,
         "state": _state([point["state"] for point in points], goes_on=is_driven or is_queued),
         "queued": is_queued and not is_driven,
         "points": points,
-        "best": _best(points, directions, not_compared),
+        "best": _best(
+            [one for one in points if one["state"] == State.COMPLETED], completed, not_compared
+        ),
         "not_compared": not_compared,
     }
 
@@ -101,10 +102,12 @@ def sweep_text(view: dict[str, Any]) -> str:
     lines += [f"no best {name}: {why}" for name, why in view["not_compared"].items()]
     if view["queued"]:
         lines.append(
-            f"its jobs go on without a launcher; `redco-flow resume {view['sweep']}` collects them."
+            f"its jobs run without a launcher; `redco-flow resume {view['sweep']}` collects them."
         )
     if view["state"] == State.INTERRUPTED:
-        lines.append(f"no process starts its runs; `redco-flow resume {view['sweep']}` goes on.")
+        lines.append(
+            f"no process starts its runs; `redco-flow resume {view['sweep']}` continues the sweep."
+        )
     return "\n".join(lines)
 
 
@@ -115,60 +118,31 @@ def _shown_metrics(view: dict[str, Any]) -> list[str]:
     return list(names)[:_NUM_METRICS_SHOWN]
 
 
-def _directions(run: dict[str, Any], workspace: Workspace) -> dict[str, str]:
-    """Return the better direction of each metric, as recorded by the run's evaluations."""
-    store = ArtifactStore(workspace)
-    found: dict[str, str] = {}
-    for stage in run["stages"].values():
-        for output, artifact_id in stage["artifacts"].items():
-            artifact = store.find(artifact_id) if output.startswith("metrics") else None
-            if artifact is not None:
-                found |= artifact.metadata.get("directions") or {}
-    return found
-
-
-def _identities(
-    run: RunDirectory, view: dict[str, Any], workspace: Workspace
-) -> Mapping[str, ScoreIdentity]:
-    """Return the identities of a completed run's scores: data and metrics; else nothing."""
-    if view["state"] != State.COMPLETED:
-        return {}
-    stages = (unless_damaged(run.read_state) or {}).get("stages") or {}
-    results = unless_damaged(lambda: run_results(workspace, run)) or {}
-    return identify_scores(stages, results, ArtifactStore(workspace))
-
-
-def _not_compared(
-    points: Sequence[dict[str, Any]], identities: Mapping[str, Mapping[str, ScoreIdentity]]
-) -> Iterator[tuple[str, str]]:
+def _not_compared(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, str]]:
     """The metrics by which the completed points cannot be compared, and why."""
-    completed = [point for point in points if point["state"] == State.COMPLETED]
-    for name in dict.fromkeys(name for point in completed for name in point["metrics"]):
-        first, *others = [point["run"] for point in completed if name in point["metrics"]]
-        measured = identities[first].get(name, ScoreIdentity())
-        for run in others:
-            why = measured.comparable_with(identities[run].get(name, ScoreIdentity()))
-            if why:
-                yield name, f"{run} cannot be compared with {first} ({why})"
-                break
+    from redco_flow.report.compared_run import metric_names, not_compared
+
+    for name in metric_names(runs):
+        for run, why in not_compared(name, runs).items():
+            yield name, f"{run} is {why}"
+            break
 
 
 def _best(
-    points: list[dict[str, Any]], directions: dict[str, str], not_compared: Mapping[str, str]
+    points: list[dict[str, Any]], runs: Sequence[ComparedRun], not_compared: Mapping[str, str]
 ) -> dict[str, Any]:
     # Imported here: the verbs that never look at a sweep need not pay for it.
-    from redco_flow.report.metrics import direction_of
+    from redco_flow.report.compared_run import direction, metric_names
 
-    completed = [point for point in points if point["state"] == State.COMPLETED]
     found = {}
-    for name in dict.fromkeys(name for point in completed for name in point["metrics"]):
-        direction = "" if name in not_compared else direction_of(name, directions)
-        having = [point for point in completed if name in point["metrics"]]
-        if direction and len(having) > 1:
-            sign = 1 if direction == "min" else -1
-            best = having[min(range(len(having)), key=lambda i: sign * having[i]["metrics"][name])]
+    for name in metric_names(runs):
+        way = "" if name in not_compared else direction(name, runs)
+        having = [point for point in points if name in point["metrics"]]
+        if way and len(having) > 1:
+            pick = min if way == "min" else max
+            best = pick(having, key=lambda point: point["metrics"][name])
             found[name] = {
-                "is": _MARKS[direction],
+                "is": _MARKS[way],
                 "value": best["metrics"][name],
                 "point": best["point"],
                 "run": best["run"],
@@ -212,22 +186,22 @@ def _state(states: list[str], *, goes_on: bool) -> str:
     )
 
 
-def write_sweep_page(sweep: SweepDirectory, workspace: Workspace, path: Path | None = None) -> Path:
+def write_sweep_page(sweep: SweepDirectory, path: Path | None = None) -> Path:
     """Write a sweep's page, in its directory if nowhere else, and return its path.
 
     Raises:
         OSError: it cannot be written: the disk is full or read-only; names the path.
     """
     # Imported here: the verbs that never look at a sweep need not pay for it.
-    from redco_flow.report.comparison import read_compared
+    from redco_flow.report.compared_run import ComparedRun
     from redco_flow.report.runs_page import write_page
     from redco_flow.report.sweep_page import SweptRun, sweep_page
 
     points = [
-        SweptRun(read_compared(sweep.run_of(point), _named(point.overrides)), point.overrides)
+        SweptRun(ComparedRun(sweep.run_of(point), _named(point.overrides)), point.overrides)
         for point in sweep.points
     ]
-    state = str(read_sweep_view(sweep, workspace)["state"])
+    state = str(read_sweep_view(sweep)["state"])
     return write_page(sweep_page(sweep.id, state, points, utc_now()), path or sweep.report_path)
 
 
@@ -302,7 +276,7 @@ def run_sweep(
     pins = dict.fromkeys(pin for point in planned for pin in point.plan.pins)
     sys.stderr.writelines(f"{pin}\n" for pin in pins)
     sys.stderr.write(f"{sweep.id} started: {len(planned)} points; its files: {sweep.path}\n")
-    return attend_sweep(sweep, workspaces[0], options)
+    return attend_sweep(sweep, options)
 
 
 def _print_jobs(
@@ -331,33 +305,33 @@ def _print_jobs(
         print("\n".join(one.describe() for one in jobs))
 
 
-def attend_sweep(sweep: SweepDirectory, workspace: Workspace, options: argparse.Namespace) -> int:
-    """Follow the sweep unless told not to, then compare its points."""
+def attend_sweep(sweep: SweepDirectory, options: argparse.Namespace) -> int:
+    """Follow the sweep unless it is detached, then compare its points."""
     as_json = getattr(options, "json", False)
     if getattr(options, "detach", False):
         print(json.dumps({"sweep": sweep.id, "state": State.RUNNING}) if as_json else sweep.id)
         return 0
     try:
-        view = _follow(sweep, workspace)
+        view = _follow(sweep)
     except KeyboardInterrupt:
         sys.stderr.write(
-            f"\ndetached; {sweep.id} goes on. `redco-flow attach {sweep.id}` comes back, "
+            f"\ndetached; {sweep.id} continues. `redco-flow attach {sweep.id}` follows it again, "
             f"`redco-flow cancel {sweep.id}` stops it.\n"
         )
         return DETACHED_EXIT_CODE
     print(json.dumps(view) if as_json else sweep_text(view))
     try:
-        sys.stderr.write(f"report: {write_sweep_page(sweep, workspace)}\n")
+        sys.stderr.write(f"report: {write_sweep_page(sweep)}\n")
     except (RedcoFlowError, OSError, ValueError) as error:  # the sweep itself went as it went
         sys.stderr.write(f"warning: the sweep's page could not be written: {error}\n")
     return _EXIT_CODES.get(view["state"], 1)
 
 
-def _follow(sweep: SweepDirectory, workspace: Workspace) -> dict[str, Any]:
-    """Say what becomes of each point as it does; return the sweep's end."""
+def _follow(sweep: SweepDirectory) -> dict[str, Any]:
+    """Print each change of a point's state; return the sweep's final view."""
     said: dict[str, str] = {}
     while True:
-        view = read_sweep_view(sweep, workspace)
+        view = read_sweep_view(sweep)
         for point in view["points"]:
             if said.get(point["run"], State.WAITING) != point["state"]:
                 said[point["run"]] = point["state"]

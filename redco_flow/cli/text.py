@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redco_flow.report import numbers
+
+if TYPE_CHECKING:
+    from redco_flow.report.runs_page import Cell, RunsPage, Table
 
 
 def duration(seconds: float | None) -> str:
@@ -74,11 +77,59 @@ class Footnotes:
             self._texts.append(text)
         return f"[{self._texts.index(text) + 1}]"
 
-    def lines(self, prefix: str = "") -> list[str]:
+    def lines(self) -> list[str]:
         """Return the remarks with their marks, one a line."""
-        return [f"[{index}] {prefix}{text}" for index, text in enumerate(self._texts, 1)]
+        return [f"[{index}] {text}" for index, text in enumerate(self._texts, 1)]
 
 
 def size(num_bytes: int) -> str:
     """1536 → "1.5 KiB"."""
     return numbers.size(num_bytes).replace(numbers.THIN_SPACE, " ")
+
+
+_MAX_CELL, _MAX_ROWS, _MAX_LINES = 100, 40, 60
+
+
+def page_text(page: RunsPage, width: int, *, is_whole: bool = False) -> str:
+    """Return the tables of a page as text, then its texts, footnotes and facts.
+
+    Args:
+        width: of the terminal, in characters; only tables that may be transposed keep to it.
+        is_whole: every row of every table, and whole texts.
+    """
+    notes, blocks = Footnotes(), []
+    for section in page.shown:
+        blocks += [_table_text(table, notes, width, is_whole) for table in section.tables]
+        if section.text:
+            lines = section.text.splitlines()
+            shown = lines if is_whole else lines[:_MAX_LINES]
+            blocks.append("\n".join([*shown, *_left_out(len(lines) - len(shown), "lines")]))
+    facts = [f"{name}: {text}" for name, text in page.facts]
+    return "\n".join(["\n\n".join(blocks), *notes.lines(), "", *facts])
+
+
+def _left_out(count: int, what: str) -> list[str]:
+    return [f"… {count} more {what} (--all shows them)"] if count else []
+
+
+def _table_text(table: Table, notes: Footnotes, width: int, is_whole: bool) -> str:
+    shown = table.rows if is_whole or table.may_transpose else table.rows[:_MAX_ROWS]
+    rows = [[_cell_text(cell, notes) for cell in row] for row in shown]
+    header = [name if name in table.names else name.upper() for name in table.header]
+    if not table.may_transpose:
+        left_out = _left_out(len(table.rows) - len(shown), "rows")
+        return "\n".join([columns(rows, header), *left_out])
+    transposed = [list(column) for column in zip(header, *rows, strict=True)]
+    texts = [fitted_columns(one[1:], one[0], width) for one in ([header, *rows], transposed)]
+    return min(texts, key=lambda text: text.count("\n\n"))
+
+
+def _cell_text(cell: Cell, notes: Footnotes) -> str:
+    text = cell.text if cell.value is None else number(cell.value)
+    text = text.replace(numbers.THIN_SPACE, " ")
+    if len(text) > _MAX_CELL:
+        text = f"{text[: _MAX_CELL - 1]}…"
+    mark = f"({cell.mark})" if cell.mark == "best" else cell.mark
+    note = f"({cell.note})" if cell.note else ""
+    footnote = notes.mark(cell.footnote) if cell.footnote else ""
+    return " ".join(filter(None, (text, mark, note, footnote)))

@@ -112,7 +112,7 @@ def read_run_view(run: RunDirectory) -> dict[str, Any]:
     """Return the run's state with each stage's progress and, of a finished one, its metrics.
 
     A run whose state says that it runs, but whose orchestrating process is gone, is
-    INTERRUPTED: its jobs may live, and `resume` takes it up. One whose jobs need no such process
+    INTERRUPTED: its jobs may live, and `resume` continues it. One whose jobs need no such process
     is PENDING while they wait in the cluster's queue and RUNNING while one of them runs. One
     whose own records are damaged is "damaged".
     """

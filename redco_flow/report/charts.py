@@ -1,6 +1,6 @@
 """Describe charts as Plotly figures: lines over steps or time, points of several runs.
 
-Only data and axes stand here; `assets/page.js` draws them in the browser, with the page's colours
+Has only data and axes; `assets/page.js` draws them in the browser, with the page's colours
 and the reader's choices (log scale, smoothing). Knows nothing of training.
 """
 
@@ -25,7 +25,7 @@ _DASHES = ("solid", "longdash", "dash", "dot", "dashdot", "longdashdot")
 
 
 def keep_extremes(points: Sequence[Point], num_buckets: int) -> list[Point]:
-    """Return at most `2 * num_buckets + 2` of the points, in order, or all if they are so few.
+    """Return at most `2 * num_buckets + 2` of the points, in order, or all if they are fewer.
 
     Args:
         points: ascending by x.
@@ -80,7 +80,7 @@ class LineChart:
     """Lines over one x axis.
 
     Args:
-        title: what the chart shows, for those who do not see it.
+        title: what the chart shows, for readers who do not see it.
         x_label, y_label: with their units.
         lines: each with at least one point.
         height: in pixels.
@@ -100,12 +100,12 @@ class LineChart:
 
     @property
     def num_left_out(self) -> int:
-        """How many points are not drawn, because lower and higher ones beside them are."""
+        """Number of points that are not drawn, because lower and higher ones next to them are."""
         return sum(len(line.points) - len(_drawn(line)) for line in self.lines)
 
     @property
     def description(self) -> str:
-        """The chart in a sentence, for those who do not see it."""
+        """The chart in a sentence, for readers who do not see it."""
         said = [
             f"{line.label or self.y_label}: from {number(float(line.points[0][1]))} at "
             f"{self.x_label} {number(line.points[0][0])} to {number(float(line.points[-1][1]))} at "
@@ -141,10 +141,10 @@ class Group:
 
 @dataclass(frozen=True)
 class PointChart:
-    """Points, each of which says what it is: runs over time, points of a sweep.
+    """Labelled points: runs over time, points of a sweep.
 
     Args:
-        title: what the chart shows, for those who do not see it.
+        title: what the chart shows, for readers who do not see it.
         x_kind: what the xs are.
         ticks: (value, text) of the y axis where it is not to have its own.
         may_be_log_x: the x axis is logarithmic where the values span a factor of 10.
@@ -162,7 +162,7 @@ class PointChart:
 
     @property
     def description(self) -> str:
-        """The chart in a sentence, for those who do not see it."""
+        """The chart in a sentence, for readers who do not see it."""
         ys = [y for group in self.groups for y in group.ys]
         if not ys or self.ticks:
             return f"{self.title}."
@@ -183,7 +183,7 @@ class Figure:
 
     @property
     def plot(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """The figure for the page's script."""
         return plotly_figure(self.chart)
 
     @property

@@ -1,6 +1,6 @@
-"""Which training rows a curation left out: how many for which reason, and the first ones of each.
+"""Training rows that a curation dropped: their number by reason, and a few examples.
 
-All of it stands in the artifact's manifest, where the stage put it.
+Reads the manifest of the curation artifact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class DroppedText:
     """One row that was left out.
 
     Args:
-        what: reason, row, and of a duplicate how alike it is to which.
+        what: reason, row, and of a duplicate the other row and their similarity.
         text, like_text: beginnings; the second of the row that it repeats, if it does.
     """
 
@@ -44,7 +44,7 @@ class CurationSet:
 
 
 def curation_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> Iterator[CurationSet]:
-    """Yield what each stage left out that judged rows."""
+    """Yield the dropped rows of each stage that made a curation artifact."""
     for stage in stages:
         for artifact in filter(None, map(store.find, stage.outputs.values())):
             if artifact.kind == "curation":

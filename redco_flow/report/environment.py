@@ -1,4 +1,4 @@
-"""What a run's stages ran on: hosts, devices, memory, and the versions of packages."""
+"""Environment of a run's stages: hosts, devices, memory, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redco_flow.tracking.typed_records import unless_damaged
 
 @dataclass(frozen=True)
 class Environment:
-    """What the stages ran on.
+    """Hosts, devices and packages of the stages.
 
     Args:
         stages: a row for each.

@@ -1,6 +1,6 @@
-"""What a model learns of a dataset's conversations: shares, warnings, and a few of them to look at.
+"""Trained parts of a dataset's conversations (loss mask): shares, warnings, a few examples.
 
-All of it stands in the dataset's manifest, where preprocessing put it.
+Reads the manifest of the dataset artifact.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from redco_flow.tracking.learnt_counts import learnt_notes
 
 @dataclass(frozen=True)
 class LearntSet:
-    """One dataset's.
+    """The trained parts of one dataset.
 
     Args:
-        notes: (split, what is to be known of it).
-        examples: each in pieces, and whether each is learnt.
+        notes: (split, shares and warnings).
+        examples: each in pieces, and whether each piece is trained on.
     """
 
     stage: str
@@ -28,7 +28,7 @@ class LearntSet:
 
 
 def learnt_sets(stages: Iterable[StageFacts], store: ArtifactStore) -> list[LearntSet]:
-    """Return what is learnt of each dataset of conversations that a stage made."""
+    """Return the trained parts of each dataset of conversations that a stage made."""
     found = []
     for stage in stages:
         for artifact in filter(None, map(store.find, stage.outputs.values())):

@@ -96,7 +96,7 @@ def _item(node: LineageNode, shown: dict[str, str], run: str, code: str = "") ->
 
     Args:
         shown: remembers anchors by id.
-        run, code: what the reader knows already, and is not told again.
+        run, code: known from the page already, so not repeated.
     """
     made = node.production
     if node.id in shown:

@@ -1,6 +1,6 @@
-"""The run's metrics beside what trivial baselines score on the same examples.
+"""The run's metrics next to trivial baselines on the same examples, and confusion tables.
 
-Reads stages' metrics and what the metrics artifacts say of them; computes only differences.
+Reads stages' metrics and the manifests of metrics artifacts; computes only differences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Baseline:
 
     Args:
         name: such as "most frequent target".
-        text: what it says of every example; empty if that is not one text.
+        text: its prediction for every example; empty if that is not one text.
     """
 
     name: str
@@ -179,7 +179,7 @@ def _scale(values: list[float], directions: Mapping[str, str]) -> float | None:
 
 
 def _scored(known: Mapping[str, Any], store: ArtifactStore) -> Iterator[str]:
-    """What was scored: the split, the checkpoint with its stage and step."""
+    """The scored split, and the checkpoint with its stage and step."""
     if known.get("split"):
         yield f"split {known['split']}"
     checkpoint_id = str(known.get("checkpoint") or "")
@@ -198,7 +198,7 @@ def _shortened(text: object) -> str:
 
 @dataclass(frozen=True)
 class ConfusionCell:
-    """How many examples of a true class were taken for a class.
+    """Number of examples of a true class that were predicted as a class.
 
     Args:
         percent: of the true class' examples.
@@ -228,7 +228,7 @@ class ConfusionRow:
 
 @dataclass(frozen=True)
 class Confusion:
-    """What one evaluating stage counted of true and predicted classes.
+    """Counts of true and predicted classes by one evaluating stage.
 
     Args:
         classes: of the columns.

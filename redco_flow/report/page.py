@@ -1,7 +1,7 @@
-"""Everything that the page shows, read piece by piece.
+"""Read the parts of a run's page one by one, and write it as HTML.
 
-A piece that cannot be read is left out and a remark in the page says so: whatever is wrong with
-a run's files, there is a report, and it does not fail the run.
+A part that cannot be read is left out, with a remark in the page: damaged files of a run change the
+report, but neither prevent it nor fail the run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Headline:
 
     Args:
         state: completed, failed, cancelled, running or pending.
-        message: how the run ended, in words; of one that completed, the stages say it.
+        message: how the run ended, in words; empty of one that completed.
         facts: (name, value) pairs.
         command: as it was typed.
         prefect_url: the run's page; empty if it has none.
@@ -130,7 +130,7 @@ _MAX_DOCUMENT = 200_000
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How to get the same result again.
+    """Commands that reproduce the result.
 
     Args:
         commands: to be typed in this order.
@@ -166,7 +166,7 @@ def _commands(run: RunDirectory) -> Iterator[str]:
     words = ["redco-flow", "run", str(run.resolved_path)]
     if record.get("profile"):
         words += ["--profile", str(record["profile"])]
-    # All other overrides stand in resolved.yaml already.
+    # All other overrides are in resolved.yaml already.
     given = [str(one) for one in record.get("overrides") or ()]
     yield shlex.join([*words, *(one for one in given if one.lstrip("~").startswith("profile."))])
 
@@ -207,7 +207,7 @@ _COUNTED = {
 
 @dataclass(frozen=True)
 class Page:
-    """What the template is given.
+    """The variables of the template.
 
     Args:
         headline: None if the run's own records cannot be read.
@@ -249,7 +249,7 @@ def read_page(run: RunDirectory, workspace: Workspace, now: str) -> Page:
     def attempt(what: str, read: Callable[[], _T], otherwise: _T) -> _T:
         try:
             return read()
-        except Exception as error:  # noqa: BLE001 (a report that says so is better than none)
+        except Exception as error:  # noqa: BLE001 (a report with the error is better than none)
             remarks.append(f"{what} cannot be shown: {type(error).__name__}: {error}")
             return otherwise
 
@@ -315,9 +315,9 @@ def read_trainings(run: RunDirectory, stages: Iterable[StageFacts]) -> list[Trai
 def build_report(
     run: RunDirectory, workspace: Workspace, *, path: Path | None = None, clock: Clock = utc_now
 ) -> Path:
-    """Write the run's report.html anew and return its path; may be called at any time.
+    """Render the run's report.html again and return its path; may be called at any time.
 
-    What is missing or damaged in the run's files is said in the page.
+    The page names files of the run that are missing or damaged.
 
     Args:
         run: the run, in whatever state.

@@ -28,12 +28,12 @@ def render(template: str, name: str, **values: Any) -> str:
 
     Args:
         template: a file of `templates/`.
-        name: what the page is of, for a page that cannot be drawn.
+        name: of the run or sweep, for a page that cannot be drawn.
         values: what the template reads.
     """
     try:
         html = _environment().get_template(template).render(version=__version__, **values)
-    except Exception as error:  # noqa: BLE001 (a report that says so is better than none)
+    except Exception as error:  # noqa: BLE001 (a report with the error is better than none)
         html = _page_without_pieces(name, error)
     # Half a character (a lone surrogate) cannot be written, control characters are no HTML.
     return _NO_TEXT.sub("\ufffd", html)
@@ -63,13 +63,13 @@ def _environment() -> Environment:
 
 @cache
 def _script(name: str) -> Markup:
-    """A file of `assets/`, as it stands in a `<script>`."""
+    """A file of `assets/`, as the content of a `<script>`."""
     return Markup((_FOLDER / "assets" / name).read_text(encoding="utf-8"))  # noqa: S704 (our own)
 
 
 @cache
 def _digest(name: str) -> str:
-    """By which a content security policy knows a script."""
+    """The digest of a script for a content security policy."""
     digest = hashlib.sha256(_script(name).encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 

@@ -56,7 +56,7 @@ class TimeShare:
     """One part of a run's time.
 
     Args:
-        part: one of PARTS, and `meaning` what it says there.
+        part: one of PARTS; `meaning` is its description there.
         share: in percent of the run's.
     """
 
@@ -66,7 +66,7 @@ class TimeShare:
 
     @property
     def meaning(self) -> str:
-        """What counts as this part."""
+        """The activities that count as this part."""
         return PARTS[self.part]
 
     @property
@@ -76,7 +76,7 @@ class TimeShare:
 
     @property
     def text(self) -> str:
-        """How long it took."""
+        """Its duration."""
         return duration(self.seconds)
 
 
@@ -122,7 +122,7 @@ def add_up(spans: Iterable[TimeSpan], begin: float, end: float) -> dict[str, flo
 
 
 def _spans(run: RunDirectory, stage: StageFacts, end: float) -> Iterator[TimeSpan]:
-    """What a stage was at in this run, in the words of PARTS."""
+    """A stage's time in this run by the parts of PARTS."""
     found = read_spans(run, stage.name)
     for span in found:
         yield TimeSpan(_OF_TRAINING[span.part], span.begin, span.end)

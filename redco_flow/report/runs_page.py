@@ -1,13 +1,16 @@
-"""A page about several runs: sections of tables and charts, which the callers fill."""
+"""A page about several runs: sections of tables and charts, for HTML and for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from redco_flow.records import write_text
 from redco_flow.report.charts import Figure
+from redco_flow.report.numbers import score
+
+_MAX_WIDTH, _GAP = 110, 2  # in characters
 
 
 @dataclass(frozen=True)
@@ -15,16 +18,31 @@ class Cell:
     """One cell of a table.
 
     Args:
-        text: what it says.
-        is_number: set flush right.
+        text: its content.
+        is_number: aligned to the right.
         mark: "best" for the best value of its column, "failed", or a state; empty for neither.
-        note: said small under the text.
+        note: in small type below the text; in the terminal in parentheses after it.
+        footnote: in small type too; in the terminal as a footnote, as it may be long.
+        value: of a score, which the terminal shows with other digits than the page.
     """
 
     text: str
     is_number: bool = False
     mark: str = ""
     note: str = ""
+    footnote: str = ""
+    value: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.mark or self.note or self.footnote)
+
+    @classmethod
+    def of_score(
+        cls, value: float | None, *, is_best: bool = False, note: str = "", footnote: str = ""
+    ) -> Cell:
+        """Return the cell of a metric's value."""
+        mark = "best" if is_best else ""
+        return cls(score(value), True, mark, note=note, footnote=footnote, value=value)
 
 
 @dataclass(frozen=True)
@@ -32,14 +50,26 @@ class Table:
     """A table whose first column names its rows.
 
     Args:
-        caption: what it shows.
+        caption: its content, in words.
         header: of every column.
         rows: as wide as the header.
+        names: headers that are names of the user's, such as metrics.
+        may_transpose: whether rows and columns may be exchanged to fit page or terminal.
     """
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    names: Collection[str] = ()
+    may_transpose: bool = False
+
+    @property
+    def readable(self) -> Table:
+        """The table, transposed where it may be and is wider than the page and than high."""
+        lines = [self.header, *([cell.text for cell in row] for row in self.rows)]
+        width = sum(max(map(len, column)) + _GAP for column in zip(*lines, strict=True))
+        is_wide = width > _MAX_WIDTH and len(self.header) > len(lines)
+        return self.transposed() if self.may_transpose and is_wide else self
 
     def transposed(self) -> Table:
         """Return it with rows and columns exchanged."""
@@ -47,7 +77,15 @@ class Table:
             [Cell(name), *(row[index] for row in self.rows)]
             for index, name in enumerate(self.header[1:], 1)
         ]
-        return Table(self.caption, [self.header[0], *(row[0].text for row in self.rows)], rows)
+        labels = [row[0].text for row in self.rows]
+        return Table(self.caption, [self.header[0], *labels], rows, labels)
+
+    def compact(self) -> Table:
+        """Return it without columns in which every cell is empty."""
+        columns = range(len(self.header))
+        kept = [one for one in columns if not self.rows or any(row[one] for row in self.rows)]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return replace(self, header=[self.header[index] for index in kept], rows=rows)
 
     def is_number(self, column: int) -> bool:
         """Whether a column is of numbers."""
@@ -59,10 +97,10 @@ class Section:
     """One part of a page.
 
     Args:
-        title: its heading; the page's navigation has it too.
+        title: its heading, also in the page's navigation.
         tables: shown before the figures.
-        note: said at its end.
-        text: shown as it is, such as a patch.
+        note: shown at its end.
+        text: shown unchanged, such as a patch.
     """
 
     title: str
@@ -87,9 +125,9 @@ class RunsPage:
     """A page about several runs.
 
     Args:
-        of: what it is: "sweep", "comparison", "history".
+        of: its kind: "sweep", "comparison", "history".
         title: such as a sweep's id.
-        facts: (name, value), shown first.
+        facts: (name, value), shown first; in the terminal last.
         built_at: when, as an ISO time.
         state: of a sweep; empty where there is none.
     """

@@ -1,4 +1,4 @@
-"""A few predictions to read: the best, the worst and some others, beside their references.
+"""A few predictions to read: the best, the worst and some others, with their references.
 
 By per-example score where an evaluation stored one; the first ones otherwise. Which others are
 shown depends on the predictions alone, so that a page built again shows the same ones.

@@ -1,6 +1,6 @@
-"""What a run's files say of each stage, collected once for every part of the page.
+"""Per-stage data of a run, read once for every part of the page.
 
-Reads state.json, the published results and the attempts' small records; judges nothing.
+Reads state.json, the published results and the attempts' small records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redco_flow.tracking.results import StageResult
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 
-# What reading a record raises written by another program, or by half a disk.
+# Errors of reading a record that another program has written, or that is incomplete.
 DAMAGED = (ValueError, OSError, TypeError, AttributeError, KeyError)
 
 _ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED, State.SKIPPED)
@@ -31,8 +31,8 @@ class StageFacts:
         name: in the pipeline.
         entry: its entry in state.json.
         attempts: of this run, first to last; a reused stage has none.
-        result: what it has, computed by this run or by an earlier one.
-        maker: whose attempt made it, where that is another run's.
+        result: its result, computed by this run or by an earlier one.
+        maker: the attempt that made the result, where that is another run's.
     """
 
     name: str
@@ -70,19 +70,19 @@ class StageFacts:
 
     @property
     def kind(self) -> str:
-        """What it does; empty before it was submitted."""
+        """Its kind; empty before it was submitted."""
         return self.result.kind if self.result else str(self._call.get("kind") or "")
 
     @property
     def recipe(self) -> str:
-        """The recipe it works by; empty where it has none, and before it was submitted."""
+        """Its recipe; empty where it has none, and before it was submitted."""
         if self.result:
             return str(self.result.ingredients.get("settings", {}).get("recipe") or "")
         return str((self._call.get("config") or {}).get("recipe") or "")
 
     @cached_property
     def _call(self) -> dict[str, Any]:
-        """What its last attempt was told."""
+        """The call of its last attempt."""
         try:
             return dict((self.last_attempt and self.last_attempt.read_call()) or {})
         except DAMAGED:
@@ -95,7 +95,7 @@ def read_stages(
     """Return every stage of a run, in the pipeline's order.
 
     Args:
-        remark: told what could not be read.
+        remark: called with a message for each record that cannot be read.
     """
     try:
         entries: dict[str, Any] = dict(run.read_state().get("stages") or {})

@@ -78,7 +78,7 @@ def _link(run: RunDirectory, log: Path) -> str:
 
 
 def _cause(task: AttemptDirectory) -> Cause | None:
-    """Why a task ended; None while nothing says so."""
+    """The cause of a task's end; None where no record has it."""
     try:
         return task.cause
     except DAMAGED:
@@ -215,7 +215,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def _clean(raw: bytes) -> str:
-    """What a terminal would show of a line: of a progress bar, its last state."""
+    """A line as a terminal shows it: of a progress bar, its last state."""
     text = raw.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
     text = without_codes(text).rstrip()
     if len(text) > _MAX_CHARACTERS:

@@ -9,17 +9,15 @@ from itertools import product
 from statistics import mean, stdev
 
 from redco_flow.report.charts import Figure, Group, PointChart
-from redco_flow.report.comparison import (
+from redco_flow.report.compared_run import (
     ComparedRun,
     best_of,
     best_run_value,
     direction,
     metric_names,
-    metrics_table,
     not_compared,
-    overlaid,
-    parts_tables,
 )
+from redco_flow.report.comparison import overlaid, parts_tables, runs_table
 from redco_flow.report.numbers import score
 from redco_flow.report.runs_page import Cell, RunsPage, Section, Table
 
@@ -29,7 +27,7 @@ _SEED = "seed"
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One point: its run, and the settings by which it differs, as they were given."""
+    """One point: its run, and the overrides of its settings."""
 
     run: ComparedRun
     overrides: Sequence[str]
@@ -42,7 +40,7 @@ class SweptRun:
 
     @property
     def without_seed(self) -> str:
-        """What it has in common with those that differ by a seed alone."""
+        """The overrides without seeds."""
         kept = [f"{key}={value}" for key, value in self.settings.items() if not _is_seed(key)]
         return "  ".join(kept)
 
@@ -61,7 +59,7 @@ def sweep_page(name: str, state: str, points: Sequence[SweptRun], now: str) -> R
     """
     runs = [point.run for point in points]
     metrics = metric_names(runs)
-    # What evaluations scored before what trainings report.
+    # Metrics of evaluations before those of trainings.
     scored = {name for run in runs for name in run.directions}
     shown = sorted(metrics, key=lambda name: name not in scored)[:_MAX_METRICS]
     done = sum(one.state == "completed" for one in runs)
@@ -76,7 +74,7 @@ def sweep_page(name: str, state: str, points: Sequence[SweptRun], now: str) -> R
         ],
         sections=[
             Section("Over seeds", list(_seed_tables(points, metrics))),
-            Section("Points", [metrics_table(runs)]),
+            Section("Points", [runs_table(runs, metrics)]),
             Section("Parts of the data", list(parts_tables(runs))),
             Section("Settings and metrics", figures=list(_scatters(points, shown))),
             Section("Parallel coordinates", figures=list(_parallel(points, shown)), note=_PARALLEL),
@@ -156,7 +154,7 @@ def _scatters(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator[Fi
             name,
             xs if numbers is None else numbers,
             [one.run.metrics[name] for one in having],
-            [_told(one, name) for one in having],
+            [_hover_text(one, name) for one in having],
             1,
         )
         chart = PointChart(
@@ -171,7 +169,7 @@ def _scatters(points: Sequence[SweptRun], metrics: Sequence[str]) -> Iterator[Fi
         yield Figure(f"{name} by {key}", chart, is_wide=False)
 
 
-def _told(point: SweptRun, name: str) -> str:
+def _hover_text(point: SweptRun, name: str) -> str:
     lines = [f"{name} {score(point.run.metrics[name])}", *point.overrides, point.run.run.id]
     return "\n".join(lines)
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from redco_flow.errors import ArtifactError
 from redco_flow.report.pictures import MIN_SIDE
-from redco_flow.stages.artifacts.dataset import DatasetArtifact, Examples
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
+from redco_flow.tracking.dataset_rows import StoredRows
 
-_FORMATS = frozenset({"PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"})
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _MOST_PIXELS = 50_000_000  # of an image that is decoded for the page
 _MOST_PIXELS_OF_PAGE = 4 * _MOST_PIXELS
 _MOST_BYTES = 32 << 20
@@ -41,28 +40,35 @@ def row_thumbnails(
     if dataset is None:
         return {}
     try:
-        opened = DatasetArtifact(dataset.path)
-        if not opened.summary.is_of_rows:
-            return {}
-        split = opened.split(str(predictions.metadata.get("split")))
-        return dict(_drawn(split, row_ids, str(opened.summary.target)))
-    except (ArtifactError, OSError, ValueError, KeyError):
+        rows = StoredRows.read(dataset.path, str(predictions.metadata.get("split")))
+        return dict(_drawn(rows, row_ids)) if rows is not None else {}
+    except (ImportError, OSError, ValueError, KeyError):
         return {}
 
 
-def _drawn(split: Examples, row_ids: Mapping[int, str], target: str) -> Iterator[tuple[int, str]]:
+def _drawn(rows: StoredRows, row_ids: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     """Each row's number and image, without that of the column to be predicted."""
     pixels_left = _MOST_PIXELS_OF_PAGE
     for index, row_id in row_ids.items():
-        row = split[index] if index < len(split) else {}
-        images = [one for key, one in row.items() if key != target and _is_image(one)]
-        if row.get("row_id") != row_id or not images:
+        row = rows.find(index, row_id, _opened)
+        images = [one for key, one in row.items() if key != rows.target and _is_image(one)]
+        if not images:
             continue
         pixels_left -= math.prod(images[0].size if hasattr(images[0], "format") else (1,))
         if pixels_left < 0:
             return
         if url := thumbnail(images[0]):
             yield index, url
+
+
+def _opened(content: bytes) -> Any:
+    """An image file, opened and not decoded; None of one that Pillow cannot read."""
+    try:
+        from PIL import Image
+
+        return Image.open(io.BytesIO(content), formats=_FORMATS)
+    except Exception:  # noqa: BLE001 - Pillow's readers raise anything at a damaged file
+        return None
 
 
 def _is_image(value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""What a training's records become in the page: charts, a few numbers, tables of the values.
+"""A training's part of the page: charts, a few numbers, tables of its logged values.
 
-Decides what is drawn together and what a chart's axes are called; charts are `charts`.
+Decides which values share a chart, and the labels of its axes; `charts` describes charts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from redco_flow.report.training_history import History, num_not_finite, points_o
 from redco_flow.tracking.goodput import TimeParts
 from redco_flow.tracking.run_metrics import training_metric
 
-_MAX_LINES = 4  # more cannot be told apart
+_MAX_LINES = 4  # more cannot be distinguished
 _SIMILAR_RATIO = 10.0
 _MAX_TABLE_ROWS = 30
 _TABLED = ("learning_rate", "grad_norm", "tokens_per_second", "tflops_per_device", "mfu")
@@ -52,7 +52,7 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class Units:
-    """What a training's numbers are of.
+    """Units of a training's numbers.
 
     Args:
         loss: such as "nats per target token"; empty where it is not known.
@@ -163,7 +163,7 @@ def _goodput_facts(goodput: TimeParts | None) -> Iterator[tuple[str, str]]:
 
 
 def _time_table(goodput: TimeParts | None) -> Iterator[ValueTable]:
-    """What a training's time went into; the parts add up."""
+    """The parts of a training's time; they add up to the whole."""
     if goodput is None:
         return
     parts = {**asdict(goodput), "all": goodput.total}
@@ -226,7 +226,7 @@ def _metric_figures(history: History) -> Iterator[Figure]:
 
 
 def _measure_figures(history: History) -> Iterator[Figure]:
-    """What the loss function measured beside the loss, each on its own scale."""
+    """Charts of the loss function's other measures, each on its own scale."""
     for name in history.measures:
         title = f"{name[:1].upper()}{name[1:]}".replace("_", " ")
         note = "Measured with the training loss: mean since the record before."

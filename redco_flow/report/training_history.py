@@ -38,9 +38,9 @@ class History:
 
     Args:
         logged: of training: loss, learning_rate, grad_norm, tokens_per_second, how well devices
-            are used, and what the loss function measures beside the loss.
+            are used, and the loss function's other measures.
         evaluations: eval_loss and the metrics that were measured during training.
-        remarks: what a reader should know: resumed where, a damaged file.
+        remarks: steps at which it resumed, damaged files.
     """
 
     logged: list[Record] = field(default_factory=list)
@@ -54,13 +54,13 @@ class History:
 
     @property
     def evaluation_metrics(self) -> list[str]:
-        """What was measured in evaluations, `eval_loss` apart, in the order of appearance."""
+        """Metrics of evaluations without `eval_loss`, in the order of appearance."""
         names = _names_of_numbers(self.evaluations)
         return [name for name in names if name not in ("step", "epoch", "eval_loss")]
 
     @property
     def measures(self) -> list[str]:
-        """What the loss function measures beside the loss, in the order of appearance."""
+        """Measures of the loss function without the loss, in the order of appearance."""
         return [name for name in _names_of_numbers(self.logged) if name not in TRAINER_FIELDS]
 
     def forget_after(self, step: float) -> None:
@@ -70,7 +70,7 @@ class History:
 
 
 def read_history(attempts: Sequence[AttemptDirectory]) -> History:
-    """Return what a stage's attempts logged.
+    """Return the records of a stage's attempts.
 
     Args:
         attempts: first to last; those that computed something else than the last one (the code
@@ -95,7 +95,7 @@ def num_not_finite(records: Iterable[Record], key: str) -> int:
 
 
 def _add(history: History, attempt: AttemptDirectory) -> None:
-    """Go on with an attempt's records from the step where it began."""
+    """Append an attempt's records from the step where it began."""
     records, remark = _read(attempt)
     if remark:
         history.remarks.append(remark)
@@ -120,7 +120,7 @@ def _add_start(history: History, records: list[Record], attempt: int, *, is_requ
     if start and history.is_empty:
         history.remarks.append(f"An earlier run did the steps up to {start:,}; it has its records.")
     elif start:
-        how = "was queued again and went on" if is_requeued else "went on"
+        how = "was queued again and resumed" if is_requeued else "resumed"
         history.remarks.append(f"Attempt {attempt} {how} from step {start:,}.")
     history.forget_after(start)
     history.logged = _ascending([*history.logged, *filter(_is_of_training, records)])
@@ -141,12 +141,12 @@ def _read(attempt: AttemptDirectory) -> tuple[list[Record], str]:
 
 
 def _start(records: Sequence[Record]) -> int:
-    """The step whose checkpoint an attempt began with; 0 if it began anew."""
+    """The step whose checkpoint an attempt began with; 0 without one."""
     resumed = [record["step"] for record in records if record.get("is_resumed")]
     if resumed:
         return int(resumed[0])
-    # Without scores a checkpoint leaves no record: records stand at equal distances, so a first
-    # one that stands further from 0 than from the second is not the first of all.
+    # Without scores a checkpoint leaves no record: records are at equal distances, so a first
+    # one that is further from 0 than from the second is not the first of all.
     steps = sorted({record["step"] for record in records if _is_of_training(record)})
     if len(steps) < 2 or steps[0] <= steps[1] - steps[0]:
         return 0
@@ -159,7 +159,7 @@ def _is_of_training(record: Record) -> bool:
 
 
 def _flat(record: Record) -> Record:
-    """An evaluation's scores beside its step."""
+    """An evaluation's scores with its step."""
     return {**record["metrics"], "step": record["step"], "epoch": record.get("epoch")}
 
 

@@ -2,19 +2,30 @@
 
 import pytest
 
-from redco_flow.cli.compare import comparison_text
-from redco_flow.report.comparison import ComparedRun
+from redco_flow.cli.text import page_text
+from redco_flow.report.compared_run import ComparedRun
+from redco_flow.report.comparison import comparison_page
 from redco_flow.tracking.score_identity import ScoreIdentity
 
 
 def compared(label, **metrics) -> ComparedRun:
-    settings = {f"stages.train.setting_{index}": f"{label} {index}" for index in range(6)}
-    identities = {"accuracy": ScoreIdentity("test", label)}
-    nothing = {"run": None, "state": "completed", "created_at": "", "seconds": 5.0}
-    return ComparedRun(
-        label=label, settings=settings, metrics=metrics, identities=identities, directions={},
-        parts={}, trainings={}, **nothing,
-    )  # fmt: skip
+    run = ComparedRun(run=None, label=label)
+    run.__dict__.update(
+        settings={f"stages.train.setting_{index}": f"{label} {index}" for index in range(6)},
+        identities={"accuracy": ScoreIdentity("test", label)},
+        metrics=metrics,
+        directions={},
+        parts={},
+        trainings={},
+        state="completed",
+        created_at="",
+        seconds=5.0,
+    )
+    return run
+
+
+def comparison_text(runs, width) -> str:
+    return page_text(comparison_page(runs, ""), width)
 
 
 @pytest.mark.parametrize(("num_runs", "num_metrics"), [(2, 3), (2, 40), (30, 2), (12, 12)])
@@ -42,4 +53,4 @@ def test_a_comparison_of_scores_on_other_rows_has_a_footnote():
     text = comparison_text([compared("a", accuracy=1.0), compared("b", accuracy=2.0)], 300)
 
     assert "2 [1]" in text.splitlines()[2]
-    assert text.splitlines()[3] == "[1] accuracy: not compared with a: other rows of 'test'"
+    assert text.splitlines()[3] == "[1] not compared with a: other rows of 'test'"

@@ -5,8 +5,11 @@ import re
 
 import pytest
 
-from redco_flow.cli.history import history_text, read_history
+from redco_flow.cli.text import page_text
+from redco_flow.cli.view import read_run_view
 from redco_flow.records import write_json
+from redco_flow.report.compared_run import ComparedRun
+from redco_flow.report.history import history_page, read_entries
 from redco_flow.tracking.aliases import AliasEvent, AliasName, AliasStore
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, fingerprint, publish_result
@@ -74,7 +77,12 @@ class Pipeline:
         self.runs.append(run)
 
     def history(self, num_last=20):
-        return read_history(self.workspace, self.runs, num_last=num_last)
+        runs = [ComparedRun(run, view=read_run_view(run)) for run in self.runs]
+        return read_entries(runs, num_last=num_last)
+
+
+def history_text(entries, metrics) -> str:
+    return page_text(history_page("weekly", entries, metrics, {}, ""), 120)
 
 
 @pytest.fixture
@@ -92,7 +100,7 @@ def test_each_score_stands_beside_its_difference_to_the_last_run_that_has_it(pip
     assert first.differences == {}
     assert failed.metrics == {}
     assert last.differences == {"rougeL": 2.5}
-    assert "32.5 (+2.5)" in history_text(pipeline.history(), ["rougeL"], num_runs=3)
+    assert "32.5 (+2.50)" in history_text(pipeline.history(), ["rougeL"])
 
 
 def test_a_validation_score_is_never_subtracted_from_an_evaluations(pipeline, tmp_path):
@@ -120,7 +128,7 @@ def test_scores_on_other_rows_have_no_difference_but_a_footnote(pipeline):
     assert second.differences == {}
     assert second.not_compared == {"rougeL": "other rows of 'test' (2, not 1)"}
     assert third.differences == {"rougeL": 1.0}
-    shown = history_text(entries, ["rougeL"], num_runs=3).splitlines()
+    shown = history_text(entries, ["rougeL"]).splitlines()
     assert "90 [1]" in shown[2]
     assert shown[4] == "[1] not compared with the run before: other rows of 'test' (2, not 1)"
 
@@ -154,7 +162,7 @@ def test_a_failure_is_told_with_its_cause_and_the_first_line_of_its_message(pipe
 
     assert (entry.state, entry.cause) == ("failed", "out_of_memory")
     assert entry.message == "evaluate: job 7 was killed"
-    assert "out_of_memory" in history_text([entry], [], num_runs=1)
+    assert "out_of_memory" in history_text([entry], [])
 
 
 def test_only_the_pipeline_that_is_named_by_its_name_or_its_file_is_told(pipeline, tmp_path):

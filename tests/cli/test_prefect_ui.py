@@ -159,12 +159,11 @@ def test_the_page_of_a_run_shows_its_artifacts_and_tags(schedules, ui, often):
     for tag in ("pipeline: often", "profile: local", "schedule: often"):
         ui.get_by_text(tag, exact=True).first.wait_for()
     ui.get_by_text("Artifacts", exact=True).last.click()
-    ui.get_by_text("often-summary", exact=True).wait_for()
     picture(ui, "run")
-    ui.get_by_text("often-metrics", exact=True).click()
+    ui.get_by_text("often-summary", exact=True).click()
     ui.wait_for_url("**/artifacts/artifact/**")
-    ui.locator("table tbody tr").get_by_text("exact_match").wait_for()
-    picture(ui, "metrics")
+    ui.locator("table tbody tr").get_by_text("exact_match").first.wait_for()
+    picture(ui, "summary")
 
     server = ui.url.partition("/artifacts/")[0]
     assert [url for url in asked if not url.startswith((server, "data:", "ws:", "blob:"))] == []

@@ -38,20 +38,20 @@ def sweep(workspace, tmp_path):
     return make
 
 
-def test_the_best_point_is_named_where_all_were_scored_on_the_same_rows(sweep, workspace):
-    view = read_sweep_view(sweep(a=(50.0, "r"), b=(70.0, "r")), workspace)
+def test_the_best_point_is_named_where_all_were_scored_on_the_same_rows(sweep):
+    view = read_sweep_view(sweep(a=(50.0, "r"), b=(70.0, "r")))
 
     assert view["best"]["accuracy"]["point"] == ["seed=b"]
     assert view["not_compared"] == {}
 
 
-def test_no_point_is_the_best_where_one_was_scored_on_other_rows(sweep, workspace):
+def test_no_point_is_the_best_where_one_was_scored_on_other_rows(sweep):
     made = sweep(a=(50.0, "r"), b=(70.0, "other"))
 
-    view = read_sweep_view(made, workspace)
+    view = read_sweep_view(made)
 
     first, second = (point.run for point in made.points)
-    why = f"{second} cannot be compared with {first} (other rows of 'test')"
+    why = f"{second} is not compared with {first}: other rows of 'test'"
     assert view["best"] == {}
     assert view["not_compared"] == {"accuracy": why}
     assert f"no best accuracy: {why}" in sweep_text(view)

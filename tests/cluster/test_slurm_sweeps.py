@@ -73,7 +73,7 @@ class Sweeps:
         return sweep
 
     def view(self, sweep):
-        return read_sweep_view(sweep, self.workspace)
+        return read_sweep_view(sweep)
 
     def states(self, sweep):
         return [point["state"] for point in self.view(sweep)["points"]]

@@ -51,9 +51,9 @@ def test_a_stage_without_a_job_says_what_it_waits_for(run):
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"), [("preempted", "preempted"), ("terminated", "taken back by the cluster")]
+    ("cause", "said"), [("preempted", "preempted"), ("terminated", "stopped by the cluster")]
 )
-def test_a_requeued_job_says_why_and_from_which_step_it_goes_on(run, attempt, cause, said):
+def test_a_requeued_job_says_why_and_from_which_step_it_resumes(run, attempt, cause, said):
     begin(attempt, 0)
     ending = {"rank": 0, "restart": 0, "cause": cause, "exit_code": 0, "message": ""}
     attempt.rank_directory(0).mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_a_requeued_job_says_why_and_from_which_step_it_goes_on(run, attempt, ca
 
     words = words_of(run, "train", RUNS)
 
-    assert words == StageWords("Retrying", f"{said}, goes on at step 4200")
+    assert words == StageWords("Retrying", f"{said}, resumes at step 4200")
 
 
 def test_a_further_attempt_says_how_the_one_before_ended(run, attempt):
@@ -75,4 +75,4 @@ def test_a_further_attempt_says_how_the_one_before_ended(run, attempt):
     begin(again, 0)
 
     assert before == StageWords("Running")  # it has not begun
-    assert words_of(run, "train", entry) == StageWords("Retrying", "out of memory, begins again")
+    assert words_of(run, "train", entry) == StageWords("Retrying", "out of memory, starts again")

@@ -30,4 +30,4 @@ def test_the_page_shows_what_was_left_out_and_why(builder, read_report):
 def test_a_page_of_another_run_says_nothing_of_it(builder, read_report):
     builder.preprocess()
 
-    assert "What was left out" not in read_report(builder.close()).html
+    assert "Rows dropped by curation" not in read_report(builder.close()).html

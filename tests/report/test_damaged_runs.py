@@ -116,7 +116,7 @@ def test_damaged_records_are_told_and_the_rest_is_shown(builder, read_report):
 
     page = read_report(run)
 
-    assert "This report is not whole" in page.text
+    assert "This report is incomplete" in page.text
     assert "state.json: damaged record: it is no JSON" in page.text
     assert "Reproduce" in page.text
 
@@ -127,7 +127,7 @@ def test_a_run_without_its_record_has_a_page(builder, read_report):
 
     page = read_report(run)
 
-    assert "This report is not whole" in page.text
+    assert "This report is incomplete" in page.text
     assert "18.75" in page.text
 
 

@@ -1,4 +1,4 @@
-"""What is learnt of conversations stands on the page: shares, warnings, and the tokens marked."""
+"""The page shows the trained tokens of conversations: shares, warnings, marks."""
 
 COUNTS = {
     "rows": 3,
@@ -30,4 +30,4 @@ def test_the_page_shows_what_is_learnt_and_what_is_likely_a_mistake(builder, rea
 def test_a_page_of_other_data_says_nothing_of_it(builder, read_report):
     builder.preprocess()
 
-    assert "What is learnt" not in read_report(builder.close()).html
+    assert "Trained tokens" not in read_report(builder.close()).html

@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
-from redco_flow.cli.diff import diff_lines
+from redco_flow.cli.text import page_text
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.records import write_json, write_text
+from redco_flow.report.comparison import diff_page
 from redco_flow.report.run_diff.measures import Resampling
 from redco_flow.report.run_diff.runs import HIDDEN, diff_runs
 from redco_flow.tracking.run_directory import RunDirectory
@@ -19,6 +20,10 @@ NUM_EXAMPLES = 60
 
 def diff(first, second, num_resamples=0):
     return diff_runs(first, second, Resampling(num_resamples))
+
+
+def text_of(found):
+    return page_text(diff_page(found, ""), 120)
 
 
 def by_key(changes):
@@ -131,7 +136,7 @@ def test_a_difference_of_scores_has_the_interval_of_the_binomial(make_builder):
     assert change.low == pytest.approx(50 - spread, abs=1.7)
     assert change.high == pytest.approx(50 + spread, abs=1.7)
     assert change.is_significant
-    assert "better" in "\n".join(diff_lines(diff(first, second, num_resamples=400)))
+    assert "better" in text_of(diff(first, second, num_resamples=400))
 
 
 def test_scores_of_other_examples_have_no_interval_and_say_so(make_builder):
@@ -167,7 +172,7 @@ def test_scores_of_another_split_have_no_difference(make_builder):
 
     assert (change.first, change.second, change.difference, change.low) == (0.0, 5.0, None, None)
     assert change.not_compared == "another split: 'validation', not 'test'"
-    assert f"not compared: {change.not_compared}" in "\n".join(diff_lines(found))
+    assert f"not compared: {change.not_compared}" in text_of(found)
 
 
 def git(folder, *words):

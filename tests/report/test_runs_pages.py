@@ -1,12 +1,13 @@
 """Pages of several runs: comparison, sweep, history, diff; in a real browser too."""
 
-import dataclasses
+import copy
 from statistics import mean, stdev
 
 import pytest
 
-from redco_flow.report.comparison import comparison_page, overlaid, read_compared
-from redco_flow.report.history_page import HistoryEntry, history_page
+from redco_flow.report.compared_run import ComparedRun
+from redco_flow.report.comparison import comparison_page, diff_page, overlaid
+from redco_flow.report.history import HistoryEntry, history_page
 from redco_flow.report.run_diff.measures import Resampling
 from redco_flow.report.run_diff.runs import diff_runs
 from redco_flow.report.runs_page import write_page
@@ -46,7 +47,7 @@ def points(make_run):
     found = []
     for (rate, seed), score in SCORES.items():
         overrides = [f"learning_rate={rate}", f"seed={seed}"]
-        run = read_compared(make_run(rate, seed, score), "  ".join(overrides))
+        run = ComparedRun(make_run(rate, seed, score), "  ".join(overrides))
         found.append(SweptRun(run, overrides))
     return found
 
@@ -73,9 +74,15 @@ def history_entries():
     ]  # fmt: skip
 
 
-def diff_page(first, second, num_resamples):
-    diff = diff_runs(first, second, Resampling(num_resamples))
-    return comparison_page([read_compared(run) for run in (first, second)], NOW, diff)
+def page_of_diff(first, second, num_resamples):
+    return diff_page(diff_runs(first, second, Resampling(num_resamples)), NOW)
+
+
+def altered(run, **values):
+    """The run with other values of its cached properties."""
+    copied = copy.copy(run)
+    copied.__dict__.update(values)
+    return copied
 
 
 def read(page, folder) -> Page:
@@ -94,7 +101,7 @@ def test_a_comparison_has_the_settings_that_differ_and_marks_the_best_score(runs
 
 def test_a_score_on_other_rows_has_the_reason_below_it_and_no_score_is_the_best(runs, tmp_path):
     other = {"rouge1": ScoreIdentity("test", "other rows")}
-    one_differs = [*runs[:-1], dataclasses.replace(runs[-1], identities=other)]
+    one_differs = [*runs[:-1], altered(runs[-1], identities=other)]
 
     page = read(comparison_page(one_differs, NOW), tmp_path)
 
@@ -105,7 +112,7 @@ def test_a_score_on_other_rows_has_the_reason_below_it_and_no_score_is_the_best(
 
 def test_many_metrics_of_a_few_runs_have_a_line_each(runs, tmp_path):
     metrics = {f"metric {index}": float(index) for index in range(12)}
-    few = [dataclasses.replace(run, metrics=metrics) for run in runs]
+    few = [altered(run, metrics=metrics) for run in runs]
 
     page = read(comparison_page(few, NOW), tmp_path)
 
@@ -114,7 +121,7 @@ def test_many_metrics_of_a_few_runs_have_a_line_each(runs, tmp_path):
 
 def test_scores_of_parts_stand_beside_each_other_and_the_best_of_each_is_marked(runs, tmp_path):
     of_parts = [
-        dataclasses.replace(run, parts={"rouge1": {"de": score, "fr": 10.0}})
+        altered(run, parts={"rouge1": {"de": score, "fr": 10.0}})
         for run, score in zip(runs, (1.0, 3.0, 2.0), strict=False)
     ]
 
@@ -136,7 +143,7 @@ def test_scores_of_parts_name_their_stage_where_several_stages_have_some(make_bu
         scores = [{"rouge1": value}] * 4
         builder.evaluate(predictions, scores, {"rouge1": value}, parts=parts, stage=stage)
 
-    found = read_compared(builder.close()).parts
+    found = ComparedRun(builder.close()).parts
 
     assert found == {"evaluate/rouge1": {"de": 1.0}, "evaluate_again/rouge1": {"de": 2.0}}
 
@@ -208,7 +215,7 @@ def test_a_history_marks_promotions_new_data_and_failures(tmp_path):
 def test_a_diff_has_its_groups_and_both_runs_curves(make_run, tmp_path):
     first, second = make_run("1e-4", 0, 20.0), make_run("1e-3", 0, 30.0)
 
-    page = read(diff_page(first, second, 100), tmp_path)
+    page = read(page_of_diff(first, second, 100), tmp_path)
 
     setting = page.text[page.text.index("stages.train.learning_rate 0.0001") :]
     assert " 0.001 " in setting[:120]
@@ -223,10 +230,9 @@ def test_a_run_whose_records_are_damaged_is_compared_by_what_is_left(make_run, t
     (attempt,) = damaged.attempts("train")
     attempt.metrics_path.write_text("{}\nnonsense\n")
 
-    page = read(comparison_page([read_compared(one) for one in (whole, damaged)], NOW), tmp_path)
+    page = read(comparison_page([ComparedRun(one) for one in (whole, damaged)], NOW), tmp_path)
 
-    assert f"{damaged.id} … damaged" in page.text
-    assert f"{whole.id} ✓ completed" in page.text
+    assert f"run {whole.id} {damaged.id} state ✓ completed … damaged" in page.text
     assert "20.00" in page.text
 
 
@@ -239,7 +245,7 @@ def test_each_page_fits_a_phone_is_accessible_and_asks_for_nothing(
         "comparison": comparison_page(runs, NOW),
         "sweep": sweep_page(f"{TRAP}-sweep", "completed", points, NOW),
         "history": history_page(TRAP, given, ["rouge1"], {}, NOW),
-        "diff": diff_page(runs[0].run, runs[1].run, 0),
+        "diff": page_of_diff(runs[0].run, runs[1].run, 0),
     }
     for name, page in pages.items():
         path = write_page(page, tmp_path / f"{name}.html")

@@ -36,7 +36,7 @@ def test_a_resumed_attempt_replaces_what_was_logged_beyond_its_checkpoint(builde
     expected = [(10, 10.0), (20, 5.0), (25, 7.0), (35, 7.0), (45, 7.0)]
     assert points_of(history.logged, "loss") == expected
     assert points_of(history.evaluations, "rouge2") == [(20, 5.0)]
-    assert history.remarks == ["Attempt 2 went on from step 20."]
+    assert history.remarks == ["Attempt 2 resumed from step 20."]
 
 
 def test_an_attempt_that_resumed_without_scores_is_known_by_its_first_step(builder):
@@ -89,7 +89,7 @@ def test_an_attempt_that_its_cluster_queued_again_goes_on_with_its_own_history(b
 
     assert [step for step, _ in points_of(history.logged, "loss")] == [10, 20, 30, 40]
     assert points_of(history.logged, "loss")[2] == (30, 7.0)
-    assert history.remarks == ["Attempt 1 was queued again and went on from step 20."]
+    assert history.remarks == ["Attempt 1 was queued again and resumed from step 20."]
 
 
 def test_values_that_are_not_finite_are_counted_and_left_out(builder):

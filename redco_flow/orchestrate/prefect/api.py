@@ -1,4 +1,4 @@
-"""A Prefect API by its address: whether it answers, where its pages are, who may ask.
+"""A Prefect API by its address: health check, requests, addresses of its pages, login.
 
 Does not import Prefect: a health check is one HTTP request.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LOGIN_PATH = "/redco-flow/login"
-"""A page of our own server that lets a browser in; `prefect_serving` serves it."""
+"""A page of our own server that lets a browser in; `prefect.serve` serves it."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class PrefectApi:
 
     Args:
         is_ours: redco-flow's own server on this host.
-        auth: Prefect's authentication string, of our own servers; a named API's stands in the
-            user's settings.
+        auth: Prefect's authentication string, of our own servers; a named API's is in the user's
+            settings.
     """
 
     url: str
@@ -33,7 +33,7 @@ class PrefectApi:
 
     @property
     def database(self) -> str:
-        """Which database stands behind it: our server's port may change, its database stays."""
+        """A name of its database: our server's port may change, its database stays."""
         return f"local@{os.uname().nodename}" if self.is_ours else self.url
 
 
@@ -61,7 +61,7 @@ def ask(api: PrefectApi, path: str, body: dict[str, Any], *, timeout_seconds: fl
     """Return our own server's answer to one request.
 
     Raises:
-        OSError, ValueError, http.client.HTTPException: there is none, or it is no JSON.
+        OSError, ValueError, http.client.HTTPException: there is none, or it is not JSON.
     """
     parts = urllib.parse.urlsplit(api.url)
     token = base64.b64encode((api.auth or "").encode()).decode()

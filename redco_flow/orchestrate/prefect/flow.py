@@ -58,7 +58,7 @@ class FlowThread:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Give Prefect its time to take the run's end, and a server its time to come back.
+        """Wait a while for Prefect to record the run's end, or for its server to come back.
 
         Without either the next run reports it.
         """
@@ -117,7 +117,7 @@ class FlowThread:
             context.state_store.set_phase("importing Prefect")
         report.prepare_environment(api)
         flow = self._load_flow()
-        # First the dead: this run's own earlier flow run gets the state that the run has now.
+        # Flow runs of dead processes come first: an earlier one of this run gets its present state.
         finish_left_over(api)
         if self.decides:
             context.state_store.set_phase(f"registering the run at the Prefect server {api.url}")

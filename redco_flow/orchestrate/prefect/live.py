@@ -1,7 +1,7 @@
-"""Tell the Prefect UI how a stage is while it runs: why it waits, where it goes on, how far it is.
+"""Show in a task's name and state in the Prefect UI why its stage waits, or from where it resumes.
 
-One thread for each stage that a task follows. It reads the run's own files, and what Prefect does
-not take is told again later: neither a dead server nor a slow one is felt by the run.
+One thread for each stage that a task follows reads the run's own files. States are events of this
+process, which Prefect sends when it can: a dead or slow server does not delay the run.
 """
 
 from __future__ import annotations
@@ -9,19 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from redco_flow.orchestrate.prefect.artifacts import (
-    FlowRunArtifacts,
-    impatient_client,
-    read_live_artifact,
-)
 from redco_flow.orchestrate.run.session import RunSession
-from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.records import read_json_if_present
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.goodput import START
@@ -32,20 +24,16 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import TaskRun
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_SECONDS_TO_ANSWER = 5.0
-# A page is looked at often in the first minute and seldom in the tenth hour.
-_FIRST_PROGRESS, _LAST_PROGRESS = 2.0, 30.0
-_SHARE_OF_TIME = 0.05
 _QUEUED = re.compile(r"job \S+ waits in the queue: (?P<why>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class StageWords:
-    """How a stage is, for people.
+    """A stage's state as the UI shows it.
 
     Args:
         state: Pending, Running or Retrying: names that the UI knows and filters by.
-        words: such as "queued on Slurm: Priority"; empty where the state says all.
+        words: such as "queued on Slurm: Priority"; empty where the state is enough.
     """
 
     state: str
@@ -53,7 +41,7 @@ class StageWords:
 
 
 def words_of(run: RunDirectory, stage: str, entry: Mapping[str, Any]) -> StageWords:
-    """Return how a stage is that has not ended.
+    """Return the state of a stage that has not ended.
 
     Args:
         entry: its entry in state.json.
@@ -64,16 +52,16 @@ def words_of(run: RunDirectory, stage: str, entry: Mapping[str, Any]) -> StageWo
         return StageWords("Pending", said)
     attempt = run.attempt(stage, number)
     progress = unless_damaged(attempt.read_progress) or {}
-    # The cluster is asked seldom: a heartbeat since then knows better than its answer.
+    # The cluster is polled seldom: a later heartbeat is newer than its answer.
     if said and progress.get("time", "") <= entry.get("told_at", ""):
         return StageWords("Pending", _queue_words(said, attempt))
-    if (why := _why_again(run, attempt)) is not None and progress:
-        return StageWords("Retrying", f"{why}, {_where_it_goes_on(attempt)}")
+    if (cause := _restart_cause(run, attempt)) is not None and progress:
+        return StageWords("Retrying", f"{cause}, {_start_words(attempt)}")
     return StageWords("Running")
 
 
 def _queue_words(said: str, attempt: AttemptDirectory) -> str:
-    """Why a job waits, in the cluster's own words."""
+    """The cluster's own reason why a job waits."""
     found = _QUEUED.fullmatch(said)
     if found is None:
         return said
@@ -81,9 +69,9 @@ def _queue_words(said: str, attempt: AttemptDirectory) -> str:
     return f"queued on {str(job.get('executor', 'the cluster')).capitalize()}: {found['why']}"
 
 
-def _why_again(run: RunDirectory, attempt: AttemptDirectory) -> str | None:
-    """Why this is not the stage's first start; None where it is."""
-    # Of the start before, if the cluster has started the same job again.
+def _restart_cause(run: RunDirectory, attempt: AttemptDirectory) -> str | None:
+    """The cause that ended the start before; None of the stage's first start."""
+    # If the cluster has started the same job again, the attempt has the ending itself.
     ending = unless_damaged(lambda: read_json_if_present(attempt.rank_exit_path(0))) or {}
     cause = str(ending.get("cause") or "")
     if not cause and attempt.number > 1:
@@ -91,18 +79,18 @@ def _why_again(run: RunDirectory, attempt: AttemptDirectory) -> str | None:
         cause = before or Cause.LOST
     if not cause or cause == Cause.COMPLETED:
         return None
-    return "taken back by the cluster" if cause == Cause.TERMINATED else cause.replace("_", " ")
+    return "stopped by the cluster" if cause == Cause.TERMINATED else cause.replace("_", " ")
 
 
-def _where_it_goes_on(attempt: AttemptDirectory) -> str:
+def _start_words(attempt: AttemptDirectory) -> str:
     starts = [one for one in attempt.read_metrics() if one.get("kind") == START]
     step = starts[-1].get("start_step") if starts else 0
-    return f"goes on at step {step}" if step else "begins again"
+    return f"resumes at step {step}" if step else "starts again"
 
 
 @contextlib.contextmanager
-def told_live(session: RunSession, stage: str) -> Iterator[None]:
-    """Have the present task's page tell how its stage is until the block is left."""
+def reporting_live(session: RunSession, stage: str) -> Iterator[None]:
+    """Show the stage's state on the present task's page until the block is left."""
     from prefect.context import TaskRunContext
 
     context = TaskRunContext.get()
@@ -110,39 +98,48 @@ def told_live(session: RunSession, stage: str) -> Iterator[None]:
         yield  # called as a function, by a test or a script
         return
     store, run = session.context.state_store, session.context.run
-    states = _States(stage, context.task_run)
-    watch = _Watch(run, stage, store, states, context.task_run.flow_run_id)
-    threading.Thread(target=watch.run, name=f"page of {stage}", daemon=True).start()
+    page, done = _TaskPage(stage, context.task_run), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_SECONDS_BETWEEN_LOOKS):
+            with contextlib.suppress(Exception):  # Prefect, a torn record: the next look retries
+                page.show(words_of(run, stage, store.stage(stage)))
+
+    threading.Thread(target=watch, name=f"page of {stage}", daemon=True).start()
     try:
         yield
     finally:
-        watch.done.set()
-        states.close(store.stage(stage))
+        done.set()
+        page.close(store.stage(stage))
 
 
-class _States:
-    """The state and the name of one task run, as long as the task has not come to its end.
+class _TaskPage:
+    """The state and the name of one task run until its task ends.
 
-    They go the way of the task's own states, as events of this process: whatever a server is told
-    last is then the task's end. Nothing here waits for a server.
+    They are sent as the task's own states are, as events of this process, so the task's end is the
+    last that a server receives. Nothing here waits for a server.
     """
 
     def __init__(self, stage: str, task_run: TaskRun) -> None:
         self._stage = stage
         self._task_run = task_run
-        self._told = StageWords("Running")
+        self._shown = StageWords("Running")
         self._mutex = threading.Lock()
         self._is_closed = False
 
-    def tell(self, now: StageWords) -> None:
-        """Show how the stage is, if that is news."""
+    def show(self, now: StageWords) -> None:
+        """Show the stage's state, if it has changed."""
         with self._mutex:
-            if now != self._told and not self._is_closed:
+            if now != self._shown and not self._is_closed:
                 self._emit(now)
-                self._told = now
+                self._shown = now
 
     def close(self, entry: Mapping[str, Any]) -> None:
-        """Leave the task run to its task; what was reused keeps the name of its maker."""
+        """Leave the task run to its task; a reused stage's keeps the name of the run that made it.
+
+        Args:
+            entry: the stage's in state.json.
+        """
         with self._mutex:
             self._is_closed = True
         maker = (entry.get("made_by") or {}).get("run")
@@ -159,51 +156,3 @@ class _States:
         name = f"{self._stage}: {now.words}" if now.words else self._stage
         shown = self._task_run.model_copy(update={"name": name, "state": state})
         emit_task_run_state_change_event(shown, self._task_run.state, state)
-
-
-class _Watch:
-    """Looks at one stage until it is done."""
-
-    def __init__(
-        self,
-        run: RunDirectory,
-        stage: str,
-        store: StateStore,
-        states: _States,
-        flow_run_id: UUID,
-    ) -> None:
-        self.done = threading.Event()
-        self._run = run
-        self._stage = stage
-        self._store = store
-        self._states = states
-        self._artifacts = FlowRunArtifacts(flow_run_id)
-        self._sent: Any = None
-
-    def run(self) -> None:
-        """Look, tell, sleep."""
-        began = time.monotonic()
-        progress_at = 0.0
-        while not self.done.wait(_SECONDS_BETWEEN_LOOKS):
-            # Whatever fails here (Prefect, a torn record), the next look tries again.
-            with contextlib.suppress(Exception):
-                self._states.tell(words_of(self._run, self._stage, self._entry()))
-            elapsed = time.monotonic() - began
-            if elapsed >= progress_at:
-                interval = max(_FIRST_PROGRESS, _SHARE_OF_TIME * elapsed)
-                progress_at = elapsed + min(_LAST_PROGRESS, interval)
-                with contextlib.suppress(Exception):
-                    self._send()
-
-    def _entry(self) -> Mapping[str, Any]:
-        return self._store.stage(self._stage)
-
-    def _send(self) -> None:
-        if self._entry().get("state") != State.RUNNING:
-            return
-        progress = read_live_artifact(self._run, self._stage)
-        if progress is None or progress == self._sent or self.done.is_set():
-            return
-        with impatient_client(_SECONDS_TO_ANSWER) as client:
-            self._artifacts.put([progress], client)
-        self._sent = progress

@@ -1,6 +1,6 @@
-"""What Prefect is told of runs, also of those whose process is gone, and what it is asked.
+"""Flow runs at a Prefect API: create, summarize and finish them, also after their process died.
 
-The flow run is made before the flow starts (its id is then known for the page's address and for
+The flow run is created before the flow starts (its id is then known for the page's address and for
 cancelling) and carries the tags: a tag on a task would make it ask the server for a slot, and a
 dead server would then stop the run. Every call here may fail without harm: Prefect is a view.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import http.client
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +21,6 @@ from uuid import UUID
 
 from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
-from redco_flow.orchestrate.prefect.artifacts import (
-    FlowRunArtifacts,
-    impatient_client,
-    read_page_artifacts,
-)
 from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
 from redco_flow.orchestrate.run.session import RunSession
 from redco_flow.orchestrate.run.state import ENDED_RUN_STATES, LaunchRecord
@@ -45,6 +41,51 @@ SCHEDULE_VARIABLE = "REDCO_FLOW_SCHEDULE"
 """Of the environment: the name of the schedule whose firing started this process."""
 
 _SECONDS_TO_ANSWER = 10.0
+_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+@contextlib.contextmanager
+def impatient_client(*, num_retries: int = 0) -> Iterator[SyncPrefectClient]:
+    """Yield a client of the API that waits a few seconds at most for each answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
+
+    patience = {
+        PREFECT_API_REQUEST_TIMEOUT: _SECONDS_TO_ANSWER,
+        PREFECT_CLIENT_MAX_RETRIES: num_retries,
+    }
+    with temporary_settings(patience), get_client(sync_client=True) as client:
+        yield client
+
+
+def put_summary(
+    run: RunDirectory, workspace: Workspace, flow_run_id: UUID, client: SyncPrefectClient
+) -> None:
+    """Create the artifact with the run's summary, or update the one that was sent before.
+
+    Raises:
+        DamagedRecord: the run's own records cannot be read.
+        Exception: any that Prefect's client raises where the API rejects the artifact.
+    """
+    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+
+    # By name: the report and the orchestrator do not import each other.
+    page = importlib.import_module("redco_flow.report.prefect_page")
+    summary = page.run_summary(run, workspace)
+    content: dict[str, Any] = {"description": summary.description, "data": summary.data}
+    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    sent = client.read_artifacts(flow_run_filter=of_run)
+    if (known := next((one.id for one in sent if one.key == summary.key), None)) is not None:
+        client.update_artifact(known, ArtifactUpdate(**content))
+        return
+    client.create_artifact(
+        ArtifactCreate(key=summary.key, type="markdown", flow_run_id=flow_run_id, **content)
+    )
 
 
 class OpenRecord(TypedDict):
@@ -57,7 +98,7 @@ class OpenRecord(TypedDict):
 
 @dataclass(frozen=True)
 class OpenFlowRun:
-    """One such flow run."""
+    """A flow run whose end the server does not have yet, and its record."""
 
     path: Path
     run: RunDirectory
@@ -82,12 +123,12 @@ class OpenFlowRun:
         self.path.unlink(missing_ok=True)
 
     def finish(self) -> bool:
-        """Tell the server the end, by the run's own files; return whether it has it now."""
+        """Send the run's end by its own files; return whether the server has it now."""
         from prefect.exceptions import ObjectNotFound
 
         try:
-            with impatient_client(_SECONDS_TO_ANSWER) as client:
-                self._tell(client, UUID(self.path.stem))
+            with impatient_client() as client:
+                self._send_end(client, UUID(self.path.stem))
         except ObjectNotFound:
             pass  # it was deleted there
         except Exception:  # noqa: BLE001 (the next run tries again)
@@ -95,13 +136,12 @@ class OpenFlowRun:
         self.close()
         return True
 
-    def _tell(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+    def _send_end(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         state = state_left_by(self.run)
         if not state.is_crashed():
-            with contextlib.suppress(DamagedRecord):  # the end can be told all the same
+            with contextlib.suppress(DamagedRecord):  # the end can be sent all the same
                 workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
-                found = read_page_artifacts(self.run, workspace)
-                FlowRunArtifacts(flow_run_id).put(found, client)
+                put_summary(self.run, workspace, flow_run_id, client)
         client.set_flow_run_state(flow_run_id, state, force=True)
 
 
@@ -111,7 +151,7 @@ def finish_left_over(api: PrefectApi) -> None:
         if not ProcessIdentity.from_json(record["process"]).is_alive():
             is_finished = OpenFlowRun(path, RunDirectory(Path(record["run"]))).finish()
             if not is_finished:
-                return  # who does not answer for one, in seconds, is not asked about the others
+                return  # a server that does not answer for one is not asked about the others
 
 
 def users_of(api: PrefectApi) -> list[str]:
@@ -167,14 +207,11 @@ def state_left_by(run: RunDirectory) -> State[Any]:
         return Crashed(message=str(damage))
     if state["state"] in kinds:
         return kinds[state["state"]](message=state.get("message") or None)
-    return Crashed(message="its launcher died; `redco-flow resume` takes the run up again.")
+    return Crashed(message="its launcher died; `redco-flow resume` continues the run.")
 
 
 def _folder() -> Path:
     return home_directory() / "prefect" / "open"
-
-
-_SECONDS_BETWEEN_LOOKS = 2.0
 
 
 def prepare_environment(api: PrefectApi) -> None:
@@ -211,8 +248,8 @@ def create_flow_run(
         tags: the pipeline's own; its name, profile, user, host and the schedule are added.
 
     Raises:
-        Exception: whatever Prefect's client raises when the API does not take it within half a
-            minute.
+        Exception: any that Prefect's client raises when the API rejects the flow run, or does not
+            answer within half a minute.
     """
     from prefect.states import Pending
 
@@ -229,7 +266,7 @@ def create_flow_run(
     if schedule := os.environ.get(SCHEDULE_VARIABLE):
         all_tags.append(f"schedule: {schedule}")
     # Jobs wait for this, and a server whose database is locked would have them wait for minutes.
-    with impatient_client(_SECONDS_TO_ANSWER, num_retries=1) as client:
+    with impatient_client(num_retries=1) as client:
         flow_run = client.create_flow_run(
             flow, parameters=parameters, name=run.id, tags=all_tags, state=Pending()
         )
@@ -242,35 +279,35 @@ def page_of(flow_run: FlowRun, api: PrefectApi) -> str:
 
 
 def publish_summary(session: RunSession) -> None:
-    """Put what the run has come to on its page; what fails now is tried again after the flow."""
+    """Put the run's summary on its page; where that fails it is tried again after the flow."""
     from prefect.context import get_run_context
     from prefect.logging import get_run_logger
 
     flow_run = get_run_context().flow_run  # type: ignore[union-attr]
     assert flow_run is not None
     try:
-        found = read_page_artifacts(session.context.run, session.context.workspace)
-        with impatient_client(_SECONDS_TO_ANSWER, num_retries=1) as client:
-            FlowRunArtifacts(flow_run.id).put(found, client)
+        context = session.context
+        with impatient_client(num_retries=1) as client:
+            put_summary(context.run, context.workspace, flow_run.id, client)
         session.summary_is_published = True
     except Exception as error:  # noqa: BLE001 (the server may be gone, a record damaged)
         get_run_logger().warning("the run's page could not be filled: %r", error)
 
 
 def watch_for_cancelling(flow_run_id: UUID, on_cancel: Callable[[str], None]) -> threading.Event:
-    """Ask now and then whether the flow run was cancelled on its page.
+    """Poll the API for a cancellation of the flow run on its page.
 
-    Prefect tells the flow of that only if the flow was started by one of its own workers.
+    Prefect notifies a flow of that only if one of its own workers has started the flow.
 
     Returns:
-        An event that ends the asking.
+        An event that ends the polling.
     """
     done = threading.Event()
 
     def look() -> None:
-        with impatient_client(_SECONDS_TO_ANSWER) as client:
+        with impatient_client() as client:
             while not done.wait(_SECONDS_BETWEEN_LOOKS):
-                with contextlib.suppress(Exception):  # a server that is away has no news
+                with contextlib.suppress(Exception):  # the server may be down
                     state = client.read_flow_run(flow_run_id).state
                     if state and (state.is_cancelling() or state.is_cancelled()):
                         on_cancel("cancelled on its Prefect page")

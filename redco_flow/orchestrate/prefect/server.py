@@ -1,10 +1,10 @@
 """Keep one local Prefect server in the background: start it on first use, find it again, stop it.
 
-What stands under `~/.redco-flow/prefect/<host>` (0700; `REDCO_FLOW_HOME` moves it): `server.json`
-(process, url, the secret that it asks for; 0600), `server.lock` (held while one is being started),
-`server.log`, Prefect's database. One folder per host, because login nodes share a home and SQLite
-bears one server. A server named by `PREFECT_API_URL` or by the profile is another's: it
-is used, never started or stopped. Knows no run and does not import Prefect.
+Files in `~/.redco-flow/prefect/<host>` (0700; `REDCO_FLOW_HOME` moves it): `server.json` (process,
+url, secret; 0600), `server.lock` (held while one is being started), `server.log`, Prefect's
+database. One folder per host, because login nodes share a home and SQLite bears one server. A
+server named by `PREFECT_API_URL` or by the profile is used, never started or stopped. Does not
+import Prefect.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PrefectProcess:
     """A server that was started, and may have ended since.
 
     Args:
-        auth: what it asks of everybody; None: nothing, as older versions' servers do.
+        auth: the secret that each request needs; None: none, as of older versions' servers.
     """
 
     url: str
@@ -100,9 +100,9 @@ def start_lasting(
         folder: Prefect's home, with its database.
         log: takes its output.
         preferred_port: the system chooses another one where this one is taken.
-        auth: what it asks of everybody who comes.
-        record: writes where it is found again. A caller that is killed before leaves no server:
-            one that nothing finds would keep its port, beside the next one on the same database.
+        auth: the secret that each request needs.
+        record: writes the record by which it is found again. A caller that is killed before
+            leaves no server: one without a record would keep its port and the database.
 
     Raises:
         PrefectServerError: there is no free port, or the process died at once.
@@ -112,7 +112,7 @@ def start_lasting(
         with _listen(preferred_port, 0) as listener:
             started = _spawn(folder, listener, auth, stdin=gate, stdout=log, stderr=log)
         record(started)
-        with contextlib.suppress(BrokenPipeError):  # it has died: who waits for it will see
+        with contextlib.suppress(BrokenPipeError):  # it has died, which waiting for it reports
             os.write(opener, b"1")
         return started
     finally:
@@ -163,7 +163,7 @@ def _environment(folder: Path, port: int, url: str, auth: str) -> dict[str, str]
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_API_HOST": _ADDRESS,
         "PREFECT_SERVER_API_PORT": str(port),
-        # Every user of this machine could read and cancel otherwise. What belongs to another
+        # Every user of this machine could read and cancel otherwise. The environment of another
         # user's process cannot be read, unlike its arguments.
         "PREFECT_SERVER_API_AUTH_STRING": auth,
         "PREFECT_API_AUTH_STRING": auth,
@@ -182,7 +182,7 @@ _PREFERRED_PORT = 4200
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Where runs report to, and whether it answers.
+    """The API that runs report to, and whether it answers.
 
     Args:
         url: the API's address, or None when no server was ever started here.
@@ -231,7 +231,7 @@ def external_url(profile_url: str | None = None) -> str | None:
 
 
 def name_own(url: str) -> None:
-    """Have Prefect, imported later, and this process's children talk to our own server."""
+    """Point Prefect, imported later, and this process's children to our own server."""
     os.environ["PREFECT_API_URL"] = os.environ[_OWN_URL] = url
 
 
@@ -284,7 +284,7 @@ def stop_server(*, grace_seconds: float = 10.0) -> bool:
 
 
 def server_status(profile_url: str | None = None) -> ServerStatus:
-    """Tell where runs report to, without starting anything."""
+    """Return the API that runs report to, without starting anything."""
     if named := external_url(profile_url):
         return ServerStatus(named, is_healthy(named), ours=False, pid=None)
     record = _read_record()

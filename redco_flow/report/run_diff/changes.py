@@ -1,4 +1,4 @@
-"""One thing that differs between two runs, and how what their stages have in common is compared."""
+"""Compare two runs key by key: settings, digests, versions, of the run and of common stages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from redco_flow.tracking.results import ABSENT
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that two runs have differently.
+    """A key whose values differ in two runs.
 
     Args:
-        key: what: a setting's dotted key, a file's, module's or package's name.
+        key: a setting's dotted key, a file's, module's or package's name.
         first: its value in the first run, anything JSON; ABSENT where the run has none.
         second: its value in the second run.
-        first_place: where the first value was written: `file:line`, the command line's
-            `key=value`, "default"; empty where that is not known or says nothing.
-        second_place: where the second was.
+        first_place: the place of the first value: `file:line`, the command line's `key=value`,
+            "default"; empty where it is not known.
+        second_place: of the second value.
         stages: the stages that have it so; empty where it is the whole run's.
     """
 
@@ -52,7 +52,7 @@ def changed_keys(
 def changes_by_stage(
     first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]
 ) -> list[Change]:
-    """Return what differs in the stages that both runs have; equal changes of stages are one.
+    """Return the differences of the stages that both runs have; equal changes of stages are one.
 
     Args:
         first: of each stage, value by key.
@@ -69,7 +69,7 @@ def changes_by_stage(
 def collect(
     stages: Mapping[str, Any], read: Callable[[Any], Mapping[str, Any] | None]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return what `read` finds of each stage; stages of which nothing is known are left out."""
+    """Return the result of `read` for each stage; stages with None are left out."""
     found = {name: read(stage) for name, stage in stages.items()}
     return {name: values for name, values in found.items() if values is not None}
 

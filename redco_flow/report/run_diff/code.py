@@ -1,7 +1,7 @@
 """The code of two runs as one unified patch, from their commits and their `code.patch`.
 
-In a repository that has both commits the two trees are made anew, in a folder of their own, and
-compared; nothing is written into the repository. Elsewhere the two `code.patch` are compared.
+In a repository that has both commits the two trees are created in a temporary folder and compared;
+nothing is written into the repository. Elsewhere the two `code.patch` are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CodePatch:
 
     Args:
         text: a unified patch; empty where the code is the same or the patch cannot be made.
-        remark: why there is none, or what it is if it cannot be applied to the first run's code.
+        remark: why there is none, or why it cannot be applied to the first run's code.
     """
 
     text: str = ""
@@ -36,7 +36,7 @@ class CodePatch:
 
 
 class _GitFailed(Exception):
-    """A git command did not succeed; says why."""
+    """A git command failed; the message has its last line."""
 
 
 def code_patch(first: RunDirectory, second: RunDirectory) -> CodePatch:
@@ -86,7 +86,7 @@ def _started_in(run: RunDirectory) -> Path | None:
 def _between_trees(
     repository: Path, runs: tuple[RunDirectory, RunDirectory], commits: list[str]
 ) -> str:
-    """The difference of the two runs' trees, whose new objects go into a folder of their own."""
+    """The difference of the two runs' trees, whose new objects go into a temporary folder."""
     objects = os.fsdecode(_git(repository, "rev-parse", "--git-path", "objects").rstrip(b"\n"))
     with tempfile.TemporaryDirectory() as folder:
         variables = {
@@ -132,7 +132,7 @@ def _git(folder: Path, *arguments: str, variables: Mapping[str, str] | None = No
 def _between_patches(
     first: RunDirectory, second: RunDirectory, problem: str, *, is_one_commit: bool
 ) -> CodePatch:
-    """The two code.patch beside each other, which say all where the commit is the same."""
+    """The difference of the two code.patch, which is complete where the commit is the same."""
     old, new = _lines(first.patch_path), _lines(second.patch_path)
     names = (f"{first.id}/code.patch", f"{second.id}/code.patch")
     text = "".join(difflib.unified_diff(old, new, *names))

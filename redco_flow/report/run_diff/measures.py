@@ -1,4 +1,4 @@
-"""What differs in two runs' metrics, with how sure that is, and in how their trainings ended."""
+"""Differences of two runs' metrics, with intervals, and of their trainings' last records."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.report.compared_run import ComparedRun
 from redco_flow.report.metrics import direction_of, metrics_artifact
 from redco_flow.report.run_diff.changes import Change, changes_by_stage, collect
 from redco_flow.report.stage_facts import DAMAGED, StageFacts, logging_attempts
 from redco_flow.report.training_history import Record, read_history
-from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.metrics_artifact import read_metrics
 from redco_flow.tracking.paired_bootstrap import (
     CannotCompare,
@@ -30,7 +30,7 @@ Stages = Mapping[str, StageFacts]
 
 @dataclass(frozen=True)
 class Resampling:
-    """How often examples are drawn for an interval; the defaults are those of a comparing stage.
+    """Draws of the bootstrap for an interval; the defaults are those of the stage `compare`.
 
     Args:
         num_resamples: 0 for no intervals.
@@ -41,14 +41,6 @@ class Resampling:
     num_resamples: int = 10_000
     confidence: float = 0.95
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A run's stages, and the store in which their metrics artifacts are."""
-
-    stages: Stages
-    store: ArtifactStore
 
 
 @dataclass(frozen=True)
@@ -85,14 +77,16 @@ class MetricChange:
         return asdict(self)
 
 
-def metric_changes(first: Scored, second: Scored, resampling: Resampling) -> list[MetricChange]:
+def metric_changes(
+    first: ComparedRun, second: ComparedRun, resampling: Resampling
+) -> list[MetricChange]:
     """Return the metrics that differ or cannot be compared, those of both runs first.
 
     Args:
         resampling: of the intervals; without resamples there are none.
     """
     old, new = _located(first), _located(second)
-    directions = _directions(first) | _directions(second)
+    directions = {**first.directions, **second.directions}
     pairs = _Pairs(first, second, resampling)
     names = dict.fromkeys((*(name for name in new if name in old), *new, *old))
     found = [_change(name, old.get(name), new.get(name), pairs) for name in names]
@@ -113,7 +107,7 @@ class _Score:
     identity: ScoreIdentity
 
 
-def _located(side: Scored) -> dict[str, _Score]:
+def _located(side: ComparedRun) -> dict[str, _Score]:
     """Every metric of a run by the name that people use."""
     stages = side.stages
     entries = {
@@ -131,14 +125,6 @@ def _located(side: Scored) -> dict[str, _Score]:
 def _is_equal(first: float | None, second: float | None) -> bool:
     both_nan = all(one is not None and math.isnan(one) for one in (first, second))
     return first == second or both_nan
-
-
-def _directions(side: Scored) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for stage in side.stages.values():
-        artifact = metrics_artifact(stage, side.store)
-        found |= artifact.metadata.get("directions") or {} if artifact else {}
-    return found
 
 
 def _change(name: str, old: _Score | None, new: _Score | None, pairs: _Pairs) -> MetricChange:
@@ -161,13 +147,13 @@ def _change(name: str, old: _Score | None, new: _Score | None, pairs: _Pairs) ->
 class _Pairs:
     """Pairs of evaluations, each resampled once for all its metrics."""
 
-    def __init__(self, first: Scored, second: Scored, resampling: Resampling) -> None:
+    def __init__(self, first: ComparedRun, second: ComparedRun, resampling: Resampling) -> None:
         self._sides = (first, second)
         self._resampling = resampling
         self._found: dict[tuple[str, str], dict[str, dict[str, Any]] | str] = {}
 
     def find(self, first: str, second: str, key: str) -> dict[str, Any] | str:
-        """The comparison of a score, or why there is none; empty where that goes without saying."""
+        """The comparison of a score, or why there is none; empty where that is obvious."""
         pair = (first, second)
         if pair not in self._found:
             self._found[pair] = self._compare(*pair)
@@ -218,7 +204,7 @@ def _is_metrics(output: str) -> bool:
 
 
 def training_changes(first: Stages, second: Stages) -> list[Change]:
-    """Return what differs in the last records of the trainings: steps, losses, epochs."""
+    """Return the differences of the trainings' last records: steps, losses, epochs."""
     return changes_by_stage(collect(first, _last_records), collect(second, _last_records))
 
 
@@ -226,7 +212,7 @@ _LOGGED = {"step": "step", "epoch": "epoch", "loss": training_metric("loss")}
 
 
 def _last_records(stage: StageFacts) -> dict[str, Any] | None:
-    """The last that a training logged, and its last evaluation; None where it logged nothing."""
+    """A training's last record and its last evaluation; None where it logged nothing."""
     attempts, _ = logging_attempts(stage)
     if not any(attempt.metrics_path.is_file() for attempt in attempts):
         return None

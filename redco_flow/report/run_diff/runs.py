@@ -1,6 +1,6 @@
-"""What differs between two runs, from their files: settings, data, code, packages, scores, places.
+"""Differences of two runs by their files: settings, data, code, packages, scores, placement.
 
-Reads only. What cannot be read is said in `remarks` and left out.
+Reads only. Records that cannot be read are named in `remarks` and left out.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from redco_flow.errors import RedcoFlowError
+from redco_flow.report.compared_run import ComparedRun
 from redco_flow.report.run_diff.changes import Change, changed_keys, changes_by_stage, collect
 from redco_flow.report.run_diff.code import CodePatch, code_patch
 from redco_flow.report.run_diff.measures import (
     MetricChange,
     Resampling,
-    Scored,
     metric_changes,
     training_changes,
 )
 from redco_flow.report.run_diff.settings import SettingChanges, flatten, setting_changes
-from redco_flow.report.stage_facts import DAMAGED, StageFacts, read_stages
-from redco_flow.tracking.artifacts import ArtifactStore
+from redco_flow.report.stage_facts import DAMAGED, StageFacts
 from redco_flow.tracking.damage import LaunchFile
 from redco_flow.tracking.results import ABSENT, StageResult
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
-from redco_flow.tracking.workspace import Workspace
 
 _Found = TypeVar("_Found")
 
@@ -35,48 +33,8 @@ _PROFILE = "profile."
 
 
 @dataclass(frozen=True)
-class RunSide:
-    """One of the two runs.
-
-    Args:
-        stages: what its files say of each stage, in the pipeline's order.
-    """
-
-    run: RunDirectory
-    workspace: Workspace
-    stages: dict[str, StageFacts]
-
-    @classmethod
-    def read(cls, run: RunDirectory, remark: Callable[[str], None]) -> RunSide:
-        """Read a run's stages.
-
-        Args:
-            remark: told what could not be read.
-        """
-        workspace = Workspace(run.path.parents[1])
-        return cls(run, workspace, read_stages(run, workspace, remark))
-
-    @property
-    def state(self) -> str:
-        """By state.json."""
-        state = unless_damaged(self.run.read_state) or {}
-        return str(state.get("state") or "damaged")
-
-    @property
-    def scored(self) -> Scored:
-        """Its stages and where their metrics artifacts are."""
-        return Scored(self.stages, ArtifactStore(self.workspace))
-
-    def of_results(
-        self, read: Callable[[StageResult], Mapping[str, Any]]
-    ) -> dict[str, Mapping[str, Any]]:
-        """What `read` finds in the result of each stage that has one."""
-        return collect(self.stages, lambda stage: read(stage.result) if stage.result else None)
-
-
-@dataclass(frozen=True)
 class RunDiff:
-    """What differs between two runs, and what does not.
+    """The differences of two runs by group.
 
     Args:
         stages: states, and stages that only one of the runs has.
@@ -85,15 +43,15 @@ class RunDiff:
         code: commit, uncommitted changes, and the modules whose sources differ.
         patch: from the first run's code to the second's.
         packages: versions that the stages computed with.
-        metrics: scores, with how sure their differences are.
+        metrics: scores, with the intervals of their differences.
         training: the last records of trainings.
-        placement: what is no part of a result's identity: profile, executor, hosts, devices, and
-            settings of that kind.
-        remarks: what could not be read.
+        placement: parts that are not in a result's identity: profile, executor, hosts, devices,
+            and settings of that kind.
+        remarks: records that could not be read.
     """
 
-    first: RunSide
-    second: RunSide
+    first: ComparedRun
+    second: ComparedRun
     stages: tuple[Change, ...] = ()
     settings: tuple[Change, ...] = ()
     data: tuple[Change, ...] = ()
@@ -138,7 +96,7 @@ class RunDiff:
 
 
 def diff_runs(first: RunDirectory, second: RunDirectory, resampling: Resampling) -> RunDiff:
-    """Return what differs between two runs, which may be of two workspaces.
+    """Return the differences of two runs, which may be of two workspaces.
 
     Args:
         resampling: of the metrics' intervals.
@@ -146,8 +104,7 @@ def diff_runs(first: RunDirectory, second: RunDirectory, resampling: Resampling)
     Raises:
         DamagedRecord: the run.json of one is damaged.
     """
-    remarks: list[str] = []
-    old, new = RunSide.read(first, remarks.append), RunSide.read(second, remarks.append)
+    old, new, remarks = ComparedRun(first), ComparedRun(second), list[str]()
     settings = _or_remark(lambda: _settings(old, new), SettingChanges(), remarks.append)
     return RunDiff(
         old,
@@ -158,15 +115,15 @@ def diff_runs(first: RunDirectory, second: RunDirectory, resampling: Resampling)
         code=tuple(_code(old, new)),
         patch=_or_remark(lambda: code_patch(first, second), CodePatch(), remarks.append),
         packages=tuple(_by_stage(old, new, lambda result: result.versions)),
-        metrics=tuple(metric_changes(old.scored, new.scored, resampling)),
+        metrics=tuple(metric_changes(old, new, resampling)),
         training=tuple(training_changes(old.stages, new.stages)),
         placement=(*_placement(old, new), *settings.placing),
-        remarks=tuple(dict.fromkeys(remarks)),
+        remarks=tuple(dict.fromkeys((*old.remarks, *new.remarks, *remarks))),
     )
 
 
 def _or_remark(find: Callable[[], _Found], empty: _Found, remark: Callable[[str], None]) -> _Found:
-    """What `find` returns; what it cannot read is said, and nothing of it is told."""
+    """Return the result of `find`; where it cannot read a record, a remark and an empty result."""
     try:
         return find()
     except (RedcoFlowError, *DAMAGED) as error:
@@ -174,12 +131,12 @@ def _or_remark(find: Callable[[], _Found], empty: _Found, remark: Callable[[str]
         return empty
 
 
-def _stages(old: RunSide, new: RunSide) -> Iterator[Change]:
+def _stages(old: ComparedRun, new: ComparedRun) -> Iterator[Change]:
     states = [{name: stage.state for name, stage in side.stages.items()} for side in (old, new)]
     yield from (Change(*one) for one in changed_keys(*states))
 
 
-def _settings(old: RunSide, new: RunSide) -> SettingChanges:
+def _settings(old: ComparedRun, new: ComparedRun) -> SettingChanges:
     names = dict.fromkeys((*old.stages, *new.stages))
     found = {name: [s.stages[name] for s in (old, new) if name in s.stages] for name in names}
     results = {name: [s.result for s in stages if s.result] for name, stages in found.items()}
@@ -187,12 +144,15 @@ def _settings(old: RunSide, new: RunSide) -> SettingChanges:
 
 
 def _by_stage(
-    old: RunSide, new: RunSide, read: Callable[[StageResult], Mapping[str, Any]]
+    old: ComparedRun, new: ComparedRun, read: Callable[[StageResult], Mapping[str, Any]]
 ) -> list[Change]:
-    return changes_by_stage(old.of_results(read), new.of_results(read))
+    def of_results(run: ComparedRun) -> dict[str, Mapping[str, Any]]:
+        return collect(run.stages, lambda stage: read(stage.result) if stage.result else None)
+
+    return changes_by_stage(of_results(old), of_results(new))
 
 
-def _data(old: RunSide, new: RunSide) -> list[Change]:
+def _data(old: ComparedRun, new: ComparedRun) -> list[Change]:
     """Raw data by its digest or identity, then the datasets that stages made."""
     return [
         *_by_stage(old, new, lambda result: result.ingredients.get("data", {})),
@@ -205,7 +165,7 @@ def _datasets(result: StageResult) -> dict[str, str]:
     return {name: one for name, one in outputs if name.partition("/")[0] == "dataset"}
 
 
-def _code(old: RunSide, new: RunSide) -> Iterator[Change]:
+def _code(old: ComparedRun, new: ComparedRun) -> Iterator[Change]:
     records = [dict(side.run.record.get("code") or {}) for side in (old, new)]
     names = {"commit": "commit", "patch_digest": "uncommitted changes"}
     known = [{names[k]: v for k, v in one.items() if k in names and v} for one in records]
@@ -213,12 +173,12 @@ def _code(old: RunSide, new: RunSide) -> Iterator[Change]:
     yield from _by_stage(old, new, lambda result: result.ingredients.get("code", {}))
 
 
-def _placement(old: RunSide, new: RunSide) -> Iterator[Change]:
-    """Where and how the runs ran, which is no part of what they computed."""
+def _placement(old: ComparedRun, new: ComparedRun) -> Iterator[Change]:
+    """Profile, host, executor, devices: parts that results do not depend on."""
     records = [_of_run(side.run) for side in (old, new)]
     yield from (_without_secrets(Change(*one)) for one in changed_keys(*records))
     jobs = changes_by_stage(*(collect(side.stages, _of_job) for side in (old, new)))
-    # A stage that has not ended has not said yet where it runs.
+    # A stage that has not ended may have no record of these yet.
     yield from (one for one in jobs if ABSENT not in (one.first, one.second))
 
 
@@ -230,7 +190,7 @@ def _of_run(run: RunDirectory) -> dict[str, Any]:
 
 
 def _without_secrets(change: Change) -> Change:
-    """Of variables that a profile sets, that they differ: a value may be a password."""
+    """Hide the values of variables that a profile sets: one may be a password."""
     if not change.key.startswith(f"{_PROFILE}environment."):
         return change
     first, second = (one if one == ABSENT else HIDDEN for one in (change.first, change.second))

@@ -1,7 +1,7 @@
-"""What differs in two runs' settings, with the place where each value was written.
+"""Differences of two runs' settings, with the file and line of each value.
 
-Settings that determine results are told apart from those that only say where or how fast a stage
-runs, by what the published results have among their ingredients.
+Settings that determine results are separated from those of placement and speed by the ingredients
+of the published results.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _DESCRIPTIVE = ("name", "description", "tags")
 
 @dataclass(frozen=True)
 class SettingChanges:
-    """What differs in the settings.
+    """Settings that differ.
 
     Args:
-        determining: what is part of the stages' fingerprints.
-        placing: what only says where or how fast, or describes the pipeline.
+        determining: part of the stages' fingerprints.
+        placing: of placement, speed or description of the pipeline.
     """
 
     determining: tuple[Change, ...] = ()
@@ -36,10 +36,10 @@ class SettingChanges:
 def setting_changes(
     first: RunDirectory, second: RunDirectory, results: Mapping[str, Sequence[StageResult]]
 ) -> SettingChanges:
-    """Return what differs between two runs' resolved.yaml.
+    """Return the differences of two runs' resolved.yaml.
 
     Args:
-        results: what either run has of each stage; a stage without one is listed too.
+        results: of either run, by stage; a stage without one is listed too.
 
     Raises:
         OSError: a run has no resolved.yaml.
@@ -85,7 +85,7 @@ def _at(values: Any, path: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where a run's settings were written."""
+    """The places in which a run's settings are written."""
 
     origins: Mapping[str, Any]
     overrides: Sequence[str]
@@ -124,11 +124,11 @@ def _and_around(key: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Ingredients:
-    """What a stage's fingerprint is made of, by the keys of the pipeline file.
+    """The ingredients of a stage's fingerprint, by the keys of the pipeline file.
 
     Args:
         leaves: keys of values; none where the stage has no result.
-        around: keys of the mappings that the values stand in.
+        around: keys of the mappings that contain the values.
     """
 
     leaves: frozenset[str]
@@ -136,7 +136,7 @@ class _Ingredients:
 
     @classmethod
     def of(cls, results: Sequence[StageResult]) -> _Ingredients:
-        """Of both runs' results: a setting that only one of them knows is among them."""
+        """Collect the keys of both runs' results."""
         keys: set[str] = set()
         for result in results:
             keys.update(flatten(result.ingredients.get("settings", {})))
@@ -151,7 +151,7 @@ class _Ingredients:
 
 
 def _determines(key: str, known: Mapping[str, _Ingredients]) -> bool:
-    """Whether a setting is part of fingerprints; one of which that is not known counts so."""
+    """Whether a setting is part of fingerprints; an unknown one counts as part of them."""
     section, _, rest = key.partition(".")
     if section in _DESCRIPTIVE:
         return False

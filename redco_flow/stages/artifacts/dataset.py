@@ -28,6 +28,7 @@ from redco_flow.spec.stage_kind import NamedFiles
 from redco_flow.stages.data.row_values import unpack_row
 from redco_flow.stages.data.rows import DataChanged
 from redco_flow.text.tokenizer import FlatIds, TextTokenizer
+from redco_flow.tracking.dataset_rows import SUMMARY_FILE
 from redco_flow.tracking.file_digests import NAMED_BY, digest_named_files
 
 BATCH_ROWS = 1000
@@ -289,7 +290,6 @@ def _schema(columns: Mapping[str, str]) -> Any:
 
 
 FORMAT = 3
-SUMMARY_FILE = "dataset.json"
 TOKENIZER_FOLDER = "tokenizer"
 _PADDING_MULTIPLE = 8
 COLUMNS: Mapping[str, str] = {

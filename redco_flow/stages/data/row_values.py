@@ -24,10 +24,10 @@ from redco_flow.stages.data.image_files import (
     open_image,
     read_image_file,
 )
+from redco_flow.tracking.dataset_rows import ARRAY, IMAGE, decode_row
 
 __all__ = ["BadValue", "MissingPillow", "as_json_value", "pack_row", "unpack_row"]
 
-_ARRAY, _IMAGE = 1, 2
 _PLAIN = (str, bytes, bool, int, float, type(None))
 _AS_TEXT = (datetime.date, datetime.time, decimal.Decimal)
 
@@ -54,8 +54,7 @@ def pack_row(fields: Mapping[str, Any], image_folders: Sequence[Path] | None = (
 
 def unpack_row(data: bytes) -> dict[str, Any]:
     """Return a row that was packed: arrays are NumPy's, images Pillow's, opened but not decoded."""
-    row: dict[str, Any] = msgspec.msgpack.decode(data, ext_hook=_unpacked)
-    return row
+    return decode_row(data, open_image)
 
 
 def as_json_value(value: Any) -> Any:
@@ -74,7 +73,7 @@ def _packed(value: Any, key: str, image_folders: Sequence[Path] | None) -> Any:
         return value
     if isinstance(value, Mapping):
         if value.keys() == IMAGE_KEYS:
-            return msgspec.msgpack.Ext(_IMAGE, _image_bytes(value, key, image_folders))
+            return msgspec.msgpack.Ext(IMAGE, _image_bytes(value, key, image_folders))
         return {str(name): _packed(one, key, image_folders) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_packed(one, key, image_folders) for one in value]
@@ -82,20 +81,13 @@ def _packed(value: Any, key: str, image_folders: Sequence[Path] | None) -> Any:
         return _packed(value.item(), key, image_folders)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
-        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
+        return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(parts))
     if isinstance(value, _AS_TEXT):
         return str(value)
     if type(value).__module__.startswith("PIL."):
-        return msgspec.msgpack.Ext(_IMAGE, _file_of(value))
+        return msgspec.msgpack.Ext(IMAGE, _file_of(value))
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise BadValue(f"field '{key}' cannot be stored", f"it is a {kind}")
-
-
-def _unpacked(code: int, data: memoryview) -> Any:
-    if code == _ARRAY:
-        dtype, shape, content = msgspec.msgpack.decode(data)
-        return np.frombuffer(content, dtype).reshape(shape)
-    return open_image(bytes(data))
 
 
 def _image_bytes(value: Mapping[str, Any], key: str, image_folders: Sequence[Path] | None) -> bytes:

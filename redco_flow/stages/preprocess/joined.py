@@ -18,7 +18,6 @@ from typing import Any
 from redco_flow.records import write_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
 from redco_flow.stages.artifacts.dataset import (
-    SUMMARY_FILE,
     TOKENIZER_FOLDER,
     ArrowSplit,
     DatasetSummary,
@@ -42,6 +41,7 @@ from redco_flow.stages.preprocess.labels import are_ordered, class_names, tell_m
 from redco_flow.stages.preprocess.learnt import learnt_pieces, tell_learnt
 from redco_flow.stages.preprocess.pairs import Batch, BlockSplit, RowCounts, grouped, parts_of
 from redco_flow.tracking import row_counts
+from redco_flow.tracking.dataset_rows import SUMMARY_FILE
 
 _NUM_SHOWN = 3
 
