@@ -95,7 +95,7 @@ def prefect_server(prefect_home):
     """A real Prefect server that all tests share; its API's address."""
     from redco_flow.orchestrate.prefect.server import ensure_server
 
-    return ensure_server()
+    return ensure_server(timeout_seconds=500)
 
 
 @pytest.fixture(scope="module")

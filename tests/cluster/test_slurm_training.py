@@ -198,7 +198,7 @@ def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
     wait_until(lambda: any(folder.glob("retried/work/*/checkpoints/*/commit.json")))
 
     os.kill(worker_of(attempt, rank=2), signal.SIGKILL)
-    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [], 15)
+    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [])
     outcome = driven.end()
 
     assert outcome.state == "completed", "\n".join(driven.said)

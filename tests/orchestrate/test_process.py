@@ -305,7 +305,7 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
     stop_server()
     gate.touch()
 
-    state = wait_for_end(run, seconds=30)
+    state = wait_for_end(run)
     assert launcher.is_alive()  # it waits a while for the server; a reboot would end that
     os.kill(launcher.pid, signal.SIGKILL)
     ensure_server()
@@ -332,24 +332,24 @@ def test_without_any_server_the_run_completes_with_a_warning(runs, no_server_ans
     run = runs.start(TWO_STAGES)
 
     until(short_lived_servers)
-    state = wait_for_end(run, seconds=150)
+    state = wait_for_end(run)
 
     assert state["state"] == "completed"
     assert state.get("prefect_url") is None
     assert "http://127.0.0.1:9/api does not answer" in run.log_path.read_text()
-    until(lambda: not short_lived_servers(), seconds=60)
+    until(lambda: not short_lived_servers())
 
 
 def test_a_short_lived_server_ends_with_its_launcher_though_that_is_killed(
     runs, no_server_answers, held
 ):
     run = runs.start(TWO_STAGES, held)
-    wait_for_stage(run, "train", seconds=150)
+    wait_for_stage(run, "train")
     assert short_lived_servers()
 
     kill_launcher(run)
 
-    until(lambda: not short_lived_servers(), seconds=20)
+    until(lambda: not short_lived_servers())
 
 
 def short_lived_servers():
