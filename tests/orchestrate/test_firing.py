@@ -151,24 +151,6 @@ def test_a_firing_is_missed_only_where_nothing_served_when_it_was_due(weeks, ser
     assert (before.state, late.state) == ("skipped", "completed")
 
 
-def test_queued_firings_run_one_after_the_other_in_the_order_in_which_they_were_due(weeks):
-    now = datetime.now(UTC)
-    weeks.bring(100, is_slow=True)
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(weeks.fire, now, overlap="queue")
-        weeks.wait_until_fitting()
-        third = pool.submit(weeks.fire, now + timedelta(seconds=2), overlap="queue")
-        wait_for(lambda: len(weeks.directory.firings()) == 2)
-        second = pool.submit(weeks.fire, now + timedelta(seconds=1), overlap="queue")
-        wait_for(lambda: len(weeks.directory.firings()) == 3)
-        weeks.bring(101)
-        (weeks.folder / "gate").touch()
-        first, second, third = (one.result(timeout=400) for one in (first, second, third))
-
-    assert (first.state, second.state) == ("completed", "completed")
-    assert third.reason == f"data unchanged since {second.run}"
-
-
 def test_a_firing_cancels_the_run_before_where_that_is_asked_for(weeks):
     weeks.bring(100, is_slow=True)
     with ThreadPoolExecutor(1) as pool:
