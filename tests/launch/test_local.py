@@ -72,7 +72,7 @@ def test_a_silent_worker_is_stopped_after_its_stacks_are_in_the_log(submit, is_s
     """Fault 7, a rank hangs: its stack traces are in the log, all ranks are ended, and the stage is
     retried.
     """
-    job = submit("hang", stall_seconds=3, grace_seconds=0.5)
+    job = submit("hang", stall_seconds=10, grace_seconds=0.5)
     worker = worker_of(job)
     if is_stopped:
         os.kill(worker, signal.SIGSTOP)
@@ -89,9 +89,9 @@ def test_a_silent_worker_is_stopped_after_its_stacks_are_in_the_log(submit, is_s
 
 @pytest.mark.slow
 def test_a_worker_that_reports_progress_is_not_stopped_for_being_slow(submit, tmp_path):
-    job = submit("wait_for_go", stall_seconds=2.5, config={"folder": str(tmp_path)})
+    job = submit("wait_for_go", stall_seconds=10, config={"folder": str(tmp_path)})
 
-    assert not job.wait_seconds(4)
+    assert not job.wait_seconds(12)
 
     (tmp_path / "go").touch()
     job.wait()
