@@ -105,7 +105,7 @@ def prefect_server(prefect_home):
     """A real Prefect server, to which all runs of the file's further tests report; its address."""
     from redco_flow.orchestrate.prefect.server import ensure_server
 
-    return ensure_server()
+    return ensure_server(timeout_seconds=500)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import KINDS, Command, wait_for
 from tests.cli.promoting import Shop
 
-pytestmark = pytest.mark.slow
+# Whole runs, and a preloaded library that makes each of their processes slower.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 # libfaketime 0.9.10 refuses every sleep to a point in monotonic time, which is how Python sleeps.
@@ -49,27 +50,10 @@ def clock(tmp_path_factory):
     return clock
 
 
-def test_runs_are_ordered_by_number_though_the_later_one_is_dated_two_hours_earlier(
+def test_a_next_launcher_and_a_next_run_two_hours_earlier_go_on_where_the_run_was(
     command, clock, prefect_server
 ):
     """Fault 35: records are ordered by sequence number; a lease lasts as long as its holder."""
-    ahead = command.json("run", "sums.yaml", environment=clock("+1h"))
-    behind = command.json("run", "sums.yaml", "learning_rate=3.0", environment=clock("-1h"))
-
-    listed = command.json("ls")
-
-    assert [run["run"] for run in listed] == [behind["run"], ahead["run"]]
-    assert command.json("status", "@last")["run"] == behind["run"]
-    dates = [read(command, one["run"], "run.json")["created_at"] for one in (ahead, behind)]
-    assert dates[1] < dates[0]
-    assert behind["stages"]["numbers"]["reused"]
-    assert behind["metrics"]["total"] == 18.0
-
-
-def test_a_run_whose_next_launcher_lives_two_hours_earlier_is_taken_up_where_it_was(
-    command, clock, prefect_server
-):
-    """Fault 35: the lease stands while its holder lives and not longer, whatever it is dated."""
     gate = command.folder / "gate"
     run = command(
         *("run", "sums.yaml", f"total.gate={gate}", "--detach"), environment=clock("+1h")
@@ -83,6 +67,8 @@ def test_a_run_whose_next_launcher_lives_two_hours_earlier_is_taken_up_where_it_
     wait_for(lambda: not Path(f"/proc/{launcher}").exists())
     gate.touch()
     resumed = command.json("resume", run, environment=clock("-1h"))
+    behind = command.json("run", "sums.yaml", "learning_rate=3.0", environment=clock("-1h"))
+    listed = command.json("ls")
 
     assert f"process {launcher} on" in refused
     assert resumed["state"] == "completed"
@@ -92,6 +78,12 @@ def test_a_run_whose_next_launcher_lives_two_hours_earlier_is_taken_up_where_it_
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert any(after["time"] < before["time"] for before, after in pairwise(events))
     assert events[-1]["event"] == "run_ended"
+    assert [one["run"] for one in listed] == [behind["run"], run]
+    assert command.json("status", "@last")["run"] == behind["run"]
+    dates = [read(command, one, "run.json")["created_at"] for one in (run, behind["run"])]
+    assert dates[1] < dates[0]
+    assert behind["stages"]["numbers"]["reused"]
+    assert behind["metrics"]["total"] == 18.0
 
 
 def read(command, run, name):

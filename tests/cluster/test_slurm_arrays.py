@@ -162,7 +162,7 @@ def test_preempted_tasks_are_queued_again_by_themselves(slurm, submit_array, tmp
         requeued = (1,)
     wait_until(lambda: has_started(tmp_path, *requeued, text="xx"))
     go(tmp_path, "go-0", "go-1", "go-2")
-    assert job.wait_seconds(60)
+    assert job.wait_seconds(200)
 
     assert job.state == "COMPLETED", job.status()
     restarts = [task.read_exit().restart for task in job.attempt.tasks]

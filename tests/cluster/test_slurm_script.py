@@ -40,7 +40,7 @@ def test_a_script_of_two_processes_loses_one_and_goes_on_as_one_process_computes
     assert driven.end(200).state == "completed", "\n".join(driven.said)
 
     alone = InProcess(home.write(text, OVERRIDES))
-    assert alone.end(100).state == "completed", "\n".join(alone.said)
+    assert alone.end().state == "completed", "\n".join(alone.said)
     first, second = driven.run.attempts("fit")
     assert 8 < steps(second)[0] <= steps(first)[-1] + 1
     found, expected = (parameters(runs, one.run) for runs, one in ((group, driven), (home, alone)))

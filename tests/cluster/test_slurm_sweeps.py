@@ -92,7 +92,7 @@ class Sweeps:
 
         wait_until(is_queued)
 
-    def wait_for_end(self, sweep, seconds=120):
+    def wait_for_end(self, sweep, seconds=200):
         def ended():
             view = self.view(sweep)
             return view if view["state"] != "running" else None
@@ -138,7 +138,7 @@ def most_at_once(slurm, ids):
     return max(sum(start <= moment < end for start, end in times) for moment, _ in times)
 
 
-def wait_until_empty(slurm, seconds=90):
+def wait_until_empty(slurm, seconds=200):
     slurm.wait_for("the queue is empty", lambda: not slurm.jobs(), seconds)
 
 
@@ -299,7 +299,7 @@ def test_a_point_whose_shared_job_is_cancelled_with_another_point_makes_it_by_it
     wait_until(lambda: count_lines(tmp_path / "preprocessed") == 2)
     for gate in ("first-gate", "gate"):
         (tmp_path / gate).touch()
-    outcome = driven.end(120)
+    outcome = driven.end()
 
     assert waits_for == f"waits for job {shared} of run {first.id}"
     assert outcome.state == "completed", driven.said

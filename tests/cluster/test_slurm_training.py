@@ -140,25 +140,6 @@ driven.end()
 """
 
 
-def test_a_launcher_that_is_killed_is_replaced_and_its_job_found_again(slurm, folder):
-    """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
-    as crashed.
-    """
-    run = make_run(folder, workspace="killed-launcher", num_epochs=4, **ONE_PROCESS)
-    launcher = launch(run)
-    attempt = wait_for_step(run, 1)
-
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    driven = Driven(run)
-    outcome = driven.end()
-
-    assert outcome.state == "completed", "\n".join(driven.said)
-    job_id = attempt.read_job()["job_id"]
-    assert f"train | found job {job_id} again (attempt 1)" in driven.said
-    assert len(run.attempts("train")) == 1
-
-
 @pytest.mark.parametrize("accepted", [True, False])
 def test_a_launcher_that_dies_while_it_submits_leaves_one_job_in_all(slurm, folder, accepted):
     """Fault 12, to its end: the job is found by its name, or else submitted for the first time."""
@@ -198,7 +179,7 @@ def test_a_killed_rank_is_retried_as_often_as_the_profile_allows(slurm, folder):
     wait_until(lambda: any(folder.glob("retried/work/*/checkpoints/*/commit.json")))
 
     os.kill(worker_of(attempt, rank=2), signal.SIGKILL)
-    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [], 15)
+    wait_until(lambda: processes_of(attempt, "redco_flow.worker") == [])
     outcome = driven.end()
 
     assert outcome.state == "completed", "\n".join(driven.said)

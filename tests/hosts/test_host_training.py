@@ -89,7 +89,7 @@ def test_a_training_whose_host_dies_with_its_disk_goes_on_to_the_same_result(
     ssh_hosts.kill_host(host)
     shutil.rmtree(host.directory)
     ssh_hosts.start_host(host)
-    outcome = driven.end(120)
+    outcome = driven.end()
 
     assert outcome.state == "completed", "\n".join(driven.said)
     first, second = run.attempts("train")

@@ -107,7 +107,7 @@ def test_a_week_in_a_minute(weeks, receiver, monkeypatch):
         wait_for(lambda: any(one.run and not one.has_ended for one in weeks.directory.firings()))
         meanwhile = weeks.fire()
         (weeks.folder / "gate").touch()
-        slow = slow.result(timeout=120)
+        slow = slow.result(timeout=400)
     weeks.bring(120)
     long_ago = datetime.now(UTC) - timedelta(days=1)
     missed = weeks.fire(long_ago, later_is_due=True)
@@ -151,24 +151,6 @@ def test_a_firing_is_missed_only_where_nothing_served_when_it_was_due(weeks, ser
     assert (before.state, late.state) == ("skipped", "completed")
 
 
-def test_queued_firings_run_one_after_the_other_in_the_order_in_which_they_were_due(weeks):
-    now = datetime.now(UTC)
-    weeks.bring(100, is_slow=True)
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(weeks.fire, now, overlap="queue")
-        weeks.wait_until_fitting()
-        third = pool.submit(weeks.fire, now + timedelta(seconds=2), overlap="queue")
-        wait_for(lambda: len(weeks.directory.firings()) == 2)
-        second = pool.submit(weeks.fire, now + timedelta(seconds=1), overlap="queue")
-        wait_for(lambda: len(weeks.directory.firings()) == 3)
-        weeks.bring(101)
-        (weeks.folder / "gate").touch()
-        first, second, third = (one.result(timeout=120) for one in (first, second, third))
-
-    assert (first.state, second.state) == ("completed", "completed")
-    assert third.reason == f"data unchanged since {second.run}"
-
-
 def test_a_firing_cancels_the_run_before_where_that_is_asked_for(weeks):
     weeks.bring(100, is_slow=True)
     with ThreadPoolExecutor(1) as pool:
@@ -176,7 +158,7 @@ def test_a_firing_cancels_the_run_before_where_that_is_asked_for(weeks):
         weeks.wait_until_fitting()
         weeks.bring(101)
         second = weeks.fire(overlap="cancel_running")
-        first = first.result(timeout=120)
+        first = first.result(timeout=400)
 
     assert (first.state, second.state) == ("cancelled", "completed")
 
@@ -188,7 +170,7 @@ def test_a_cancelled_firing_cancels_its_run_and_is_tried_again_when_asked(weeks)
         firing = pool.submit(weeks.fire, stop=stop)
         weeks.wait_until_fitting()
         stop.set()
-        firing = firing.result(timeout=120)
+        firing = firing.result(timeout=400)
     assert firing.state == "cancelled"
     assert weeks.command.json("status", firing.run)["state"] == "cancelled"
 

@@ -93,7 +93,7 @@ def test_two_launchers_that_need_a_server_start_one(own_home):
         for _ in range(2)
     ]
 
-    said = [launcher.communicate(timeout=120)[0].strip() for launcher in launchers]
+    said = [launcher.communicate(timeout=400)[0].strip() for launcher in launchers]
 
     pid = server_status().pid
     assert said[0] == said[1]
@@ -133,7 +133,7 @@ def test_two_users_whose_servers_start_at_once_on_one_port_get_one_each(homes):
         )
         for home in homes
     ]
-    urls = [launcher.communicate(timeout=120)[0].strip() for launcher in launchers]
+    urls = [launcher.communicate(timeout=400)[0].strip() for launcher in launchers]
 
     reached = [
         Api(url, home["REDCO_FLOW_HOME"]).ask("/admin/settings")["home"]

@@ -13,6 +13,7 @@ from orchestrate_api import Api
 from orchestrate_runs import (
     DIAMOND,
     TWO_STAGES,
+    Runs,
     count_lines,
     events,
     kill_launcher,
@@ -53,8 +54,22 @@ def api(prefect_server):
     return Api(prefect_server)
 
 
-def test_the_page_of_a_run_tells_its_story(runs, api):
-    run, state = runs.complete(DIAMOND, ["train-small.learning_rate=3e-4"])
+SECRET = "hunter2-very-secret"
+
+
+@pytest.fixture(scope="module")
+def diamond(tmp_path_factory, prefect_server):
+    """Runs, and one of them that is complete, whose launcher had a secret in its environment."""
+    runs = Runs(tmp_path_factory.mktemp("diamond"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_API_TOKEN", SECRET)
+        run, state = runs.complete(DIAMOND, ["train-small.learning_rate=3e-4"])
+    yield runs, run, state
+    runs.clean_up()
+
+
+def test_the_page_of_a_run_tells_its_story(diamond, api):
+    runs, run, state = diamond
 
     flow_run = api.ended_flow_run_of(run)
     tasks = api.tasks_of(flow_run, 4)
@@ -80,17 +95,17 @@ def test_the_page_of_a_run_tells_its_story(runs, api):
     assert "best 0.003" in artifact["description"]
 
 
-def test_a_second_run_shows_every_stage_as_reused(runs, api):
-    first, _ = runs.complete(TWO_STAGES)
+def test_a_second_run_shows_every_stage_as_reused(diamond, api):
+    runs, first, _ = diamond
 
-    run, state = runs.complete(TWO_STAGES)
+    run, state = runs.complete(DIAMOND, ["train-small.learning_rate=3e-4"])
 
-    tasks = api.tasks_of(api.ended_flow_run_of(run), 2)
-    assert [stage["reused"] for stage in state["stages"].values()] == [True, True]
+    tasks = api.tasks_of(api.ended_flow_run_of(run), 4)
+    assert [stage["reused"] for stage in state["stages"].values()] == [True] * 4
     assert {task["state"]["name"] for task in tasks.values()} == {"Cached"}
     assert {name: task["state"]["message"] for name, task in tasks.items()} == {
         f"{stage}: reused from {first.id}": f"reused from {first.id}"
-        for stage in ("preprocess", "train")
+        for stage in ("preprocess", "train-small", "train-large", "compare")
     }
 
 
@@ -145,7 +160,9 @@ def test_cancelling_on_the_page_ends_the_jobs(runs, api, held):
     assert api.ended_flow_run_of(run)["state"]["type"] == "CANCELLED"
 
 
-def test_cancelling_a_run_ends_its_jobs_its_flow_and_its_process(runs, api, held):
+def test_cancelling_a_run_ends_its_jobs_flow_and_process_and_it_can_be_retried(
+    runs, api, held, gate
+):
     run = runs.start(TWO_STAGES, held)
     wait_for_stage(run, "train")
 
@@ -162,12 +179,6 @@ def test_cancelling_a_run_ends_its_jobs_its_flow_and_its_process(runs, api, held
     assert not run.cancel_requested()
     with pytest.raises(UsageError, match="has ended already: it is cancelled"):
         cancel_run(run)
-
-
-def test_a_cancelled_run_can_be_retried(runs, held, gate):
-    run = runs.start(TWO_STAGES, held)
-    wait_for_stage(run, "train")
-    cancel_run(run)
     gate.touch()
     with pytest.raises(UsageError, match="no stage of it failed"):
         retry_run(run, only_failed=True)
@@ -309,7 +320,7 @@ def test_a_server_that_is_gone_for_good_costs_the_page_only(runs, held, gate, ap
     stop_server()
     gate.touch()
 
-    state = wait_for_end(run, seconds=30)
+    state = wait_for_end(run)
     assert launcher.is_alive()  # it waits a while for the server; a reboot would end that
     os.kill(launcher.pid, signal.SIGKILL)
     ensure_server()
@@ -385,18 +396,12 @@ def test_a_run_that_cannot_be_read_ends_as_failed_with_the_reason(runs):
     assert "resolved.yaml" in state["message"]
 
 
-def test_a_secret_of_the_environment_reaches_no_record_and_no_page(runs, api):
+def test_a_secret_of_the_environment_reaches_no_record_and_no_page(diamond, api):
     """Fault 31: no log, record, job script, process list, error or page shows the secret."""
-    secret = "hunter2-very-secret"
-    os.environ["MY_API_TOKEN"] = secret
-    try:
-        run = runs.start(TWO_STAGES)
-    finally:
-        del os.environ["MY_API_TOKEN"]
-    wait_for_end(run)
+    _, run, _ = diamond
     flow_run = api.ended_flow_run_of(run)
 
     files = [path for path in Path(run.path).rglob("*") if path.is_file()]
-    assert not [path for path in files if secret.encode() in path.read_bytes()]
-    assert secret not in repr(flow_run)
-    assert secret not in "".join(api.logs_of(flow_run))
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    assert SECRET not in repr(flow_run)
+    assert SECRET not in "".join(api.logs_of(flow_run))

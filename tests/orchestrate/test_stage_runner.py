@@ -146,6 +146,8 @@ def test_a_job_outlives_its_launcher_and_is_found_again(runs, counted, execution
 
     assert outcome.state == "completed"
     assert "job_reattached" in events(run)
+    job_id = run.attempt("train", 1).read_job()["job_id"]
+    assert f"train | found job {job_id} again (attempt 1)" in second.said
     assert executions.read_text().split()[::3] == ["preprocess", "train"]
 
 

@@ -12,7 +12,7 @@ from orchestrate_runs import TWO_STAGES, InProcess, count_lines, until, wait_for
 def test_a_stage_whose_worker_is_frozen_is_tried_again_as_the_profile_allows(runs, tmp_path):
     """Fault 7, to its end."""
     gate, executions = tmp_path / "gate", tmp_path / "executions"
-    runs.profile = {"stall_timeout_minutes": 0.05, "retries": {"stalled": 1}}
+    runs.profile = {"stall_timeout_minutes": 0.2, "retries": {"stalled": 1}}
     run = runs.write(TWO_STAGES, [f"train.gate={gate}", f"train.executions={executions}"])
     driven = InProcess(run)
     wait_for_stage(run, "train")

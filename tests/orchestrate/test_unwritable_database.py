@@ -68,7 +68,7 @@ def test_a_database_that_is_unwritable_while_a_run_ends_has_the_end_once_it_can_
 
     open_again = close_database()
     (tmp_path / "gate").touch()
-    state = wait_for_end(run, seconds=30)
+    state = wait_for_end(run)
     open_again()
 
     assert state["state"] == "completed"
