@@ -84,6 +84,7 @@ class SlurmJob(CallJob):
         self._was_pending = False
         self._released_restart: int | None = None
         self._heartbeat = HeartbeatWatch(self.attempt)
+        self._is_followed_by_heartbeat = False
         self._resubmission: Resubmission | None = None
 
     def retry_submission(self, resubmission: Resubmission) -> None:
@@ -108,6 +109,7 @@ class SlurmJob(CallJob):
         entry = self._own_entry(view)
         if entry is not None and not is_terminal(entry):
             self._vanishing = None
+            self._is_followed_by_heartbeat = False
             self._note_submit_time(entry)
             self._release_if_held(entry)
             status = live_status(entry, view.problem)
@@ -202,7 +204,7 @@ class SlurmJob(CallJob):
 
     def _awaits_answer(self, now: float) -> bool:
         """Whether a second answer has to confirm the first; of a name that is looked for, soon."""
-        if self._vanishing is None:
+        if self._vanishing is None or self._is_followed_by_heartbeat:
             return False
         return not self.is_unsubmitted or now - self._vanishing[1] >= _SECONDS_TO_APPEAR
 
@@ -220,10 +222,10 @@ class SlurmJob(CallJob):
 
     def _seconds_to_confirm(self, state: str, view: QueueView) -> float:
         """Seconds for which Slurm must report a job as ended before it counts as ended."""
-        if not view.entries:
-            return _SECONDS_TO_CONFIRM_EMPTY
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
+        if not view.entries:
+            return _SECONDS_TO_CONFIRM_EMPTY
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
         if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
             return _SECONDS_TO_QUEUE_AGAIN
@@ -360,7 +362,8 @@ class SlurmJob(CallJob):
 
     def _forgotten(self) -> JobStatus:
         """Neither queue nor accounting know the job any more, and it left no exit.json."""
-        if self._heartbeat.is_alive():
+        self._is_followed_by_heartbeat = self._heartbeat.is_alive()
+        if self._is_followed_by_heartbeat:
             text = f"runs by its heartbeat, though Slurm shows no job {self.job_id} of this name"
             return JobStatus(State.RUNNING, message=text, source="heartbeat", news=text)
         is_told = self.attempt.result_path.exists() or self.attempt.cancel_path.exists()

@@ -82,7 +82,7 @@ def submit(script: Path, environment: Mapping[str, str]) -> str:
     # "123" or "123;cluster", after whatever a site's plugin prints.
     found = re.findall(r"^(\d+)(?:;\S+)?$", said, re.MULTILINE)
     if not found:
-        raise StageFailed(f"sbatch gave no job id for {script}: {said.strip()!r}.")
+        raise TryLater(f"sbatch gave no job id for {script}: {said.strip()!r}.")
     return str(found[-1])
 
 

@@ -260,6 +260,7 @@ class JobChain:
             return
         from redco_flow.launch.executor import reattach
 
+        self._jobs.pop(attempt, None)
         job = reattach(record)
         job.cancel(check=False)
         if attempt.ranks_with_logs():
