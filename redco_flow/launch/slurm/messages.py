@@ -1,6 +1,6 @@
 """Classify what Slurm prints: transient refusals, submit limits, pending reasons that never clear.
 
-Texts of errors are those of `src/common/slurm_errno.c`, reasons those of `job_reason_string` in
+Texts of errors are those of `src/common/slurm_errno.c`, reasons those of job_reason_string() in
 `src/common/slurm_protocol_defs.c`, both of Slurm 22.05; sbatch adds some of its own and of libc.
 """
 
@@ -33,7 +33,6 @@ _TRANSIENT = {
 
 _LAST_ERROR = re.compile(r".*(?:Batch job submission failed|allocate resources): ", re.DOTALL)
 _SUBMIT_LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Grp)SubmitJobs?\w*")
-_ANY_TRANSIENT = re.compile("|".join(map(re.escape, _TRANSIENT)), re.IGNORECASE)
 
 _NEVER_STARTS = [
     (
@@ -70,11 +69,12 @@ def is_transient(said: str) -> bool:
     Args:
         said: its error output; of sbatch, what counts is the last error, after its own retries.
     """
-    return _ANY_TRANSIENT.search(_LAST_ERROR.sub("", said)) is not None
+    last = _LAST_ERROR.sub("", said).lower()
+    return any(text.lower() in last for text in _TRANSIENT)
 
 
 def find_submit_limit(said: str) -> str:
-    """Return the limit of submitted jobs that sbatch names, as `QOSMaxSubmitJobPerUserLimit`.
+    """Return the limit of submitted jobs that sbatch names, as "QOSMaxSubmitJobPerUserLimit".
 
     Returns:
         "" where it names none: the job itself is against the rules of its account or QOS.
