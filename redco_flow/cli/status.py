@@ -138,6 +138,8 @@ def stage_line(name: str, stage: dict[str, Any]) -> str:
     took = f" in {duration(stage['seconds'])}" if stage["seconds"] and not stage["reused"] else ""
     took += f" on {_devices_text(stage)}" if stage["devices"] else ""
     detail = _stage_detail(stage)
+    if detail.startswith(f"{state}: "):  # "waiting: QOSMaxSubmitJobPerUserLimit"
+        return f"{name}: {detail}"
     return f"{name}: {state}{took}" + (f"  {detail}" if detail else "")
 
 

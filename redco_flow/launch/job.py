@@ -148,6 +148,11 @@ class CallJob(Job[dict[str, Any]]):
         """Return what job.json holds: what `reattach` needs."""
 
     @property
+    def is_unsubmitted(self) -> bool:
+        """Whether the cluster has refused the job for a while, and `status` submits it again."""
+        return False
+
+    @property
     def attempt(self) -> AttemptDirectory:
         """The directory of the job's files."""
         return AttemptDirectory(self._paths.folder)

@@ -1,7 +1,7 @@
 """Supervise one rank of a job of several hosts, in the foreground: what srun starts on each.
 
 `python -m redco_flow.launch.rank ATTEMPT …` under srun; `hosts.ranks` calls `supervise` without it.
-Owns `logs/rank<r>.log` and `ranks/<r>/exit.json`.
+Owns `logs/rank<r>.log`, `ranks/<r>/heartbeat` and `ranks/<r>/exit.json`.
 Watches the other ranks' endings: when one fails, this one ends within seconds instead of waiting
 for it in a collective operation for ever.
 """
@@ -25,6 +25,7 @@ from redco_flow.launch.endings import (
     read_endings,
     says_that_a_rank_was_lost,
 )
+from redco_flow.launch.heartbeat import SECONDS_BETWEEN_BEATS, beat, heartbeat_path
 from redco_flow.launch.processes import RankInfo, adopt_orphans
 from redco_flow.launch.supervisor import (
     TIME_OVER,
@@ -80,6 +81,11 @@ class RankWatch:
         if not self._follow_a_failed_rank():
             self.supervisor.later(_SECONDS_BETWEEN_LOOKS, self.look_at_others)
 
+    def beat(self) -> None:
+        """Write the rank's heartbeat; again soon."""
+        beat(heartbeat_path(self.supervisor.attempt, self.rank_info.rank))
+        self.supervisor.later(SECONDS_BETWEEN_BEATS, self.beat)
+
     def _follow_a_failed_rank(self) -> bool:
         culprit = find_culprit(read_endings(self.supervisor.attempt, self.rank_info.restart))
         if culprit is not None:
@@ -126,6 +132,7 @@ def supervise(
     supervisor = Supervisor(attempt, limits, log)
     watch = RankWatch(supervisor, rank_info, seconds_to_warning)
     supervisor.listen({signal.SIGTERM: watch.on_terminate, signal.SIGURG: watch.on_warning})
+    supervisor.later(0.0, watch.beat)
     if rank_info.num_processes > 1:
         supervisor.later(0.0, watch.look_at_others)
     if seconds_to_end is not None:
@@ -144,6 +151,7 @@ def supervise(
     known |= {"rank": rank_info.rank, "restart": rank_info.restart, "host": os.uname().nodename}
     if rank_info.rank == 0:
         remove_temporary_files(attempt.path)
+    heartbeat_path(attempt, rank_info.rank).unlink(missing_ok=True)
     write_json(attempt.rank_exit_path(rank_info.rank), RankEnding(**known).to_json())
     return 1 if record.cause.is_failure else 0
 

@@ -65,6 +65,7 @@ class RetryBudgets(StrictModel):
         timeout: the job's time was over.
         stalled: a process reported no progress for stall_timeout_minutes.
         out_of_memory: the cluster ended a process for want of memory.
+        lost: no record, queue or accounting has the job, and its heartbeat has stopped.
         failed: any other end; also of a process that was killed for want of memory perhaps, but
             not surely.
     """
@@ -73,6 +74,7 @@ class RetryBudgets(StrictModel):
     node_failure: NonNegativeInt = 3
     timeout: NonNegativeInt = 10
     stalled: NonNegativeInt = 0
+    lost: NonNegativeInt = 0
     failed: NonNegativeInt = 0
     out_of_memory: NonNegativeInt = 0
 

@@ -3,7 +3,8 @@
 import pytest
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
-from redco_flow.launch.slurm.queue import JobEntry, SlurmQueue
+from redco_flow.launch.slurm.queue import JobEntry, NotAskedYet, SlurmQueue, TryLater
+from redco_flow.launch.slurm.resubmission import Resubmission
 
 
 class Cluster:
@@ -13,6 +14,8 @@ class Cluster:
         self.now = 0.0
         self.asked_at = []
         self.accounting_asked_at = []
+        self.accounting_asked_for = []
+        self.accounting = None
         self.problem = None
         self.queue = SlurmQueue(self.list_jobs, self.find_accounted, clock=lambda: self.now)
 
@@ -24,7 +27,10 @@ class Cluster:
 
     def find_accounted(self, job_ids):
         self.accounting_asked_at.append(self.now)
-        raise StageFailed("Slurm accounting storage is disabled")
+        self.accounting_asked_for.append(job_ids)
+        if self.accounting is None:
+            raise StageFailed("Slurm accounting storage is disabled")
+        return {job_id: self.accounting[job_id] for job_id in job_ids if job_id in self.accounting}
 
     def look_often(self, seconds, **how):
         end = self.now + seconds
@@ -83,3 +89,58 @@ def test_missing_accounting_is_asked_for_once_in_ten_minutes(cluster):
         cluster.now += 1.0
 
     assert cluster.accounting_asked_at == [0.0, 600.0]
+
+
+def test_one_request_asks_the_accounting_for_all_jobs_and_one_not_asked_for_is_not_unknown(cluster):
+    """Fault 53: three jobs that the queue has forgotten, and that their user had cancelled."""
+    cluster.accounting = {name: JobEntry(name, "CANCELLED") for name in "123"}
+    for name in "123":
+        cluster.queue.expect_accounted(name)
+
+    found = [cluster.queue.accounted(name) for name in "123"]
+    with pytest.raises(NotAskedYet):
+        cluster.queue.accounted("4")  # the next request is due in 10 s
+    cluster.now += 10.0
+
+    assert [entry.state for entry in found] == ["CANCELLED"] * 3
+    assert cluster.queue.accounted("4") is None
+    assert cluster.accounting_asked_for == [["1", "2", "3"], ["4"]]
+
+
+def resubmissions(clock, answers):
+    """Retry a submission while the answers last; return the moments, and the reasons to wait."""
+    moments, reasons = [], []
+
+    def submit():
+        moments.append(clock[0])
+        answer = answers.pop(0) if answers else "7"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    resubmission = Resubmission(submit, answers.pop(0), clock=lambda: clock[0])
+    while True:
+        reasons.append(resubmission.reason)
+        clock[0] += resubmission.seconds_left
+        if resubmission.try_again():
+            return moments, reasons
+
+
+def test_a_limit_is_waited_for_without_end_at_a_growing_pace():
+    limit = TryLater("sbatch: refused", "QOSMaxSubmitJobPerUserLimit")
+
+    moments, reasons = resubmissions([0.0], [limit] * 60)
+
+    assert moments[:6] == [10.0, 30.0, 70.0, 150.0, 270.0, 390.0]
+    assert moments[-1] > 6000.0
+    assert set(reasons) == {"QOSMaxSubmitJobPerUserLimit"}
+
+
+def test_other_refusals_are_retried_for_half_an_hour_and_the_error_says_what_was_tried():
+    """Fault 52: the controller does not answer for long."""
+    clock = [0.0]
+
+    with pytest.raises(StageFailed, match=r"Socket timed out.* tried 19 times in 30 minutes"):
+        resubmissions(clock, [TryLater("sbatch: Socket timed out.")] * 60)
+
+    assert 1800.0 <= clock[0] <= 1920.0

@@ -3,8 +3,9 @@
 import pytest
 
 from redco_flow.launch.endings import RankEnding, judge
-from redco_flow.launch.slurm.job import is_terminal, live_status, word_of
+from redco_flow.launch.slurm.messages import find_submit_limit, is_transient
 from redco_flow.launch.slurm.queue import JobEntry
+from redco_flow.launch.slurm.states import is_same_job, is_terminal, live_status, word_of
 from redco_flow.tracking.attempt import Cause
 
 FAILED_RANK = RankEnding(
@@ -80,6 +81,108 @@ def test_a_waiting_job_is_told_with_its_reason_and_a_running_one_with_hosts_and_
 
     assert (waiting.state, waiting.message) == ("pending", "waits in the queue: Priority")
     assert (running.state, running.message) == ("running", "runs on n[1-2], restarted 2 times")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["PartitionTimeLimit", "AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit",
+     "PartitionNodeLimit", "QOSMaxGRESPerJob", "InvalidAccount", "AccountNotAllowed", "InvalidQOS",
+     "QOSMinCpuNotSatisfied", "BadConstraints", "ReservationDeleted", "DependencyNeverSatisfied"],
+)  # fmt: skip
+def test_a_job_whose_reason_to_wait_never_clears_is_reported_as_never_starting(reason):
+    status = live_status(JobEntry("1", "PENDING", 0, reason), "")
+
+    assert status.state == "pending"  # an administrator may still change the limit
+    assert status.message.startswith(f"will never start: {reason}: ")
+    assert "cancel" in status.message
+
+
+@pytest.mark.parametrize("reason", ["QOSMaxJobsPerUserLimit", "AssocGrpCpuLimit", "Resources"])
+def test_a_reason_that_clears_as_other_jobs_end_only_waits(reason):
+    assert live_status(JobEntry("1", "PENDING", 0, reason), "").message == (
+        f"waits in the queue: {reason}"
+    )
+
+
+def test_a_suspended_job_is_reported_as_suspended():
+    status = live_status(JobEntry("1", "SUSPENDED", 0, "", "n1"), "")
+
+    assert (status.state, status.news) == ("pending", "is suspended on n1 until Slurm resumes it")
+
+
+def test_a_job_that_slurm_cancels_for_its_dependency_is_not_said_to_be_cancelled_by_a_user():
+    word = word_of(JobEntry("1", "CANCELLED", 0, "DependencyNeverSatisfied"), "")
+
+    assert word.decided == (
+        Cause.CANCELLED,
+        "it never began: a job that it depends on did not complete (DependencyNeverSatisfied).",
+    )
+
+
+FAILED_SUBMISSION = "sbatch: error: Batch job submission failed: "
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_for_a_while"),
+    [
+        ("Socket timed out on send/recv operation", True),
+        ("Unexpected message received", True),
+        ("Slurm backup controller in standby mode", True),
+        ("Unable to contact slurm controller (connect failure)", True),
+        ("I/O error writing script/environment to file", True),
+        ("Resource temporarily unavailable", True),
+        ("Zero Bytes were transmitted or received", True),
+        ("Connection refused", True),
+        ("Invalid account or account/partition combination specified", False),
+        ("Invalid partition name specified", False),
+        ("Requested node configuration is not available", False),
+        (POLICY, False),
+    ],
+)
+def test_refusals_that_pass_by_themselves_are_distinguished_from_those_that_stay(
+    said, is_for_a_while
+):
+    """Fault 52: the texts are Slurm 22.05's own."""
+    assert is_transient(FAILED_SUBMISSION + said) == is_for_a_while
+
+
+def test_the_last_error_of_sbatch_counts_not_what_it_retried_itself():
+    retried = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying "
+
+    assert not is_transient(f"{retried}{FAILED_SUBMISSION}Invalid qos specification")
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_of_submission"),
+    [
+        ("QOSMaxSubmitJobPerUserLimit", True),
+        ("AssocMaxSubmitJobLimit", True),
+        ("AssocGrpSubmitJobsLimit", True),
+        ("QOSMaxWallDurationPerJobLimit", False),
+    ],
+)
+def test_a_limit_of_submitted_jobs_is_found_by_its_name(limit, is_of_submission):
+    said = f"sbatch failed with code 1: sbatch: error: {limit} {FAILED_SUBMISSION}{POLICY}"
+
+    assert find_submit_limit(said) == (limit if is_of_submission else "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_same"),
+    [
+        (JobEntry("7", "RUNNING", 0, name="ours", submitted_at=100), True),
+        (JobEntry("7", "RUNNING", 0, name="theirs", submitted_at=100), False),
+        (JobEntry("7", "RUNNING", 0, name="ours", submitted_at=101), False),
+        (JobEntry("7", "RUNNING", 1, name="ours", submitted_at=101), True),  # requeued
+        (JobEntry("7", "RUNNING", 1, name="ours", submitted_at=99), False),
+        (JobEntry("7", "RUNNING", 0, name="ours"), True),  # Slurm does not report it
+    ],
+)
+def test_a_job_is_recognised_by_name_and_submit_time(entry, is_same):
+    """Fault 54: the submit time is later after a requeue, as Slurm 22.05 has it."""
+    assert is_same_job(entry, "ours", 100) == is_same
+    assert is_same_job(JobEntry("7", "RUNNING", 0, name="any", submitted_at=3), None, None)
 
 
 def test_an_old_answer_is_told_to_be_old():

@@ -14,6 +14,7 @@ from typing import Any
 from redco_flow.launch.endings import write_exit
 from redco_flow.launch.job import CallJob, JobStatus, status_from_files
 from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.records import write_json
 from redco_flow.tracking.attempt import Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
@@ -123,6 +124,15 @@ class SlurmArray(CallJob):
             task.expect_end()
         if check:
             self.wait()
+
+    def retry_submission(self, resubmission: Resubmission) -> None:
+        """As `SlurmJob.retry_submission`, for the whole array."""
+        self._array.retry_submission(resubmission)
+
+    @property
+    def is_unsubmitted(self) -> bool:
+        """As `SlurmJob.is_unsubmitted`."""
+        return self._array.is_unsubmitted
 
     def record(self) -> dict[str, Any]:
         """Return the content of job.json."""

@@ -2,7 +2,8 @@
 
 Slurm itself queues a job again that it preempts or whose node dies; that stays the same attempt,
 for the job's place in the queue and its log are the same, and nothing needs a launcher. Every
-other ending is final, and trying again is the orchestrator's.
+other ending is final, and trying again is the orchestrator's. A job whose submission was refused
+for a while is submitted again by its `status`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from redco_flow.errors import ClusterUnreachable, StageFailed
+from redco_flow.errors import RedcoFlowError, StageFailed
 from redco_flow.launch.call import Call, JobResources, read_call, write_call
 from redco_flow.launch.executor import (
     CallJob,
@@ -28,10 +29,11 @@ from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.doctor import examine_slurm
 from redco_flow.launch.slurm.job import SlurmJob
+from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.launch.slurm.script import JOB_LOG, Submission, render
 from redco_flow.records import write_json, write_text
 from redco_flow.spec.profile import Profile
-from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.attempt import AttemptDirectory, Cause
 from redco_flow.tracking.process_identity import utc_now
 
 SCRIPT = "job.sh"
@@ -92,28 +94,33 @@ class SlurmExecutor(ChainingExecutor):
         Raises:
             UsageError: there is no call.json, or the attempt was submitted before.
             StageFailed: Slurm refuses it, or never got an upstream job.
-            ClusterUnreachable: Slurm cannot be reached.
+            ClusterUnreachable: Slurm's commands are not here.
         """
         check_submittable(attempt)
-        return self._submit(attempt, _wait_for_ids(upstream), tuple(_known_ids(after_end)))
+        return self._submit(attempt, _with_ids(upstream), _known(after_end))
 
     def _submit(
         self,
         attempt: AttemptDirectory,
-        upstream: Sequence[str] = (),
-        after_end: Sequence[str] = (),
+        upstream: Sequence[CallJob] = (),
+        after_end: Sequence[CallJob] = (),
     ) -> CallJob:
         attempt = AttemptDirectory(attempt.path.absolute())
         call = read_call(attempt.call_path)
         title = f"{call.run} {call.stage} {call.attempt}"
-        submission = self._submission(attempt, title, call.resources, upstream, after_end)
-        write_text(attempt.path / SCRIPT, render(submission))
+
+        def sbatch() -> str:
+            waits_for = (_without_ended(upstream, completed=True), _without_ended(after_end))
+            submission = self._submission(attempt, title, call.resources, *waits_for)
+            write_text(attempt.path / SCRIPT, render(submission))
+            return queue.submit(attempt.path / SCRIPT, self._job_environment(attempt))
+
         (attempt.path / JOB_LOG).parent.mkdir(exist_ok=True)
         _write_tasks(attempt, call)
         record = {
             "executor": "slurm",
             "job_id": "",
-            "job_name": submission.job_name,
+            "job_name": self._submission(attempt, title, call.resources).job_name,
             "attempt": str(attempt.path),
             "cluster": self._cluster,
             "submitted_at": utc_now(),
@@ -122,11 +129,13 @@ class SlurmExecutor(ChainingExecutor):
         # Before sbatch: a record without an id is looked up by its name.
         write_json(attempt.job_path, record)
         try:
-            job_id = queue.submit(attempt.path / SCRIPT, self._job_environment(attempt))
-        except queue.NoAnswer:
+            job_id = sbatch()
+        except queue.TryLater as refusal:
             # It may have been accepted all the same; the record stays, and with it the name.
-            return reattach(record)
-        except (StageFailed, ClusterUnreachable):
+            job = reattach(record)
+            job.retry_submission(Resubmission(sbatch, refusal))
+            return job
+        except (RedcoFlowError, OSError):
             attempt.job_path.unlink()
             raise
         write_json(attempt.job_path, record | {"job_id": job_id})
@@ -177,20 +186,39 @@ def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:
     return SlurmJob(record["attempt"], record["job_id"], record=record)
 
 
-def _wait_for_ids(jobs: Sequence[CallJob]) -> tuple[str, ...]:
-    """Return the jobs' ids; of one whose submission got no answer, once it is known.
+def _with_ids(jobs: Sequence[CallJob]) -> list[CallJob]:
+    """Return the jobs with their ids; of one whose submission got no answer, once it is known.
 
     Raises:
         StageFailed: Slurm never got one of them.
     """
-    return tuple(SlurmJob(job.attempt.path, job.job_id).wait_for_id() for job in jobs)
+    found = [SlurmJob(job.attempt.path, job.job_id) for job in jobs]
+    for job in found:
+        job.wait_for_id()
+    return list(found)
 
 
-def _known_ids(jobs: Sequence[CallJob]) -> Iterator[str]:
-    """Return the ids of those jobs that Slurm got."""
+def _known(jobs: Sequence[CallJob]) -> list[CallJob]:
+    """Return those jobs that Slurm got."""
+    found = []
     for job in jobs:
         with suppress(StageFailed):
-            yield from _wait_for_ids([job])
+            found += _with_ids([job])
+    return found
+
+
+def _without_ended(jobs: Sequence[CallJob], *, completed: bool = False) -> tuple[str, ...]:
+    """Return the ids of jobs that others can wait for: Slurm forgets those that have ended.
+
+    Args:
+        completed: leave out only those that completed.
+    """
+    causes = {job.job_id: job.attempt.cause for job in jobs}
+    return tuple(
+        job_id
+        for job_id, cause in causes.items()
+        if cause is None or (completed and cause is not Cause.COMPLETED)
+    )
 
 
 def _write_tasks(attempt: AttemptDirectory, call: Call) -> None:

@@ -1,14 +1,15 @@
 """One Slurm job: its state from its own files first and Slurm's word second, and how to end it.
 
-A job is found again from job.json alone: by its id or, if the launcher died before it learnt the
-id, by its unique name. Asks Slurm through the queue that all jobs of a process share.
+A job is found again from job.json alone: by its id, unique name and submit time or, if the launcher
+died before it learnt the id, by its name. Asks Slurm through the queue that all jobs of a process
+share. No single answer is final: an end is confirmed by a second one, a job that no answer has
+lives while its heartbeat does, and a submission that was refused for a while is tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from redco_flow.launch.endings import (
     read_endings,
     write_exit,
 )
+from redco_flow.launch.heartbeat import HeartbeatWatch
 from redco_flow.launch.job import (
     CallJob,
     JobStatus,
@@ -32,91 +34,32 @@ from redco_flow.launch.job import (
 )
 from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.slurm import queue
-from redco_flow.launch.slurm.queue import JobEntry, QueueView, SlurmQueue, shared_queue
+from redco_flow.launch.slurm.queue import (
+    JobEntry,
+    NotAskedYet,
+    QueueView,
+    SlurmQueue,
+    shared_queue,
+)
+from redco_flow.launch.slurm.resubmission import Resubmission
 from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
-from redco_flow.records import write_json
+from redco_flow.launch.slurm.states import (
+    deserves_release,
+    is_same_job,
+    is_terminal,
+    live_status,
+    word_of,
+)
+from redco_flow.records import read_json_if_present, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
-
-_CAUSES = {
-    "COMPLETED": Cause.FAILED,  # without a result, that is
-    "FAILED": Cause.FAILED,
-    "CANCELLED": Cause.CANCELLED,
-    "REVOKED": Cause.CANCELLED,
-    "TIMEOUT": Cause.TIMEOUT,
-    "DEADLINE": Cause.TIMEOUT,
-    "NODE_FAIL": Cause.NODE_FAILURE,
-    "BOOT_FAIL": Cause.NODE_FAILURE,
-    "PREEMPTED": Cause.PREEMPTED,
-    "OUT_OF_MEMORY": Cause.OUT_OF_MEMORY,
-}
-_WAITING = {
-    "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
-    "RESV_DEL_HOLD",
-}  # fmt: skip
-_ENDING_WORDS = {
-    Cause.TIMEOUT: "its time was over (resources.walltime_minutes)",
-    Cause.NODE_FAILURE: "a node failed and the job was not queued again",
-    Cause.PREEMPTED: "its nodes were given to another job and it was not queued again",
-    Cause.OUT_OF_MEMORY: "it used more memory than it had asked for (resources.memory_gib)",
-    Cause.CANCELLED: "it was cancelled by scancel",
-}
-_FAILED_START = re.compile(r"launch.failed.requeued.held", re.IGNORECASE)
-_MAX_FAILED_STARTS = 3
-
-
-def is_terminal(entry: JobEntry) -> bool:
-    """Say whether this state may be a job's last; a requeue can still follow."""
-    return entry.state in _CAUSES
-
-
-def is_held(entry: JobEntry) -> bool:
-    """Say whether a node refused the job's start, for which Slurm holds it in the queue."""
-    return _FAILED_START.search(entry.reason) is not None
-
-
-def deserves_release(entry: JobEntry) -> bool:
-    """Say whether a held job should be tried on another node; after some of them it is the job."""
-    return is_held(entry) and (entry.restarts or 0) <= _MAX_FAILED_STARTS
-
-
-def live_status(entry: JobEntry, problem: str) -> JobStatus:
-    """Return the status of a job that has not ended.
-
-    Args:
-        problem: why Slurm's answer is old; "" where it is not.
-    """
-    restarts = f", restarted {entry.restarts} times" if entry.restarts else ""
-    stale = f" (last known; {problem})" if problem else ""
-    source = f"squeue{' of before' if problem else ''}: {entry.state}"
-    if entry.state in _WAITING:
-        reason = entry.reason or entry.state.lower()
-        mend = f"; `scontrol release {entry.job_id}` lets it start again" if is_held(entry) else ""
-        text = f"waits in the queue: {reason}{restarts}{mend}{stale}"
-        return JobStatus(State.PENDING, message=text, source=source, news=text)
-    word = "runs" if entry.state in ("RUNNING", "COMPLETING") else entry.state.lower()
-    text = f"{word} on {entry.hosts or 'unnamed nodes'}{restarts}{stale}"
-    return JobStatus(State.RUNNING, message=text, source=source, news=text)
-
-
-def word_of(entry: JobEntry, log_end: str) -> ClusterWord:
-    """Return what Slurm says of a job's end.
-
-    Args:
-        log_end: the end of the job's own log, for what went wrong before its ranks began.
-    """
-    cause = _CAUSES[entry.state]
-    if cause is not Cause.FAILED:
-        return ClusterWord(decided=(cause, f"Slurm says {entry.state}: {_ENDING_WORDS[cause]}."))
-    text = f"Slurm says {entry.state} and no rank said why; logs/slurm.log ends: {log_end}"
-    return ClusterWord(stopped=(cause, text), unstarted=(cause, text))
-
 
 _UNKNOWN = "unknown"
 _SECONDS_TO_CONFIRM = 12.0  # a job that is being queued again passes for FAILED meanwhile
 _SECONDS_TO_CONFIRM_CANCELLED = 3.0
 _SECONDS_TO_QUEUE_AGAIN = 60.0
+_SECONDS_TO_CONFIRM_EMPTY = 60.0  # an answer without any job may be an error of squeue's
 _SECONDS_TO_APPEAR = 5.0
 _SECONDS_OF_URGENCY = 15.0
 _LOG_END_BYTES = 1000
@@ -140,6 +83,19 @@ class SlurmJob(CallJob):
         self._vanishing: tuple[str, float] | None = None
         self._was_pending = False
         self._released_restart: int | None = None
+        self._heartbeat = HeartbeatWatch(self.attempt)
+        self._is_followed_by_heartbeat = False
+        self._resubmission: Resubmission | None = None
+
+    def retry_submission(self, resubmission: Resubmission) -> None:
+        """Have `status` submit the job, which sbatch has refused for a while, when it is due."""
+        self._resubmission = resubmission
+        self._note_waiting(resubmission.reason)
+
+    @property
+    def is_unsubmitted(self) -> bool:
+        """Whether sbatch has refused the job for a while and is to be tried again."""
+        return self._resubmission is not None
 
     def status(self) -> JobStatus:
         """Say what exit.json says, else what Slurm says; asks Slurm at most every ten seconds.
@@ -147,14 +103,14 @@ class SlurmJob(CallJob):
         What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
         that Slurm holds because a node could not start it is let go, to start on another.
         """
-        if status := status_from_files(self.attempt):
+        if status := status_from_files(self.attempt) or self.search():
             return status
         view = self._look()
-        if not self._knows_id() and (status := self._search(view)) is not None:
-            return status
-        entry = view.entries.get(self.job_id)
+        entry = self._own_entry(view)
         if entry is not None and not is_terminal(entry):
             self._vanishing = None
+            self._is_followed_by_heartbeat = False
+            self._note_submit_time(entry)
             self._release_if_held(entry)
             status = live_status(entry, view.problem)
             self._was_pending = status.state is State.PENDING
@@ -162,10 +118,16 @@ class SlurmJob(CallJob):
         if entry is None and view.asked_at < self._followed_since:
             return self._unasked(view.problem or "Slurm has not been asked yet")
         state = entry.state if entry is not None else "unknown to Slurm"
-        if not self._is_confirmed(state, view, self._seconds_to_confirm(state)):
+        if entry is None:
+            self._queue.expect_accounted(self.job_id)
+        if not self._is_confirmed(state, view, self._seconds_to_confirm(state, view)):
             text = f"is {state}, without a word of its own; it may be queued again."
             return JobStatus(State.RUNNING, message=text, source=f"squeue: {state}")
-        entry = entry or self._queue.accounted(self.job_id)
+        try:
+            entry = entry or self._accounted()
+        except NotAskedYet:
+            text = f"is {state}; the accounting has not answered yet."
+            return JobStatus(State.RUNNING, message=text, source=f"squeue: {state}")
         if entry is None:
             return self._forgotten()
         if not is_terminal(entry):
@@ -180,14 +142,30 @@ class SlurmJob(CallJob):
         Raises:
             ClusterUnreachable: Slurm does not answer; the job runs on.
         """
-        again = self.attempt.cancel_path.exists()
-        write_json(self.attempt.cancel_path, {"time": utc_now()})
+        path = self.attempt.cancel_path
+        again = bool((read_json_if_present(path) or {}).get("is_sent"))
+        request = {"time": utc_now(), "is_sent": again}
+        write_json(path, request)
         self.expect_end()
-        if self._knows_id() or self._find():
-            with contextlib.suppress(StageFailed):  # it has ended, and Slurm has forgotten it
-                queue.cancel(self.job_id, self._environment, at_once=again)
+        if self._resubmission is not None and self._resubmission.limit:
+            why = f"it was cancelled while it waited for {self._resubmission.limit}"
+            self._write_ending(never_began(why))
+        elif self._knows_id() or self._find():
+            self._end(at_once=again)
+            write_json(path, {**request, "is_sent": True})
         if check:
             self.wait()
+
+    def _end(self, *, at_once: bool = False) -> None:
+        """Send scancel to the job, if the id is still its own."""
+        name = str(self._record.get("job_name") or "")
+        if "_" in self.job_id:  # of a task that waits, scancel with a name ends the whole array
+            name = ""
+            entry = self._queue.look(urgent=True).entries.get(self.job_id)
+            if entry is not None and not self._is_own(entry):
+                return
+        with contextlib.suppress(StageFailed):  # it has ended, and Slurm has forgotten it
+            queue.cancel(self.job_id, name, self._environment, at_once=at_once)
 
     def wait_for_id(self) -> str:
         """Return the job's id; of one whose submission got no answer, once it is known.
@@ -221,8 +199,14 @@ class SlurmJob(CallJob):
             self.expect_end()
         now = self._queue.clock()
         is_new = self._queue.look().asked_at < self._followed_since
-        is_urgent = is_new or self._vanishing is not None or now < self._urgent_until
+        is_urgent = is_new or self._awaits_answer(now) or now < self._urgent_until
         return self._queue.look(urgent=is_urgent)
+
+    def _awaits_answer(self, now: float) -> bool:
+        """Whether a second answer has to confirm the first; of a name that is looked for, soon."""
+        if self._vanishing is None or self._is_followed_by_heartbeat:
+            return False
+        return not self.is_unsubmitted or now - self._vanishing[1] >= _SECONDS_TO_APPEAR
 
     def expect_end(self) -> None:
         """Ask Slurm more often for a while: the job is about to end."""
@@ -236,10 +220,12 @@ class SlurmJob(CallJob):
                 queue.release(self.job_id, self._environment)
                 self.expect_end()
 
-    def _seconds_to_confirm(self, state: str) -> float:
+    def _seconds_to_confirm(self, state: str, view: QueueView) -> float:
         """Seconds for which Slurm must report a job as ended before it counts as ended."""
         if state == "CANCELLED" or self.attempt.cancel_path.exists():
             return _SECONDS_TO_CONFIRM_CANCELLED
+        if not view.entries:
+            return _SECONDS_TO_CONFIRM_EMPTY
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
         if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
             return _SECONDS_TO_QUEUE_AGAIN
@@ -254,34 +240,109 @@ class SlurmJob(CallJob):
     def _knows_id(self) -> bool:
         return self.job_id != _UNKNOWN
 
+    def _own_entry(self, view: QueueView) -> JobEntry | None:
+        """Return the queue's entry of this job; None where another job has its id."""
+        entry = view.entries.get(self.job_id)
+        return entry if entry is not None and self._is_own(entry) else None
+
+    def _accounted(self) -> JobEntry | None:
+        """Return the accounting's entry of this job, as `_own_entry`.
+
+        Raises:
+            NotAskedYet: the answer is still to come.
+        """
+        entry = self._queue.accounted(self.job_id)
+        return entry if entry is not None and self._is_own(entry) else None
+
+    def _is_own(self, entry: JobEntry) -> bool:
+        name, submitted_at = self._record.get("job_name"), self._record.get("slurm_submitted_at")
+        return is_same_job(entry, name, submitted_at)
+
+    def _note_submit_time(self, entry: JobEntry) -> None:
+        """Keep the submit time that Slurm first reports; of a task of an array in memory only."""
+        if self._record.get("slurm_submitted_at") is None and entry.submitted_at is not None:
+            self._record["slurm_submitted_at"] = entry.submitted_at
+            if self.attempt.job_path.exists():
+                with contextlib.suppress(OSError):  # a reader of another user's run
+                    write_json(self.attempt.job_path, self._record)
+
     def search(self) -> JobStatus | None:
         """Return what is known of a job while its id is not; None once it is."""
-        return None if self._knows_id() else self._search(self._look())
+        if self._knows_id():
+            return None
+        if self._resubmission is not None and self._resubmission.seconds_left > _SECONDS_TO_APPEAR:
+            return self._waiting_status()
+        return self._search(self._look())
 
     def _search(self, view: QueueView) -> JobStatus | None:
-        """Look for a job whose launcher died between submitting it and learning its id."""
+        """Look for a job whose launcher died, or got an error, before it learnt the id."""
+        is_cancelled = self.attempt.cancel_path.exists()
         if self._find(view):
+            if is_cancelled:
+                self._end()
             return None
-        if view.asked_at >= self._followed_since and self._is_confirmed(
+        is_absent = view.asked_at >= self._followed_since and self._is_confirmed(
             "unknown", view, _SECONDS_TO_APPEAR
-        ):
-            why = f"Slurm has no job named {self._record.get('job_name')}: it never got this one."
-            return JobStatus(Cause.NEVER_SUBMITTED, why, "squeue")
-        return JobStatus(State.PENDING, message="is looked for in the queue.", source="job.json")
+        )
+        if not is_absent:
+            return self._waiting_status()
+        if is_cancelled:
+            return self._write_ending(never_began("it was cancelled before Slurm accepted it"))
+        if self._resubmission is not None:
+            return self._submit_again(self._resubmission)
+        why = f"Slurm has no job named {self._record.get('job_name')}: it never got this one."
+        return JobStatus(Cause.NEVER_SUBMITTED, why, "squeue")
+
+    def _submit_again(self, resubmission: Resubmission) -> JobStatus | None:
+        """Submit a job that the queue does not have, if it is due; None once Slurm has it."""
+        if resubmission.seconds_left > 0:
+            return self._waiting_status()
+        self._vanishing = None
+        try:
+            job_id = resubmission.try_again()
+        except StageFailed as refusal:
+            self._resubmission = None
+            never = ExitRecord(exit_code=None, cause=Cause.NEVER_SUBMITTED, message=str(refusal))
+            return self._write_ending(never)
+        self._followed_since = self._queue.clock()
+        if not job_id:
+            self._note_waiting(resubmission.reason)
+            return self._waiting_status()
+        self._set_id(job_id)
+        return None
+
+    def _waiting_status(self) -> JobStatus:
+        """The status of a job without an id: it may be in the queue, or is to be submitted."""
+        reason = self._record.get("waiting")
+        text = f"waiting: {reason}" if reason else "is looked for in the queue."
+        news = text if self._resubmission is not None else ""
+        return JobStatus(State.PENDING, message=text, source="job.json", news=news)
+
+    def _note_waiting(self, reason: str) -> None:
+        """Record why sbatch is to be tried again, for who looks at the run meanwhile."""
+        if self._record.get("waiting") != reason:
+            self._record["waiting"] = reason
+            write_json(self.attempt.job_path, self._record)
+
+    def _set_id(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._record["job_id"] = job_id
+        self._record.pop("waiting", None)
+        self._resubmission = None
+        self._vanishing = None
+        write_json(self.attempt.job_path, self._record)
 
     def _find(self, view: QueueView | None = None) -> bool:
         """Learn the job's id from the job itself, or from Slurm by its name."""
+        found = ""
         with contextlib.suppress(FileNotFoundError):
-            self._job_id = (self.attempt.path / JOB_ID_FILE).read_text().strip() or _UNKNOWN
-        entries = (view or self._queue.look(urgent=True)).entries.values()
-        for entry in entries:
-            if not self._knows_id() and entry.name == self._record.get("job_name"):
-                self._job_id = self._own_id(entry.job_id.partition("_")[0])
-        if self._knows_id():
-            self._record["job_id"] = self.job_id
-            self._vanishing = None
-            write_json(self.attempt.job_path, self._record)
-        return self._knows_id()
+            found = (self.attempt.path / JOB_ID_FILE).read_text().strip()
+        for entry in (view or self._queue.look(urgent=True)).entries.values():
+            if not found and entry.name == self._record.get("job_name"):
+                found = self._own_id(entry.job_id.partition("_")[0])
+        if found:
+            self._set_id(found)
+        return bool(found)
 
     def _own_id(self, job_or_array: str) -> str:
         """Return the job's id; in sweeps of earlier versions it is a task of an array of points."""
@@ -301,6 +362,10 @@ class SlurmJob(CallJob):
 
     def _forgotten(self) -> JobStatus:
         """Neither queue nor accounting know the job any more, and it left no exit.json."""
+        self._is_followed_by_heartbeat = self._heartbeat.is_alive()
+        if self._is_followed_by_heartbeat:
+            text = f"runs by its heartbeat, though Slurm shows no job {self.job_id} of this name"
+            return JobStatus(State.RUNNING, message=text, source="heartbeat", news=text)
         is_told = self.attempt.result_path.exists() or self.attempt.cancel_path.exists()
         if self._was_pending and not self._has_begun() and not is_told:
             # Slurm keeps no record of an array's task that is cancelled while it waits.

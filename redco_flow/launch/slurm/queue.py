@@ -1,10 +1,12 @@
 """Slurm's commands (sbatch, squeue, sacct, scancel), and its queue as all jobs of a process see it.
 
-Knows their options and output formats. No shell, and no judgement of what is said.
+Knows their options and output formats. No shell, and no judgement of what is said. One
+`SlurmQueue` asks for all jobs of a cluster, whichever runs they belong to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -16,20 +18,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
+from redco_flow.launch.slurm.messages import find_submit_limit, is_transient
 
 _COMMAND_SECONDS = 30.0
 _SUBMIT_SECONDS = 60.0
-_FIELDS = ("JobArrayID:40", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "Name:200")
+_FIELDS = (
+    "JobArrayID:40", "State:20", "RestartCnt:10", "Reason:60", "NodeList:400", "SubmitTime:30",
+    "Name:200",
+)  # fmt: skip
+_TIMES_AS_SECONDS = {"SLURM_TIME_FORMAT": "%s"}  # since 1970: no time zone, no daylight saving
 _GPUS = re.compile(r"gpu(?::[^:(),]+)?:(\d+)")  # "gpu:a100:8(S:0-1),nic:2"
-_UNREACHABLE = re.compile(
-    r"Unable to contact slurm controller|Connection refused|timed out|Socket timed out|"
-    r"Zero Bytes were transmitted|Protocol authentication error",
-    re.IGNORECASE,
-)
 
 
-class NoAnswer(ClusterUnreachable):
-    """A command got no answer in time; what it asked for may have been done all the same."""
+class TryLater(ClusterUnreachable):
+    """A command failed for a reason that passes; sbatch may have submitted the job all the same.
+
+    Args:
+        limit: the limit of submitted jobs that sbatch named; "" for any other reason.
+    """
+
+    def __init__(self, message: str, limit: str = "") -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class JobEntry:
         restarts: how often it was restarted; None if Slurm does not report it.
         reason: why it waits.
         hosts: as `n[1-2]`.
+        submitted_at: in seconds since 1970, later after a requeue; None if Slurm does not report
+            it.
     """
 
     job_id: str
@@ -50,21 +62,27 @@ class JobEntry:
     reason: str = ""
     hosts: str = ""
     name: str = ""
+    submitted_at: int | None = None
 
 
 def submit(script: Path, environment: Mapping[str, str]) -> str:
     """Return the id of the job that Slurm made of a script.
 
     Raises:
-        StageFailed: Slurm refuses it; has Slurm's words.
-        ClusterUnreachable: Slurm cannot be reached.
-        NoAnswer: the job may have been accepted all the same.
+        StageFailed: Slurm refuses it for good; has Slurm's words.
+        TryLater: it refuses it for now; the job may have been accepted all the same.
+        ClusterUnreachable: there is no sbatch.
     """
-    said = _run(["sbatch", "--parsable", str(script)], environment, _SUBMIT_SECONDS)
+    try:
+        said = _run(["sbatch", "--parsable", str(script)], environment, _SUBMIT_SECONDS)
+    except StageFailed as refusal:
+        if limit := find_submit_limit(str(refusal)):
+            raise TryLater(str(refusal), limit) from refusal
+        raise
     # "123" or "123;cluster", after whatever a site's plugin prints.
     found = re.findall(r"^(\d+)(?:;\S+)?$", said, re.MULTILINE)
     if not found:
-        raise StageFailed(f"sbatch gave no job id for {script}: {said.strip()!r}.")
+        raise TryLater(f"sbatch gave no job id for {script}: {said.strip()!r}.")
     return str(found[-1])
 
 
@@ -77,7 +95,7 @@ def list_jobs(environment: Mapping[str, str]) -> dict[str, JobEntry]:
     """
     layout = ",".join(f"{field}|" for field in _FIELDS)
     options = ["--me", "--array", "--noheader", "--states=all", f"--Format={layout}"]
-    said = _run(["squeue", *options], environment)
+    said = _run(["squeue", *options], {**environment, **_TIMES_AS_SECONDS})
     entries = (_entry(line) for line in said.splitlines())
     return {entry.job_id: entry for entry in entries if entry is not None}
 
@@ -88,28 +106,36 @@ def find_accounted(job_ids: Iterable[str], environment: Mapping[str, str]) -> di
     Raises:
         StageFailed, ClusterUnreachable: there is no accounting, or it does not answer.
     """
-    columns = "--format=JobID%40,State,NodeList,JobName%200"
-    jobs = f"--jobs={','.join(job_ids)}"
-    said = _run(["sacct", "--allocations", "--noheader", "--parsable2", jobs, columns], environment)
+    columns = "--format=JobID%40,State,NodeList,Submit,JobName%200"
+    options = ["--allocations", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", columns]
+    said = _run(["sacct", *options], {**environment, **_TIMES_AS_SECONDS})
     found = {}
     for line in said.splitlines():
-        parts = line.split("|", 3)
-        if len(parts) == 4:
-            job_id, state, hosts, name = parts
-            found[job_id] = JobEntry(job_id, state.split(" ")[0], None, "", hosts, name)
+        parts = line.split("|", 4)
+        if len(parts) == 5:
+            job_id, state, hosts, submitted_at, name = parts
+            word = state.split(" ")[0]
+            found[job_id] = JobEntry(job_id, word, None, "", hosts, name, _number(submitted_at))
     return found
 
 
-def cancel(job_id: str, environment: Mapping[str, str], *, at_once: bool = False) -> None:
+def cancel(
+    job_id: str, name: str, environment: Mapping[str, str], *, at_once: bool = False
+) -> None:
     """Have Slurm end a job; one that has ended already is left as it is.
+
+    Args:
+        name: a job of another name, that has got the id since, is left alone; "" takes any.
 
     Raises:
         ClusterUnreachable: there is no answer; the job runs on.
         StageFailed: Slurm refuses.
     """
+    options = ["--quiet", *([f"--name={name}"] if name else [])]
     if at_once:
-        _run(["scancel", "--quiet", "--full", "--signal=KILL", job_id], environment)
-    _run(["scancel", "--quiet", job_id], environment)
+        with contextlib.suppress(StageFailed):  # it has no processes
+            _run(["scancel", *options, "--full", "--signal=KILL", job_id], environment)
+    _run(["scancel", *options, job_id], environment)
 
 
 def release(job_id: str, environment: Mapping[str, str]) -> None:
@@ -205,12 +231,12 @@ def _run(
             f"`redco-flow` runs with this profile."
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise NoAnswer(f"{name} did not answer within {seconds:g} s.") from error
+        raise TryLater(f"{name} did not answer within {seconds:g} s.") from error
     if done.returncode == 0:
         return done.stdout
     said = " ".join(done.stderr.split())
-    if _UNREACHABLE.search(said):
-        raise ClusterUnreachable(f"{name}: {said}")
+    if is_transient(said):
+        raise TryLater(f"{name}: {said}")
     raise StageFailed(f"{name} failed with code {done.returncode}: {said}")
 
 
@@ -218,21 +244,27 @@ def _entry(line: str) -> JobEntry | None:
     parts = [part.strip() for part in line.split("|", len(_FIELDS))]
     if len(parts) < len(_FIELDS):
         return None
-    job_id, state, restarts, reason, hosts, name = parts[: len(_FIELDS)]
+    job_id, state, restarts, reason, hosts, submitted_at, name = parts[: len(_FIELDS)]
     return JobEntry(
         job_id=job_id,
         state=state,
-        restarts=int(restarts) if restarts.isdigit() else None,
+        restarts=_number(restarts),
         reason="" if reason == "None" else reason,
         hosts=hosts,
         name=name,
+        submitted_at=_number(submitted_at),
     )
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
 
 
 SECONDS_BETWEEN_REQUESTS = 10.0
 SECONDS_BETWEEN_URGENT_REQUESTS = 1.0
 _MAX_SECONDS_BETWEEN_REQUESTS = 120.0
 _SECONDS_WITHOUT_ACCOUNTING = 600.0
+_MAX_ACCOUNTING_FAILURES = 3
 
 Clock = Callable[[], float]
 ListJobs = Callable[[], dict[str, JobEntry]]
@@ -252,6 +284,10 @@ class QueueView:
     entries: Mapping[str, JobEntry] = field(default_factory=dict)
     asked_at: float = float("-inf")
     problem: str = ""
+
+
+class NotAskedYet(Exception):
+    """The accounting has not been asked for a job, or did not answer: it may know it."""
 
 
 class SlurmQueue:
@@ -276,9 +312,12 @@ class SlurmQueue:
         self._view = QueueView()
         self._tried_at = float("-inf")
         self._num_failures = 0
-        self._accounted: dict[str, JobEntry] = {}
+        self._accounted: dict[str, JobEntry | None] = {}
+        self._to_account: set[str] = set()
+        self._asking_accounting = threading.Lock()
+        self._num_accounting_failures = 0
         self._no_accounting_until = float("-inf")
-        self._accounting_asked_at = float("-inf")
+        self._accounting_due_at = float("-inf")
 
     def look(self, *, urgent: bool = False) -> QueueView:
         """Return the newest answer; ask again if it is old and no other thread is asking.
@@ -294,18 +333,47 @@ class SlurmQueue:
                 self._asking.release()
         return self._view
 
+    def expect_accounted(self, job_id: str) -> None:
+        """Have the next request to the accounting ask for this job too."""
+        if self._accounted.get(job_id) is None:
+            self._to_account.add(job_id)
+
     def accounted(self, job_id: str) -> JobEntry | None:
-        """Return what the accounting says of a job; None where it says nothing, or is not there."""
-        known = self._accounted.get(job_id)
-        now = self.clock()
-        is_due = now - self._accounting_asked_at >= SECONDS_BETWEEN_REQUESTS
-        if known is None and is_due and now >= self._no_accounting_until:
-            self._accounting_asked_at = now
+        """Return what the accounting knows of a job; None where it knows nothing, or is not there.
+
+        One request asks for every job that was named here and has no entry yet.
+
+        Raises:
+            NotAskedYet: the answer is still to come.
+        """
+        self.expect_accounted(job_id)
+        is_known = self._accounted.get(job_id) is not None
+        if not is_known and self._asking_accounting.acquire(blocking=False):
             try:
-                self._accounted |= self._find_accounted([job_id])
-            except (ClusterUnreachable, StageFailed):
-                self._no_accounting_until = now + _SECONDS_WITHOUT_ACCOUNTING
+                if self.clock() >= max(self._no_accounting_until, self._accounting_due_at):
+                    self._ask_accounting()
+            finally:
+                self._asking_accounting.release()
+        if job_id not in self._accounted and self.clock() >= self._no_accounting_until:
+            raise NotAskedYet
         return self._accounted.get(job_id)
+
+    def _ask_accounting(self) -> None:
+        """Ask for all jobs at once; pause after some failures, or where there is no accounting."""
+        job_ids = sorted(self._to_account)
+        self._accounting_due_at = self.clock() + SECONDS_BETWEEN_REQUESTS
+        try:
+            found = self._find_accounted(job_ids)
+        except (ClusterUnreachable, StageFailed) as error:
+            self._num_accounting_failures += 1
+            is_absent = not isinstance(error, TryLater)
+            if is_absent or self._num_accounting_failures >= _MAX_ACCOUNTING_FAILURES:
+                self._no_accounting_until = self.clock() + _SECONDS_WITHOUT_ACCOUNTING
+                self._num_accounting_failures = 0
+        else:
+            self._num_accounting_failures = 0
+            self._accounted |= {job_id: found.get(job_id) for job_id in job_ids}
+            self._to_account -= found.keys()
 
     def _is_due(self, *, urgent: bool) -> bool:
         wait = SECONDS_BETWEEN_URGENT_REQUESTS if urgent else SECONDS_BETWEEN_REQUESTS
@@ -332,8 +400,11 @@ def shared_queue(cluster: str) -> SlurmQueue:
     Args:
         cluster: $SLURM_CONF, or "" for the machine's own.
     """
-    environment = {**os.environ, **({"SLURM_CONF": cluster} if cluster else {})}
+
+    def environment() -> dict[str, str]:
+        return {**os.environ, **({"SLURM_CONF": cluster} if cluster else {})}
+
     return SlurmQueue(
-        lambda: list_jobs(environment),
-        lambda job_ids: find_accounted(job_ids, environment),
+        lambda: list_jobs(environment()),
+        lambda job_ids: find_accounted(job_ids, environment()),
     )

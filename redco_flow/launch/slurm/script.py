@@ -134,6 +134,12 @@ def _options(submission: Submission) -> Iterator[str]:
     if resources.walltime_minutes is not None:
         yield _option("time", resources.walltime_minutes)
     yield _option("signal", f"{WARNING_SIGNAL}@{settings.warning_seconds}")
+    for option in settings.options:
+        if option.startswith("--job-n"):
+            raise UsageError(
+                f"slurm.options has {option!r}, but a job is recognised by its own name: remove it "
+                f"(--comment can hold a text for people)."
+            )
     yield from settings.options
 
 

@@ -3,12 +3,13 @@
 The cluster starts them in order, with or without a launcher. Here they are submitted, found
 again by a later launcher, and resubmitted downstream of a stage that is retried. A stage
 whose result another run of the same sweep makes depends on that run's job and has none of its own.
-Following them is `stage_runner`'s.
+Following them is `stage_runner`'s, and so is submitting what does not get into the queue at once.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +22,15 @@ from redco_flow.orchestrate.run.attempts import StageAttempts
 from redco_flow.orchestrate.run.calls import write_attempt, write_attempt_ahead
 from redco_flow.orchestrate.run.stopping import Log, RunContext
 from redco_flow.records import write_json
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.sweep_directory import note_shared_attempt
 
 if TYPE_CHECKING:
     from redco_flow.launch.executor import CallJob
+
+
+_POLL_SECONDS = 0.25
+_SECONDS_FOR_ROOM = 35.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class JobChain:
         self._upstream = upstream
         self._mutex = threading.Lock()
         self._problems: dict[str, Exception] = {}
+        self._jobs: dict[AttemptDirectory, CallJob] = {}
 
     def submit(self, log: Log, queue: SweepQueue | None = None) -> None:
         """Submit every stage that has no result and no job yet; never raises for one of them.
@@ -97,6 +103,19 @@ class JobChain:
         if problem is not None:
             raise StageFailed(f"stage '{stage}' could not be submitted: {problem}") from problem
         return self._known.current.get(stage)
+
+    def job_of(self, attempt: AttemptDirectory) -> CallJob:
+        """Return an attempt's job; one that waits to be submitted only this process can submit."""
+        from redco_flow.launch.executor import reattach
+
+        with self._mutex:
+            return self._jobs.get(attempt) or reattach(attempt.read_job() or {})
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the cluster takes no more jobs for now; the rest wait for their upstream."""
+        with self._mutex:
+            return any(job.is_unsubmitted for job in self._jobs.values())
 
     def submit_again(self, stage: str, log: Log) -> AttemptDirectory | None:
         """Give a stage whose attempt failed a new one, and have all downstream stages wait for it.
@@ -172,6 +191,9 @@ class JobChain:
         # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_chaining_executor, reattach
 
+        if any(job.is_unsubmitted for job in self._jobs.values()):
+            log(f"{stage} | is submitted when its upstream stages have completed")
+            return
         waits_for = self._known.open_upstream(stage)
         if waits_for is None:
             return
@@ -184,11 +206,29 @@ class JobChain:
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
         self._known.current[stage] = attempt
+        self._jobs[attempt] = job
+        self._wait_for_room(stage, job, log)
+        if attempt.cause is Cause.NEVER_SUBMITTED:
+            raise StageFailed(job.status().message)
+        if job.is_unsubmitted:
+            return
         names = ", ".join(waits_for)
         text = f"job {job.job_id} is in the queue{f' and waits for {names}' if names else ''}"
         fields = {"attempt": attempt.number, "job_id": job.job_id, "message": text}
         self._context.state_store.set_stage(stage, State.WAITING, event="job_submitted", **fields)
         log(f"{stage} | {text}")
+
+    def _wait_for_room(self, stage: str, job: CallJob, log: Log) -> None:
+        """Wait for a job that the cluster refuses for now, but not long: others can be followed."""
+        give_up_at = time.monotonic() + _SECONDS_FOR_ROOM
+        said = ""
+        while not job.done() and job.is_unsubmitted and time.monotonic() < give_up_at:
+            if (text := job.status().message) != said:
+                said = text
+                self._context.state_store.set_stage(stage, State.WAITING, message=text)
+                log(f"{stage} | {text}")
+            if self._context.stop.wait(_POLL_SECONDS) or self._context.run.cancel_requested():
+                return
 
     def _write(self, stage: str, waits_for: Mapping[str, AttemptDirectory]) -> AttemptDirectory:
         resolved = self._context.pipeline.stages[stage]
@@ -220,6 +260,7 @@ class JobChain:
             return
         from redco_flow.launch.executor import reattach
 
+        self._jobs.pop(attempt, None)
         job = reattach(record)
         job.cancel(check=False)
         if attempt.ranks_with_logs():

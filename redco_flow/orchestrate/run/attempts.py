@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from redco_flow.errors import RedcoFlowError, RunCancelled, StageFailed
+from redco_flow.errors import ClusterUnreachable, RedcoFlowError, RunCancelled, StageFailed
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, read_call
+from redco_flow.launch.endings import write_exit
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
 from redco_flow.orchestrate.run.log_lines import LogTail
 from redco_flow.orchestrate.run.plan import input_ids
 from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest
-from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, find_new_result, find_result, fingerprint
 from redco_flow.tracking.sweep_directory import current_attempt
@@ -149,6 +150,7 @@ class StageAttempts:
 
 _POLL_SECONDS = 0.25
 _EXTRA_SECONDS_TO_STOP = 60.0
+_SECONDS_BETWEEN_CANCELS = 5.0
 
 
 def follow_job(
@@ -181,7 +183,7 @@ def follow_job(
         finished = status.is_finished
         if status.news and status.news != told:
             told = status.news
-            log(f"job {job.job_id} {told}")
+            log(_words(job, told))
             on_news(status)
         for line in tail.last_lines() if finished else tail.new_lines():
             job_log(line)
@@ -190,16 +192,29 @@ def follow_job(
         if give_up_at is not None:
             _doze_until(job, give_up_at)
         elif stop.wait(_POLL_SECONDS):
-            give_up_at = time.monotonic() + grace_seconds + _EXTRA_SECONDS_TO_STOP
-            _stop(job, stop, log)
+            if _stop(job, stop, log):
+                give_up_at = time.monotonic() + grace_seconds + _EXTRA_SECONDS_TO_STOP
+            else:
+                job.wait_seconds(_SECONDS_BETWEEN_CANCELS)
     _raise_unless_completed(job, stop)
 
 
-def _stop(job: CallJob, stop: StopRequest, log: Log) -> None:
+def _words(job: CallJob, said: str) -> str:
+    """What is said of a job, with its id if it has one."""
+    return said if job.is_unsubmitted else f"job {job.job_id} {said}"
+
+
+def _stop(job: CallJob, stop: StopRequest, log: Log) -> bool:
+    """Cancel the job; return whether the cluster has taken the request."""
     if stop.kind == "detach":
         raise Detached(stop.reason)
     log(f"cancelling job {job.job_id}: {stop.reason}")
-    job.cancel(check=False)
+    try:
+        job.cancel(check=False)
+    except ClusterUnreachable as error:
+        log(f"job {job.job_id} is not cancelled yet, trying again: {error}")
+        return False
+    return True
 
 
 def _doze_until(job: CallJob, give_up_at: float) -> None:
@@ -279,7 +294,7 @@ class AttemptFollower:
             )
         except StageFailed as failure:
             disk_reserve.free(attempt.path)
-            self._raise_if_worth_a_retry(attempt, failure)
+            self._raise_if_worth_a_retry(attempt, job, failure)
             raise
         disk_reserve.free(attempt.path)
         finished = self.result_of(attempt, is_new=True)
@@ -306,16 +321,23 @@ class AttemptFollower:
     def _set_news(self, job: CallJob, status: JobStatus) -> None:
         """Set the stage's state and message; a queued job is pending, not running."""
         is_waiting = status.state is State.PENDING
-        message = f"job {job.job_id} {status.message}" if is_waiting else ""
-        fields = {"message": message, "told_at": utc_now()}
+        message = _words(job, status.message) if is_waiting else ""
+        fields = {"message": message, "told_at": utc_now(), "job_id": job.job_id}
         self.context.state_store.set_stage(self.stage, State.RUNNING, event="job_news", **fields)
 
-    def _raise_if_worth_a_retry(self, attempt: AttemptDirectory, failure: StageFailed) -> None:
+    def _raise_if_worth_a_retry(
+        self, attempt: AttemptDirectory, job: CallJob, failure: StageFailed
+    ) -> None:
         """Raise RetryableFailure if the profile's budget for this ending is not used up.
 
         The budget is counted from the attempts' own records, so that it outlives this process.
         """
-        cause = attempt.cause or Cause.LOST
+        status = job.status()
+        cause = status.cause or Cause.LOST
+        if cause is Cause.LOST and self.context.profile.retries.lost and attempt.cause is None:
+            with suppress(ClusterUnreachable):  # what is left of it ends, or holds the work lock
+                job.cancel(check=False)
+            write_exit(attempt, ExitRecord(exit_code=None, cause=cause, message=status.message))
         num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
         if not self.context.profile.retries.allows(cause, num_ended):
             return

@@ -93,6 +93,11 @@ class RunSession:
         if self._chain is not None:
             self._chain.submit(log, queue)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the cluster did not take all jobs of a run ahead: a launcher has to follow it."""
+        return self._chain is not None and self._chain.is_cut
+
     def run_stage(self, name: str, log: Log, *, with_job_lines: bool = True) -> Finished:
         """Bring one stage to its end, or wait until another thread has.
 

@@ -199,7 +199,8 @@ class StageRunner:
         """Follow one attempt; None where there is to be another one."""
         from redco_flow.launch.executor import reattach
 
-        job = reattach(attempt.read_job() or {})
+        record = attempt.read_job() or {}
+        job = self._chain.job_of(attempt) if self._chain is not None else reattach(record)
         if self._attempts.is_of_another_run(attempt):
             return self._wait_for_other_run(attempt, job)
         _write_known_inputs(attempt)
@@ -268,7 +269,8 @@ class StageRunner:
         job = executor.submit_call(attempt)
         if attempt.read_job() is None:
             write_json(attempt.job_path, job.record())
-        self._log(f"job {job.job_id} started; log: {job.paths.stdout}")
+        if not job.is_unsubmitted:
+            self._log(f"job {job.job_id} started; log: {job.paths.stdout}")
         return self._follower.follow("job_submitted", attempt, job)
 
     def _is_forced(self) -> bool:

@@ -1,0 +1,151 @@
+"""A single answer of Slurm is not final: refused submissions, empty answers, ids given again."""
+
+import json
+
+import pytest
+from faulty_commands import FaultyCommands
+from job_processes import phase_of
+from orchestrate_runs import TWO_STAGES, InProcess, Runs, count_lines
+from test_slurm_sweeps import RATES, Sweeps
+from tiny_stages.calls import wait_until
+
+from redco_flow.cli.status import stage_line
+from redco_flow.cli.view import read_run_view
+from redco_flow.launch.executor import reattach
+from redco_flow.orchestrate.run.start import write_run
+from redco_flow.orchestrate.sweep.process import submit_points
+from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+REFUSED = 'echo "sbatch: error: Batch job submission failed: {}" >&2; exit 1'
+TIMED_OUT = REFUSED.format("Socket timed out on send/recv operation")
+REFUSED_THEN_ACCEPTED_IN_SILENCE = f"""
+case $(wc -l < "$folder/sbatch.calls") in
+    1) {TIMED_OUT};;
+    2) "$real" "$@" > /dev/null; {TIMED_OUT};;
+esac
+"""
+THREE_JOBS_AT_MOST = f"""
+if [ "$(squeue --me --noheader | wc -l)" -ge 3 ]; then
+    echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2
+    {REFUSED.format("Job violates accounting/QOS policy (job submit limit)")}
+fi
+"""
+
+
+@pytest.fixture
+def commands(slurm, tmp_path, monkeypatch):
+    commands = FaultyCommands(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", commands.path)
+    return commands
+
+
+@pytest.fixture
+def runs(slurm, tmp_path):
+    return Runs(tmp_path, {"executor": "slurm"})
+
+
+def test_a_submission_that_slurm_refuses_for_a_moment_is_tried_again_and_runs_once(
+    runs, slurm, commands, tmp_path
+):
+    """Fault 52: the second refusal is of a job that Slurm has accepted all the same."""
+    executions = tmp_path / "executions"
+    overrides = [f"{stage}.executions={executions}" for stage in ("preprocess", "train")]
+    commands.inject("sbatch", REFUSED_THEN_ACCEPTED_IN_SILENCE)
+
+    driven = InProcess(runs.write(TWO_STAGES, overrides, ahead=True))
+    outcome = driven.end(180)
+
+    assert outcome.state == "completed", driven.said
+    assert [len(driven.run.attempts(stage)) for stage in ("preprocess", "train")] == [1, 1]
+    assert count_lines(executions) == 2
+    assert len(commands.calls("sbatch")) == 3
+    said = "\n".join(driven.said)
+    assert "preprocess | waiting: sbatch: sbatch: error:" in said
+    assert "Socket timed out" in said
+
+
+def test_a_limit_of_submitted_jobs_is_waited_for_and_a_run_that_waits_is_cancelled_at_once(
+    runs, slurm, commands, tmp_path
+):
+    """Fault 52: the limit of a QOS or an association."""
+    for _ in range(3):
+        slurm.run("sbatch", "--hold", "--output=/dev/null", "--wrap=true")
+    commands.inject("sbatch", THREE_JOBS_AT_MOST)
+
+    first = InProcess(runs.write(TWO_STAGES))
+    second = InProcess(runs.write(TWO_STAGES, ["preprocess.count=5"]))
+    line = "preprocess: waiting: QOSMaxSubmitJobPerUserLimit"
+    for driven in (first, second):
+        wait_until(
+            lambda run=driven.run: (
+                line == stage_line("preprocess", read_run_view(run)["stages"]["preprocess"])
+            )
+        )
+    first.stop.cancel("enough")
+    cancelled = first.end(10)
+    for job_id in slurm.jobs():
+        slurm.run("scancel", job_id)
+    outcome = second.end(180)
+
+    assert cancelled.state == "cancelled"
+    assert outcome.state == "completed", second.said
+    assert len(second.run.attempts("preprocess")) == 1
+
+
+def write_sweep(sweeps, points):
+    """Write a sweep that has no process."""
+    sweep = SweepDirectory.create(sweeps.workspace, "sums")
+    runs = []
+    for point in map(sweeps.plan, points):
+        given = {"overrides": point.overrides, "argv": [], "ahead": True, "sweep": sweep.id}
+        runs.append(write_run(point.pipeline, point.profile, sweeps.workspace, point.plan, **given))
+    listed = [SweepPoint(run.id, list(point)) for run, point in zip(runs, points, strict=True)]
+    sweep.write(listed, max_parallel=2, argv=[], ahead=True)
+    return sweep
+
+
+def test_points_of_a_sweep_beyond_the_limit_of_submitted_jobs_wait_and_none_fails(
+    slurm, commands, tmp_path
+):
+    """Fault 52: the first jobs of the sweep fill the queue; the others follow as they end."""
+    commands.inject("sbatch", THREE_JOBS_AT_MOST)
+    sweep = write_sweep(Sweeps(tmp_path), RATES[:3])
+    said = []
+    submit_points(sweep, sweep.runs, said.append)
+    for gate in ("first-gate", "gate"):
+        (tmp_path / gate).touch()
+
+    driven = [InProcess(run, judges_ended=True) for run in sweep.runs]
+    outcomes = [one.end(240).state for one in driven]
+
+    assert "the cluster takes no more jobs" in said[-1], said
+    assert outcomes == ["completed"] * 3, [one.said for one in driven]
+    assert count_lines(tmp_path / "trained") == 3
+
+
+def test_a_job_is_followed_by_its_heartbeat_and_a_job_that_has_got_its_id_is_left_alone(
+    slurm, submit, commands, tmp_path
+):
+    """Faults 53, 54: squeue shows another job under this job's id; a suspended job, too."""
+    job = submit("wait_for_go", config={"folder": str(tmp_path)})
+    wait_until(lambda: phase_of(job.attempt) == "waiting")
+    slurm.run("scontrol", "suspend", job.job_id)
+    suspended = wait_until(lambda: "suspended" in (s := job.status()).message and s)
+    slurm.run("scontrol", "resume", job.job_id)
+    name = job.record()["job_name"]
+    stranger = slurm.run("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 600").strip()
+
+    commands.inject("squeue", f'"$real" "$@" | sed "s/{name}/stranger/"; exit 0')
+    followed = wait_until(lambda: (s := job.status()).source == "heartbeat" and s)
+    commands.repair("squeue")
+    again = wait_until(lambda: (s := job.status()).source == "squeue: RUNNING" and s)
+    (tmp_path / "go").touch()
+    assert job.wait_seconds(60)
+    reattach(json.loads(job.attempt.job_path.read_text()) | {"job_id": stranger}).cancel()
+
+    assert suspended.news.startswith("is suspended on 127.0.0.")
+    assert (followed.state, again.state, job.state) == ("running", "running", "COMPLETED")
+    assert any(f"--name={name}" in call for call in commands.calls("scancel"))
+    assert slurm.jobs()[stranger] == "RUNNING"
