@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,37 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     write_text(path, text, private=private)
 
 
+SECONDS_TO_SEE_RECORDS = 90.0
+"""How long NFS may hide another host's file: its clients remember names for up to 60 s."""
+
+_NUM_STALE_READS = 5
+_SECONDS_BETWEEN_STALE_READS = 0.1
+
+
+def list_directory(path: Path) -> None:
+    """List a directory if it exists, so that NFS asks its server for the names in it."""
+    with contextlib.suppress(OSError):
+        os.listdir(path)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Read a file; opened again where NFS says ESTALE: it was replaced while it was read.
+
+    Raises:
+        OSError: it cannot be read; names it.
+    """
+    for num_reads_left in reversed(range(_NUM_STALE_READS)):
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            if error.errno != errno.ESTALE or not num_reads_left:
+                raise
+            list_directory(Path(path).parent)
+            time.sleep(_SECONDS_BETWEEN_STALE_READS)
+    raise AssertionError("unreachable")
+
+
 def read_json(path: Path) -> Any:
     """Read one JSON record.
 
@@ -242,7 +274,7 @@ def read_json(path: Path) -> Any:
         ValueError: it is not JSON; the message names the path.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise ValueError(f"{path}: not a JSON record: {error}") from error
 

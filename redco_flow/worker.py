@@ -34,7 +34,7 @@ from redco_flow.launch.worker_process import (
     prepare,
     report_error,
 )
-from redco_flow.records import refuse_link, write_json
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, refuse_link, write_json
 from redco_flow.runtime import shards
 from redco_flow.runtime.context import (
     InputArtifact,
@@ -55,8 +55,6 @@ from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.spec.stage_kind import StageKind
-
-_SECONDS_TO_SEE_INPUTS = 60.0  # a shared file system may show another host's files late
 
 
 class CallRejected(RedcoFlowError):
@@ -119,7 +117,7 @@ def run_call(
         f"stage '{call.stage}' of run {call.run}, attempt {call.attempt}, "
         f"process {os.getpid()} on {os.uname().nodename}"
     )
-    call = with_inputs(call, wait_seconds=_SECONDS_TO_SEE_INPUTS)
+    call = with_inputs(call, wait_seconds=SECONDS_TO_SEE_RECORDS)
     workspace = Workspace(Path(call.workspace))
     os.environ.update(
         jax_variables(

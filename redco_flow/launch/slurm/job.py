@@ -34,7 +34,7 @@ from redco_flow.launch.redaction import redact_text
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.queue import JobEntry, QueueView, SlurmQueue, shared_queue
 from redco_flow.launch.slurm.script import JOB_ID_FILE, JOB_LOG, REQUEUE_FILE
-from redco_flow.records import write_json
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, list_directory, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
@@ -147,6 +147,8 @@ class SlurmJob(CallJob):
         What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
         that Slurm holds because a node could not start it is let go, to start on another.
         """
+        if self._vanishing is not None:
+            list_directory(self.attempt.path)  # it may have ended, and NFS not show exit.json yet
         if status := status_from_files(self.attempt):
             return status
         view = self._look()
@@ -164,6 +166,9 @@ class SlurmJob(CallJob):
         state = entry.state if entry is not None else "unknown to Slurm"
         if not self._is_confirmed(state, view, self._seconds_to_confirm(state)):
             text = f"is {state}, without a word of its own; it may be queued again."
+            if state == "COMPLETED":
+                text = f"has completed; waits for exit.json to appear in {self.attempt.path}"
+                return JobStatus(State.PENDING, text, f"squeue: {state}", news=text)
             return JobStatus(State.RUNNING, message=text, source=f"squeue: {state}")
         entry = entry or self._queue.accounted(self.job_id)
         if entry is None:
@@ -243,6 +248,8 @@ class SlurmJob(CallJob):
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
         if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
             return _SECONDS_TO_QUEUE_AGAIN
+        if state == "COMPLETED":  # it has written exit.json, which is not visible here yet
+            return SECONDS_TO_SEE_RECORDS
         return _SECONDS_TO_CONFIRM
 
     def _is_confirmed(self, state: str, view: QueueView, seconds: float) -> bool:

@@ -33,7 +33,7 @@ from redco_flow.records import open_no_link, write_json
 from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.results import find_result, is_doubtful
 from redco_flow.tracking.workspace import Workspace
 
@@ -228,8 +228,10 @@ class StageRunner:
         while not job.done():
             self._context.stop.wait(_POLL_SECONDS)
             self._context.stop.raise_if_set(self._stage.name)
-        finished = self._follower.result_of(attempt)
-        return None if finished is None else Finished(finished.result, attempt=None)
+        with suppress(StageFailed):  # without its result, this run makes its own
+            if job.status().cause is Cause.COMPLETED:
+                return Finished(self._follower.await_result(attempt, job), attempt=None)
+        return None
 
     def _reuse_or_submit(self) -> Finished:
         self._context.stop.raise_if_set(self._stage.name)
