@@ -83,6 +83,52 @@ def who_may_write(path: str | os.PathLike[str]) -> str:
     )
 
 
+def explain_no_space(error: OSError) -> str:
+    """Say which file system ran out of what, of a disk or quota that is full; "" of other errors.
+
+    Args:
+        error: names the path that could not be written.
+    """
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not error.filename:
+        return ""
+    path = Path(error.filename).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        usage = os.statvfs(path)
+    except OSError:
+        return ""
+    mount = mount_of(path)
+    user, num_bytes = _user_name(os.geteuid()), usage.f_bavail * usage.f_frsize
+    if usage.f_files and not usage.f_favail:
+        return (
+            f"The file system at {mount} has no inode left, that is room for another file or "
+            f"directory, whatever its size: delete files there, or choose another workspace."
+        )
+    if num_bytes < _FEW_BYTES:
+        return (
+            f"The file system at {mount} is full: {num_bytes:,} bytes and {usage.f_favail:,} "
+            f"inodes are free. Free space there, or choose another workspace."
+        )
+    return (
+        f"The file system at {mount} has {num_bytes:,} bytes and {usage.f_favail:,} inodes free: "
+        f"a quota of user {user}, group or project is used up, of bytes or of inodes: `quota -s` "
+        f"or `lfs quota -h -u {user} {mount}` shows which. Delete files there, have the quota "
+        f"raised, or choose another workspace."
+    )
+
+
+_FEW_BYTES = 1 << 16
+
+
+def mount_of(path: Path) -> Path:
+    """Return where the file system of an existing path is mounted."""
+    mount = path.resolve()
+    while not mount.is_mount():
+        mount = mount.parent
+    return mount
+
+
 def create_beside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
     """Make a new file beside `path`, to be renamed to it; return its descriptor and its path.
 
@@ -191,13 +237,20 @@ def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
     return digest.hexdigest()
 
 
-def write_text(path: Path, text: str, *, private: bool = False) -> None:
+def write_text(
+    path: Path,
+    text: str,
+    *,
+    private: bool = False,
+    place: Callable[[Path, Path], None] = os.replace,
+) -> None:
     """Replace `path` by `text` atomically and durably; its directory must exist.
 
     The new file's mode is what the umask leaves of 0666. A link in its place is replaced.
 
     Args:
         private: this user alone may read it.
+        place: gives the written file its name.
 
     Raises:
         OSError: the disk is full or read-only; names the path; the old content is untouched.
@@ -211,7 +264,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        place(temporary, path)
     except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -231,9 +284,43 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
         OSError: the disk is full or read-only; the old record is untouched.
         ValueError, TypeError: `value` is not JSON; nothing is written.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(path, text, private=private)
+    write_text(path, _json_text(value), private=private)
 
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_new_json(path: Path, value: Any) -> bool:
+    """Create `path` with `value` as `write_json` does; return False where it exists already.
+
+    Of several processes that create it at once, on any host, one gets True.
+
+    Raises:
+        OSError, ValueError, TypeError: as `write_json`.
+    """
+    try:
+        write_text(path, _json_text(value), place=_place_new)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in CANNOT_LINK:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        os.replace(temporary, path)
+    else:
+        temporary.unlink()
+
+
+CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Errors of a file system, or between two, on which a file cannot have another name."""
 
 SECONDS_TO_SEE_RECORDS = 90.0
 """How long NFS may hide another host's file: its clients remember names for up to 60 s."""
