@@ -22,7 +22,7 @@ from redco_flow.orchestrate.run.log_lines import LogTail
 from redco_flow.orchestrate.run.plan import input_ids
 from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest
-from redco_flow.records import SECONDS_TO_SEE_RECORDS
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import StageResult, find_result, fingerprint
@@ -387,4 +387,6 @@ def _as_failure(stage: str, error: BaseException) -> StageFailed:
     if isinstance(error, StageFailed):
         return error
     said = str(error) if isinstance(error, RedcoFlowError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and (advice := explain_no_space(error)):
+        said = f"{said}. {advice}"
     return StageFailed(f"stage '{stage}': {said}")
