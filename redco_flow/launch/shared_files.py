@@ -1,4 +1,4 @@
-"""What `doctor` tries of a shared file system: locks between nodes, and how late files appear."""
+"""Try a shared file system for `doctor`: locks between nodes, and how late files appear."""
 
 from __future__ import annotations
 

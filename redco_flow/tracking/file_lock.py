@@ -236,7 +236,7 @@ _SHARED, _EXCLUSIVE = b"S", b"X"
 
 
 class _Watch:
-    """How long each holder's heartbeat has been unchanged, by this process's own clock."""
+    """Measure how long each holder's heartbeat is unchanged, by this process's own clock."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[_Holder, float, float]] = {}
