@@ -76,7 +76,7 @@ def write_files(folder: Path, name: str) -> None:
 
 
 class FileWatch:
-    """How late the files that nodes write are visible here.
+    """Measure how late the files that nodes write are visible here.
 
     Args:
         folder: where they write; this process makes, and reads, the file that they change.
