@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,9 @@ def main(arguments: list[str]) -> int:
         "unreached": "",
         "unknown_names": [],
     }
-    holds_lock = flock_held(folder / _NODE_LOCK) if rank_info.rank == 0 else nullcontext()
+    holds_lock: AbstractContextManager[None] = nullcontext()
+    if rank_info.rank == 0:
+        holds_lock = flock_held(folder / _NODE_LOCK)
     with holds_lock:
         if not found["problem"] and rank_info.num_processes > 1:
             found["unreached"] = _meet(folder, rank_info)
