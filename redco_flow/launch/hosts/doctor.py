@@ -80,8 +80,9 @@ async def _report(
         found = await connection.ask("probe", directory=connection.directory)
         if not await is_shared(workspace, [connection]):
             return HostReport(connection.host, "", found)
-        where = {"folder": str(trial.folder), "lock": str(trial.lock)}
-        answer = await connection.ask("try_files", name=name, **where)
+        answer = await connection.ask(
+            "try_files", name=name, folder=str(trial.folder), lock=str(trial.lock)
+        )
         trial.watch.note_written(name)
         await asyncio.to_thread(trial.watch.wait)
         return HostReport(connection.host, "", found, True, answer["flock"])
