@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,52 @@ def who_may_write(path: str | os.PathLike[str]) -> str:
         f"(`chgrp -R GROUP`, `chmod -R g+w`, and `chmod g+s` on its directories), and everybody "
         f"in it works with `umask 002`"
     )
+
+
+def explain_no_space(error: OSError) -> str:
+    """Say which file system ran out of what, of a disk or quota that is full; "" of other errors.
+
+    Args:
+        error: names the path that could not be written.
+    """
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not error.filename:
+        return ""
+    path = Path(error.filename).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    try:
+        usage = os.statvfs(path)
+    except OSError:
+        return ""
+    mount = mount_of(path)
+    user, num_bytes = _user_name(os.geteuid()), usage.f_bavail * usage.f_frsize
+    if usage.f_files and not usage.f_favail:
+        return (
+            f"The file system at {mount} has no inode left, that is room for another file or "
+            f"directory, whatever its size: delete files there, or choose another workspace."
+        )
+    if num_bytes < _FEW_BYTES:
+        return (
+            f"The file system at {mount} is full: {num_bytes:,} bytes and {usage.f_favail:,} "
+            f"inodes are free. Free space there, or choose another workspace."
+        )
+    return (
+        f"The file system at {mount} has {num_bytes:,} bytes and {usage.f_favail:,} inodes free: "
+        f"a quota of user {user}, group or project is used up, of bytes or of inodes: `quota -s` "
+        f"or `lfs quota -h -u {user} {mount}` shows which. Delete files there, have the quota "
+        f"raised, or choose another workspace."
+    )
+
+
+_FEW_BYTES = 1 << 16
+
+
+def mount_of(path: Path) -> Path:
+    """Return where the file system of an existing path is mounted."""
+    mount = path.resolve()
+    while not mount.is_mount():
+        mount = mount.parent
+    return mount
 
 
 def create_beside(path: Path, mode: int = 0o666) -> tuple[int, Path]:
@@ -190,13 +237,20 @@ def _digest_chunks(path: Path, use: Callable[[memoryview], object]) -> str:
     return digest.hexdigest()
 
 
-def write_text(path: Path, text: str, *, private: bool = False) -> None:
+def write_text(
+    path: Path,
+    text: str,
+    *,
+    private: bool = False,
+    place: Callable[[Path, Path], None] = os.replace,
+) -> None:
     """Replace `path` by `text` atomically and durably; its directory must exist.
 
     The new file's mode is what the umask leaves of 0666. A link in its place is replaced.
 
     Args:
         private: this user alone may read it.
+        place: gives the written file its name.
 
     Raises:
         OSError: the disk is full or read-only; names the path; the old content is untouched.
@@ -210,7 +264,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        place(temporary, path)
     except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -230,8 +284,73 @@ def write_json(path: Path, value: Any, *, private: bool = False) -> None:
         OSError: the disk is full or read-only; the old record is untouched.
         ValueError, TypeError: `value` is not JSON; nothing is written.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(path, text, private=private)
+    write_text(path, _json_text(value), private=private)
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_new_json(path: Path, value: Any) -> bool:
+    """Create `path` with `value` as `write_json` does; return False where it exists already.
+
+    Of several processes that create it at once, on any host, one gets True.
+
+    Raises:
+        OSError, ValueError, TypeError: as `write_json`.
+    """
+    try:
+        write_text(path, _json_text(value), place=_place_new)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in CANNOT_LINK:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        os.replace(temporary, path)
+    else:
+        temporary.unlink()
+
+
+CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Errors of a file system, or between two, on which a file cannot have another name."""
+
+SECONDS_TO_SEE_RECORDS = 90.0
+"""How long NFS may hide another host's file: its clients remember names for up to 60 s."""
+
+_NUM_STALE_READS = 5
+_SECONDS_BETWEEN_STALE_READS = 0.1
+
+
+def list_directory(path: Path) -> None:
+    """List a directory if it exists, so that NFS asks its server for the names in it."""
+    with contextlib.suppress(OSError):
+        os.listdir(path)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Read a file; opened again where NFS says ESTALE: it was replaced while it was read.
+
+    Raises:
+        OSError: it cannot be read; names it.
+    """
+    for num_reads_left in reversed(range(_NUM_STALE_READS)):
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            if error.errno != errno.ESTALE or not num_reads_left:
+                raise
+            list_directory(Path(path).parent)
+            time.sleep(_SECONDS_BETWEEN_STALE_READS)
+    raise AssertionError("unreachable")
 
 
 def read_json(path: Path) -> Any:
@@ -242,7 +361,7 @@ def read_json(path: Path) -> Any:
         ValueError: it is not JSON; the message names the path.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         raise ValueError(f"{path}: not a JSON record: {error}") from error
 

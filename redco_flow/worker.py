@@ -34,7 +34,7 @@ from redco_flow.launch.worker_process import (
     prepare,
     report_error,
 )
-from redco_flow.records import refuse_link, write_json
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, refuse_link, write_json
 from redco_flow.runtime import shards
 from redco_flow.runtime.context import (
     InputArtifact,
@@ -49,14 +49,13 @@ from redco_flow.runtime.publication import check_outputs, publish, write_result
 from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.code_digest import is_source_file, module_digests, source_digests
+from redco_flow.tracking.file_lock import HOLDERS, HeldLock, LockLost
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.results import find_result, fingerprint
 from redco_flow.tracking.workspace import Workspace
 
 if TYPE_CHECKING:
     from redco_flow.spec.stage_kind import StageKind
-
-_SECONDS_TO_SEE_INPUTS = 60.0  # a shared file system may show another host's files late
 
 
 class CallRejected(RedcoFlowError):
@@ -119,7 +118,7 @@ def run_call(
         f"stage '{call.stage}' of run {call.run}, attempt {call.attempt}, "
         f"process {os.getpid()} on {os.uname().nodename}"
     )
-    call = with_inputs(call, wait_seconds=_SECONDS_TO_SEE_INPUTS)
+    call = with_inputs(call, wait_seconds=SECONDS_TO_SEE_RECORDS)
     workspace = Workspace(Path(call.workspace))
     os.environ.update(
         jax_variables(
@@ -137,7 +136,7 @@ def run_call(
     if call.shard is not None:
         _run_shard(call, context, workspace, started_at)
         return
-    _take_lock(context)
+    lock = _take_lock(context)
     result = find_result(workspace, call.fingerprint)
     if result is None:
         _check_code(call)
@@ -148,7 +147,7 @@ def run_call(
         # From here on a stop only waits: what is left is short and must not be cut in two.
         stop.is_watched = True
         group.part()
-        result = publish(workspace, call, context, outputs, time.monotonic() - started_at)
+        result = publish(workspace, call, context, outputs, time.monotonic() - started_at, lock)
     else:
         log(f"run {result.run} published this result already; reusing it.")
         group.call_off()
@@ -168,7 +167,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
         run_shard = importlib.import_module(kind.run_module).run_shard
         join = run_shard(context, config, Shard(call.shard, call.num_shards))
         context.check_inputs()
-        _take_lock(context, shards.LOCK)
+        lock = _take_lock(context, shards.LOCK)
         if shards.note_computed(context.work_dir, call.shard, call.num_shards):
             result = find_result(workspace, call.fingerprint)
             if result is None:
@@ -177,7 +176,7 @@ def _run_shard(call: Call, context: StageContext, workspace: Workspace, started_
                 check_outputs(call, outputs, _output_names(kind, config))
                 context.stop.is_watched = True
                 seconds = time.monotonic() - started_at
-                result = publish(workspace, call, context, outputs, seconds)
+                result = publish(workspace, call, context, outputs, seconds, lock)
     context.flush()
     if result is not None:
         write_result(context.attempt_dir.whole, result)
@@ -297,8 +296,13 @@ def _described(reference: InputReference) -> str:
     return f"{reference.kind} {reference.id} ({named})"
 
 
-def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = False) -> None:
+def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = False) -> HeldLock:
     """Hold the work directory to the end of the process; wait while another process does."""
+
+    def end_without_lock(error: LockLost) -> None:
+        report_error(context.attempt_dir, error)
+        end(1)
+
     said: set[str] = set()
 
     def while_waiting(holder: str) -> None:
@@ -308,8 +312,15 @@ def _take_lock(context: StageContext, name: str = "lock", *, shared: bool = Fals
         context.report(phase=f"waiting for {holder}")
         context.raise_if_stopped()
 
-    acquire(context.work_dir / name, context.holder(), while_waiting, shared=shared)
+    lock = acquire(
+        context.work_dir / name,
+        context.holder(),
+        while_waiting,
+        shared=shared,
+        on_lost=end_without_lock,
+    )
     context.stop.is_watched = False
+    return lock
 
 
 def _run_stage(call: Call, context: StageContext) -> StageOutputs:
@@ -346,6 +357,8 @@ def _check_inputs_again(context: StageContext, cause: Exception | None = None) -
 def _empty(work_dir: Path) -> None:
     """Remove all but the locks, which are held."""
     for path in work_dir.iterdir():
+        if path.suffix == HOLDERS:
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif not path.name.endswith("lock"):

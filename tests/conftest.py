@@ -57,6 +57,24 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="session")
+def shim(tmp_path_factory):
+    """Compile `tests/shims/NAME.c`; return the library's path, for LD_PRELOAD."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) here, which builds the faulty file systems of tests/shims")
+    folder = tmp_path_factory.mktemp("shims")
+
+    def build(name):
+        source, library = PROJECT / "tests/shims" / f"{name}.c", folder / f"{name}.so"
+        if not library.exists():
+            options = ("-shared", "-fPIC", "-O1", "-Wall", "-Werror")
+            subprocess.run([compiler, *options, "-o", library, source, "-ldl"], check=True)
+        return str(library)
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def e2e_data() -> Path:
     """The E2E restaurant data, where the machine has it beside the checkout."""
     folder = PROJECT.parent / "shared" / "data" / "e2e"

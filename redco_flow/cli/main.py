@@ -17,6 +17,7 @@ from typing import NoReturn
 from redco_flow import __version__
 from redco_flow.cli.arguments import Verbs
 from redco_flow.errors import RedcoFlowError, WorkspaceError
+from redco_flow.records import explain_no_space
 from redco_flow.search_path import append_current_directory
 from redco_flow.terminal_text import VisibleStream
 
@@ -175,7 +176,8 @@ def run_command(words: Sequence[str]) -> int:
         # A file of the workspace's that cannot be read or written; without a name it is our fault.
         if error.filename is None:
             raise
-        sys.stderr.write(f"redco-flow: {error.filename}: {error.strerror}.\n")
+        said = f"{error.filename}: {error.strerror}. {explain_no_space(error)}".rstrip()
+        sys.stderr.write(f"redco-flow: {said}\n")
         return WorkspaceError.exit_code
     return code
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import RedcoFlowError, UsageError
-from redco_flow.records import digest_json, read_json, write_json
+from redco_flow.records import digest_json, list_directory, read_json, write_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.results import fingerprint
@@ -241,6 +241,7 @@ def _outputs_of(stage: str, attempt: AttemptDirectory, deadline: float) -> Mappi
                 f"host does not see the workspace. Nothing ran; `redco-flow resume` tries again."
             )
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+        list_directory(attempt.path)
     return result["outputs"]
 
 

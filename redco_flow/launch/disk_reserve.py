@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from redco_flow.errors import WorkspaceError
-from redco_flow.records import open_no_link
+from redco_flow.records import mount_of, open_no_link
 
 ERROR = ".reserve-for-error.tmp"
 EXIT = ".reserve-for-exit.tmp"
@@ -75,10 +75,10 @@ def full_disk(directory: Path) -> str:
         return ""  # a file system that does not report its size, as some in user space
     free = usage.f_bavail * usage.f_frsize
     if usage.f_files and not usage.f_favail:
-        return f"the disk of {directory} has room for no further file"
+        return f"the disk of {directory}, mounted at {mount_of(existing)}, has no inode left"
     if free >= _BYTES_OF_A_RUN:
         return ""
     return (
         f"the disk of {directory} is full: {free:,} bytes are free, and the records of a run need "
-        f"{_BYTES_OF_A_RUN:,}"
+        f"{_BYTES_OF_A_RUN:,} (mounted at {mount_of(existing)})"
     )

@@ -153,6 +153,11 @@ class CallJob(Job[dict[str, Any]]):
         return False
 
     @property
+    def records_may_be_late(self) -> bool:
+        """Whether it runs on another host, whose files a network file system may show late."""
+        return True
+
+    @property
     def attempt(self) -> AttemptDirectory:
         """The directory of the job's files."""
         return AttemptDirectory(self._paths.folder)

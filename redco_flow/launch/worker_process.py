@@ -20,9 +20,10 @@ from typing import NoReturn
 
 from redco_flow.launch import disk_reserve
 from redco_flow.launch.redaction import redact_text
-from redco_flow.records import write_json
+from redco_flow.records import explain_no_space, write_json
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.file_lock import release_all
 
 _NUM_RESERVED = 8
 
@@ -73,9 +74,8 @@ def report_error(attempt: AttemptDirectory, error: BaseException) -> None:
     secrets = secret_values(os.environ)
     text = "".join(traceback.format_exception(error))
     message = _message(error)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        directories = disk_reserve.full_disks(attempt.path, Path.cwd())
-        message = f"{message} (full: {', '.join(map(str, directories)) or 'no disk by now'})"
+    if isinstance(error, OSError):
+        message += _explain_full(attempt, error)
     record = {
         "type": type(error).__name__,
         "message": redact_text(message, secrets),
@@ -87,6 +87,18 @@ def report_error(attempt: AttemptDirectory, error: BaseException) -> None:
     except OSError as problem:
         log(f"{attempt.error_path} cannot be written: {problem}")
     sys.stderr.write(text)
+
+
+def _explain_full(attempt: AttemptDirectory, error: OSError) -> str:
+    """Name the full disks, of errors that name no file too, and what ran out there."""
+    listed = ""
+    if error.errno == errno.ENOSPC:
+        directories = disk_reserve.full_disks(attempt.path, Path.cwd())
+        listed = f" (full: {', '.join(map(str, directories)) or 'no disk by now'})"
+        if error.filename is None and directories:
+            error = OSError(error.errno, error.strerror, str(directories[0]))
+    advice = explain_no_space(error)
+    return f"{listed}. {advice}" if advice else listed
 
 
 def _message(error: BaseException) -> str:
@@ -103,6 +115,7 @@ def end(exit_code: int) -> NoReturn:
             stream.flush()
         except (OSError, ValueError):  # the log is gone; the records say everything
             continue
+    release_all()
     os._exit(exit_code)
 
 

@@ -17,6 +17,7 @@ from redco_flow.runtime.context import StageContext, StageOutputs
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
+from redco_flow.tracking.file_lock import HeldLock
 from redco_flow.tracking.results import StageResult, publish_result
 from redco_flow.tracking.workspace import Workspace
 
@@ -59,14 +60,20 @@ def publish(
     context: StageContext,
     outputs: StageOutputs,
     seconds: float,
+    lock: HeldLock,
 ) -> StageResult:
     """Publish the outputs, then the result that names them.
 
-    Call it with the stage's lock held and its inputs verified after the last of them was read.
+    Call it with the stage's inputs verified after the last of them was read.
 
     Args:
         seconds: what the stage took.
+        lock: the stage's.
+
+    Raises:
+        LockLost: another process has taken the lock; the result was not published.
     """
+    lock.check()
     for left_over in workspace.results.glob(f".{call.fingerprint}.json.*.tmp"):
         left_over.unlink()  # its writer was killed: the lock is ours
     store = ArtifactStore(workspace)
@@ -111,6 +118,7 @@ def publish(
             versions=context.provenance["versions"],
             inputs_verified=True,
         ),
+        lock.check,
     )
 
 

@@ -216,7 +216,7 @@ class AliasStore:
         for folder in (self._root, path.parent):
             refuse_link(folder)
             folder.mkdir(parents=True, exist_ok=True)
-        with exclusive(path.with_name(f".{name.alias}.lock")):
+        with exclusive(path.with_name(f".{name.alias}.lock")) as held:
             for left_over in path.parent.glob(f".{path.name}.*.tmp"):
                 left_over.unlink()  # its writer was killed: the lock is ours
             present = self.find(name)
@@ -228,6 +228,7 @@ class AliasStore:
                 )
             history = (*(present.history if present else ()), event)
             record = AliasRecord(name.model, name.alias, list(history))
+            held.check()
             write_json(path, asdict(replace(record, digest=record.computed_digest())))
         return Alias(name, history)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_flow.errors import ArtifactError, DamagedRecord, UsageError, WorkspaceError
-from redco_flow.records import digest_file
+from redco_flow.records import digest_file, explain_no_space
 from redco_flow.tracking.file_digests import digest_files
 from redco_flow.tracking.locks import exclusive
 from redco_flow.tracking.process_identity import Clock, utc_now
@@ -159,10 +159,11 @@ class ArtifactStore:
             write_manifest(temporary, manifest)
             return self._register(temporary, artifact_id, directory)
         except OSError as error:
+            advice = explain_no_space(error) or "Make it writable."
             raise ArtifactError(
                 f"{kind} {source} cannot be published into {directory}: {error.strerror or error} "
-                f"({error.filename or directory}). Nothing was published; free space or make it "
-                f"writable, then resume the run."
+                f"({error.filename or directory}). Nothing was published. {advice} Then resume the "
+                f"run."
             ) from error
         finally:
             if temporary is not None:
@@ -306,12 +307,13 @@ class ArtifactStore:
     def _register(self, temporary: Path, artifact_id: str, directory: Path) -> Artifact:
         """Give the finished directory its name, unless an equal artifact has it by now."""
         final = directory / artifact_id[:SHORT_DIGITS]
-        with exclusive(self._root / ".lock"):
+        with exclusive(self._root / ".lock") as held:
             present = self._load(final)
             is_another = present is not None and present.id != artifact_id
             if present and is_another and is_as_written(present.manifest):
                 raise ArtifactError(f"{final} holds another artifact, {present.id}; move it away.")
             if present is None or is_another or self._damage(present):
+                held.check()
                 put_in_place(temporary, final)
         registered = self._load(final)
         assert registered is not None

@@ -7,8 +7,8 @@ time of day.
 
 from __future__ import annotations
 
-import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,30 +16,29 @@ from pathlib import Path
 from types import TracebackType
 
 from redco_flow.errors import UsageError
-from redco_flow.records import open_no_link, write_json
+from redco_flow.records import write_json
+from redco_flow.tracking.file_lock import HeldLock, LockRequest
 from redco_flow.tracking.process_identity import Clock, ProcessIdentity, ProcessRecord, utc_now
 from redco_flow.tracking.typed_records import find_record
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[int]:
-    """Hold the lock on `path` (made if missing) inside the `with`; yield its open descriptor.
+def exclusive(path: Path) -> Iterator[HeldLock]:
+    """Hold the lock on `path` (made if missing) inside the `with`.
 
     Raises:
-        OSError: `path` is a link, cannot be written, or its file system has no locks; names it.
+        OSError: `path` is a link, cannot be written, or can be locked in no way; names it.
     """
-    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
+    request = LockRequest(path)
+    while (held := request.try_once(block=True)) is None:
+        time.sleep(_SECONDS_BETWEEN_TRIES)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            error.filename = str(path)
-            raise
-        yield descriptor
+        yield held
     finally:
-        os.close(descriptor)
+        held.release()
 
 
+_SECONDS_BETWEEN_TRIES = 0.05
 _REMEDY = "If no process drives this run, delete the file."
 
 
@@ -104,11 +103,12 @@ def acquire(
     """
     path = Path(run_directory) / "lease.json"
     lease = Lease(path, holder or ProcessIdentity.current(), clock())
-    with exclusive(_lock(path)):
+    with exclusive(_lock(path)) as held:
         present = _read(path)
         if present is not None:
             _refuse_if_alive(present)
             lease = Lease(path, lease.holder, lease.acquired_at, present.holder)
+        held.check()
         write_json(path, {**lease.holder.to_json(), "acquired_at": lease.acquired_at})
     return lease
 

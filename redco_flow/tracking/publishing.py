@@ -7,7 +7,6 @@ Knows no ids but the digest of content; `artifacts.py` decides what is published
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from redco_flow.errors import ArtifactError
-from redco_flow.records import copy_file, digest_json, sync, write_json
+from redco_flow.records import CANNOT_LINK, copy_file, digest_json, sync, write_json
 from redco_flow.tracking.process_identity import ProcessIdentity
 
 _MARK = ".publishing"
 _READABLE = 0o444
-_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class FileEntry(TypedDict):
@@ -210,7 +208,7 @@ def _link(path: Path, target: Path) -> bool:
     try:
         os.link(path, target, follow_symlinks=False)
     except OSError as error:
-        if error.errno in _CANNOT_LINK:
+        if error.errno in CANNOT_LINK:
             return False
         raise
     return True

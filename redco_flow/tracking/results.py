@@ -5,13 +5,13 @@ A result is written after its artifacts and stands only as long as they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from redco_flow.errors import DamagedRecord
-from redco_flow.records import digest_json, write_json
+from redco_flow.records import digest_json, write_json, write_new_json
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.typed_records import check_shape, find_record, unless_damaged
@@ -79,8 +79,13 @@ class StageResult:
     inputs_verified: bool = False
 
 
-def publish_result(workspace: Workspace, result: StageResult) -> StageResult:
+def publish_result(
+    workspace: Workspace, result: StageResult, check_lock: Callable[[], None] = lambda: None
+) -> StageResult:
     """Publish a result, after its artifacts; a standing one with its fingerprint is kept.
+
+    Args:
+        check_lock: raises where this process has lost the lock of its fingerprint.
 
     Returns:
         The result that stands.
@@ -93,7 +98,13 @@ def publish_result(workspace: Workspace, result: StageResult) -> StageResult:
         return standing
     result = replace(result, sequence=workspace.next_sequence())
     pointer = _pointer(workspace, result.pipeline, result.stage)
-    write_json(_path(workspace, result.fingerprint), asdict(result))
+    check_lock()
+    if not write_new_json(_path(workspace, result.fingerprint), asdict(result)):
+        # Damaged, or published this moment by a process whose lock was taken from it.
+        if (standing := find_result(workspace, result.fingerprint)) is not None:
+            return standing
+        check_lock()
+        write_json(_path(workspace, result.fingerprint), asdict(result))
     pointer.parent.mkdir(parents=True, exist_ok=True)
     latest = _pointed_at(workspace, pointer)
     if latest is None or latest.sequence < result.sequence:

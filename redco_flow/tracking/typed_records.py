@@ -6,6 +6,7 @@ by a disk or by hand, never by us: writers replace it in one rename.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, is_typeddict
 
 from redco_flow.errors import DamagedRecord
+from redco_flow.records import read_bytes
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -36,8 +38,7 @@ def read_record(
         DamagedRecord: it cannot be read, is no JSON, or has another shape.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, ValueError) as error:
@@ -72,11 +73,10 @@ def read_record_lines(path: Path, shape: type[_T]) -> Iterator[_T]:
         DamagedRecord: a line is no record of this shape; names file and line.
     """
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return
-                yield _parse(line, shape, f"{path}:{number}", "")
+        for number, line in enumerate(io.BytesIO(read_bytes(path)), 1):
+            if not line.endswith(b"\n"):
+                return
+            yield _parse(line, shape, f"{path}:{number}", "")
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from redco_flow.errors import UsageError, WorkspaceError
 from redco_flow.local_paths import expanded
-from redco_flow.records import open_no_link, who_may_write
+from redco_flow.records import explain_no_space, open_no_link, who_may_write
+from redco_flow.tracking.lock_mechanism import establish
 from redco_flow.tracking.locks import exclusive
 
 SHORT_DIGITS = 16  # hex digits of an id or fingerprint in a directory's name
@@ -60,12 +61,14 @@ class Workspace:
                     trial.write(b"trial")
                     trial.flush()
             closed = list(_closed_directories(root))
+            if not closed:
+                establish(root)
         except OSError as error:
             path = error.filename or root
             is_shut = error.errno in (errno.EACCES, errno.EPERM)
-            whose = f" {who_may_write(path)}." if is_shut else ""
+            why = f"{who_may_write(path)}. " if is_shut else f"{explain_no_space(error)} ".lstrip()
             raise WorkspaceError(
-                f"workspace {root} cannot be written: {error.strerror} ({path}).{whose} {_ADVICE}"
+                f"workspace {root} cannot be written: {error.strerror} ({path}). {why}{_ADVICE}"
             ) from error
         if closed:
             listed = ", ".join(str(path) for path in closed[:_MAX_PLACES])
@@ -122,10 +125,12 @@ class Workspace:
             OSError: the disk is full or read-only; names the path.
         """
         path = self.root / "sequence"
-        with exclusive(path) as descriptor:
+        with exclusive(path) as held:
+            descriptor = held.descriptor
             text = os.pread(descriptor, 64, 0)
             is_whole = len(text) == _SEQUENCE_DIGITS + 1 and text[:-1].isdigit()
             last = int(text) if is_whole else self._highest_sequence()
+            held.check()
             try:
                 # Fixed width, so that the new number always covers the old one whole.
                 os.pwrite(descriptor, f"{last + 1:0{_SEQUENCE_DIGITS}d}\n".encode(), 0)
@@ -150,7 +155,9 @@ def _closed_directories(root: Path) -> Iterator[Path]:
     """Find what every run writes and this user may not: counters, locks, others' folders."""
     shared = (
         root / "sequence",
+        root / "sequence.holders",
         root / "artifacts/.lock",
+        root / "artifacts/.lock.holders",
         root / "cache/.digests.lock",
         *root.glob("artifacts/*"),
         root / "results/latest",

@@ -24,11 +24,11 @@ def redco_flow(slurm, prefect_server, tmp_path):
     """Run the command in a directory of its own; return what it printed."""
     (tmp_path / "sums.yaml").write_text(PIPELINE)
 
-    def run(*words, code=0):
+    def run(*words, code=0, environment=None):
         done = subprocess.run(
             [sys.executable, "-m", "redco_flow.cli.main", *words],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(KINDS)},
+            env={**os.environ, "PYTHONPATH": str(KINDS), **(environment or {})},
             capture_output=True,
             text=True,
             timeout=120,
@@ -79,3 +79,18 @@ def test_a_run_ahead_is_shown_submitted_and_followed_to_its_end(redco_flow, tmp_
     assert (run["state"], run["metrics"]) == ("completed", {"total": 12.0})
     (script,) = tmp_path.glob("redco-workspace/runs/*/stages/total/attempts/1/job.sh")
     assert "#SBATCH --dependency=afterok:" in script.read_text()
+
+
+def test_a_job_whose_records_are_visible_late_on_the_login_node_completes(
+    redco_flow, shim, tmp_path
+):
+    """Fault 55: Slurm reports it as completed 25 s before exit.json and its result are visible."""
+    late = {"LATE_FILES": "/exit.json:/result.json:/results/", "LATE_SECONDS": "25"}
+    preloaded = {"LD_PRELOAD": shim("late_files"), **late}
+    visible = "profile.slurm.setup=[unset LD_PRELOAD]"  # in the job
+
+    run = redco_flow("run", "sums.yaml", "-p", "slurm", visible, "--json", environment=preloaded)
+
+    assert json.loads(run.splitlines()[-1])["state"] == "completed"
+    (journal,) = tmp_path.glob("redco-workspace/runs/*/journal.jsonl")
+    assert "has completed; waits for exit.json to appear in" in journal.read_text()

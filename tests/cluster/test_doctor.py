@@ -5,6 +5,7 @@ from tiny_stages.calls import wait_until
 
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.executor import SlurmExecutor
+from redco_flow.tracking.lock_mechanism import LINKS, mechanism_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -19,12 +20,29 @@ def test_a_good_cluster_has_nothing_to_mend_and_keeps_nothing(slurm, workspace):
 
     assert [name for name, finding in findings.items() if not finding.is_good] == []
     assert findings["nodes"].detail == "127.0.0.11, 127.0.0.12"
-    assert findings["shared workspace"].detail == "written and read on every node and here"
+    assert findings["shared workspace"].detail == "written and read on every node"
+    assert "a new file after 0." in findings["files of other nodes"].detail
+    assert findings["locks"].detail == "a flock that one node holds is refused on the others"
     assert findings["ports between nodes"].detail == "any free one can be reached"
     assert "host names" in findings
     assert findings["signals"].detail == "URG and TERM reach a job's ranks"
     wait_until(lambda: slurm.jobs() == {})  # its end is being noted by the nodes
     assert list(workspace.glob(".doctor*")) == []
+
+
+def test_a_flock_that_ends_at_the_node_is_found_and_the_workspace_uses_links(
+    slurm, workspace, shim, tmp_path, monkeypatch
+):
+    """Fault 56: the nodes lock a file that this process holds, and one that the first node does."""
+    monkeypatch.setenv("LD_PRELOAD", shim("node_locks"))  # of what srun starts
+    monkeypatch.setenv("FLOCK", "local")
+    monkeypatch.setenv("FLOCK_FOLDER", str(tmp_path))
+
+    finding = examine(workspace)["locks"]
+
+    assert finding.is_good
+    assert "127.0.0.12 gets a flock that another node holds" in finding.detail
+    assert mechanism_of(workspace / "sequence") == LINKS
 
 
 def test_an_unknown_partition_is_named_with_the_known_ones(slurm, workspace):

@@ -342,6 +342,7 @@ def test_a_full_disk_is_named_in_the_records_although_it_is_full(small_disk, sub
     assert job.status().source == "exit.json"
     assert job.state == "FAILED"
     assert f"full: {job.attempt.path}" in job.status().message
+    assert f"The file system at {workspace} is full: " in job.status().message
     assert "Free space" in job.status().message
     assert job.attempt.read_error()["type"] == "OSError"
 

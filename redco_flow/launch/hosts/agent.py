@@ -39,6 +39,7 @@ from redco_flow.launch.hosts.garbage_collection import delete, survey
 from redco_flow.launch.hosts.inventory import take_inventory
 from redco_flow.launch.hosts.ranks import RanksOrder, start, stop
 from redco_flow.launch.rendezvous import own_addresses
+from redco_flow.launch.shared_files import try_flock, write_files
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.attempt import AttemptDirectory
 from redco_flow.tracking.locks import exclusive
@@ -167,6 +168,12 @@ def probe(request: Request) -> Answer:
     return look_around(Path(request["directory"]))
 
 
+def try_files(request: Request) -> Answer:
+    """Write files into the shared workspace, and try a flock that the launcher holds there."""
+    write_files(Path(request["folder"]), request["name"])
+    return {"flock": try_flock(Path(request["lock"]))}
+
+
 def knock(request: Request) -> Answer:
     """Say whether another host is reached at a port."""
     return {"unreached": knock_at(request["addresses"], request["port"])}
@@ -176,7 +183,7 @@ _VERBS: dict[str, Callable[[Request], Answer]] = {
     verb.__name__: verb
     for verb in (
         *(acquire, release, see, want, place, begin, end, offer),
-        *(steps, unfetched, left, clean, delete_jobs, probe, knock),
+        *(steps, unfetched, left, clean, delete_jobs, probe, try_files, knock),
     )
 }
 

@@ -15,6 +15,7 @@ from redco_flow.launch.hosts.code_snapshot import take_snapshot
 from redco_flow.launch.hosts.config import Config, Host
 from redco_flow.launch.hosts.connection import HostConnection, is_shared
 from redco_flow.launch.hosts.ssh import HostUnreachable
+from redco_flow.launch.shared_files import SharedTrial, settle_locks, shared_trial
 from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_LISTEN = 10.0
@@ -28,6 +29,7 @@ class HostReport:
         problem: why it cannot be used at all; "" where it can.
         found: as `hosts.agent.look_around`; empty where there is a problem.
         sees_workspace: under the same path.
+        flock: as `try_flock`, of a host that sees the workspace.
         unreached: why it does not reach the next host; "" where it does, or is the only one.
     """
 
@@ -35,24 +37,30 @@ class HostReport:
     problem: str = ""
     found: dict[str, Any] | None = None
     sees_workspace: bool = False
+    flock: str = ""
     unreached: str = ""
 
 
-def probe_hosts(settings: Config, workspace: Workspace) -> list[HostReport]:
+def probe_hosts(settings: Config, workspace: Workspace, trial: SharedTrial) -> list[HostReport]:
     """Return one report for each host, in the profile's order.
+
+    Args:
+        trial: of the workspace, for the hosts that see it.
 
     Raises:
         UsageError: this process's code cannot be copied.
         OSError: the workspace cannot be written; names the path.
     """
-    return asyncio.run(_probe(settings, workspace))
+    return asyncio.run(_probe(settings, workspace, trial))
 
 
-async def _probe(settings: Config, workspace: Workspace) -> list[HostReport]:
+async def _probe(settings: Config, workspace: Workspace, trial: SharedTrial) -> list[HostReport]:
     snapshot = take_snapshot()
     connections = [HostConnection(host, settings, snapshot) for host in settings.addresses]
     try:
-        reports = await asyncio.gather(*(_report(one, workspace) for one in connections))
+        reports = await asyncio.gather(
+            *(_report(one, workspace, trial, str(index)) for index, one in enumerate(connections))
+        )
         usable = [index for index, report in enumerate(reports) if not report.problem]
         nexts = usable[1:] + usable[:1] if len(usable) > 1 else []
         for index, other in zip(usable, nexts, strict=False):
@@ -64,11 +72,20 @@ async def _probe(settings: Config, workspace: Workspace) -> list[HostReport]:
     return list(reports)
 
 
-async def _report(connection: HostConnection, workspace: Workspace) -> HostReport:
+async def _report(
+    connection: HostConnection, workspace: Workspace, trial: SharedTrial, name: str
+) -> HostReport:
     try:
         await connection.open(workspace.cache / "code")
         found = await connection.ask("probe", directory=connection.directory)
-        return HostReport(connection.host, "", found, await is_shared(workspace, [connection]))
+        if not await is_shared(workspace, [connection]):
+            return HostReport(connection.host, "", found)
+        answer = await connection.ask(
+            "try_files", name=name, folder=str(trial.folder), lock=str(trial.lock)
+        )
+        trial.watch.note_written(name)
+        await asyncio.to_thread(trial.watch.wait)
+        return HostReport(connection.host, "", found, True, answer["flock"])
     except RedcoFlowError as error:
         return HostReport(connection.host, str(error))
 
@@ -97,7 +114,11 @@ def examine_hosts(settings: Config, workspace: str | Path) -> Iterator[Finding]:
     """Yield one finding per check; for hosts that cannot be used, why."""
     started_at = time.time()
     try:
-        reports = probe_hosts(settings, Workspace.open(workspace))
+        opened = Workspace.open(workspace)
+        with shared_trial(
+            opened, [str(index) for index in range(len(settings.addresses))]
+        ) as trial:
+            reports = probe_hosts(settings, opened, trial)
     except (RedcoFlowError, OSError) as error:
         yield Finding("hosts", False, str(error), "mend that and try again")
         return
@@ -114,6 +135,9 @@ def examine_hosts(settings: Config, workspace: str | Path) -> Iterator[Finding]:
         yield _check_names(usable)
         yield _check_ports(usable)
         yield _check_workspace(usable, settings)
+        if sharing := {one.host.label: one.flock for one in usable if one.sees_workspace}:
+            yield trial.watch.finding()
+            yield settle_locks(opened, sharing)
         yield _say_holders(usable)
 
 

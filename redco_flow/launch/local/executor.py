@@ -69,6 +69,11 @@ class LocalJob(CallJob):
         if check:
             self.wait()
 
+    @property
+    def records_may_be_late(self) -> bool:
+        """Whether it runs on another host than this one."""
+        return self._supervisor.host != os.uname().nodename
+
     def record(self) -> dict[str, Any]:
         """Return the content of job.json."""
         return dict(self._record)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from typing import Any
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.host_facts import Finding, package_versions
+from redco_flow.launch.shared_files import FileWatch, settle_locks, shared_trial
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.probe import (
     SIGNALS,
-    WRITTEN,
     count_gpus,
     list_partitions,
     probe_nodes,
@@ -37,14 +36,14 @@ class Visit:
     """The replies of the nodes, and the interval in which they were given.
 
     Args:
-        unseen: nodes whose file in the workspace was not seen from here.
+        watch: of the files that the nodes wrote.
     """
 
     answers: Answers
     mark: str
     started_at: float
     ended_at: float
-    unseen: Sequence[str]
+    watch: FileWatch
 
 
 def examine_slurm(settings: Config, workspace: str | Path, gpus_per_host: int) -> Iterator[Finding]:
@@ -81,6 +80,10 @@ def examine_slurm(settings: Config, workspace: str | Path, gpus_per_host: int) -
         return
     yield Finding("nodes", True, ", ".join(str(one["node"]) for one in visit.answers))
     yield _check_workspace(visit)
+    yield visit.watch.finding()
+    yield settle_locks(
+        Workspace.open(workspace), {str(one["node"]): one["flock"] for one in visit.answers}
+    )
     yield _check_packages(visit.answers)
     yield _check_visible_gpus(visit.answers, gpus_per_host)
     yield _check_clocks(visit)
@@ -115,20 +118,12 @@ def _check_gpus(gpus_per_host: int, gpus: Mapping[str, int]) -> Finding:
 
 def _visit(settings: Config, workspace: str | Path, num_nodes: int, gpus_per_host: int) -> Visit:
     mark = secrets.token_hex(8)
-    folder = Workspace.open(workspace).root / f".doctor-{mark}"
-    folder.mkdir()
-    try:
-        (folder / "mark").write_text(mark)
+    ranks = [str(rank) for rank in range(num_nodes)]
+    with shared_trial(Workspace.open(workspace), ranks) as trial:
+        (trial.folder / "mark").write_text(mark)
         started_at = time.time()
-        answers = probe_nodes(settings, folder, os.environ, num_nodes, gpus_per_host)
-        unseen = [one["node"] for one in answers if not _is_written(folder, one["rank"])]
-        return Visit(answers, mark, started_at, time.time(), unseen)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_written(folder: Path, rank: int) -> bool:
-    return (folder / f"{WRITTEN}{rank}").is_file()
+        answers = probe_nodes(settings, trial, os.environ, num_nodes, gpus_per_host)
+        return Visit(answers, mark, started_at, time.time(), trial.watch)
 
 
 def _check_workspace(visit: Visit) -> Finding:
@@ -137,11 +132,10 @@ def _check_workspace(visit: Visit) -> Finding:
         for one in visit.answers
         if one["read"] != visit.mark or one["problem"]
     ]
-    blind += [f"what {node} wrote is not seen here" for node in visit.unseen]
     return Finding(
         "shared workspace",
         not blind,
-        "; ".join(blind) or "written and read on every node and here",
+        "; ".join(blind) or "written and read on every node",
         "put `workspace` on a file system that all nodes mount under the same path",
     )
 

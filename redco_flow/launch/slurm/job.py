@@ -50,7 +50,12 @@ from redco_flow.launch.slurm.states import (
     live_status,
     word_of,
 )
-from redco_flow.records import read_json_if_present, write_json
+from redco_flow.records import (
+    SECONDS_TO_SEE_RECORDS,
+    list_directory,
+    read_json_if_present,
+    write_json,
+)
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.attempt import Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
@@ -103,6 +108,8 @@ class SlurmJob(CallJob):
         What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
         that Slurm holds because a node could not start it is let go, to start on another.
         """
+        if self._vanishing is not None:
+            list_directory(self.attempt.path)  # it may have ended, and NFS not show exit.json yet
         if status := status_from_files(self.attempt) or self.search():
             return status
         view = self._look()
@@ -122,6 +129,9 @@ class SlurmJob(CallJob):
             self._queue.expect_accounted(self.job_id)
         if not self._is_confirmed(state, view, self._seconds_to_confirm(state, view)):
             text = f"is {state}, without a word of its own; it may be queued again."
+            if state == "COMPLETED":
+                text = f"has completed; waits for exit.json to appear in {self.attempt.path}"
+                return JobStatus(State.PENDING, text, f"squeue: {state}", news=text)
             return JobStatus(State.RUNNING, message=text, source=f"squeue: {state}")
         try:
             entry = entry or self._accounted()
@@ -229,6 +239,8 @@ class SlurmJob(CallJob):
         is_taken_back = any(ending.cause.is_taken_back for ending in self._endings())
         if is_taken_back or (self.attempt.path / REQUEUE_FILE).exists():
             return _SECONDS_TO_QUEUE_AGAIN
+        if state == "COMPLETED":  # it has written exit.json, which is not visible here yet
+            return SECONDS_TO_SEE_RECORDS
         return _SECONDS_TO_CONFIRM
 
     def _is_confirmed(self, state: str, view: QueueView, seconds: float) -> bool:

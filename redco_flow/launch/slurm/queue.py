@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
 from redco_flow.launch.slurm.messages import find_submit_limit, is_transient
@@ -199,19 +200,29 @@ def send_signal(job_id: str, name: str, environment: Mapping[str, str]) -> None:
 
 
 def run_on_nodes(
-    options: Iterable[str], command: Iterable[str], environment: Mapping[str, str], seconds: float
-) -> str:
-    """Run a command by srun, without queueing for longer than `seconds`; return its output.
+    options: Iterable[str],
+    command: Iterable[str],
+    environment: Mapping[str, str],
+    seconds: float,
+    output: IO[str],
+) -> None:
+    """Run a command by srun, without queueing for longer than `seconds`.
+
+    Args:
+        output: a file of this machine, for the command's output as it comes.
 
     Raises:
         ClusterUnreachable, StageFailed: it did not run, or failed; has srun's words.
     """
     limit = f"--immediate={max(1, int(seconds))}"
-    return _run(["srun", limit, "--time=1", *options, *command], environment, seconds + 20)
+    _run(["srun", limit, "--time=1", *options, *command], environment, seconds + 20, output)
 
 
 def _run(
-    command: list[str], environment: Mapping[str, str], seconds: float = _COMMAND_SECONDS
+    command: list[str],
+    environment: Mapping[str, str],
+    seconds: float = _COMMAND_SECONDS,
+    output: IO[str] | None = None,
 ) -> str:
     name = command[0]
     try:
@@ -219,7 +230,8 @@ def _run(
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=output or subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             timeout=seconds,

@@ -115,6 +115,11 @@ class XManagerJob(CallJob):
         if check:
             self.wait()
 
+    @property
+    def records_may_be_late(self) -> bool:
+        """Whether it runs on another host than this one."""
+        return self._launcher.host != os.uname().nodename
+
     def record(self) -> dict[str, Any]:
         """Return the content of job.json."""
         return dict(self._record)

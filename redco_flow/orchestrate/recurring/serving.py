@@ -8,7 +8,6 @@ a flow run that has neither a process nor an end is rescheduled, and continues.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -42,6 +41,7 @@ from redco_flow.orchestrate.recurring.serving_record import (
 )
 from redco_flow.orchestrate.recurring.silence import watch_only_while
 from redco_flow.records import open_no_link
+from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.process_identity import ProcessIdentity
 from redco_flow.tracking.schedules import Firing, ScheduleDirectory, list_schedules
 from redco_flow.tracking.typed_records import unless_damaged
@@ -362,12 +362,10 @@ def _only_one() -> Iterator[None]:
         UsageError: another one does.
     """
     path = prefect_directory() / "serve.lock"
-    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
+    lock = LockRequest(path).try_once()
+    if lock is None:
+        raise UsageError("schedules are served already, by another process.")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError("schedules are served already, by another process.") from None
         yield
     finally:
-        os.close(descriptor)
+        lock.release()

@@ -18,13 +18,15 @@ from redco_flow.launch import disk_reserve
 from redco_flow.launch.call import Call, InputReference, read_call
 from redco_flow.launch.endings import write_exit
 from redco_flow.orchestrate.run.ingredients import stage_ingredients
+from redco_flow.orchestrate.run.late_records import await_result
 from redco_flow.orchestrate.run.log_lines import LogTail
 from redco_flow.orchestrate.run.plan import input_ids
 from redco_flow.orchestrate.run.state import StateStore
 from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext, StopRequest
+from redco_flow.records import SECONDS_TO_SEE_RECORDS, explain_no_space
 from redco_flow.tracking.attempt import AttemptDirectory, Cause, ExitRecord, State
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.results import StageResult, find_new_result, find_result, fingerprint
+from redco_flow.tracking.results import StageResult, find_result, fingerprint
 from redco_flow.tracking.sweep_directory import current_attempt
 
 if TYPE_CHECKING:
@@ -297,25 +299,39 @@ class AttemptFollower:
             self._raise_if_worth_a_retry(attempt, job, failure)
             raise
         disk_reserve.free(attempt.path)
-        finished = self.result_of(attempt, is_new=True)
-        if finished is None:
-            raise StageFailed(
-                f"stage '{self.stage}': job {job.job_id} ended well, but its result is not "
-                f"published or its artifacts are gone; see {attempt.result_path}."
-            )
-        return finished
+        return Finished(self.await_result(attempt, job), attempt.number)
 
-    def result_of(self, attempt: AttemptDirectory, *, is_new: bool = False) -> Finished | None:
-        """Return the published result of an attempt, if it has one that can be trusted.
+    def await_result(self, attempt: AttemptDirectory, job: CallJob) -> StageResult:
+        """Return the result of a completed job; wait for its records where they may be late.
 
-        Args:
-            is_new: made just now; the stage that reads it verifies it, on a machine made for work.
+        Raises:
+            StageFailed: they have not appeared; names the directory and how long was waited.
+            RunCancelled, Detached: the run was stopped meanwhile.
         """
+        state_store, reported = self.context.state_store, set[str]()
+
+        def while_waiting(text: str, seconds: float) -> None:
+            if text not in reported:
+                reported.add(text)
+                text = f"job {job.job_id} has completed; waits for {text}"
+                self.log(text)
+                state_store.set_stage(self.stage, State.RUNNING, event="job_news", message=text)
+            self.context.stop.wait(seconds)
+            self.context.stop.raise_if_set(self.stage)
+
+        return await_result(
+            self.context.workspace,
+            attempt,
+            seconds=SECONDS_TO_SEE_RECORDS if job.records_may_be_late else 0.0,
+            while_waiting=while_waiting,
+        )
+
+    def result_of(self, attempt: AttemptDirectory) -> Finished | None:
+        """Return the published result of an attempt, if it has one that can be trusted."""
         record = attempt.read_result()
         if record is None:
             return None
-        find = find_new_result if is_new else find_result
-        result = find(self.context.workspace, record["fingerprint"])
+        result = find_result(self.context.workspace, record["fingerprint"])
         return Finished(result, attempt.number) if result is not None else None
 
     def _set_news(self, job: CallJob, status: JobStatus) -> None:
@@ -396,4 +412,6 @@ def _as_failure(stage: str, error: BaseException) -> StageFailed:
     if isinstance(error, StageFailed):
         return error
     said = str(error) if isinstance(error, RedcoFlowError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and (advice := explain_no_space(error)):
+        said = f"{said}. {advice}"
     return StageFailed(f"stage '{stage}': {said}")

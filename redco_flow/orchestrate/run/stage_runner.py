@@ -8,7 +8,6 @@ Prefect; lines for people go to `log`.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -29,11 +28,12 @@ from redco_flow.orchestrate.run.attempts import (
 )
 from redco_flow.orchestrate.run.calls import write_attempt
 from redco_flow.orchestrate.run.stopping import Log, RunContext
-from redco_flow.records import open_no_link, write_json
+from redco_flow.records import write_json
 from redco_flow.runtime.context import FinishedStage
 from redco_flow.spec.load import ResolvedStage
 from redco_flow.spec.stage_kind import find_stage_kind
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import AttemptDirectory, Cause, State
+from redco_flow.tracking.file_lock import LockRequest
 from redco_flow.tracking.results import find_result, is_doubtful
 from redco_flow.tracking.workspace import Workspace
 
@@ -52,27 +52,34 @@ def fingerprint_locked(
     """
     path = workspace.work_directory(fingerprint).with_suffix(".claim")
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
+    request = LockRequest(path)
+    while (claim := request.try_once()) is None:
+        wait("another run that makes the same result")
     try:
-        while not _try_lock(descriptor):
-            wait("another run that makes the same result")
-        while is_worked_on(workspace, fingerprint):
+        work = LockRequest(workspace.work_directory(fingerprint) / "lock")
+        while is_worked_on(workspace, fingerprint, work):
             wait("a job of another run that makes the same result")
+        claim.check()
         yield
     finally:
-        os.close(descriptor)
+        claim.release()
 
 
-def is_worked_on(workspace: Workspace, fingerprint: str) -> bool:
-    """Tell whether a worker holds the fingerprint's work directory now."""
-    try:
-        descriptor = open_no_link(workspace.work_directory(fingerprint) / "lock", os.O_RDWR)
-    except FileNotFoundError:
+def is_worked_on(
+    workspace: Workspace, fingerprint: str, request: LockRequest | None = None
+) -> bool:
+    """Tell whether a worker holds the fingerprint's work directory now.
+
+    Args:
+        request: of its lock; one that is kept notices a worker whose host is gone.
+    """
+    path = workspace.work_directory(fingerprint) / "lock"
+    if not os.path.lexists(path):
         return False
-    try:
-        return not _try_lock(descriptor)
-    finally:
-        os.close(descriptor)
+    lock = (request or LockRequest(path)).try_once()
+    if lock is not None:
+        lock.release()
+    return lock is None
 
 
 @contextmanager
@@ -102,14 +109,6 @@ def _remove(folder: Path) -> None:
         doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
         folder.replace(doomed)
         shutil.rmtree(doomed)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 _POLL_SECONDS = 0.25
@@ -230,8 +229,10 @@ class StageRunner:
         while not job.done():
             self._context.stop.wait(_POLL_SECONDS)
             self._context.stop.raise_if_set(self._stage.name)
-        finished = self._follower.result_of(attempt)
-        return None if finished is None else Finished(finished.result, attempt=None)
+        with suppress(StageFailed):  # without its result, this run makes its own
+            if job.status().cause is Cause.COMPLETED:
+                return Finished(self._follower.await_result(attempt, job), attempt=None)
+        return None
 
     def _reuse_or_submit(self) -> Finished:
         self._context.stop.raise_if_set(self._stage.name)

@@ -1,6 +1,6 @@
 """The tokenizer of a dataset that is being made: fetched or trained once, by one of the processes.
 
-The others wait; if the one dies, the kernel hands its lock to the next. Equal training rows give
+The others wait; if the one dies, its lock goes to the next. Equal training rows give
 an equal tokenizer, whichever process trains it.
 """
 
