@@ -96,15 +96,13 @@ def test_the_changelogs_newest_release_is_the_packages_version():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page_does_what_it_says(page, tmp_path, prefect_home):
+def test_every_command_of_a_page_does_what_it_says(page, tmp_path):
     assert len(list(call_all(commands(page), tmp_path, change=shorten))) >= 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_command_of_the_readme_does_what_it_says_and_what_init_writes_is_learnt(
-    tmp_path, prefect_home
-):
+def test_every_command_of_the_readme_does_what_it_says_and_what_init_writes_is_learnt(tmp_path):
     """The pipeline as it is written, not shortened."""
     said = dict(call_all(commands("README.md"), tmp_path))
 
@@ -121,7 +119,7 @@ def wait_until(is_so, timeout=200):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_readmes_recipe_learns_over_two_devices_though_it_is_killed(tmp_path, prefect_home):
+def test_the_readmes_recipe_learns_over_two_devices_though_it_is_killed(tmp_path):
     section = README.read_text().partition("## Three functions")[2].partition("\n## ")[0]
     for name, language in (("digits.py", "python"), ("digits.yaml", "yaml")):
         (text,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
@@ -165,7 +163,7 @@ def test_init_overwrites_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_chapter_about_ones_own_parts_runs_as_it_stands(tmp_path, prefect_home):
+def test_the_chapter_about_ones_own_parts_runs_as_it_stands(tmp_path):
     """Data, recipe, metric, stage kind and executor of a user's: one module each."""
     shutil.copytree(PROJECT / "docs" / "examples", tmp_path / "examples")
     words = ["run", "own.yaml", "-p", "own_profile.yaml", "--json"]

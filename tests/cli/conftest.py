@@ -66,7 +66,7 @@ def command(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, prefect_server):
+def finished(tmp_path_factory):
     """One run of the pipeline, and the command beside it."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "sums.yaml").write_text(PIPELINE)

@@ -22,7 +22,7 @@ stages:
 
 
 @pytest.fixture(scope="module")
-def two_runs(tmp_path_factory, prefect_server):
+def two_runs(tmp_path_factory):
     """A command, a run that promotes its checkpoint, and one that asks whether to."""
     folder = tmp_path_factory.mktemp("promoting")
     (folder / "sums.yaml").write_text(PROMOTING)

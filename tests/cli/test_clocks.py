@@ -50,9 +50,7 @@ def clock(tmp_path_factory):
     return clock
 
 
-def test_a_next_launcher_and_a_next_run_two_hours_earlier_go_on_where_the_run_was(
-    command, clock, prefect_server
-):
+def test_a_next_launcher_and_a_next_run_two_hours_earlier_go_on_where_the_run_was(command, clock):
     """Fault 35: records are ordered by sequence number; a lease lasts as long as its holder."""
     gate = command.folder / "gate"
     run = command(
@@ -135,7 +133,7 @@ stages:
 
 
 def test_queued_firings_run_in_the_order_in_which_they_were_due_whatever_their_clocks_say(
-    clock, prefect_server, tmp_path
+    clock, tmp_path
 ):
     """Fault 51: processes two hours apart wait for one another by when they were due."""
     (tmp_path / "weekly.yaml").write_text(WEEKLY)

@@ -174,7 +174,7 @@ def test_a_token_in_a_setting_is_refused_and_not_repeated(command):
     assert token not in message
 
 
-def test_ctrl_c_detaches_and_says_how_to_come_back(command, prefect_server):
+def test_ctrl_c_detaches_and_says_how_to_come_back(command):
     gate = command.folder / "gate"
     # The process that started the tests may ignore this signal.
     heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -193,7 +193,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(command, prefect_server):
     assert "completed" in command("attach", run)
 
 
-def test_cancel_stops_the_run_with_its_exit_code(command, prefect_server):
+def test_cancel_stops_the_run_with_its_exit_code(command):
     gate = command.folder / "never"
     process = command.start("run", "sums.yaml", f"total.gate={gate}", "--json")
     workspace = command.folder / "redco-workspace"
@@ -361,9 +361,7 @@ def test_ctrl_c_is_quiet_while_modules_are_imported(command, module):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_who_follows_without_a_terminal_reads_what_is_waited_for_and_no_line_twice(
-    command, prefect_server
-):
+def test_who_follows_without_a_terminal_reads_what_is_waited_for_and_no_line_twice(command):
     process = command.start("run", "sums.yaml")
     _, err = process.communicate(timeout=400)
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.mark.slow
-def test_a_killed_training_is_reported_as_survived_bitwise(command, compile_cache, prefect_server):
+def test_a_killed_training_is_reported_as_survived_bitwise(command, compile_cache):
     # The drill's own flags replace the tests', whose cheap compiling is enough here too.
     profile = {"executor": "local", "environment": {"XLA_FLAGS": os.environ["XLA_FLAGS"]}}
     (command.folder / "cheap.yaml").write_text(json.dumps(profile))

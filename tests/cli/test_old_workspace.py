@@ -125,7 +125,7 @@ def test_a_cancelled_old_training_is_not_started_over_by_retry(command):
     assert command.json("status", KILLED)["state"] == "cancelled"
 
 
-def test_an_old_run_without_a_checkpoint_is_resumed_to_its_end(command, prefect_server):
+def test_an_old_run_without_a_checkpoint_is_resumed_to_its_end(command):
     (commit,) = command.folder.glob("redco-workspace/work/*/checkpoints/10/commit.json")
     commit.unlink()
 

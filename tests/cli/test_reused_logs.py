@@ -90,7 +90,7 @@ def test_a_stage_without_a_log_says_how_it_is(twice):
     assert said == "total: skipped, no log (left out by --from or --until)\n"
 
 
-def test_the_logs_of_a_sweep_name_its_runs(command, prefect_server):
+def test_the_logs_of_a_sweep_name_its_runs(command):
     words = ["--sweep", "total.learning_rate=1.0,2.0", "--max-parallel", "1"]
     sweep = command.json("run", "sums.yaml", *words)
     runs = [point["run"] for point in sweep["points"]]

@@ -38,9 +38,7 @@ stages:
 
 
 @pytest.mark.covers("a pipeline", family="t5", recipe="text_to_text", executor="local")
-def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(
-    tmp_path, compile_cache, prefect_server
-):
+def test_a_trainer_killed_in_mid_epoch_and_resumed_ends_with_the_same_bits(tmp_path, compile_cache):
     """Fault 1, as a person meets it."""
     uninterrupted, interrupted = map(_folder_with_pipeline, (tmp_path / "one", tmp_path / "two"))
     expected = _parameters(uninterrupted, uninterrupted.json("run", "survival.yaml"))

@@ -49,9 +49,7 @@ def states(view):
     return [point["state"] for point in view["points"]]
 
 
-def test_a_sweep_runs_every_point_computes_what_they_share_once_and_tells_the_best(
-    gated, prefect_server
-):
+def test_a_sweep_runs_every_point_computes_what_they_share_once_and_tells_the_best(gated):
     command = gated()
 
     view = command.json(
@@ -90,9 +88,7 @@ def test_mistakes_of_all_points_are_told_at_once_and_nothing_starts(command):
     assert not (command.folder / "redco-workspace" / "sweeps").exists()
 
 
-def test_no_more_than_max_parallel_points_run_at_once_and_a_sweep_can_be_cancelled(
-    gated, prefect_server
-):
+def test_no_more_than_max_parallel_points_run_at_once_and_a_sweep_can_be_cancelled(gated):
     command = gated(gate="gate")
     words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0,3.0", "--max-parallel", "1"]
     sweep = command(*words, "--detach").strip()
@@ -107,7 +103,7 @@ def test_no_more_than_max_parallel_points_run_at_once_and_a_sweep_can_be_cancell
     assert executions(command, "total") == 1
 
 
-def test_a_failed_point_does_not_stop_the_others_and_resuming_tries_it_again(gated, prefect_server):
+def test_a_failed_point_does_not_stop_the_others_and_resuming_tries_it_again(gated):
     command = gated(gate="gate")
     words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0", "--max-parallel", "2"]
     sweep = command(*words, "--detach").strip()
@@ -127,7 +123,7 @@ def test_a_failed_point_does_not_stop_the_others_and_resuming_tries_it_again(gat
     assert executions(command, "numbers") == 1
 
 
-def test_a_sweep_whose_launcher_was_killed_is_taken_up_where_it_stood(gated, prefect_server):
+def test_a_sweep_whose_launcher_was_killed_is_taken_up_where_it_stood(gated):
     command = gated(gate="gate")
     words = ["run", "sums.yaml", "--sweep", "learning_rate=1.0,2.0", "--max-parallel", "1"]
     sweep = command(*words, "--detach").strip()

@@ -40,7 +40,7 @@ def repository(command):
 
 
 @pytest.fixture
-def start(command, repository, tmp_path_factory, prefect_server):
+def start(command, repository, tmp_path_factory):
     """Start a sweep of `num_points` points; return its runs' folders and its calls of git."""
     folder = tmp_path_factory.mktemp("git")
     log, script = folder / "calls", folder / "git"

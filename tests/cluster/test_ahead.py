@@ -72,7 +72,7 @@ def is_as_queued(view):
 
 
 def test_every_stage_runs_in_order_though_the_launcher_is_killed_and_resume_repeats_none(
-    runs, slurm, held, gate, executions, prefect_server
+    runs, slurm, held, gate, executions
 ):
     run = runs.start(CHAIN, held, ahead=True)
     wait_for_stage(run, "compare", "waiting")

@@ -20,7 +20,7 @@ stages:
 
 
 @pytest.fixture
-def redco_flow(slurm, prefect_server, tmp_path):
+def redco_flow(slurm, tmp_path):
     """Run the command in a directory of its own; return what it printed."""
     (tmp_path / "sums.yaml").write_text(PIPELINE)
 

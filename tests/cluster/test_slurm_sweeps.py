@@ -151,7 +151,7 @@ def sweeps(slurm, tmp_path):
 
 
 def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_one_job(
-    sweeps, slurm, tmp_path, prefect_server
+    sweeps, slurm, tmp_path
 ):
     before = jobs_in_slurm(slurm)
     sweep = sweeps.start(holds_first=True)  # on a busy machine it might end before all wait for it
@@ -197,7 +197,7 @@ def test_all_points_are_in_the_queue_some_run_at_a_time_and_what_they_share_is_o
 
 
 def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_collects(
-    sweeps, slurm, tmp_path, prefect_server
+    sweeps, slurm, tmp_path
 ):
     """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
     as crashed.
@@ -234,7 +234,7 @@ def test_without_any_launcher_every_point_comes_to_its_end_and_resume_only_colle
 
 
 def test_a_failed_point_is_tried_again_alone_a_preempted_one_goes_on_a_cancelled_one_is_left(
-    sweeps, slurm, tmp_path, prefect_server
+    sweeps, slurm, tmp_path
 ):
     sweeps.profile["retries"] = {"failed": 1}
     cured = tmp_path / "cured"
@@ -308,7 +308,7 @@ def test_a_point_whose_shared_job_is_cancelled_with_another_point_makes_it_by_it
 
 
 def test_cancelling_a_sweep_empties_the_queue_also_of_points_without_a_driver(
-    sweeps, slurm, tmp_path, prefect_server
+    sweeps, slurm, tmp_path
 ):
     sweep = sweeps.start()
     wait_until(lambda: count_lines(tmp_path / "trained") == 2)

@@ -20,7 +20,7 @@ SMALL = (
 
 
 @pytest.fixture
-def redco_flow(tmp_path, prefect_home):
+def redco_flow(tmp_path):
     """Start the command line on the GPU, in a folder of its own."""
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
 

@@ -12,7 +12,6 @@ from tests.hub.conftest import DATASET, MODEL, OFFLINE, ROWS
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("prefect_server"),
 ]
 PATIENCE = {"timeout": 400}
 
