@@ -176,7 +176,9 @@ def test_a_block_that_was_damaged_meanwhile_is_encoded_anew(bench, config, whole
         for file in whole.manifest["files"]
         if file["path"].endswith(".arrow")
     }
-    assert published(bench, outputs).id == whole.id
+    again = published(bench, outputs)
+    assert again.id == whole.id
+    assert bench.store.verify(again.id) == []
 
 
 def test_joining_copies_no_row(whole):
