@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,9 +95,28 @@ class Bench:
         outputs = module.run(self.context(stage, inputs, **context), config)
         return self.publish(outputs, inputs)
 
+    def rewind(self, work: str, step: int) -> str:
+        """Copy a training's work directory without its checkpoints after a step; return its name.
+
+        A training that runs there resumes as after a kill.
+        """
+        name = f"{work}-from-{step}"
+        checkpoints = self.root / "work" / name / "checkpoints"
+        shutil.copytree(self.root / "work" / work / "checkpoints", checkpoints)
+        steps = {int(path.name) for path in checkpoints.iterdir() if path.name.isdigit()}
+        assert step in steps
+        for later in steps:
+            if later > step:
+                shutil.rmtree(checkpoints / str(later))
+        return name
+
     def records(self) -> list[dict[str, Any]]:
         """What the last context's stage wrote into metrics.jsonl."""
         return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
+
+    def start_step(self) -> int:
+        """The step that the last context's training resumed from."""
+        return next(one["start_step"] for one in self.records() if one["kind"] == "start")
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +195,7 @@ class StopAtLook:
         return self._num_left <= 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stop_at_look() -> type[StopAtLook]:
     """Make requests to stop that come at a given look."""
     return StopAtLook

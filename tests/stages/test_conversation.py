@@ -125,7 +125,7 @@ def test_in_a_terminal_a_conversation_begins_anew_and_ends_when_asked(words):
     read_until(rf"{re.escape(QUESTION)}.*\n.*> $")
     assert "begin a new one" not in said
     os.write(main, b"/quit\n")
-    assert process.wait(30) == 0
+    assert process.wait(200) == 0
     os.close(main)
 
 
@@ -151,7 +151,7 @@ def test_ctrl_c_ends_both_processes(words):
 
     os.killpg(process.pid, signal.SIGINT)
 
-    assert process.wait(30) != 0
+    assert process.wait(200) != 0
     assert found
     assert not any(Path("/proc", pid).exists() for pid in found.split())
 

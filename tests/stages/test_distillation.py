@@ -18,28 +18,38 @@ PATH = str(PROJECT / "examples" / "distillation.py")
 STUDENT = {"num_images": 64, "num_epochs": 60, "learning_rate": 5e-3}
 
 
-@pytest.fixture
-def distill(bench, capsys):
-    """Run the script as a stage; return the accuracies that it told, and what it made."""
+# Few steps, so that what sums in another order differ by has not grown.
+SHORT = {"num_images": 64, "num_epochs": 4}
 
-    def distill(teacher=None, work=None, **arguments):
-        given = {} if teacher is None else {"teacher": [teacher["params"]]}
-        settings = {"path": PATH, "arguments": arguments, "outputs": ["params"]}
-        made = bench.run(script, settings, given, work=work)
-        numbers = re.findall(r"\d+\.\d+", capsys.readouterr().out)
-        return [float(n) for n in numbers], made
 
-    return distill
+def distill(bench, teacher=None, work=None, **arguments):
+    """Run the script as a stage; return what it made."""
+    given = {} if teacher is None else {"teacher": [teacher["params"]]}
+    settings = {"path": PATH, "arguments": arguments, "outputs": ["params"]}
+    return bench.run(script, settings, given, work=work)
+
+
+@pytest.fixture(scope="module")
+def short(shared_bench):
+    """A teacher and its student on one model shard."""
+    teacher = distill(shared_bench, **SHORT)
+    return teacher, distill(shared_bench, teacher, **SHORT)
 
 
 def params_of(made):
     return dict(np.load(made["params"].path / "params.npz"))
 
 
-def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(distill):
-    (accuracy, majority), teacher = distill(num_epochs=3)
+def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(bench, capsys):
+    def accuracies():
+        return [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
 
-    students = [distill(teacher, seed=seed, **STUDENT)[0] for seed in range(2)]
+    teacher = distill(bench, num_epochs=3)
+    accuracy, majority = accuracies()
+    students = []
+    for seed in range(2):
+        distill(bench, teacher, seed=seed, **STUDENT)
+        students.append(accuracies())
 
     distilled, on_labels, of_teacher, _ = np.mean(students, axis=0)
     assert majority < 0.15 < 0.85 < accuracy
@@ -48,20 +58,16 @@ def test_a_student_learns_more_from_the_teachers_answers_than_from_labels(distil
     assert all(one[0] > one[1] for one in students)
 
 
-def test_teacher_and_student_do_the_same_over_two_model_shards(distill):
-    """Few steps, so that what sums in another order differ by has not grown."""
-    short = {"num_images": 64, "num_epochs": 4}
-    teachers = [distill(num_model_shards=n, **short)[1] for n in (1, 2)]
-    students = [distill(teachers[0], num_model_shards=n, **short)[1] for n in (1, 2)]
+def test_teacher_and_student_do_the_same_over_two_model_shards(bench, short):
+    teacher, student = short
 
-    for one, two in (teachers, students):
-        assert_close(params_of(two), params_of(one), atol=1e-5)
+    for expected, given in ((teacher, None), (student, teacher)):
+        found = distill(bench, given, num_model_shards=2, **SHORT)
+        assert_close(params_of(found), params_of(expected), atol=1e-5)
 
 
-def test_a_student_that_was_stopped_goes_on_to_the_same_bits(distill, bench, stop_at_look):
-    short = {"num_images": 64, "num_epochs": 4}
-    _, teacher = distill(**short)
-    _, whole = distill(teacher, **short)
+def test_a_student_that_was_stopped_goes_on_to_the_same_bits(bench, short, stop_at_look):
+    teacher, whole = short
     make_context = bench.context
 
     def context(*args, **options):
@@ -71,9 +77,9 @@ def test_a_student_that_was_stopped_goes_on_to_the_same_bits(distill, bench, sto
 
     bench.context = context
     with pytest.raises(Stopped, match="after 6 steps"):
-        distill(teacher, work="stopped", **short)
+        distill(bench, teacher, work="stopped", **SHORT)
     bench.context = make_context
-    _, resumed = distill(teacher, work="stopped", **short)
+    resumed = distill(bench, teacher, work="stopped", **SHORT)
 
     assert resumed["params"].id == whole["params"].id
 

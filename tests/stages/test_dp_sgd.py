@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 NUM_IMAGES = 32
 MAX_NORM = 2.5  # between the images' gradients, so that some are clipped
 # Devices, model shards, rows that a data shard works on at once.
-MESHES = {"1 device": (1, 1, None), "micro-batches": (1, 1, 4), "2 data shards": (2, 1, None),
-          "2 data shards, micro-batches": (2, 1, 4), "2 model shards": (2, 2, 8)}  # fmt: skip
+MESHES = {"1 device": (1, 1, None), "2 data shards, micro-batches": (2, 1, 4),
+          "2 model shards": (2, 2, 8)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +166,11 @@ def test_epsilon_of_drawn_images_is_below_the_bound_of_renyi_divergences(digits)
     assert 0.7 * bound < epsilon < bound
 
 
-def test_digits_are_learned_privately_the_same_over_two_model_shards(run_over):
-    short = {"num_steps": 40, "num_public_epochs": 5}
-    (accuracy, epsilon, delta, without, majority), params = run_over("dp_sgd.py", 1, **short)
-    (same, *_), sharded = run_over("dp_sgd.py", 2, **short)
+def test_digits_are_learned_privately_over_two_model_shards(run_over):
+    """The comparison of its steps with one device's is made above."""
+    numbers, _ = run_over("dp_sgd.py", 2, num_steps=40, num_public_epochs=5)
 
+    accuracy, epsilon, delta, without, majority = numbers
     assert majority < 0.15 < 0.6 < accuracy < without
     assert 0 < epsilon < 2
     assert delta == 1e-4
-    assert same == pytest.approx(accuracy, abs=0.01)
-    assert_close(sharded, params, atol=1e-4)

@@ -119,8 +119,11 @@ def test_a_task_of_maml_has_no_font_in_support_and_query():
     maml = load_example("maml_glyphs")
     characters = [[np.full((16, 16), 10 * c + f, np.uint8) for f in range(4)] for c in range(6)]
 
-    batch = maml.make_collate_fn(characters, num_ways=5, num_shots=1)([7, 8])
+    collate_fn = maml.make_collate_fn(characters, num_ways=5, num_shots=1)
+    batch = collate_fn([7, 8])
 
+    for name, values in collate_fn([7, 8]).items():  # the same after a stop
+        np.testing.assert_array_equal(values, batch[name])
     assert batch["support"].shape == (2, 5, 256)
     assert batch["query"].shape == (2, 15, 256)
     support, query = (np.round((batch[name][..., 0] + 0.15) * 255) for name in ("support", "query"))

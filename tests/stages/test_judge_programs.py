@@ -123,7 +123,7 @@ def test_right_answers_pass_as_they_do_in_one_process():
     for name, (prompt, answer, test) in RIGHT.items():
         exec(f"{prompt}{answer}\n{test}", {"__name__": "__main__"})
         question = {"prompt": prompt, "answer": answer, "references": [test]}
-        ends[name] = JudgeProgram(OF_THE_GUIDE, 20.0, 512).ask(question)
+        ends[name] = JudgeProgram(OF_THE_GUIDE, 120.0, 512).ask(question)
 
     assert {name: (end.ended, end.said) for name, end in ends.items()} == dict.fromkeys(
         RIGHT, ("right", "")
@@ -192,7 +192,7 @@ def test_an_always_equal_object_is_not_equal_to_plain_data():
     answer = "    class E:\n        def __eq__(self, other): return True\n    return E()"
     question = {"prompt": "def f():\n", "answer": answer, "references": ["assert f() == 3"]}
 
-    assert JudgeProgram(OF_THE_GUIDE, 10.0, 512).ask(question).ended == "wrong"
+    assert JudgeProgram(OF_THE_GUIDE, 120.0, 512).ask(question).ended == "wrong"
 
 
 def test_a_comparison_that_cannot_be_made_is_reported():
@@ -201,6 +201,6 @@ def test_a_comparison_that_cannot_be_made_is_reported():
     test = "from fractions import Fraction\nassert f() == Fraction(1, 2)"
     question = {"prompt": "def f():\n", "answer": answer, "references": [test]}
 
-    end = JudgeProgram(OF_THE_GUIDE, 10.0, 512).ask(question)
+    end = JudgeProgram(OF_THE_GUIDE, 120.0, 512).ask(question)
 
     assert "cannot be compared with one of <class 'fractions.Fraction'>" in end.said

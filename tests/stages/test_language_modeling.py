@@ -11,7 +11,6 @@ from stage_kinds import evaluate, predict, preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError
-from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
@@ -69,7 +68,11 @@ def trained(shared_bench, dataset):
 
 @pytest.fixture(scope="module")
 def trained_on_texts(shared_bench, texts):
-    return shared_bench.run(train, SETTINGS, {"dataset": [texts]})["checkpoint/last"]
+    """The checkpoint, and the directory of its attempt."""
+    pytest.importorskip("tensorboardX", reason="pip install redco-flow[tensorboard]")
+    settings = SETTINGS | {"log_to": ["tensorboard"]}
+    checkpoint = shared_bench.run(train, settings, {"dataset": [texts]})["checkpoint/last"]
+    return checkpoint, shared_bench.metrics_path.parent
 
 
 def losses_of(records):
@@ -115,12 +118,13 @@ def test_an_instruction_tuned_gpt2_is_trained_predicts_and_is_evaluated(bench, d
 
 @pytest.mark.slow
 def test_plain_texts_are_trained_on_whole_and_continued(bench, texts, trained_on_texts):
-    inputs = {"dataset": [texts], "checkpoint": [trained_on_texts]}
+    checkpoint, _ = trained_on_texts
+    inputs = {"dataset": [texts], "checkpoint": [checkpoint]}
     settings = RECIPE | {"split": "validation", "prompt_length": 5, "batch_size": 8}
 
     predictions = bench.run(predict, settings, inputs)["predictions"]
 
-    scores = CheckpointArtifact(trained_on_texts.path).record.metrics
+    scores = CheckpointArtifact(checkpoint.path).record.metrics
     lines, _ = read_predictions(predictions.path)
     rows = DatasetArtifact(texts.path).split("validation")
     # Each token once: the pieces of a text are its whole.
@@ -135,50 +139,59 @@ def test_plain_texts_are_trained_on_whole_and_continued(bench, texts, trained_on
 def corpus_loss(bench, dataset, batching):
     """The mean loss over all training tokens, by a training that changes nothing.
 
-    Also the number of steps, the validation loss, and the share of padding.
+    Also the number of steps, the validation loss, and the checkpoint.
     """
     frozen = {"optimizer": "sgd", "learning_rate": 1e-12, "dropout_rate": 0.0, "num_epochs": 1}
     settings = SETTINGS | frozen | {"batching": batching, "log_every_steps": 1000, "keep": {}}
     checkpoint = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
     (record,) = [record for record in bench.records() if record["kind"] == "training"]
-    eval_loss = last_scores(bench.records())["eval_loss"]
-    return record["loss"], record["step"], eval_loss, checkpoint.metadata["padding"]
+    return record["loss"], record["step"], last_scores(bench.records())["eval_loss"], checkpoint
 
 
 @pytest.mark.slow
 def test_packed_and_bucketed_batches_have_the_loss_per_token_of_padded_ones(bench, dataset):
     """Engine case 34: the loss is that of each document alone."""
-    padded = corpus_loss(bench, dataset, {"type": "padded"})
     bucketed = corpus_loss(bench, dataset, {"type": "bucketed", "num_buckets": 3})
     packed = corpus_loss(bench, dataset, {"type": "packed"})
 
+    recipe = CheckpointArtifact(packed[3].path).build_recipe()
+    params = params_of(packed[3])
+    train_rows, validation = (
+        DatasetArtifact(dataset.path).split(name)[:] for name in ("train", "validation")
+    )
+
+    def loss_of(rows):
+        batch = recipe.collate_fn(rows)
+        totals, weights = jax.jit(lambda p, b: recipe.loss_fn(p, b, None, False))(params, batch)
+        return float(totals.sum() / weights.sum()), batch
+
+    padded, batch = loss_of(train_rows)
     # 1e-5: float32 sums in other orders.
-    assert bucketed[0] == pytest.approx(padded[0], rel=1e-5)
-    assert packed[0] == pytest.approx(padded[0], rel=1e-5)
-    assert bucketed[1] == padded[1] > packed[1]
-    assert bucketed[3] < padded[3]
-    assert packed[3] < padded[3]
-    assert packed[2] == pytest.approx(padded[2], rel=1e-5)
+    assert bucketed[0] == pytest.approx(padded, rel=1e-5)
+    assert packed[0] == pytest.approx(padded, rel=1e-5)
+    assert packed[2] == pytest.approx(loss_of(validation)[0], rel=1e-5)
+    num_rows, width = batch["input_ids"].shape
+    assert bucketed[1] == math.ceil(num_rows / 8) > packed[1]
+    num_tokens = sum(len(row["source_ids"]) + len(row["target_ids"]) - 1 for row in train_rows)
+    padding = 1 - num_tokens / (num_rows * width)
+    assert 0 < bucketed[3].metadata["padding"] < padding
+    assert 0 < packed[3].metadata["padding"] < padding
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["packed", "bucketed"])
-def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(
-    bench, dataset, kind, stop_at_look
-):
+def test_packed_and_bucketed_trainings_resume_in_mid_epoch_bitwise(bench, dataset, kind):
     """Engine case 30: training goes on with the next batch."""
-    settings = SETTINGS | {"batching": {"type": kind, "num_buckets": 2}}
+    settings = SETTINGS | {"batching": {"type": kind, "num_buckets": 2}, "save_every_steps": 3}
     inputs = {"dataset": [dataset]}
-    whole = bench.run(train, settings, inputs)["checkpoint/last"]
+
+    whole = bench.run(train, settings, inputs, work="whole")["checkpoint/last"]
     num_steps = CheckpointArtifact(whole.path).record.step
+    step = (num_steps - 1) // 3 * 3
+    work = bench.rewind("whole", step)
+    resumed = bench.run(train, settings, inputs, work=work)["checkpoint/last"]
 
-    context = bench.context("train", inputs, work="interrupted")
-    context.stop = stop_at_look(num_steps // 2 - 2)
-    with pytest.raises(Stopped, match=f"after {num_steps // 2 - 2} steps"):
-        train.run(context, train.Config.from_json(settings))
-    resumed = bench.run(train, settings, inputs, work="interrupted")["checkpoint/last"]
-
-    assert num_steps // 2 > 3
+    assert bench.start_step() == step > num_steps // 2 > 3
     assert_equal(params_of(whole), params_of(resumed))
 
 
@@ -316,20 +329,15 @@ def test_texts_without_targets_are_not_generated_for_metrics(bench, texts):
 
 
 def test_a_prompt_as_long_as_the_texts_is_an_error(bench, texts, trained_on_texts):
-    inputs = {"dataset": [texts], "checkpoint": [trained_on_texts]}
+    inputs = {"dataset": [texts], "checkpoint": [trained_on_texts[0]]}
 
     with pytest.raises(CannotPredict, match="prompt_length is 24, and the dataset's texts have at"):
         bench.run(predict, RECIPE | {"prompt_length": 24}, inputs)
 
 
 @pytest.mark.slow
-def test_losses_and_scores_go_to_an_event_file_beside_the_attempts_records(bench, texts):
-    pytest.importorskip("tensorboardX", reason="pip install redco-flow[tensorboard]")
-    settings = SETTINGS | {"num_epochs": 1, "log_to": ["tensorboard"]}
-
-    bench.run(train, settings, {"dataset": [texts]})
-
-    (events,) = (bench.metrics_path.parent / "tensorboard").iterdir()
+def test_losses_and_scores_go_to_an_event_file_beside_the_attempts_records(trained_on_texts):
+    (events,) = (trained_on_texts[1] / "tensorboard").iterdir()
     data = events.read_bytes()
     assert b"train/loss" in data
     assert b"val/perplexity" in data

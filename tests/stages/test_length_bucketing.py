@@ -189,30 +189,34 @@ def trained(shared_bench, write_rows):
     return {"dataset": [dataset], "checkpoint": [checkpoint]}, scores
 
 
+@pytest.fixture(scope="module")
+def bucketed(shared_bench, trained):
+    """Sixteen batches, which repay a second width."""
+    return shared_bench.run(predict, {"batch_size": 8}, trained[0])
+
+
+@pytest.fixture(scope="module")
+def plain(shared_bench, trained):
+    """Four batches, which do not."""
+    return shared_bench.run(predict, {"batch_size": 32}, trained[0])
+
+
 def lines_of(artifact):
     return (artifact["predictions"].path / LINES_FILE).read_bytes()
 
 
 @pytest.mark.slow
-def test_predictions_are_bitwise_those_of_batches_of_one_width(bench, trained):
-    """Sixteen batches repay a second width, four do not."""
-    inputs, _ = trained
-
-    bucketed = bench.run(predict, {"batch_size": 8}, inputs)
-    plain = bench.run(predict, {"batch_size": 32}, inputs)
-
+def test_predictions_are_bitwise_those_of_batches_of_one_width(bucketed, plain):
     assert lines_of(bucketed) == lines_of(plain)
     assert lines_of(bucketed).count(b"\n") == 128
 
 
 @pytest.mark.slow
-def test_the_scores_of_a_training_are_those_of_texts_from_one_width(bench, trained):
+def test_the_scores_of_a_training_are_those_of_texts_from_one_width(trained, plain):
     """Engine case 52; the training's batches are of eight, so it generates in two widths."""
-    inputs, scores = trained
+    _, scores = trained
 
-    predictions = bench.run(predict, {"batch_size": 32}, inputs)["predictions"]
-
-    lines, _ = read_predictions(predictions.path)
+    lines, _ = read_predictions(plain["predictions"].path)
     found = rouge.compute([line.prediction for line in lines], [line.references for line in lines])
     assert {name: scores[name] for name in found} == found
     assert len({line.prediction for line in lines}) > 4
@@ -242,10 +246,9 @@ def test_the_validation_loss_of_a_training_is_that_of_likelihoods_from_one_width
 
 @pytest.mark.slow
 def test_a_prediction_that_was_stopped_midway_gives_the_same_file_when_run_again(
-    bench, trained, stop_at_look
+    bench, trained, bucketed, stop_at_look
 ):
     inputs, _ = trained
-    whole = bench.run(predict, {"batch_size": 8}, inputs)
     context = bench.context("predict", inputs, work="stopped")
     context.stop = stop_at_look(3)  # with the third batch
 
@@ -253,4 +256,4 @@ def test_a_prediction_that_was_stopped_midway_gives_the_same_file_when_run_again
         predict.run(context, predict.Config.from_json({"batch_size": 8}))
     again = bench.run(predict, {"batch_size": 8}, inputs, work="stopped")
 
-    assert lines_of(again) == lines_of(whole)
+    assert lines_of(again) == lines_of(bucketed)

@@ -17,14 +17,13 @@ SHORT = {
     "ppo": {"num_rounds": 2, "num_epochs": 1, "num_steps": 32},
     "ddpg": {"num_rounds": 3, "num_updates": 4, "num_envs": 2},
     "grpo": {"share_before": 0.0, "num_rounds": 2, "num_questions": 8, "num_answers": 4},
-    "maml_glyphs": {"num_tasks": 96},
     "fedavg": {"num_clients": 16, "clients_per_round": 8, "num_local_epochs": 1, "num_epochs": 2},
 }
 
 
 @pytest.mark.parametrize(
     ("name", "look", "num_shards_after"),
-    [("ppo", 2, 2), ("ddpg", 2, 2), ("grpo", 2, 1), ("maml_glyphs", 2, 1), ("fedavg", 2, 1)],
+    [("ppo", 2, 2), ("ddpg", 2, 2), ("grpo", 2, 1), ("fedavg", 2, 1)],
 )
 def test_an_example_stopped_in_the_middle_ends_as_one_that_was_not(
     bench, stop_at_look, name, look, num_shards_after

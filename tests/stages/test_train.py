@@ -25,6 +25,7 @@ from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
 from redco_flow.stages.artifacts.hugging_face import Request, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
+from redco_flow.stages.train.plan import plan_training
 from redco_flow.stages.train.scores import CannotTrain, modes_of_best
 from redco_flow.tracking.attempt import Cause, ExitRecord
 from redco_flow.tracking.goodput import read_goodput
@@ -43,8 +44,9 @@ SETTINGS = {
     "learning_rate": 0.01,
     "keep": {"last": 1, "best": ["rouge1", "eval_loss", "own_metrics.length"]},
     "eval": {"num_examples": 8},
-    "log_every_steps": 3,
+    "log_every_steps": 1,
 }
+PROFILED = SETTINGS | {"profile": {"start_step": 2, "num_steps": 1}}
 # For tests that look at no generated text: no score is computed of one.
 LOSS_ONLY = SETTINGS | {"keep": {"last": 1, "best": ["eval_loss"]}}
 DATA = {"validation_fraction": 0.2, "test_fraction": 0.2}
@@ -68,9 +70,43 @@ def dataset(shared_bench, write_rows):
 
 @pytest.fixture(scope="module")
 def trained(shared_bench, dataset):
-    """One training for the whole file: its checkpoints, records and work directory."""
-    checkpoints = shared_bench.run(train, SETTINGS, {"dataset": [dataset]}, work="trained")
-    return checkpoints, shared_bench.records()
+    """One training for the whole file: its checkpoints, its records and its attempt's directory."""
+    inputs = {"dataset": [dataset]}
+    context = shared_bench.context("train", inputs, work="trained")
+    outputs = train.run(context, train.Config.from_json(PROFILED))
+    context.flush()
+    return shared_bench.publish(outputs, inputs), shared_bench.records(), context.attempt_dir
+
+
+@pytest.fixture(scope="module")
+def resumed(shared_bench, dataset, stop_at_look):
+    """The same, stopped after four steps and resumed: checkpoints, run and the attempts' times."""
+    inputs = {"dataset": [dataset]}
+    run = RunDirectory.create(Workspace(shared_bench.root / "workspace"), "demo")
+    config = train.Config.from_json(PROFILED)
+    journal = Journal(run.journal_path)
+    times, outputs, stops = [], [], []
+
+    for look in (4, 1000):
+        context = shared_bench.context("train", inputs, work="resumed")
+        context.attempt_dir = attempt = run.new_attempt("train")
+        context.stop = stop_at_look(look)
+        write_json(attempt.call_path, {"stage": "train", "fingerprint": context.fingerprint})
+        event = journal.append("job_submitting", stage="train", attempt=attempt.number)
+        cause = Cause.COMPLETED
+        try:
+            outputs.append(train.run(context, config))
+        except Stopped as error:
+            cause = Cause.CANCELLED
+            stops.append(str(error))
+            write_json(attempt.error_path, {"type": "Stopped", "message": str(error)})
+        ended = ExitRecord(exit_code=0, cause=cause, message="", ended_at=utc_now())
+        write_json(attempt.exit_path, ended.to_json())
+        times += [event["time"], ended.ended_at]
+
+    (made,), (stopped,) = outputs, stops
+    assert "after 4 steps" in stopped
+    return shared_bench.publish(made, inputs), run, times
 
 
 def params_of(artifact):
@@ -84,7 +120,7 @@ def params_of(artifact):
 
 @pytest.mark.slow
 def test_training_gives_the_last_and_each_best_checkpoint_with_all_that_predicting_needs(trained):
-    checkpoints, _ = trained
+    checkpoints = trained[0]
 
     assert set(checkpoints) == {
         "checkpoint/last",
@@ -152,7 +188,7 @@ def test_a_damaged_best_checkpoint_is_trained_again_to_the_same_parameters(bench
 
 
 def test_the_best_checkpoint_is_the_one_whose_recorded_score_is_best(trained):
-    checkpoints, records = trained
+    checkpoints, records, _ = trained
     evaluations = [record for record in records if record["kind"] == "evaluation"]
 
     best = min(evaluations, key=lambda record: record["metrics"]["eval_loss"])
@@ -163,7 +199,7 @@ def test_the_best_checkpoint_is_the_one_whose_recorded_score_is_best(trained):
 
 
 def test_a_metric_of_ones_own_chooses_a_checkpoint(trained):
-    checkpoints, records = trained
+    checkpoints, records, _ = trained
     evaluations = [record for record in records if record["kind"] == "evaluation"]
 
     shortest = min(evaluations, key=lambda record: record["metrics"]["words"])
@@ -195,13 +231,13 @@ def test_every_metrics_record_carries_the_digests_of_checkpoint_data_and_config(
     trained, dataset, shared_bench
 ):
     """Engine case 54: each record names its checkpoint, data and configuration."""
-    checkpoints, records = trained
+    checkpoints, records, _ = trained
     last = checkpoints["checkpoint/last"].path
 
     evaluations = [record for record in records if record["kind"] == "evaluation"]
 
     assert {record["data"] for record in records} == {dataset.id}
-    config = digest_json(train.Config.from_json(SETTINGS).model_dump(mode="json"))
+    config = digest_json(train.Config.from_json(PROFILED).model_dump(mode="json"))
     assert {record["config"] for record in records} == {config}
     assert CheckpointArtifact(last).record.config == config
     assert len({record["checkpoint"] for record in evaluations}) == len(evaluations) == 2
@@ -209,7 +245,7 @@ def test_every_metrics_record_carries_the_digests_of_checkpoint_data_and_config(
 
 
 def test_log_records_have_the_rate_that_was_used_and_the_loss_falls(trained):
-    _, records = trained
+    _, records, _ = trained
 
     logged = [record for record in records if record["kind"] == "training"]
 
@@ -221,52 +257,27 @@ def test_log_records_have_the_rate_that_was_used_and_the_loss_falls(trained):
     assert logged[-1]["loss"] < logged[0]["loss"]
 
 
-@pytest.mark.slow
-def test_a_training_tells_its_devices_tflops_and_leaves_the_profile_that_is_asked_for(
-    bench, dataset
-):
+def test_a_training_tells_its_devices_tflops_and_leaves_the_profile_that_is_asked_for(trained):
     """CPUs: no MFU, for what they could do is not known."""
-    context = bench.context("train", {"dataset": [dataset]})
-    settings = {**SETTINGS, "num_epochs": 1, "keep": {}, "log_every_steps": 1}
-    settings |= {"profile": {"start_step": 2, "num_steps": 1}}
+    _, records, attempt = trained
 
-    train.run(context, train.Config.from_json(settings))
+    logged = [record for record in records if record["kind"] == "training"]
 
-    logged = [record for record in bench.records() if record["kind"] == "training"]
     speeds = [record["tflops_per_device"] for record in logged[1:]]
-    assert len(speeds) == 2
+    assert len(speeds) == 5
     assert min(speeds) > 0
-    context.flush()
-    progress = context.attempt_dir.read_progress()
+    progress = attempt.read_progress()
     assert progress["tflops_per_device"] == speeds[-1]
     assert progress["mfu"] is None
-    assert list(context.attempt_dir.profile_path.rglob("*.xplane.pb"))
+    assert list(attempt.profile_path.rglob("*.xplane.pb"))
 
 
 @pytest.mark.slow
-def test_the_time_of_a_stopped_and_resumed_training_adds_up(bench, dataset, stop_at_look):
-    run = RunDirectory.create(Workspace(bench.root / "workspace"), "demo")
-    config = train.Config.from_json({**SETTINGS, "keep": {}, "log_every_steps": 1})
-    journal = Journal(run.journal_path)
-    times = []
-
-    for look in (4, 1000):
-        context = bench.context("train", {"dataset": [dataset]}, work="timed")
-        context.attempt_dir = attempt = run.new_attempt("train")
-        context.stop = stop_at_look(look)
-        write_json(attempt.call_path, {"stage": "train", "fingerprint": context.fingerprint})
-        event = journal.append("job_submitting", stage="train", attempt=attempt.number)
-        cause = Cause.COMPLETED
-        try:
-            train.run(context, config)
-        except Stopped as error:
-            cause = Cause.CANCELLED
-            write_json(attempt.error_path, {"type": "Stopped", "message": str(error)})
-        ended = ExitRecord(exit_code=0, cause=cause, message="", ended_at=utc_now())
-        write_json(attempt.exit_path, ended.to_json())
-        times += [event["time"], ended.ended_at]
+def test_the_time_of_a_stopped_and_resumed_training_adds_up(resumed):
+    _, run, times = resumed
 
     parts = read_goodput(run, "train")
+
     first, last = (datetime.fromisoformat(times[place]).timestamp() for place in (0, -1))
     assert parts.total == pytest.approx(last - first, abs=0.01)
     assert min(parts.steps, parts.starting, parts.evaluation, parts.checkpoints, parts.ending) > 0
@@ -275,7 +286,7 @@ def test_the_time_of_a_stopped_and_resumed_training_adds_up(bench, dataset, stop
 
 def test_predictions_of_the_checkpoint_equal_those_in_memory(bench, dataset, trained, shared_bench):
     """Engine cases 28 and 52: in input order, and those that the trainer's scores came from."""
-    checkpoints, records = trained
+    checkpoints, records, _ = trained
     inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
     settings = {"split": "validation", "num_examples": 8, "batch_size": 8}
 
@@ -294,7 +305,7 @@ def test_predictions_of_the_checkpoint_equal_those_in_memory(bench, dataset, tra
 @pytest.mark.slow
 def test_predictions_do_not_depend_on_the_batch_size_or_the_model_shards(bench, dataset, trained):
     """Engine cases 26, 27 and 28: 13 examples in batches of 8 and of 16, on 8 and 4 x 2."""
-    checkpoints, _ = trained
+    checkpoints = trained[0]
     inputs = {"dataset": [dataset], "checkpoint": [checkpoints["checkpoint/last"]]}
     ways = [{"batch_size": 8}, {"batch_size": 16, "num_model_shards": 2}]
 
@@ -309,24 +320,14 @@ def test_predictions_do_not_depend_on_the_batch_size_or_the_model_shards(bench, 
 
 
 @pytest.mark.slow
-def test_a_stopped_training_goes_on_and_ends_bitwise_as_the_uninterrupted_one(
-    bench, dataset, trained, stop_at_look
-):
+def test_a_stopped_training_goes_on_and_ends_bitwise_as_the_uninterrupted_one(trained, resumed):
     """Engine cases 30 and 46, through the stage."""
-    checkpoints, _ = trained
-    config = train.Config.from_json(SETTINGS)
-    inputs = {"dataset": [dataset]}
+    expected, found = trained[0], resumed[0]
 
-    context = bench.context("train", inputs, work="again")
-    context.stop = stop_at_look(2)
-    with pytest.raises(Stopped, match="after 2 steps"):
-        train.run(context, config)
-    resumed = bench.publish(train.run(bench.context("train", inputs, work="again"), config), inputs)
-
-    assert {name: one.id for name, one in resumed.items()} == {
-        name: one.id for name, one in checkpoints.items()
+    assert {name: one.id for name, one in found.items()} == {
+        name: one.id for name, one in expected.items()
     }
-    before, after = (params_of(c["checkpoint/last"]) for c in (checkpoints, resumed))
+    before, after = (params_of(c["checkpoint/last"]) for c in (expected, found))
     assert before.keys() == after.keys()
     for path, values in before.items():
         np.testing.assert_array_equal(values, after[path], err_msg=path)
@@ -336,9 +337,9 @@ def test_a_stopped_training_goes_on_and_ends_bitwise_as_the_uninterrupted_one(
 def test_running_a_finished_training_again_trains_nothing_and_gives_the_same(
     shared_bench, dataset, trained
 ):
-    checkpoints, _ = trained
+    checkpoints = trained[0]
 
-    again = shared_bench.run(train, SETTINGS, {"dataset": [dataset]}, work="trained")
+    again = shared_bench.run(train, PROFILED, {"dataset": [dataset]}, work="trained")
 
     assert {name: a.id for name, a in again.items()} == {n: a.id for n, a in checkpoints.items()}
     records = shared_bench.records()
@@ -388,34 +389,22 @@ def test_steps_that_are_not_finite_are_skipped_when_asked_and_end_it_when_too_ma
 
 
 @pytest.mark.slow
-def test_sequences_split_over_devices_train_and_are_scored_as_ever(bench, dataset, trained):
+def test_over_a_mesh_sequences_are_trained_and_scored_as_ever_and_each_rule_is_logged(
+    bench, dataset, trained, caplog
+):
+    """Each rule is logged with its reason, and the user's own come first."""
     settings = {**SETTINGS, "num_context_shards": 2, "num_model_shards": 2, "fsdp": 2}
+    settings["sharding_overrides"] = {"^embedding$": [None, "model"]}
 
-    bench.run(train, settings, {"dataset": [dataset]})
+    with caplog.at_level(logging.INFO, logger="redco_flow"):
+        bench.run(train, settings, {"dataset": [dataset]})
 
-    _, expected = trained
-    for found, alone in zip(bench.records(), expected, strict=True):
+    for found, alone in zip(bench.records(), trained[1], strict=True):
         assert found["kind"] == alone["kind"]
         if found["kind"] == "evaluation":
             assert found["metrics"] == pytest.approx(alone["metrics"], rel=1e-4)
         elif "loss" in found:
             assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_stage_logs_each_rule_with_its_reason_and_the_users_own_comes_first(
-    bench, dataset, caplog
-):
-    settings = {
-        **LOSS_ONLY,
-        "num_epochs": 1,
-        "num_model_shards": 2,
-        "sharding_overrides": {"^embedding$": [None, "model"]},
-    }
-
-    with caplog.at_level(logging.INFO, logger="redco_flow"):
-        bench.run(train, settings, {"dataset": [dataset]})
-
     logged = [message.split(maxsplit=1) for message in caplog.messages if "  " in message]
     reasons = {path: rest for path, *rest in logged if rest}
     assert re.search(r"\(-, model\) +given: '\^embedding\$'", *reasons["embedding"])
@@ -438,16 +427,19 @@ def test_an_override_that_no_parameter_has_is_an_error_before_the_first_step(ben
     ids=["freeze", "lora"],
 )
 def test_auto_counts_neither_gradients_nor_optimizer_state_of_what_is_frozen(
-    bench, dataset, trained, frozen, caplog
+    dataset, trained, frozen, caplog
 ):
     """Adam's would make it four times the parameters' bytes."""
-    checkpoints, _ = trained
+    checkpoints = trained[0]
     sizes = {path: x.nbytes for path, x in params_of(checkpoints["checkpoint/last"]).items()}
     total = sum(sizes.values())
 
+    recipe = CheckpointArtifact(checkpoints["checkpoint/last"].path).build_recipe()
+    batch = recipe.collate_fn(DatasetArtifact(dataset.path).split("train")[:16])
+    config = train.Config.from_json({**LOSS_ONLY, "fsdp": "auto", **frozen})
+
     with caplog.at_level(logging.INFO, logger="redco_flow"):
-        settings = {**LOSS_ONLY, "num_epochs": 1, "fsdp": "auto", **frozen}
-        bench.run(train, settings, {"dataset": [dataset]})
+        plan_training(config, recipe, batch, total_steps=3)
 
     (told,) = re.findall(r"1 shards; .* take ([\d,]+) bytes per device", caplog.text)
     if "freeze" in frozen:
@@ -472,6 +464,7 @@ def test_factors_learn_over_a_base_of_4_bits_and_a_stop_changes_nothing(
             "dropout": 0.1,
         },
         "keep": {"last": 1},
+        "log_every_steps": 3,
     }
     whole = bench.run(train, settings, {"dataset": [dataset]})["checkpoint/last"]
     losses = [record["loss"] for record in bench.records() if record["kind"] == "training"]
@@ -772,15 +765,20 @@ def test_batches_of_like_length_have_the_loss_per_token_of_padded_ones(bench, wr
     # A training that changes nothing: its loss is that of all training tokens.
     frozen = {"optimizer": "sgd", "learning_rate": 1e-12, "dropout_rate": 0.0, "num_epochs": 1}
     few = {"global_batch_size": 8, "log_every_steps": 1000, "keep": {}}
-    settings = {**SETTINGS, **frozen, **few}
-    found = {}
+    batching = {"batching": {"type": "bucketed", "num_buckets": 2}}
 
-    for kind in ("padded", "bucketed"):
-        batching = {"batching": {"type": kind, "num_buckets": 2}}
-        checkpoint = bench.run(train, settings | batching, {"dataset": [dataset]})
-        (record,) = [one for one in bench.records() if one["kind"] == "training"]
-        found[kind] = record["loss"], checkpoint["checkpoint/last"].metadata["padding"]
+    made = bench.run(train, SETTINGS | frozen | few | batching, {"dataset": [dataset]})
 
+    (record,) = [one for one in bench.records() if one["kind"] == "training"]
+    checkpoint = CheckpointArtifact(made["checkpoint/last"].path)
+    recipe = checkpoint.build_recipe()
+    examples = DatasetArtifact(dataset.path).split("train")[:]
+    padded = recipe.collate_fn(examples)
+    params = checkpoint.load_params(recipe, Deployer(devices=jax.devices()[:1]))
+    totals, weights = jax.jit(lambda p, b: recipe.loss_fn(p, b, None, False))(params, padded)
     # 1e-5: float32 sums in another order.
-    assert found["bucketed"][0] == pytest.approx(found["padded"][0], rel=1e-5)
-    assert found["bucketed"][1] < found["padded"][1]
+    assert record["loss"] == pytest.approx(float(totals.sum() / weights.sum()), rel=1e-5)
+    num_tokens = sum(len(row[name]) for row in examples for name in ("source_ids", "target_ids"))
+    width = padded["input_ids"].shape[1] + padded["labels"].shape[1]
+    padding = 1 - num_tokens / (len(examples) * width)
+    assert 0 < made["checkpoint/last"].metadata["padding"] < padding

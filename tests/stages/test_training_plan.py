@@ -65,16 +65,19 @@ def peak_gib():
 
 @pytest.mark.slow
 def test_a_training_too_large_for_this_machine_is_planned_in_seconds_without_an_array(tokenizer):
-    """LLaMA-3-8B with AdamW over 8 devices: 12 bytes of state for each of its parameters."""
+    """LLaMA-3-8B with AdamW over 8 devices: 12 bytes of state for each of its parameters.
+
+    The seconds are of CPU time, which a busy machine does not change much.
+    """
     recipe = recipe_of(tokenizer, LLAMA_3_8B, "bfloat16")
     batch = {name: np.zeros((1, 2048), np.int32) for name in recipe.collate_fn([EXAMPLE])}
     before, peak = {id(array) for array in jax.live_arrays()}, peak_gib()
-    started = time.perf_counter()
+    started = time.process_time()
 
     plan = plan_training(config_of(fsdp=8), recipe, batch, total_steps=100)
     plan.lower()
 
-    assert time.perf_counter() - started < 60
+    assert time.process_time() - started < 60
     assert not [array.shape for array in jax.live_arrays() if id(array) not in before]
     assert peak_gib() - peak < 2
     assert plan.model_rules.total_bytes == 4 * NUM_PARAMETERS

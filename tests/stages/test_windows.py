@@ -9,7 +9,6 @@ from stage_kinds import preprocess, train
 
 from redco_flow.engine.deployer import Deployer
 from redco_flow.engine.errors import DataError
-from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
@@ -31,6 +30,7 @@ SETTINGS = RECIPE | {
     "dropout_rate": 0.0,
     "batching": {"type": "windows", "window_length": LENGTH, "random_offsets": True},
     "eval": {"every_steps": 4},
+    "keep": {"last": 2},
     "log_every_steps": 1,
 }
 
@@ -103,8 +103,8 @@ def dataset(shared_bench):
 
 @pytest.fixture(scope="module")
 def trained(shared_bench, dataset):
-    checkpoint = shared_bench.run(train, SETTINGS, {"dataset": [dataset]})["checkpoint/last"]
-    return checkpoint, shared_bench.records()
+    checkpoint = shared_bench.run(train, SETTINGS, {"dataset": [dataset]}, work="trained")
+    return checkpoint["checkpoint/last"], shared_bench.records()
 
 
 def params_of(artifact):
@@ -183,14 +183,12 @@ def test_the_validation_loss_is_that_of_torchs_gpt2_on_the_whole_stream(trained,
 
 
 @pytest.mark.slow
-def test_windows_at_random_offsets_are_resumed_exactly(bench, dataset, trained, stop_at_look):
-    context = bench.context("train", {"dataset": [dataset]}, work="interrupted")
-    context.stop = stop_at_look(3)
-    with pytest.raises(Stopped, match="after 3 steps"):
-        train.run(context, train.Config.from_json(SETTINGS))
+def test_windows_at_random_offsets_are_resumed_exactly(shared_bench, dataset, trained):
+    work = shared_bench.rewind("trained", 4)
 
-    resumed = bench.run(train, SETTINGS, {"dataset": [dataset]}, work="interrupted")
+    resumed = shared_bench.run(train, SETTINGS, {"dataset": [dataset]}, work=work)
 
+    assert shared_bench.start_step() == 4
     for one, other in zip(
         params_of(resumed["checkpoint/last"]), params_of(trained[0]), strict=True
     ):
