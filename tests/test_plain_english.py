@@ -17,7 +17,7 @@ PHRASES = re.compile(
 NOUN_CLAUSE = re.compile(r"(?:What|Which|Where|How|Who|Whose|Whom|Why)\b")
 # Paths below redco_flow/ that are still to be reworded: shorten this list, never extend it.
 NOT_YET = (
-    *("models", "recipes", "report", "worker.py", "stages/preprocess"),
+    *("recipes", "report", "worker.py", "stages/preprocess"),
     *("orchestrate/prefect", "orchestrate/checkpoints", "cli/diff.py", "cli/history.py"),
 )
 TEXTS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}

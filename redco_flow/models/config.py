@@ -38,7 +38,7 @@ class RelativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """Shape and constants of the layers and of the positions they are told.
+    """Shape and constants of the layers and of their position encoding.
 
     Attributes:
         cross_attention: of each layer over another, encoded sequence; None: there is none.

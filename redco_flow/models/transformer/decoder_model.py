@@ -49,8 +49,8 @@ class DecoderFamily(ModelFamily[FamilyConfig]):
         Args:
             input_ids: (B, T).
             attention_mask: (B, T); 0 is padding, on either side. None: there is none.
-            position_ids: (B, T); None: counted from 0 over what is not padding, anew in every
-                document.
+            position_ids: (B, T); None: counted from 0 over what is not padding, from 0 again
+                in every document.
             segment_ids: (B, T); which of the documents packed into a row each token belongs to, in
                 runs. No token attends to another document. None: a row is one document.
             rngs: (B,) keys, one per example, for dropout; None: no dropout.

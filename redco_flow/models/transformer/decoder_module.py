@@ -73,7 +73,7 @@ class Prompt(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What decoding one more token needs.
+    """The state from which a decoder decodes one more token.
 
     Attributes:
         source: the prompt, the same for all its beams and all steps.
@@ -241,7 +241,7 @@ class Decoder(nn.Module):
     def _order(self, length: int, keys: jax.Array | None) -> SequenceOrder:
         """Return the order in which tokens go through the layers."""
         c = self.config
-        # A window makes shards alike as the text stands; dropout's masks belong to places.
+        # With a window shards are balanced in the text's order; dropout's masks belong to places.
         is_alike = not c.attention.is_causal or c.common_window is not None
         if is_alike or (keys is not None and c.drops):
             return SequenceOrder()

@@ -37,7 +37,7 @@ from redco_flow.models.transformer.stack import Stack
 
 
 class MaskedHead(nn.Module):
-    """What turns a hidden state into the vocabulary's scores, but for the embedding itself."""
+    """The masked language model's head; its last kernel is the embedding."""
 
     config: EncoderConfig
 
@@ -230,7 +230,7 @@ class EncoderFamily(ModelFamily[FamilyConfig]):
 
 
 class Patches(nn.Module):
-    """What turns an image's patches into the sequence that the layers read."""
+    """The patch embedding: images to the sequence that the layers read."""
 
     config: ImageEncoderConfig
 
