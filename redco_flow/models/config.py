@@ -234,6 +234,11 @@ class EncoderConfig:
     head_activation: str | None = "gelu"
     has_pooler: bool = False
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether there is a head for masked tokens."""
+        return self.head_activation is not None
+
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig:
@@ -274,6 +279,11 @@ class ImageEncoderConfig:
     stack: StackConfig
     num_classes: int = 0
     has_pooler: bool = False
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether there is a classifier."""
+        return self.num_classes > 0
 
     @property
     def num_patches(self) -> int:

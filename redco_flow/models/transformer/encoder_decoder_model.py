@@ -44,7 +44,7 @@ from redco_flow.models.transformer.decoding_layers import (
     unstack_where_faster,
     without_layers,
 )
-from redco_flow.models.transformer.encoder_model import ImageEncoder
+from redco_flow.models.transformer.encoder_model import Encoder
 from redco_flow.models.transformer.head import Head, Unscored
 from redco_flow.models.transformer.head import score as score_with
 from redco_flow.models.transformer.stack import Stack
@@ -68,7 +68,7 @@ class EncoderDecoder(nn.Module):
         if isinstance(c.encoder, StackConfig):
             self.encoder: Any = Stack(c.encoder)
         else:
-            self.encoder = ImageEncoder(c.encoder)
+            self.encoder = Encoder(c.encoder)
         if c.encoder.width != width:
             self.projection = Linear(c.encoder.width, width, c.embedding_stddev)
         if not c.tie_word_embeddings:
@@ -115,7 +115,7 @@ class EncoderDecoder(nn.Module):
             biases = row_biases(attention_mask, None)
             encoded = self.encoder(self.embed(input_ids), positions, biases, keys)
         else:
-            encoded = self.encoder.encode(input_ids, keys)
+            encoded = self.encoder.encode(input_ids, None, (), keys)
         return encoded if c.encoder.width == c.decoder.width else self.projection(encoded)
 
     def __call__(
