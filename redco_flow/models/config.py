@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.layer_config import (
@@ -261,6 +261,8 @@ class EncoderDecoderConfig:
     tie_word_embeddings: bool = True
     head_scale: float = 1.0
     has_logits_bias: bool = False
+    # Of its head; only decoder-only models have one.
+    logit_cap: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
