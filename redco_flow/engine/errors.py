@@ -1,7 +1,7 @@
 """Exceptions of the engine: children of `ValueError` that name what, where and what to do.
 
 The engine is a library on its own, so these know no YAML files, no stages and no runs.
-`TrainingStopped` is no mistake, but it ends the same calls, so it stands here too.
+`TrainingStopped` is not an error, but it ends the same calls.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ class TrainingStopped(EngineError):
 
     Args:
         step: optimizer steps done.
-        message: replaces the standard text.
     """
 
-    def __init__(self, step: int, message: str | None = None) -> None:
+    def __init__(self, step: int) -> None:
         self.step = step
-        super().__init__(message or f"stopped on request after {step} steps")
+        super().__init__(f"stopped on request after {step} steps")

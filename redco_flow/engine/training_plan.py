@@ -98,7 +98,6 @@ class TrainingPlan:
         storage: shapes, specs and padding of the whole state: `params`, `opt_state`, `step`, …
         train_step: the jitted (stored state, batch) -> (stored state, metrics).
         eval_step: the jitted (stored params, seed, batch of one micro-batch) -> metrics.
-        remat_reason: why `remat` was chosen, where the training did.
 
     Raises:
         ValueError: the batch does not divide (the message lists the nearest sizes that do), or a
@@ -142,7 +141,6 @@ class TrainingPlan:
         self.seed = deployer.seed if seed is None else seed
         self.lora = lora
         self.remat = remat
-        self.remat_reason: str | None = None
         self.batch = None if batch is None else shapes_of(batch)
         self._model_states = ModelStates(params, optimizer, lora, trainable, param_dtype)
         self.model_rules = sharding_rules or deployer.get_sharding_rules(

@@ -1,4 +1,4 @@
-"""The heartbeat of a job's ranks: written by their supervisors, watched by whoever follows the job.
+"""The heartbeat of a job's ranks: supervisors write it, the process that follows the job reads it.
 
 A rank's progress counts as well. Ages are measured by this machine's clock, from when a file was
 seen to change: clocks of nodes may be wrong. Files are opened, not only looked at, so that a

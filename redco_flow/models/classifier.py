@@ -72,7 +72,7 @@ class ClassifierConfig:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether tokens see those behind them, and the first one stands for the text."""
+        """Whether tokens attend to later ones, and the first token's state represents the text."""
         return isinstance(self.inner, BertFamilyConfig)
 
     @property
@@ -89,7 +89,7 @@ class ClassifierConfig:
 
     @property
     def num_token_types(self) -> int:
-        """How many texts an encoder tells apart."""
+        """The number of token types that an encoder distinguishes."""
         return getattr(self.inner, "type_vocab_size", 1)
 
     def architectures(self) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ def load_params(config: ClassifierConfig, directory: Path, shardings: Any = None
         ignored=(*config.module.IGNORED_TENSORS, *_IGNORED),
     )
     if new:
-        logger.info("%s: drawn anew, for its files have none: %s", directory, ", ".join(new))
+        logger.info("%s: its files have no %s: initialized at random", directory, ", ".join(new))
         draw = jax.jit(
             lambda key: chosen(init_params(config, key), new), out_shardings=chosen(shardings, new)
         )

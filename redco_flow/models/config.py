@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from redco_flow.models.attention.rope import RotaryConfig
 from redco_flow.models.layer_config import (
@@ -38,7 +38,7 @@ class RelativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """Shape and constants of the layers and of the positions they are told.
+    """Shape and constants of the layers and of their position encoding.
 
     Attributes:
         cross_attention: of each layer over another, encoded sequence; None: there is none.
@@ -234,6 +234,11 @@ class EncoderConfig:
     head_activation: str | None = "gelu"
     has_pooler: bool = False
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether there is a head for masked tokens."""
+        return self.head_activation is not None
+
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig:
@@ -256,6 +261,8 @@ class EncoderDecoderConfig:
     tie_word_embeddings: bool = True
     head_scale: float = 1.0
     has_logits_bias: bool = False
+    # Of its head; only decoder-only models have one.
+    logit_cap: ClassVar[None] = None
 
 
 @dataclass(frozen=True)
@@ -274,6 +281,11 @@ class ImageEncoderConfig:
     stack: StackConfig
     num_classes: int = 0
     has_pooler: bool = False
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether there is a classifier."""
+        return self.num_classes > 0
 
     @property
     def num_patches(self) -> int:

@@ -1,6 +1,6 @@
 """Model families as objects: a config class, and the functions that all families of a kind share.
 
-`DecoderFamily`, `EncoderFamily`, `EncoderDecoderFamily` and `ImageEncoderFamily` are the kinds.
+`DecoderFamily`, `EncoderFamily` and `EncoderDecoderFamily` are the kinds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is done with each activation until the backward pass: keep, recompute, offload or split."""
+"""The treatment of each activation until the backward pass: keep, recompute, offload or split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPLICATED_ACTIVATIONS = ("layer_input", "attention_out", "mlp_input", "mlp_out"
 
 @dataclass(frozen=True)
 class Activations:
-    """What becomes of a layer's intermediate results until its backward pass, by name.
+    """The treatment of a layer's intermediate results until its backward pass, by name.
 
     Each is `keep`, `recompute`, `offload` (to the host's pinned memory; on CPUs it is kept) or
     `split`: kept in parts of the sequence by the model shards, which gather them in the backward

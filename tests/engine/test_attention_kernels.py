@@ -94,7 +94,7 @@ def test_tpus_attend_by_splash_whatever_this_machine_has(family, values, caplog)
         ("TPU d", {"model": 3}, partial(attending, "llama", LLAMA),
          "3 model shards do not divide 4 heads and 2 key-value heads"),
         ("TPU e", {}, partial(attending, "gpt_oss", {**LLAMA, "num_local_experts": 4}),
-         "heads have attention sinks, of which no kernel is told"),
+         "heads have attention sinks, which no kernel supports"),
     ],
 )  # fmt: skip
 def test_where_splash_cannot_attend_xla_does_and_the_log_says_why(

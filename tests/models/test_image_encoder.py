@@ -155,9 +155,9 @@ def test_dropout_of_an_image_encoder_follows_each_examples_key(image_encoder, im
     keys = jax.random.split(jax.random.key(0), 3)
     apply = jax.jit(partial(case.module.apply, case.config))
 
-    found = apply(case.params, images, keys)
+    found = apply(case.params, images, rngs=keys)
 
-    np.testing.assert_allclose(apply(case.params, images[1:], keys[1:]), found[1:], atol=1e-5)
+    np.testing.assert_allclose(apply(case.params, images[1:], rngs=keys[1:]), found[1:], atol=1e-5)
     assert np.abs(found - apply(case.params, images)).max() > 0.01
 
 

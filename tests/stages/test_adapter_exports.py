@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import asdict
+from functools import partial
 
 import jax
 import numpy as np
@@ -122,7 +123,9 @@ def our_scores(checkpoint, batch):
     artifact = CheckpointArtifact(checkpoint.path)
     params = artifact.load_params(artifact.build_recipe(), Deployer(devices=jax.devices()[:1]))
     model = find_recorded_model("", artifact.record.model)
-    return np.asarray(jax.jit(lambda p, b: model.module.apply(model.config, p, **b))(params, batch))
+    inputs = [batch["images"]] if "images" in batch else []
+    named = {key: values for key, values in batch.items() if key != "images"}
+    return np.asarray(jax.jit(partial(model.module.apply, model.config))(params, *inputs, **named))
 
 
 @pytest.mark.parametrize("name", sorted(BASES))

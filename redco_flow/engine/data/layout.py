@@ -94,30 +94,29 @@ U = TypeVar("U")
 DEPTH = 2
 
 
-def put_early(items: Iterable[T], put: Callable[[T], U], depth: int = DEPTH) -> Iterator[U]:
-    """Prefetch to devices: yield `put(item)` in order, with `depth` further ones already put."""
+def put_early(items: Iterable[T], put: Callable[[T], U]) -> Iterator[U]:
+    """Prefetch to devices: yield `put(item)` in order, with DEPTH further ones already put."""
     ahead: deque[U] = deque()
     for item in items:
         ahead.append(put(item))
-        if len(ahead) > depth:
+        if len(ahead) > DEPTH:
             yield ahead.popleft()
     yield from ahead
 
 
 class LateFetch(Generic[T]):
-    """Fetches device results `depth` pushes after they were dispatched.
+    """Fetches device results DEPTH pushes after they were dispatched.
 
     Waiting for an old result also keeps the host from running ahead without bound.
     """
 
-    def __init__(self, depth: int = DEPTH) -> None:
-        self._depth = depth
+    def __init__(self) -> None:
         self._waiting: deque[tuple[T, Any]] = deque()
 
     def push(self, tag: T, result: Any) -> Iterator[tuple[T, Any]]:
         """Add a dispatched result; yield the (tag, host result) pairs that are due."""
         self._waiting.append((tag, result))
-        while len(self._waiting) > self._depth:
+        while len(self._waiting) > DEPTH:
             yield self._fetch()
 
     def drain(self) -> Iterator[tuple[T, Any]]:
@@ -130,9 +129,9 @@ class LateFetch(Generic[T]):
         return tag, jax.device_get(result)
 
 
-def fetch_late(results: Iterable[tuple[T, Any]], depth: int = DEPTH) -> Iterator[tuple[T, Any]]:
-    """Yield (tag, host result) for (tag, device result), `depth` behind their dispatch."""
-    late: LateFetch[T] = LateFetch(depth)
+def fetch_late(results: Iterable[tuple[T, Any]]) -> Iterator[tuple[T, Any]]:
+    """Yield (tag, host result) for (tag, device result), DEPTH behind their dispatch."""
+    late: LateFetch[T] = LateFetch()
     for tag, result in results:
         yield from late.push(tag, result)
     yield from late.drain()

@@ -39,7 +39,7 @@ class Resubmission:
 
     @property
     def reason(self) -> str:
-        """Why the job waits to be submitted."""
+        """The reason why the job waits to be submitted."""
         return self._refusal.limit or str(self._refusal)
 
     @property

@@ -56,7 +56,7 @@ def balanced_where_possible(length: int) -> SequenceOrder:
 
 
 def _places(length: int) -> np.ndarray:
-    """Return which of the text's tokens stands at each place, (T,)."""
+    """Return the index in the text of the token at each place, (T,)."""
     parts = np.arange(length).reshape(2 * num_context_shards(), -1)
     order = [part for shard in _held_parts() for part in shard]
     return parts[order].reshape(-1)

@@ -1,6 +1,6 @@
-"""What is added to attention's scores, told so that any block of it can be made where it is used.
+"""Biases and masks of attention scores, in a form from which any block of them can be computed.
 
-Whole, it would be as large as the scores, which are never whole where sequences are split. Pure
+A full bias would be as large as the scores, which no device holds where sequences are split. Pure
 functions of arrays.
 Dims in this file: B batch, Q queries, M keys, H heads.
 """
@@ -174,7 +174,7 @@ class ByDistance:
 
 
 Hiding = VisibleKeys | SameDocument
-# Whole, broadcasting to the scores, or told by blocks.
+# Arrays that broadcast to the scores, or forms from which blocks are made.
 Bias = jax.Array | Hiding | ByDistance
 Biases = tuple[Bias, ...]
 
@@ -200,7 +200,7 @@ def band_bias(
 ) -> jax.Array | None:
     """Return (1, 1, Q, M) that hides the future and what lies `window` or more tokens back.
 
-    None where nothing is hidden. Query i stands at the place of key i.
+    None where nothing is hidden. Query i has the position of key i.
     """
     back = jnp.arange(num_queries)[:, None] - jnp.arange(num_keys)[None, :]
     visible = back >= 0 if is_causal else None
@@ -232,8 +232,8 @@ def default_positions(
 ) -> jax.Array:
     """Return position ids (B, T), counted from 0 over what is not padding.
 
-    In every document of a packed row they begin anew. Padding stands at 0 before the first
-    token and at the last token's position after it, as in transformers.
+    They restart at 0 in every document of a packed row. Padding has position 0 before the first
+    token and the last token's position after it, as in transformers.
     """
     places = jnp.broadcast_to(jnp.arange(shape[1]), shape)
     if segment_ids is not None:

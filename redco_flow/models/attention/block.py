@@ -83,7 +83,7 @@ class Running(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the backward pass knows of a block of queries.
+    """The forward pass's results for a block of queries, which the backward pass reads.
 
     Attributes:
         largest, normaliser: of `Running`, in the end.

@@ -1,9 +1,9 @@
-"""The keys and values that decoding goes on from: a prompt's, then those of every beam's tokens.
+"""The key-value cache of decoding: a prompt's keys and values, then those of every beam's tokens.
 
-All beams of a row write into one cache, where token t of beam n stands in slot S + t N + n and
-stays: which beam wrote each token of a hypothesis is kept apart, and reordering beams reorders
-nothing else. A cache may begin with room for the first tokens and grow by blocks of slots, which
-are arrays of their own: a token reads the blocks that there are, and adding one copies none.
+All beams of a row write into one cache, where token t of beam n is at slot S + t N + n and is not
+moved: which beam wrote each token of a hypothesis is stored separately, and reordering beams
+reorders nothing else. A cache may begin with room for the first tokens and grow by blocks of slots,
+which are separate arrays: a token reads the existing blocks, and adding one copies none.
 Dims in this file: L layers, B batch, S prompt or source, N beams, T new tokens,
 M all slots (S + T N), G key-value groups, K head dim.
 """
@@ -39,7 +39,7 @@ class BlockedHeads(NamedTuple):
 
 
 class WholeShared(NamedTuple):
-    """What all layers share over whole sequences.
+    """The inputs that all layers share over whole sequences.
 
     Attributes:
         biases: what rows hide and positions add, each broadcasting to (B, H, T, T).
@@ -47,7 +47,7 @@ class WholeShared(NamedTuple):
         keys: raw dropout keys (B, 2).
         encoded: another sequence (B, S, D), for cross-attention.
         encoded_bias: what hides its padding, (B, 1, 1, S).
-        order: in which the tokens lie; biases are told in the text's.
+        order: of the tokens in memory; biases are given in the text's.
     """
 
     biases: Biases
@@ -59,12 +59,12 @@ class WholeShared(NamedTuple):
 
 
 class StepShared(NamedTuple):
-    """What all layers share while decoding a token.
+    """The inputs that all layers share while decoding a token.
 
     Attributes:
         slot: of the first beam's token in the cache.
         is_visible: (B, N, M) whether a slot may be attended to.
-        back: (B, M) how many positions back it stands; needed for windows only.
+        back: (B, M) its distance from the token in positions; needed for windows only.
         rotations: the token's rotary angles, in each way that layers have.
         encoded_bias: what hides another sequence's padding, (B, 1, 1, S).
         biases: what positions add, each broadcasting to (B, H, N, M).
@@ -79,7 +79,7 @@ class StepShared(NamedTuple):
 
 
 class StepLayer(NamedTuple):
-    """What one layer has of its own while decoding a token.
+    """The inputs that differ between layers while decoding a token.
 
     Attributes:
         window: how many tokens back it looks, where layers differ.
@@ -93,7 +93,7 @@ class StepLayer(NamedTuple):
 
 
 class SourceCache(NamedTuple):
-    """What an encoder-decoder needs to decode one more token.
+    """The state from which an encoder-decoder decodes one more token.
 
     Attributes:
         source: per source, the same for all its beams and all steps: every cross-attention's
@@ -110,7 +110,7 @@ class SourceCache(NamedTuple):
 
 
 def with_room(heads: KeysValues, num_places: int) -> BlockedHeads:
-    """Bring keys and values (B, S, G, K) to (B, G, S, K), with so many empty slots behind."""
+    """Bring keys and values (B, S, G, K) to (B, G, S, K), followed by `num_places` empty slots."""
     key, value = (
         jnp.pad(jnp.swapaxes(each, 1, 2), ((0, 0), (0, 0), (0, num_places), (0, 0)))
         for each in heads
@@ -196,7 +196,7 @@ def written(writers: jax.Array, step: jax.Array) -> jax.Array:
 
 
 def places_back(writers: jax.Array, step: jax.Array) -> jax.Array:
-    """Return (1, T N): how many positions before this step's token each slot stands."""
+    """Return (1, T N): each slot's distance in positions from this step's token."""
     _, num_beams, max_length = writers.shape
     return step - jnp.repeat(jnp.arange(max_length), num_beams)[None]
 

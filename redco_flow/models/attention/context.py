@@ -75,7 +75,7 @@ def cut_sequence(
 
 
 def can_balance(length: int, num_shards: int) -> bool:
-    """Say whether a balanced cut needs no filling, which would stand amid the sequence."""
+    """Say whether a balanced cut needs no filling, which would be amid the sequence."""
     return cut_sequence(length, num_shards, is_balanced=True).length == length
 
 

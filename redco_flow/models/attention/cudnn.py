@@ -1,8 +1,8 @@
 """cuDNN's flash attention on NVIDIA GPUs, as JAX's own attention asks for it.
 
-JAX passes it no segment ids, and a bias is as large as the scores. So padding is told as a number
-of keys: hidden keys are moved behind the visible ones, whose order stays. A window is an argument.
-Only what these cannot say is a bias (B, 1, Q, M): `needs_bias`.
+JAX passes it no segment ids, and a bias is as large as the scores. So padding is passed as a
+number of keys: hidden keys are moved behind the visible ones, whose order stays. A window is an
+argument. Only masks that these cannot express are a bias (B, 1, Q, M): `needs_bias`.
 Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, K head dim.
 """
 
@@ -65,10 +65,10 @@ def needs_bias(
     window: Window,
     windows: tuple[int, ...] = (),
 ) -> bool:
-    """Say whether what is hidden is told by a bias (B, 1, Q, M).
+    """Return whether the mask has to be passed as a bias (B, 1, Q, M).
 
-    Documents of packed rows are; padding where causal queries look a window back, for hidden keys
-    amid visible ones count there; and a window that is not known before it runs.
+    Documents of packed rows need one; so does padding where causal queries look a window back, for
+    hidden keys among visible ones count there; and so does a window that is known only at run time.
     """
     if isinstance(window, jax.Array) and not windows:
         return True
@@ -138,7 +138,7 @@ def _attend_visible(
     *,
     is_causal: bool,
 ) -> jax.Array:
-    """Attend to each row's visible keys (B, M): they come first, and their number is told."""
+    """Attend to each row's visible keys (B, M): they are moved to the front and counted."""
     num_keys = is_visible.shape[1]
     num_visible = jnp.sum(is_visible, axis=1, dtype=jnp.int32)
     # Of a row that shows nothing, all: what it attends to does not count, but must be finite.
@@ -150,7 +150,7 @@ def _attend_visible(
     # Queries move with their keys, so that a visible one sees those before it.
     heads = ask(_in_order(query, order), key, value, key_value_seq_lengths=lengths)
     heads = _in_order(heads, jnp.argsort(order, axis=1))
-    # Hidden queries stood behind all visible keys; of those that belong there it is right.
+    # Hidden queries were behind all visible keys; of those that belong there it is right.
     is_behind = jnp.cumsum(is_visible[:, ::-1], axis=1)[:, ::-1] == 0
     return jnp.where((is_visible | is_behind)[..., None, None], heads, 0)
 

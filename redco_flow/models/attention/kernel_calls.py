@@ -1,4 +1,4 @@
-"""How kernels of attention are called: on each shard's rows and heads, and what is kept of them.
+"""Calls of attention kernels on each shard's rows and heads, and the residuals that are kept.
 
 A compiler cannot split a kernel, so all mesh axes are manual here: rows over `data` and `fsdp`,
 heads over `model`.

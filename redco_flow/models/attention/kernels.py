@@ -32,13 +32,13 @@ _MIN_COMPUTE_CAPABILITY = 8.0
 # Splash attention's blocks are no smaller.
 _SPLASH_MIN_LENGTH = 128
 
-_WHOLE_BIAS = "cuDNN would be told what rows hide by a bias as large as the scores"
+_WHOLE_BIAS = "cuDNN would need a bias as large as the scores for the rows' masks"
 
 logger = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
-    """What an attention asks of a kernel; see `choose_kernel`."""
+    """The requirements of one attention for a kernel; see `choose_kernel`."""
 
     config: AttentionConfig
     query: jax.Array
@@ -157,13 +157,13 @@ def _device_kernels(device: Any) -> dict[str, str | None]:
 
 
 def _sinks_obstacle(config: AttentionConfig) -> str | None:
-    return "heads have attention sinks, of which no kernel is told" if config.has_sinks else None
+    return "heads have attention sinks, which no kernel supports" if config.has_sinks else None
 
 
 def _splash_obstacle(asked: Asked) -> str | None:
     if asked.drops:
         return "attention weights are dropped out"
-    if not _are_told_by_ids(asked.biases):
+    if not _are_segment_ids(asked.biases):
         return "scores have a bias, as of relative positions"
     if isinstance(asked.window, jax.Array) and not asked.windows:
         return "the window is not known before it runs"
@@ -202,7 +202,7 @@ def _triton_obstacle(asked: Asked) -> str | None:
             f"heads have {asked.config.head_dim} dims; Triton's kernel takes "
             f"{_TRITON_MAX_HEAD_DIM} or fewer"
         )
-    if not _are_told_by_ids(asked.biases):
+    if not _are_segment_ids(asked.biases):
         return "scores have a bias, as of relative positions"
     return _heads_obstacle(asked)
 
@@ -226,7 +226,7 @@ def _heads_obstacle(asked: Asked) -> str | None:
     return None
 
 
-def _are_told_by_ids(biases: Biases) -> bool:
+def _are_segment_ids(biases: Biases) -> bool:
     return all(isinstance(bias, VisibleKeys | SameDocument) for bias in biases)
 
 

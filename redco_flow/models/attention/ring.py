@@ -61,16 +61,16 @@ def ring_attend(
 ) -> jax.Array:
     """Attend with queries (B, Q, H, K) over keys and values (B, M, G, K): (B, Q, H, K).
 
-    Q and M are split over the mesh axis `context`; neither need be a multiple of it. Results are
+    Q and M are split over the mesh axis `context`; neither has to be a multiple of it. Results are
     those of `attend_grouped`, but for rows that may see no key at all: those stay finite. Per
     layer and device a forward pass sends (n - 1) / n of the keys and values, a backward pass as
     much again and their gradients in float32.
 
     Args:
-        biases: told by blocks.
+        biases: in the forms that are made by blocks.
         window: how many tokens back, itself included, a query looks; None: all.
         dropout_keys: raw keys (B, 2); None: no dropout of the weights.
-        is_balanced: whether tokens stand in the order of `balanced_order`; positions, and what
+        is_balanced: whether tokens are in the order of `balanced_order`; positions, and what
             biases tell, are those of the text.
         kernel: what works on a block; splash knows neither dropout nor biases of distances, and
             the mesh's model shards divide H and G there.
@@ -181,7 +181,7 @@ def _sorted(biases: Biases) -> tuple[tuple[ByDistance, ...], tuple[Hiding, ...]]
         elif isinstance(bias, jax.Array):
             raise ValueError(
                 f"a bias is an array {bias.shape}; over {num_context_shards()} context shards "
-                "biases are told by blocks: VisibleKeys, SameDocument or ByDistance of "
+                "biases are given by blocks: VisibleKeys, SameDocument or ByDistance of "
                 "models.attention.bias."
             )
         else:

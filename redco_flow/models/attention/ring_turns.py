@@ -1,4 +1,4 @@
-"""What one context shard does while keys and values travel round the ring.
+"""One context shard's work while keys and values travel round the ring.
 
 It keeps its queries, works on the keys and values it holds, and sends them on meanwhile. XLA's
 scores exist for one chunk of queries and one of keys at a time; a kernel, which keeps none, works
@@ -180,7 +180,7 @@ def _absorb_held(
     held: Pair,
     hop: int | jax.Array,
 ) -> Running:
-    """Bring the keys and values held after so many hops into every query's softmax."""
+    """Add the keys and values held after `hop` hops to every query's softmax."""
     owner = (shard - hop) % ring.keys.num_shards
     absorb = _BLOCKS[ring.kernel].absorb
 
@@ -214,7 +214,7 @@ def _pull_held(
     held: Pair,
     hop: int | jax.Array,
 ) -> tuple[Sums, Pair]:
-    """Add what the keys and values held after so many hops give, and return their gradients."""
+    """Add the contributions of the keys and values held after `hop` hops; return gradients."""
     owner = (shard - hop) % ring.keys.num_shards
     pull_back = _BLOCKS[ring.kernel].pull_back
 

@@ -35,7 +35,7 @@ def yarn_factor(factor: float, mscale: float = 1.0) -> float:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the length of pretraining.
+    """The stretching of rotary frequencies beyond the length of pretraining.
 
     The names are those of Hugging Face's `rope_scaling`. `linear`: all by `factor`. `llama3`:
     long wavelengths by `factor`, short ones not, those between gradually. `yarn`: the same, with

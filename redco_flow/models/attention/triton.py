@@ -1,7 +1,7 @@
 """Flash attention on NVIDIA GPUs by Pallas' Triton (`triton_kernels`), of a model's arguments.
 
-Padding and documents of packed rows are told by segment ids, a window by its number, so nothing
-is as large as the scores.
+Padding and documents of packed rows are passed as segment ids, a window as a number of tokens, so
+nothing is as large as the scores.
 Dims in this file: B batch, Q queries, M keys, H heads, G key-value groups, K head dim.
 """
 

@@ -1,4 +1,4 @@
-"""How Triton's attention cuts tokens into blocks, and which of them a program walks over.
+"""Blocks of tokens in Triton's attention, and the blocks that each program visits.
 
 A program of the grid holds a block of queries, or of keys, and walks over the blocks of the other
 side: those that order and window let it see, and of packed rows those of its own documents.
@@ -51,17 +51,17 @@ class BlockSizes:
 
     @property
     def of_queries(self) -> int:
-        """What a number of queries is filled up to a multiple of."""
+        """Queries are padded to a multiple of this number."""
         return max(self.queries, self.held, self.walked)
 
     @property
     def of_keys(self) -> int:
-        """What a number of keys is filled up to a multiple of."""
+        """Keys are padded to a multiple of this number."""
         return max(self.keys, self.held, self.walked)
 
 
 class Segments(NamedTuple):
-    """Which tokens see each other: queries (B, Q) the keys (B, M) of their number."""
+    """Segment numbers: queries (B, Q) attend to the keys (B, M) of the same number."""
 
     queries: Any
     keys: Any
@@ -87,7 +87,7 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of an attention while it is traced.
+    """The properties of an attention that are known while it is traced.
 
     Args:
         num_keys: M without what keys are filled up with.
@@ -208,5 +208,5 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def _block_of(length: int) -> int:
-    """Return the smallest block that holds so many tokens."""
+    """Return the smallest block that holds `length` tokens."""
     return max(MIN_BLOCK, pl.next_power_of_2(length))

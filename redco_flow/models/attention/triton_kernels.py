@@ -47,7 +47,7 @@ _NUM_STAGES = 2
 
 
 class Results(NamedTuple):
-    """What the backward pass has of the forward pass, as arrays, specs or references.
+    """The forward pass's results that the backward pass reads, as arrays, specs or references.
 
     Args:
         cotangent: of the results, (B, Q, H, K).

@@ -29,7 +29,7 @@ from redco_flow.models.layer_config import AttentionConfig, MlpConfig, NormConfi
 if TYPE_CHECKING:
     from redco_flow.models.transformer.encoder_decoder_model import EncoderDecoderFamily
 
-# The rows before it are the reference's padding, and no token stands there.
+# The rows before it are the reference's padding, and no token has these positions.
 _POSITION_OFFSET = 2
 _NORM_EPSILON = 1e-5
 

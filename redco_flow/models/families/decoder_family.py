@@ -261,7 +261,7 @@ class LlamaFamilyConfig(DecoderFamilyConfig):
     @final
     @property
     def sliding_layers(self) -> tuple[bool, ...]:
-        """Which layers look a window back by `layer_types`.
+        """Return for each layer whether it attends to a sliding window, from `layer_types`.
 
         Raises:
             ValueError: it has another number of layers, or a type that is not known.

@@ -32,7 +32,7 @@ from redco_flow.models.layer_config import MlpConfig, NormConfig, activation_nam
 
 if TYPE_CHECKING:
     from redco_flow.models.hub.tensors import TensorFiles
-    from redco_flow.models.transformer.encoder_model import EncoderFamily, ImageEncoderFamily
+    from redco_flow.models.transformer.encoder_model import EncoderFamily
 
 
 @dataclass(frozen=True)
@@ -284,11 +284,11 @@ class ViTConfig(ModelConfig):
 
     @classmethod
     @final
-    def family(cls) -> ImageEncoderFamily:
+    def family(cls) -> EncoderFamily:
         """Return the family's functions; imports JAX."""
-        from redco_flow.models.transformer.encoder_model import ImageEncoderFamily
+        from redco_flow.models.transformer.encoder_model import EncoderFamily
 
-        return ImageEncoderFamily(cls)
+        return EncoderFamily(cls)
 
     def architectures(self) -> tuple[str, ...]:
         """Return what transformers calls the class, with the classifier or without."""

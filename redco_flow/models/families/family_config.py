@@ -1,4 +1,4 @@
-"""What every family's config does alike: read, check, change and write itself.
+"""The base of every family's config: reads, checks, changes and writes itself.
 
 A family declares its fields under the names that Hugging Face's `config.json` has; their
 annotations say what values they take.
@@ -87,7 +87,7 @@ class ModelConfig(ABC):
     @final
     @property
     def how_computed(self) -> dict[str, Any]:
-        """How the layers are computed, as arguments of `StackConfig`."""
+        """Return the arguments of `StackConfig` that say how the layers are computed."""
         return {
             "dtype": self.dtype,
             "remat": self.remat,
@@ -315,7 +315,7 @@ class FamilyConfig(ModelConfig):
     @final
     @property
     def filler_token_id(self) -> int:
-        """What stands after a text's end: padding, else the end token, else 0."""
+        """The token after a text's end: padding, else the end token, else 0."""
         if self.pad_token_id is not None:
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)

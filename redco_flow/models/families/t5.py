@@ -133,7 +133,7 @@ class T5Config(FamilyConfig):
                 head_dim=self.d_kv,
                 scale=1.0,
                 dropout=self.dropout_rate,
-                # Which stands for the scores' missing scale.
+                # Which replaces the scores' missing scale.
                 query_init=self.d_kv**-0.5,
                 **kind,
             )

@@ -28,7 +28,7 @@ from redco_flow.models.transformer.blocks import activate, clamped_gate, normal,
 
 
 class Dispatch(NamedTuple):
-    """Which row goes where.
+    """The order that sorts rows by expert.
 
     Attributes:
         order: (R,) the row, of those in the tokens' order, that comes at each place.
@@ -78,7 +78,7 @@ def _backward(
 
 _taken.defvjp(_forward, _backward)
 
-# Up to so many tokens a product with every expert takes no longer than reading the kernels.
+# Up to this number of tokens a product with every expert takes no longer than reading the kernels.
 _FEW_TOKENS = 32
 
 
@@ -133,7 +133,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class Choice(NamedTuple):
-    """Where tokens are sent.
+    """The experts that the router chose for each token.
 
     Attributes:
         experts: (…, K) int32, the likeliest first.
@@ -296,7 +296,7 @@ def load_balancing_losses(
 
 
 def _is_chosen(probabilities: jax.Array, experts_per_token: int) -> jax.Array:
-    """Say which experts (…, E) are a token's likeliest, of equals those that stand first.
+    """Return a mask of a token's likeliest experts (…, E), of equals the first ones.
 
     As `mixture.choose_experts` does, by comparisons: they are computed where the tokens lie, and
     to sort tokens the compiler would bring all of a batch together.

@@ -61,7 +61,7 @@ def _places(x: jax.Array, keys: jax.Array, mlp_dim: int) -> list[jax.Array]:
 
 @dataclass(frozen=True)
 class _Chunked:
-    """How a device computes its tokens.
+    """The feed-forward of one device's tokens, a chunk at a time.
 
     Args:
         site: of dropout; None: there is none.

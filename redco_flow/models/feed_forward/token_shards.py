@@ -1,4 +1,4 @@
-"""What each token goes through by itself: each device its own tokens, with its part of the units.
+"""Layers that act on each token separately: each device computes its tokens with its units.
 
 Left to itself the compiler would sort the tokens of all data shards together before their experts,
 and reduce each expert's output over the model shards before a token's are added up; and of tokens

@@ -38,7 +38,7 @@ from redco_flow.models.random import example_keys
 
 
 class ForcedTokens(NamedTuple):
-    """Which token comes first, and which one (of these) last; None: any.
+    """The token that has to come first, and the tokens of which one has to be last; None: any.
 
     The last counts where there is room for one token only.
     """

@@ -21,13 +21,13 @@ from redco_flow.models.generation.greedy import EndTokens, ProcessScores, is_end
 
 @dataclass(frozen=True)
 class LogitsProcessing:
-    """What makes tokens less likely, or impossible.
+    """Penalties and bans that make tokens less likely, or impossible.
 
     Attributes:
         repetition_penalty: scores of tokens that the text has are divided by it where they are
             positive and multiplied by it where they are negative; 1 changes nothing.
-        no_repeat_ngram_size: no run of so many tokens occurs twice in a text; 0: any may.
-        min_new_tokens: no text ends before it has so many.
+        no_repeat_ngram_size: no run of this number of tokens occurs twice in a text; 0: any may.
+        min_new_tokens: no text ends before it has this number of new tokens.
 
     A text is a decoder-only model's prompt with what follows; an encoder-decoder's is its target,
     which begins with the start token.
@@ -52,7 +52,7 @@ class LogitsProcessing:
 
 
 class ReadTokens(NamedTuple):
-    """What stands before the first new token.
+    """The tokens before the first new token.
 
     Attributes:
         ids: (B, P); a row's tokens end at P.

@@ -23,11 +23,11 @@ _SEQUENCES = 1 << 30
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the model's distribution is changed before a token is drawn from it.
+    """Changes of the model's distribution before a token is drawn from it.
 
     Attributes:
         temperature: what logits are divided by; towards 0 the likeliest token wins.
-        top_k: only so many of the likeliest tokens may be drawn; None: all.
+        top_k: only this number of the likeliest tokens may be drawn; None: all.
         top_p: of those, only the fewest likeliest whose probabilities reach this sum.
 
     Raises:

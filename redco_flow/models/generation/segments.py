@@ -23,11 +23,11 @@ _MIN_SHARE = 1 / 8
 
 
 class Growth(NamedTuple):
-    """How a cache grows.
+    """The growth of a cache.
 
     Attributes:
         room: for how many new tokens there is room at first, and how many more each time.
-        grow: (cache, number of tokens) to a cache with room for so many.
+        grow: (cache, number of tokens) to a cache with room for that number.
     """
 
     room: int

@@ -56,7 +56,7 @@ class FactoredKernel:
 
     @property
     def problem(self) -> str | None:
-        """Why PEFT has no adapter for it, or None where it has."""
+        """The reason that PEFT has no adapter for it; None where it has one."""
         if "expert" in self.layout.dims:
             return f"{self.path}: experts and their router are no linear modules of transformers"
         if self.layout.part is not None:

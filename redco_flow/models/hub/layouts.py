@@ -1,4 +1,4 @@
-"""How one parameter of ours is made of a checkpoint's tensors, written as a pattern.
+"""Layouts: patterns that map a checkpoint's tensors to one parameter of the model.
 
     TensorLayout("layer model part heads head_dim", "(heads head_dim) model",
                  "encoder.block.{layer}.layer.0.SelfAttention.{part}.weight",
@@ -38,7 +38,7 @@ class TensorLayout:
         parameter: names of the parameter's dims.
         tensor: the same for each tensor; dims in parentheses are flattened into one, and `()` is
             a dim of size 1 that the parameter has not.
-        name: the tensors' name; `{dim}` stands for a dim that is stacked.
+        name: the tensors' name; `{dim}` is the index in a dim that is stacked.
         labels: what a stacked dim's indices are called in the name; numbers where not given.
         aliases: other such patterns under which the same tensor is published; tied weights
             have many.
@@ -219,7 +219,7 @@ def attention_layouts(
     Args:
         inputs: name with `{layer}` and `{part}`, such as `model.layers.{layer}.attn.{part}_proj`.
         output: name with `{layer}`.
-        labels: what stands for `{part}` for q, k and v.
+        labels: the values of `{part}` for q, k and v.
     """
     layouts: Layouts = {}
     # One kernel of all three, or q apart from k and v.
@@ -248,7 +248,7 @@ def mlp_layouts(config: MlpConfig, inner: str, outer: str, labels: tuple[str, ..
 
     Args:
         inner: name with `{layer}`, and `{gate}` where there are two.
-        labels: what stands for `{gate}` for the activated one and for the other.
+        labels: the values of `{gate}` for the activated one and for the other.
     """
     # Without gates the name is the same for the only one there is.
     names = {"gate": labels} if labels else {}

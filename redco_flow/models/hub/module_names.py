@@ -30,7 +30,7 @@ _DIMS_OF_MATRIX = 2
 
 @dataclass(frozen=True)
 class FoundTargets:
-    """What a list of targets means for one model.
+    """The kernels of one model that a list of targets selects.
 
     Args:
         pattern: a regex of parameters' paths, or `ALL_LINEAR`; None: only `modules` are meant.

@@ -16,7 +16,7 @@ _EXPONENT_BIAS = 127
 
 
 def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return what packed numbers stand for, float32 (…, C); bfloat16 holds them exactly too.
+    """Return the values of packed numbers, float32 (…, C); bfloat16 holds them exactly too.
 
     Args:
         blocks: uint8 (…, C / 32, 16), of each byte the low four bits first.

@@ -180,7 +180,7 @@ def load_params(
         layouts: tree of TensorLayout.
         shapes: the same tree of what is wanted, with `shape` and `dtype`.
         shardings: the same tree of `jax.sharding.Sharding`; None: all on the default device.
-        ignored: names of tensors that may be there and are not read; `*` stands for anything.
+        ignored: names of tensors that may be there and are not read; `*` matches anything.
 
     Raises:
         CheckpointMismatch: missing, unexpected or mis-shaped tensors, all of them named.
@@ -262,7 +262,7 @@ def _by_tensor(layouts: list[TensorLayout], leaves: list[Any]) -> list[list[Para
 
 
 def _paired(tree: Any, other: Any) -> tuple[list[Any], list[Any]]:
-    """Return the leaves of `tree` and what stands in their places in `other`."""
+    """Return the leaves of `tree` and the parts of `other` at the same places."""
     leaves, structure = jax.tree.flatten(tree)
     definition: Any = structure
     return leaves, definition.flatten_up_to(other)

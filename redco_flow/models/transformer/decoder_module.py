@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -48,7 +47,8 @@ from redco_flow.models.transformer.decoding_layers import (
     step_layers,
     unstack_like,
 )
-from redco_flow.models.transformer.head import Head, Unscored, score
+from redco_flow.models.transformer.head import Head, Unscored
+from redco_flow.models.transformer.language_model import LanguageModel
 from redco_flow.models.transformer.layer import Layer, scanned_layers
 
 Params = dict[str, Any]
@@ -73,7 +73,7 @@ class Prompt(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What decoding one more token needs.
+    """The state from which a decoder decodes one more token.
 
     Attributes:
         source: the prompt, the same for all its beams and all steps.
@@ -88,7 +88,7 @@ class Cache(NamedTuple):
     heads: Any
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """The whole model; the functions of `DecoderFamily` call it."""
 
     config: DecoderConfig
@@ -119,22 +119,15 @@ class Decoder(nn.Module):
             self.lm_head_bias = self.param("lm_head_bias", zeros, (c.vocab_size,))
 
     def embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
-        """Look tokens up, (B, T) to (B, T, D); ids outside the vocabulary read its nearest end."""
+        """Look tokens up, (B, T) to (B, T, D), with their learned positions."""
         c = self.config
-        hidden = self.embedding.at[ids].get(mode="clip").astype(c.dtype)
-        if c.embedding_scale != 1:
-            hidden = hidden * jnp.asarray(c.embedding_scale, hidden.dtype)
+        hidden = self.look_up(ids, c.dtype)
         if c.embedding_width:
             hidden = product(hidden, self.project_in.astype(hidden.dtype))
         if c.num_positions:
             learned = self.positions.at[positions + c.position_offset].get(mode="clip")
             hidden = hidden + learned.astype(hidden.dtype)
         return hidden
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
-        hidden, head, _ = self.before_head(hidden)
-        return score(self.config.logit_cap, head, hidden)
 
     def before_head(self, hidden: jax.Array, router_logits: jax.Array | None = None) -> Unscored:
         """Bring the layers' result (B, T, D) to what the head takes."""
@@ -150,21 +143,10 @@ class Decoder(nn.Module):
         bias = self.lm_head_bias if c.has_head_bias else None
         return Unscored(hidden, Head(kernel, bias), router_logits)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        positions: jax.Array,
-        biases: Biases,
-        keys: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Return logits (B, T, V) and a mixture's router logits (L, B, T, E), float32."""
-        hidden, head, router_logits = self.unscored(input_ids, positions, biases, keys)
-        return score(self.config.logit_cap, head, hidden), router_logits
-
     def declare(self) -> None:
         """Use every parameter that there is."""
         tokens = jnp.zeros((1, 1), jnp.int32)
-        self(tokens, tokens, (), None)
+        self.unscored(tokens, tokens, (), None)
 
     def unscored(
         self,
@@ -241,7 +223,7 @@ class Decoder(nn.Module):
     def _order(self, length: int, keys: jax.Array | None) -> SequenceOrder:
         """Return the order in which tokens go through the layers."""
         c = self.config
-        # A window makes shards alike as the text stands; dropout's masks belong to places.
+        # With a window shards are balanced in the text's order; dropout's masks belong to places.
         is_alike = not c.attention.is_causal or c.common_window is not None
         if is_alike or (keys is not None and c.drops):
             return SequenceOrder()

@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -30,13 +29,12 @@ from redco_flow.models.attention.cache import (
     SourceCache,
     StepShared,
     no_writers,
-    with_room_for,
     with_writers,
     written,
 )
 from redco_flow.models.config import EncoderDecoderConfig, StackConfig
 from redco_flow.models.families.family_config import ModelConfig
-from redco_flow.models.family import ModelFamily, Params
+from redco_flow.models.family import Params
 from redco_flow.models.random import example_keys, fold_keys
 from redco_flow.models.transformer.blocks import Linear, normal, zeros
 from redco_flow.models.transformer.decoding_layers import (
@@ -44,16 +42,16 @@ from redco_flow.models.transformer.decoding_layers import (
     unstack_where_faster,
     without_layers,
 )
-from redco_flow.models.transformer.encoder_model import ImageEncoder
+from redco_flow.models.transformer.encoder_model import Encoder
 from redco_flow.models.transformer.head import Head, Unscored
-from redco_flow.models.transformer.head import score as score_with
+from redco_flow.models.transformer.language_model import LanguageModel, LanguageModelFamily
 from redco_flow.models.transformer.stack import Stack
 
 # Which derived key this is among those that an example's key gives.
 _SOURCE, _TARGET = range(2)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(LanguageModel):
     """The whole model; the functions of `EncoderDecoderFamily` call it."""
 
     config: EncoderDecoderConfig
@@ -68,7 +66,7 @@ class EncoderDecoder(nn.Module):
         if isinstance(c.encoder, StackConfig):
             self.encoder: Any = Stack(c.encoder)
         else:
-            self.encoder = ImageEncoder(c.encoder)
+            self.encoder = Encoder(c.encoder)
         if c.encoder.width != width:
             self.projection = Linear(c.encoder.width, width, c.embedding_stddev)
         if not c.tie_word_embeddings:
@@ -80,17 +78,8 @@ class EncoderDecoder(nn.Module):
             self.final_logits_bias = self.param("final_logits_bias", zeros, (1, c.vocab_size))
 
     def embed(self, ids: jax.Array) -> jax.Array:
-        """Look tokens up, (…) to (…, D); ids outside the vocabulary read its nearest end."""
-        c = self.config
-        embedded = self.embedding.at[ids].get(mode="clip").astype(c.decoder.dtype)
-        if c.embedding_scale == 1.0:
-            return embedded
-        return embedded * jnp.asarray(c.embedding_scale, embedded.dtype)
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Score the vocabulary: (B, T, D) to (B, T, V), float32."""
-        hidden, head, _ = self.before_head(hidden)
-        return score_with(None, head, hidden)
+        """Look tokens up, (…) to (…, D)."""
+        return self.look_up(ids, self.config.decoder.dtype)
 
     def before_head(self, hidden: jax.Array) -> Unscored:
         """Bring the decoder's result (B, T, D) to what the head takes."""
@@ -115,21 +104,8 @@ class EncoderDecoder(nn.Module):
             biases = row_biases(attention_mask, None)
             encoded = self.encoder(self.embed(input_ids), positions, biases, keys)
         else:
-            encoded = self.encoder.encode(input_ids, keys)
+            encoded = self.encoder.encode(input_ids, None, (), keys)
         return encoded if c.encoder.width == c.decoder.width else self.projection(encoded)
-
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        decoder_input_ids: jax.Array,
-        decoder_attention_mask: jax.Array | None,
-        keys: jax.Array | None,
-    ) -> jax.Array:
-        """Return logits (B, T, V), float32."""
-        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
-        hidden, head, _ = self.unscored(*inputs)
-        return score_with(None, head, hidden)
 
     def declare(self) -> None:
         """Use every parameter that there is."""
@@ -138,7 +114,7 @@ class EncoderDecoder(nn.Module):
         if not isinstance(c, StackConfig):
             source = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
             mask = jnp.ones((1, c.num_patches + 1), jnp.int32)
-        self(source, mask, tokens, None, None)
+        self.unscored(source, mask, tokens, None, None)
 
     def unscored(
         self,
@@ -212,43 +188,10 @@ def _step_biases(
 
 
 @dataclass(frozen=True)
-class EncoderDecoderFamily(ModelFamily[ModelConfig]):
+class EncoderDecoderFamily(LanguageModelFamily[ModelConfig]):
     """A family of encoder-decoders."""
 
     module = EncoderDecoder
-
-    def apply(
-        self,
-        config: ModelConfig,
-        params: Params,
-        input_ids: jax.Array,
-        attention_mask: jax.Array,
-        decoder_input_ids: jax.Array,
-        decoder_attention_mask: jax.Array | None = None,
-        rngs: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return float32 logits (B, T, V) of every next target token.
-
-        Args:
-            input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Of images
-                (B, X, X, C) in place of ids, and a mask of ones, for patches and one.
-            decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
-            decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
-            rngs: (B,) keys, one per example, for dropout; None: no dropout.
-
-        Raises:
-            ValueError: sequences longer than the model's positions reach.
-        """
-        hidden, head, _ = self.apply_before_head(
-            config,
-            params,
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            rngs,
-        )
-        return self.score(config, head, hidden)
 
     def apply_before_head(
         self,
@@ -260,16 +203,22 @@ class EncoderDecoderFamily(ModelFamily[ModelConfig]):
         decoder_attention_mask: jax.Array | None = None,
         rngs: jax.Array | None = None,
     ) -> Unscored:
-        """Return what `score` makes the logits of; arguments are those of `apply`."""
+        """Return the hidden states and the head, from which `score` computes the logits.
+
+        Args:
+            input_ids, attention_mask: (B, S); mask 0 is padding, on either side. Of images
+                (B, X, X, C) in place of ids, and a mask of ones, for patches and one.
+            decoder_input_ids: (B, T), shifted right: begins with `decoder_start_token_id`.
+            decoder_attention_mask: (B, T); not needed for padding at the end, which no token sees.
+            rngs: (B,) keys, one per example, for dropout; None: no dropout.
+
+        Raises:
+            ValueError: sequences longer than the model's positions reach.
+        """
         keys = example_keys(rngs, input_ids.shape[0])
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, keys)
         result: Unscored = self._run(config, params, *inputs, method="unscored")
         return result
-
-    def score(self, config: ModelConfig, head: Head, hidden: jax.Array) -> jax.Array:
-        """Return float32 logits (…, V) of any tokens' hidden states (…, D)."""
-        del config  # the face's interface
-        return score_with(None, head, hidden)
 
     def encode(
         self,
@@ -323,31 +272,6 @@ class EncoderDecoderFamily(ModelFamily[ModelConfig]):
         cache: SourceCache = self._run_with_layers(config, params, *inputs, method="start")
         return cache
 
-    def grow_cache(self, cache: SourceCache, num_tokens: int) -> SourceCache:
-        """Return the cache with room for this number of new tokens."""
-        return with_room_for(cache, num_tokens)
-
-    def decode_step(
-        self,
-        config: ModelConfig,
-        params: Params,
-        cache: SourceCache,
-        tokens: jax.Array,
-        position: jax.Array,
-    ) -> tuple[jax.Array, SourceCache]:
-        """Return float32 logits (B, N, V) of the token after `tokens` (B, N), and the new cache.
-
-        Args:
-            position: of `tokens`, from 0, where they are `decoder_start_token_id`.
-        """
-        result: tuple[jax.Array, SourceCache] = self._run_with_layers(
-            config, params, cache, tokens, position, method="step"
-        )
-        return result
-
-    def _run_with_layers(
-        self, config: ModelConfig, params: Params, *inputs: Any, method: str
-    ) -> Any:
-        """Call a method that is given the decoder layers' parameters, stacked or not."""
+    def _without_layers(self, params: Params) -> tuple[Params, Any]:
         decoder, layers = without_layers(params["decoder"])
-        return self._run(config, {**params, "decoder": decoder}, layers, *inputs, method=method)
+        return {**params, "decoder": decoder}, layers

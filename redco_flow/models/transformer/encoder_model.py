@@ -20,7 +20,7 @@ Source: Dosovitskiy et al., An Image is Worth 16x16 Words, section 3.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from redco_flow.models.attention.bias import Biases, row_biases
 from redco_flow.models.config import EncoderConfig, ImageEncoderConfig
-from redco_flow.models.families.family_config import FamilyConfig, ModelConfig
+from redco_flow.models.families.family_config import ModelConfig
 from redco_flow.models.family import ModelFamily, Params
 from redco_flow.models.projections import product, wide_product
 from redco_flow.models.random import example_keys
@@ -37,7 +37,7 @@ from redco_flow.models.transformer.stack import Stack
 
 
 class MaskedHead(nn.Module):
-    """What turns a hidden state into the vocabulary's scores, but for the embedding itself."""
+    """The masked language model's head; its last kernel is the embedding."""
 
     config: EncoderConfig
 
@@ -58,179 +58,8 @@ class MaskedHead(nn.Module):
         return wide_product(hidden, embedding.astype(dtype).T) + self.vocabulary_bias
 
 
-class _EncoderWithHeads(nn.Module):
-    """An encoder, whose `encode` maps inputs to (B, T, D) and `scores` these to logits."""
-
-    config: Any
-
-    def __call__(self, *inputs: Any) -> jax.Array:
-        """Return the head's logits, float32."""
-        encoded = self.encode(*inputs)
-        logits: jax.Array = self.scores(encoded)
-        return logits
-
-    def pool(self, *inputs: Any) -> jax.Array:
-        """Return what the pooler makes of the first token, (B, D)."""
-        encoded = self.encode(*inputs)
-        if not self.config.has_pooler:
-            raise ValueError(
-                f"this model was published without a pooler: take the {self.vector} of what it "
-                "encodes."
-            )
-        return jnp.tanh(self.pooler(encoded[:, 0]))
-
-    def declare_heads(self, encoded: jax.Array, *, has_scores: bool) -> None:
-        """Use every parameter of the heads."""
-        if has_scores:
-            self.scores(encoded)
-        if self.config.has_pooler:
-            self.pooler(encoded[:, 0])
-
-
-class Encoder(_EncoderWithHeads):
-    """The whole model of texts; the functions of `EncoderFamily` call it."""
-
-    config: EncoderConfig
-    vector: ClassVar[str] = "mean over a text's tokens"
-
-    def setup(self) -> None:
-        """Declare the parameters."""
-        c, width = self.config, self.config.stack.width
-        init = normal(c.stack.init_stddev)
-        self.embedding = self.param("embedding", init, (c.vocab_size, width))
-        self.token_types = self.param("token_types", init, (c.num_token_types, width))
-        self.encoder = Stack(c.stack)
-        if c.head_activation is not None:
-            self.head = MaskedHead(c)
-        if c.has_pooler:
-            self.pooler = Linear(width, width, c.stack.init_stddev)
-
-    def encode(
-        self,
-        input_ids: jax.Array,
-        token_type_ids: jax.Array,
-        biases: Biases,
-        keys: jax.Array | None,
-    ) -> jax.Array:
-        """Return (B, T, D); ids outside a table read its nearest end."""
-        embedded = self.embedding.at[input_ids].get(mode="clip")
-        embedded = embedded + self.token_types.at[token_type_ids].get(mode="clip")
-        positions = _positions(self.config, input_ids)
-        encoded: jax.Array = self.encoder(
-            embedded.astype(self.config.stack.dtype), positions, biases, keys
-        )
-        return encoded
-
-    def scores(self, encoded: jax.Array) -> jax.Array:
-        """Map (B, T, D) to logits (B, T, V), float32."""
-        if self.config.head_activation is None:
-            raise ValueError(
-                "this model was published without a head for masked tokens: it encodes only."
-            )
-        logits: jax.Array = self.head(encoded, self.embedding)
-        return logits
-
-    def declare(self) -> None:
-        """Use every parameter that there is."""
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        encoded = self.encode(tokens, tokens, (), None)
-        self.declare_heads(encoded, has_scores=self.config.head_activation is not None)
-
-
-def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
-    """Return each token's position, (T) or (B, T); padding is before the first."""
-    if config.padding_token is None:
-        return jnp.arange(input_ids.shape[1])
-    is_token = (input_ids != config.padding_token).astype(jnp.int32)
-    return jnp.cumsum(is_token, axis=1) * is_token - 1
-
-
-@dataclass(frozen=True)
-class EncoderFamily(ModelFamily[FamilyConfig]):
-    """A family of encoders of texts."""
-
-    module = Encoder
-
-    def apply(
-        self,
-        config: FamilyConfig,
-        params: Params,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        token_type_ids: jax.Array | None = None,
-        rngs: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return float32 logits (B, T, V) of what stands at every place.
-
-        Args:
-            input_ids: (B, T); some of them the tokenizer's mask token.
-            attention_mask: (B, T); 0 is padding, on either side. None: there is none.
-            token_type_ids: (B, T); which of two texts a token belongs to. None: all to the first.
-            rngs: (B,) keys, one per example, for dropout; None: no dropout.
-
-        Raises:
-            ValueError: the model has no head (`config.has_head`).
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, rngs)
-        return self._read(config, params, *inputs, method="__call__")
-
-    def encode(
-        self,
-        config: FamilyConfig,
-        params: Params,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        token_type_ids: jax.Array | None = None,
-        rngs: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return the last layer's hidden states (B, T, D) in `config.dtype`; see `apply`.
-
-        Their mean over the tokens that are not padding is one vector per text.
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, rngs)
-        return self._read(config, params, *inputs, method="encode")
-
-    def pool(
-        self,
-        config: FamilyConfig,
-        params: Params,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        token_type_ids: jax.Array | None = None,
-        rngs: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return what the pooler makes of each text's first place (B, D), in `config.dtype`.
-
-        Transformers calls it `pooler_output`; see `apply`.
-
-        Raises:
-            ValueError: the model has no pooler (`config.has_pooler`).
-        """
-        inputs = (input_ids, attention_mask, token_type_ids, rngs)
-        return self._read(config, params, *inputs, method="pool")
-
-    def _read(
-        self,
-        config: FamilyConfig,
-        params: Params,
-        input_ids: jax.Array,
-        attention_mask: jax.Array | None,
-        token_type_ids: jax.Array | None,
-        rngs: jax.Array | None,
-        *,
-        method: str,
-    ) -> jax.Array:
-        if token_type_ids is None:
-            token_type_ids = jnp.zeros_like(input_ids)
-        keys = example_keys(rngs, input_ids.shape[0])
-        biases = row_biases(attention_mask, None)
-        inputs = (input_ids, token_type_ids, biases, keys)
-        found: jax.Array = self._run(config, params, *inputs, method=method)
-        return found
-
-
 class Patches(nn.Module):
-    """What turns an image's patches into the sequence that the layers read."""
+    """The patch embedding: images to the sequence that the layers read."""
 
     config: ImageEncoderConfig
 
@@ -252,104 +81,201 @@ class Patches(nn.Module):
         )
 
 
-class ImageEncoder(_EncoderWithHeads):
-    """The whole model of images; the functions of `ImageEncoderFamily` call it."""
+class Encoder(nn.Module):
+    """The whole model, of texts or of images; the functions of `EncoderFamily` call it."""
 
-    config: ImageEncoderConfig
-    vector: ClassVar[str] = "first token"
+    config: EncoderConfig | ImageEncoderConfig
 
     def setup(self) -> None:
         """Declare the parameters."""
-        c = self.config
-        self.patches = Patches(c)
-        self.class_token = self.param("class_token", normal(c.stack.init_stddev), (c.stack.width,))
+        c, width = self.config, self.config.stack.width
+        init = normal(c.stack.init_stddev)
+        if isinstance(c, ImageEncoderConfig):
+            self.patches = Patches(c)
+            self.class_token = self.param("class_token", init, (width,))
+            if c.num_classes:
+                self.classifier = Linear(width, c.num_classes, c.stack.init_stddev)
+        else:
+            self.embedding = self.param("embedding", init, (c.vocab_size, width))
+            self.token_types = self.param("token_types", init, (c.num_token_types, width))
+            if c.head_activation is not None:
+                self.head = MaskedHead(c)
         self.encoder = Stack(c.stack)
-        if c.num_classes:
-            self.classifier = Linear(c.width, c.num_classes, c.stack.init_stddev)
         if c.has_pooler:
-            self.pooler = Linear(c.width, c.width, c.stack.init_stddev)
+            self.pooler = Linear(width, width, c.stack.init_stddev)
 
-    def encode(self, images: jax.Array, keys: jax.Array | None) -> jax.Array:
-        """Return (B, T, D), the class token first.
+    def __call__(self, *inputs: Any) -> jax.Array:
+        """Return the head's logits, float32: `encode`'s inputs to `scores`."""
+        return self.scores(self.encode(*inputs))
+
+    def encode(
+        self,
+        inputs: jax.Array,
+        token_type_ids: jax.Array | None,
+        biases: Biases,
+        keys: jax.Array | None,
+    ) -> jax.Array:
+        """Return (B, T, D), of images the class token first.
 
         Raises:
             ValueError: images of another shape than the model's.
         """
-        _check_shape(self.config, images.shape)
-        patches = self.patches(images)
-        first = jnp.broadcast_to(self.class_token.astype(patches.dtype), patches[:, :1].shape)
-        tokens = jnp.concatenate([first, patches], axis=1)
-        encoded: jax.Array = self.encoder(tokens, jnp.arange(tokens.shape[1]), (), keys)
+        c = self.config
+        if isinstance(c, ImageEncoderConfig):
+            embedded = self._embed_images(inputs)
+            positions = jnp.arange(embedded.shape[1])
+        else:
+            embedded = self._embed_tokens(inputs, token_type_ids)
+            positions = _positions(c, inputs)
+        encoded: jax.Array = self.encoder(embedded, positions, biases, keys)
         return encoded
 
     def scores(self, encoded: jax.Array) -> jax.Array:
-        """Map (B, T, D) to the classes' logits (B, Y), float32."""
-        if not self.config.num_classes:
-            raise ValueError("this model was published without a classifier: it encodes only.")
-        logits: jax.Array = self.classifier.wide(encoded[:, 0])
+        """Map (B, T, D) to logits, float32: (B, T, V) of masked tokens, or (B, Y) of classes."""
+        c = self.config
+        if not c.has_scores:
+            head = "classifier" if isinstance(c, ImageEncoderConfig) else "head for masked tokens"
+            raise ValueError(f"this model was published without a {head}: it encodes only.")
+        logits: jax.Array
+        if isinstance(c, ImageEncoderConfig):
+            logits = self.classifier.wide(encoded[:, 0])
+        else:
+            logits = self.head(encoded, self.embedding)
         return logits
+
+    def pool(self, *inputs: Any) -> jax.Array:
+        """Return the pooler's result for the first token, (B, D)."""
+        encoded = self.encode(*inputs)
+        if not self.config.has_pooler:
+            is_image = isinstance(self.config, ImageEncoderConfig)
+            vector = "first token" if is_image else "mean over a text's tokens"
+            raise ValueError(
+                f"this model was published without a pooler: take the {vector} of what it encodes."
+            )
+        return jnp.tanh(self.pooler(encoded[:, 0]))
 
     def declare(self) -> None:
         """Use every parameter that there is."""
         c = self.config
-        images = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
-        encoded = self.encode(images, None)
-        self.declare_heads(encoded, has_scores=bool(c.num_classes))
+        if isinstance(c, ImageEncoderConfig):
+            inputs = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
+        else:
+            inputs = jnp.zeros((1, 1), jnp.int32)
+        encoded = self.encode(inputs, None, (), None)
+        if c.has_scores:
+            self.scores(encoded)
+        if c.has_pooler:
+            self.pooler(encoded[:, 0])
+
+    def _embed_tokens(self, input_ids: jax.Array, token_type_ids: jax.Array | None) -> jax.Array:
+        """Look tokens up, (B, T) to (B, T, D); ids outside a table read its nearest end."""
+        types = jnp.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        embedded = self.embedding.at[input_ids].get(mode="clip")
+        embedded = embedded + self.token_types.at[types].get(mode="clip")
+        return embedded.astype(self.config.stack.dtype)
+
+    def _embed_images(self, images: jax.Array) -> jax.Array:
+        """Map (B, X, X, C) to the class token and patches, (B, T, D)."""
+        c = self.config
+        assert isinstance(c, ImageEncoderConfig)
+        expected = (c.image_size, c.image_size, c.num_channels)
+        if images.shape[1:] != expected:
+            raise ValueError(
+                f"images are {images.shape[1:]}; the model reads {expected}: rows, columns, "
+                "channels."
+            )
+        patches = self.patches(images)
+        first = jnp.broadcast_to(self.class_token.astype(patches.dtype), patches[:, :1].shape)
+        return jnp.concatenate([first, patches], axis=1)
 
 
-def _check_shape(config: ImageEncoderConfig, shape: tuple[int, ...]) -> None:
-    expected = (config.image_size, config.image_size, config.num_channels)
-    if shape[1:] != expected:
-        raise ValueError(
-            f"images are {shape[1:]}; the model reads {expected}: rows, columns, channels."
-        )
+def _positions(config: EncoderConfig, input_ids: jax.Array) -> jax.Array:
+    """Return each token's position, (T) or (B, T); padding is before the first."""
+    if config.padding_token is None:
+        return jnp.arange(input_ids.shape[1])
+    is_token = (input_ids != config.padding_token).astype(jnp.int32)
+    return jnp.cumsum(is_token, axis=1) * is_token - 1
 
 
 @dataclass(frozen=True)
-class ImageEncoderFamily(ModelFamily[ModelConfig]):
-    """A family of encoders of images."""
+class EncoderFamily(ModelFamily[ModelConfig]):
+    """A family of encoders, of texts or of images."""
 
-    module = ImageEncoder
+    module = Encoder
 
     def apply(
-        self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
+        self,
+        config: ModelConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        rngs: jax.Array | None = None,
     ) -> jax.Array:
-        """Return float32 logits (B, Y) of the classes.
+        """Return the head's float32 logits: (B, T, V) of each place, or (B, Y) of an image.
 
         Args:
-            images: (B, X, X, C), normalised as the model's were; transformers has channels first.
+            input_ids: (B, T), some of them the tokenizer's mask token. Of images in place of ids
+                (B, X, X, C), normalised as the model's were, for which transformers has channels
+                first and the two arguments that follow are None.
+            attention_mask: (B, T); 0 is padding, on either side. None: there is none.
+            token_type_ids: (B, T); which of two texts a token belongs to. None: all to the first.
             rngs: (B,) keys, one per example, for dropout; None: no dropout.
 
         Raises:
-            ValueError: the model has no classifier, or the images another shape.
+            ValueError: the model has no head (`config.has_head`, `config.has_classifier`), or the
+                images another shape.
         """
-        return self._read(config, params, images, rngs, method="__call__")
+        return self._read(
+            "__call__", config, params, input_ids, attention_mask, token_type_ids, rngs
+        )
 
     def encode(
-        self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
+        self,
+        config: ModelConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        rngs: jax.Array | None = None,
     ) -> jax.Array:
-        """Return the final norm's hidden states (B, T, D) in `config.dtype`; see `apply`."""
-        return self._read(config, params, images, rngs, method="encode")
+        """Return the last hidden states (B, T, D) in `config.dtype`; see `apply`.
+
+        Their mean over the tokens that are not padding is one vector per text.
+        """
+        return self._read("encode", config, params, input_ids, attention_mask, token_type_ids, rngs)
 
     def pool(
-        self, config: ModelConfig, params: Params, images: jax.Array, rngs: jax.Array | None = None
+        self,
+        config: ModelConfig,
+        params: Params,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        token_type_ids: jax.Array | None = None,
+        rngs: jax.Array | None = None,
     ) -> jax.Array:
-        """Return what the pooler makes of each image's first token (B, D); see `apply`.
+        """Return the pooler's result for the first place (B, D), in `config.dtype`; see `apply`.
+
+        Transformers calls it `pooler_output`.
 
         Raises:
             ValueError: the model has no pooler (`config.has_pooler`).
         """
-        return self._read(config, params, images, rngs, method="pool")
+        return self._read("pool", config, params, input_ids, attention_mask, token_type_ids, rngs)
 
     def _read(
         self,
+        method: str,
         config: ModelConfig,
         params: Params,
-        images: jax.Array,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None,
+        token_type_ids: jax.Array | None,
         rngs: jax.Array | None,
-        *,
-        method: str,
     ) -> jax.Array:
-        inputs = (images, example_keys(rngs, images.shape[0]))
-        found: jax.Array = self._run(config, params, *inputs, method=method)
+        biases = row_biases(attention_mask, None)
+        keys = example_keys(rngs, input_ids.shape[0])
+        found: jax.Array = self._run(
+            config, params, input_ids, token_type_ids, biases, keys, method=method
+        )
         return found

@@ -1,6 +1,6 @@
 """The head of a language model: from hidden states to scores of the vocabulary.
 
-It stands apart from the modules, so that a loss can score a few tokens at a time.
+It is separate from the modules, so that a loss can score a few tokens at a time.
 Dims in this file: B batch, T sequence, D model, V vocabulary, L layers, E experts.
 """
 
@@ -27,7 +27,7 @@ class Head(NamedTuple):
 
 
 class Unscored(NamedTuple):
-    """What a model computes before its head.
+    """A model's results before its head.
 
     Attributes:
         hidden: (B, T, D), normalised and scaled as the head takes it.

@@ -1,7 +1,7 @@
 """One scanned layer of a transformer: over whole sequences, or one token with a cache.
 
-Knows where norms and residuals stand and which products are brought together; whether it attends to
-the future and to another sequence is its config's to say.
+Knows the places of norms and residuals and which products are computed together; its config says
+whether it attends to later tokens and to another sequence.
 Dims in this file: B batch, T sequence, N beams, D model, H heads, G key-value groups, K head
 dim, E experts; S source or prompt.
 """
@@ -111,7 +111,7 @@ class Layer(nn.Module):
     ) -> tuple[jax.Array, BlockedHeads]:
         """Map one token of each beam, (B, N, D), and add its key and value to the cache.
 
-        Beams stand where positions stand elsewhere: to cross-attention, norms and feed-forward
+        Beams are in the dim of positions: to cross-attention, norms and feed-forward
         they are the same.
 
         Args:

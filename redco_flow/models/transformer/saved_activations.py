@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward pass, by name; of what every model shard has, only a part.
+"""The activations that a layer keeps for its backward pass, by name; model shards keep parts.
 
 The residual stream is replicated over the mesh axis `model`, so a shard can keep its part of the
 sequence without sending anything; the backward pass gathers the parts again (Megatron-LM's

@@ -178,7 +178,7 @@ class Stack(nn.Module):
         return normed
 
     def _relative_biases(self, length: int) -> Biases:
-        """Return what distances add to the scores, (1, H, T, T) or told by blocks."""
+        """Return what distances add to the scores, (1, H, T, T) or by blocks."""
         if self.config.relative is None:
             return ()
         by_distance = self._distance_bias(np.arange(1 - length, length))

@@ -202,7 +202,6 @@ def follow_job(
 
 
 def _words(job: CallJob, said: str) -> str:
-    """What is said of a job, with its id if it has one."""
     return said if job.is_unsubmitted else f"job {job.job_id} {said}"
 
 

@@ -105,7 +105,7 @@ def _losses(
     images = batch["images"]
     if is_training:
         images = augment(images, rngs, flip=settings.flip, shift=settings.shift)
-    logits = module.apply(config, params, images, rngs if is_training else None)
+    logits = module.apply(config, params, images, rngs=rngs if is_training else None)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
     return losses, jnp.ones_like(losses)
 

@@ -77,7 +77,7 @@ def plan_for_memory(
     )
     plan, name, reason = _first_that_fits(key, plans, decide_first(lambda: memory_bytes or 0))
     if key == "remat":
-        plan.remat, plan.remat_reason = name, reason
+        plan.remat = name
     logger.info("%s auto: %s (%s)", key, name, reason)
     return plan
 
