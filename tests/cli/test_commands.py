@@ -367,7 +367,7 @@ def test_who_follows_without_a_terminal_reads_what_is_waited_for_and_no_line_twi
 
     lines = err.splitlines()
     assert process.returncode == 0, err
-    waits = next(i for i, line in enumerate(lines) if "importing Prefect" in line)
+    waits = next(i for i, line in enumerate(lines) if "starting the launcher" in line)
     begins = next(i for i, line in enumerate(lines) if line.startswith("numbers:"))
     assert waits < begins
     assert len(set(lines)) == len(lines)

@@ -29,11 +29,13 @@ def test_the_local_profile_says_the_defaults(monkeypatch, tmp_path):
         "grace_seconds": 30.0,
         "max_parallel_stages": 2,
         "prefect_api_url": None,
+        "start_prefect_server": False,
         "retries": {
             "preempted": None,
             "node_failure": 3,
             "timeout": 10,
             "stalled": 0,
+            "lost": 0,
             "failed": 0,
             "out_of_memory": 0,
         },
