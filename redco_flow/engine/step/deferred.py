@@ -308,11 +308,9 @@ class _Environment:
 
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     """Run one equation of a jaxpr on other values than it was traced with."""
-    asked = equation.primitive.get_bind_params(equation.params)
-    # Functions apart from the parameters: before JAX 0.10.
-    functions, params = asked if isinstance(asked, tuple) else ((), asked)
+    params = equation.primitive.get_bind_params(equation.params)
     with equation.ctx.manager:
-        found = equation.primitive.bind(*functions, *values, **params)
+        found = equation.primitive.bind(*values, **params)
     return list(found) if equation.primitive.multiple_results else [found]
 
 
