@@ -227,7 +227,9 @@ def _example_inputs(exported: Exported) -> dict[str, np.ndarray] | None:
     model = exported.model
     if exported.texts is not None:
         return _padded(exported.texts, model.config)
-    taken = inspect.signature(model.module.apply).parameters
+    # Families of language models name their inputs there; `apply` hands all of them on.
+    forward = getattr(model.module, "apply_before_head", model.module.apply)
+    taken = inspect.signature(forward).parameters
     config, random = model.config, np.random.default_rng(_SEED)
     images_of = getattr(config, "encoder", config)
     if not hasattr(images_of, "image_size"):
