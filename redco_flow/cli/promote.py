@@ -67,7 +67,7 @@ def _workspace(options: argparse.Namespace) -> Workspace:
 
 def _promote(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.checkpoints.export import find_checkpoint
-    from redco_flow.tracking.promotion.move_alias import Request, model_of, promote
+    from redco_flow.tracking.promotion.move_alias import PromotionRequest, model_of, promote
     from redco_flow.tracking.promotion.rule import Condition, Rule
 
     conditions = tuple(map(Condition.parse, options.conditions))
@@ -78,7 +78,7 @@ def _promote(options: argparse.Namespace) -> int:
     checkpoint = find_checkpoint(workspace, options.checkpoint)
     name = AliasName.parse(options.alias, options.model or model_of(workspace, checkpoint))
     before = AliasStore(workspace).find(name)
-    request = Request(checkpoint, name, rule, _without_secrets(options.reason))
+    request = PromotionRequest(checkpoint, name, rule, _without_secrets(options.reason))
     alias = promote(workspace, request)
     is_new = alias != before
     if options.json:

@@ -98,7 +98,7 @@ class CallRecord(TypedDict, total=False):
     num_shards: int
 
 
-class Progress(TypedDict, total=False):
+class ProgressRecord(TypedDict, total=False):
     """progress.json, by the worker; its change is the worker's heartbeat."""
 
     phase: str
@@ -295,11 +295,11 @@ class AttemptDirectory:
         """Return job.json."""
         return find_record(self.job_path, JobRecord, needs=("executor", "job_id"))
 
-    def read_progress(self) -> Progress | None:
+    def read_progress(self) -> ProgressRecord | None:
         """Return progress.json; of a job of several tasks, how many of them are done."""
         if tasks := self.tasks:
             return _progress_of(tasks)
-        return find_record(self.progress_path, Progress, needs=("time",))
+        return find_record(self.progress_path, ProgressRecord, needs=("time",))
 
     def read_error(self) -> ErrorRecord | None:
         """Return error.json."""
@@ -325,7 +325,7 @@ class AttemptDirectory:
             yield from read_record_lines(self.metrics_path, dict[str, Any])
 
 
-def _progress_of(tasks: list[AttemptDirectory]) -> Progress | None:
+def _progress_of(tasks: list[AttemptDirectory]) -> ProgressRecord | None:
     """Count the computed parts of a stage, those of earlier attempts included."""
     told = [progress for task in tasks if (progress := task.read_progress()) is not None]
     if not told:

@@ -11,7 +11,7 @@ import pytest
 from redco_flow.cli.main import run_command
 from redco_flow.tracking.aliases import AliasName, AliasStore
 from redco_flow.tracking.promotion.judgement import NotPromoted
-from redco_flow.tracking.promotion.move_alias import Request, promote
+from redco_flow.tracking.promotion.move_alias import PromotionRequest, promote
 from redco_flow.tracking.promotion.rule import Condition, Rule
 from tests.cli.promoting import NUM_ROWS, Shop, right, shuffled
 
@@ -230,14 +230,14 @@ def test_of_two_promotions_at_once_the_second_has_to_be_better_than_the_first(sh
     for one, num_right in zip(made, (80, 120, 160), strict=True):
         shop.evaluation(one, right(num_right))
     name = AliasName("demo", "production")
-    promote(shop.workspace, Request(made[0], name, Rule()))
+    promote(shop.workspace, PromotionRequest(made[0], name, Rule()))
     rule = Rule((Condition.parse("exact_match > production"),))
     begin = Barrier(2)
 
     def ask(checkpoint):
         begin.wait()
         try:
-            promote(shop.workspace, Request(checkpoint, name, rule))
+            promote(shop.workspace, PromotionRequest(checkpoint, name, rule))
         except NotPromoted:
             return False
         return True

@@ -26,7 +26,7 @@ from redco_flow.stages.artifacts.checkpoint import (
     checkpoint_identity,
     write_checkpoint_artifact,
 )
-from redco_flow.stages.artifacts.hugging_face import Request, write
+from redco_flow.stages.artifacts.hugging_face import ExportRequest, write
 from redco_flow.text.tokenizer import TextTokenizer
 from redco_flow.tracking.artifacts import ArtifactStore
 from redco_flow.tracking.results import StageResult, publish_result
@@ -197,7 +197,9 @@ def test_an_export_holds_the_same_parameters_bit_by_bit(llama, exported):
 
 
 def test_large_models_are_shards_with_an_index(llama, tmp_path):
-    request = Request(str(llama.checkpoint.path), str(tmp_path), "model", max_file_bytes=20_000)
+    request = ExportRequest(
+        str(llama.checkpoint.path), str(tmp_path), "model", max_file_bytes=20_000
+    )
 
     written = write(request)
 
@@ -212,7 +214,7 @@ def test_large_models_are_shards_with_an_index(llama, tmp_path):
 
 
 def test_a_narrower_dtype_rounds_every_parameter_once(llama, tmp_path):
-    write(Request(str(llama.checkpoint.path), str(tmp_path), "model", dtype="bfloat16"))
+    write(ExportRequest(str(llama.checkpoint.path), str(tmp_path), "model", dtype="bfloat16"))
 
     module, config = read_model(tmp_path)
     rounded = jax.tree.map(lambda x: x.astype("bfloat16").astype("float32"), llama.params)
@@ -224,7 +226,7 @@ def test_parameters_that_overflow_in_float16_name_the_dtypes_that_hold_them(make
     large = str(make("llama", scale=1e8).checkpoint.path)
 
     with pytest.raises(ArtifactError, match=r"has values of up to \S+, and float16 ends at 65,504"):
-        write(Request(large, str(tmp_path), "model", dtype="float16"))
+        write(ExportRequest(large, str(tmp_path), "model", dtype="float16"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,7 +336,7 @@ def test_an_adapter_over_its_base_gives_the_trained_models_logits(make, tmp_path
 
     for form in ("adapter", "model"):
         (tmp_path / form).mkdir()
-        write(Request(str(published.checkpoint.path), str(tmp_path / form), form))
+        write(ExportRequest(str(published.checkpoint.path), str(tmp_path / form), form))
 
     base, merged = load(tmp_path / "base"), load(tmp_path / "model")
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()

@@ -4,8 +4,8 @@ import pytest
 
 from redco_flow.errors import ArtifactError, UsageError
 from redco_flow.launch.hosts.file_sets import (
-    FileEntry,
     FileSet,
+    HashedFile,
     checkpoint_sets,
     committed_steps,
     forget_steps,
@@ -144,7 +144,7 @@ def test_a_file_that_arrived_damaged_is_refused_and_comes_anew(here, there, arri
 @pytest.mark.parametrize("path", ["../../x", "/etc/x", "a/../../x"])
 def test_a_path_that_leaves_its_set_is_refused(path):
     """Fault 29: the path is refused."""
-    one = FileSet("data", "d", [FileEntry(path, 1, "0" * 64)])
+    one = FileSet("data", "d", [HashedFile(path, 1, "0" * 64)])
 
     with pytest.raises(ArtifactError, match="must stay inside"):
         FileSet.from_json(one.to_json())
@@ -157,7 +157,7 @@ def test_a_name_that_is_no_folders_is_refused(name):
 
 
 def test_a_digest_that_is_none_is_refused():
-    one = FileSet("data", "d", [FileEntry("a", 1, "../../x")])
+    one = FileSet("data", "d", [HashedFile("a", 1, "../../x")])
 
     with pytest.raises(ArtifactError, match="is no BLAKE3"):
         FileSet.from_json(one.to_json())

@@ -19,7 +19,7 @@ from redco_flow.records import read_json, write_json
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
 from redco_flow.stages.artifacts.export_check import Exported, check_export
-from redco_flow.stages.artifacts.hugging_face import Request, write, write_checked
+from redco_flow.stages.artifacts.hugging_face import ExportRequest, write, write_checked
 from redco_flow.stages.artifacts.recorded_model import find_recorded_model
 from redco_flow.tracking.lineage_nodes import LineageNode
 
@@ -103,7 +103,9 @@ def trained(shared_bench, datasets):
 
 def request_of(checkpoint, folder, base, **options):
     folder.mkdir()
-    return Request(str(checkpoint.path), str(folder), "adapter", base_folder=str(base), **options)
+    return ExportRequest(
+        str(checkpoint.path), str(folder), "adapter", base_folder=str(base), **options
+    )
 
 
 def loaded_by_its_card(bench, checkpoint, written, folder, base):
@@ -186,7 +188,7 @@ def test_an_older_checkpoint_exports_the_head_that_it_was_given(trained, tmp_pat
     write_json(tmp_path / "older" / "adapter.json", old)
     for name, source in (("new", checkpoint.path), ("old", tmp_path / "older")):
         (tmp_path / name).mkdir()
-        write(Request(str(source), str(tmp_path / name), "adapter"))
+        write(ExportRequest(str(source), str(tmp_path / name), "adapter"))
 
     assert_same = np.testing.assert_array_equal
     found, expected = (
@@ -208,7 +210,7 @@ def test_an_export_that_loads_as_another_model_is_an_error(shared_bench, trained
         write_checked(request_of(checkpoint, tmp_path / "out", tmp_path / "other"))
 
     (tmp_path / "merged").mkdir()
-    write(Request(str(checkpoint.path), str(tmp_path / "merged"), "model"))
+    write(ExportRequest(str(checkpoint.path), str(tmp_path / "merged"), "model"))
     artifact = CheckpointArtifact(checkpoint.path)
     model = find_recorded_model("", artifact.record.model)
     params = artifact.load_params(artifact.build_recipe(), Deployer(devices=jax.devices()[:1]))

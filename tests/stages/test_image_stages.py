@@ -11,7 +11,7 @@ from stage_kinds import evaluate, predict, preprocess, train
 from redco_flow.engine.deployer import Deployer
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.hugging_face import Request, write
+from redco_flow.stages.artifacts.hugging_face import ExportRequest, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.data.rows import BadRows
 
@@ -72,7 +72,7 @@ def test_an_exported_vit_says_in_transformers_what_it_said_here(
     pytest.importorskip("torch", reason="pip install torch==2.13.0 (extra: reference)")
     import transformers
 
-    written = write(Request(str(checkpoint.path), str(tmp_path), "model"))
+    written = write(ExportRequest(str(checkpoint.path), str(tmp_path), "model"))
     model = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
     rows = DatasetArtifact(dataset.path).split("test").__getitems__(range(20))

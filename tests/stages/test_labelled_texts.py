@@ -17,7 +17,7 @@ from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import load_pipeline
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.artifacts.hugging_face import Request, write
+from redco_flow.stages.artifacts.hugging_face import ExportRequest, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.data.rows import BadRows
 
@@ -134,7 +134,7 @@ def test_an_exported_classifier_gives_transformers_the_same_scores(dataset, trai
     params = artifact.load_params(recipe, Deployer(devices=jax.devices()[:1]))
     batch = recipe.collate_fn(DatasetArtifact(dataset.path).split("test")[:8])
 
-    write(Request(str(artifact.path), str(tmp_path), "model"))
+    write(ExportRequest(str(artifact.path), str(tmp_path), "model"))
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
     inputs = {name: torch.tensor(values) for name, values in batch.items() if name != "labels"}
     with torch.no_grad():

@@ -22,7 +22,7 @@ from redco_flow.runtime.context import Stopped
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DataChanged, DatasetArtifact
-from redco_flow.stages.artifacts.hugging_face import Request, write
+from redco_flow.stages.artifacts.hugging_face import ExportRequest, write
 from redco_flow.stages.artifacts.predictions import read_predictions
 from redco_flow.stages.artifacts.tokenizer import WrongTokenizer
 from redco_flow.stages.train.plan import plan_training
@@ -515,7 +515,7 @@ def test_factors_train_over_fsdp_and_what_comes_out_is_a_model(bench, dataset, p
     assert differing
     assert all("Attention" in name for name in differing)
     (bench.root / "adapter").mkdir()
-    write(Request(str(last.path), str(bench.root / "adapter"), "adapter"))
+    write(ExportRequest(str(last.path), str(bench.root / "adapter"), "adapter"))
     factors = load_file(bench.root / "adapter" / "adapter_model.safetensors")
     assert {f"base_model.model.{name[:-7]}.lora_A.weight" for name in differing} < factors.keys()
     for name in differing:

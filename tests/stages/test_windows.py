@@ -12,7 +12,7 @@ from redco_flow.engine.errors import DataError
 from redco_flow.spec.load import settings_of
 from redco_flow.stages.artifacts.checkpoint import CheckpointArtifact
 from redco_flow.stages.artifacts.dataset import DatasetArtifact
-from redco_flow.stages.train.windows import Span, TokenStream, Windows
+from redco_flow.stages.train.windows import Span, TokenStream, TokenWindows
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 TEXTS = [f"{a} and {b}\n{b}" for a in WORDS for b in WORDS]
@@ -55,14 +55,14 @@ def test_a_stream_is_read_over_the_ends_of_its_texts():
 
 
 def test_windows_side_by_side_predict_each_token_but_the_first_once():
-    windows = Windows(stream(7, 4), [Span("text", 0, 11)], 4, at_every_token=False)
+    windows = TokenWindows(stream(7, 4), [Span("text", 0, 11)], 4, at_every_token=False)
 
     assert [tokens(one) for one in windows] == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9, 10]]
     assert windows.num_predicted == 10
 
 
 def test_windows_at_every_token_are_all_there_are():
-    windows = Windows(stream(7, 4), [Span("text", 0, 11)], 4, at_every_token=True)
+    windows = TokenWindows(stream(7, 4), [Span("text", 0, 11)], 4, at_every_token=True)
 
     assert [tokens(one) for one in windows] == [list(range(i, i + 5)) for i in range(7)]
     (part,) = windows.parts()
@@ -72,7 +72,7 @@ def test_windows_at_every_token_are_all_there_are():
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_a_window_has_tokens_of_one_span_alone(everywhere):
     spans = [Span("a", 0, 7), Span("b", 7, 6)]
-    windows = Windows(stream(13), spans, 4, at_every_token=everywhere)
+    windows = TokenWindows(stream(13), spans, 4, at_every_token=everywhere)
 
     first, second = windows.parts()
 
@@ -85,7 +85,7 @@ def test_a_window_has_tokens_of_one_span_alone(everywhere):
 
 def test_a_span_that_is_too_short_is_told():
     with pytest.raises(DataError, match="b has 4 tokens, and a window takes 5 at least"):
-        Windows(stream(13), [Span("b", 7, 4)], 4, at_every_token=True)
+        TokenWindows(stream(13), [Span("b", 7, 4)], 4, at_every_token=True)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 from redco_flow.errors import UsageError
 from redco_flow.launch.call import Call
-from redco_flow.launch.hosts.file_sets import FileEntry, FileSet, checkpoint_sets, committed_steps
+from redco_flow.launch.hosts.file_sets import FileSet, HashedFile, checkpoint_sets, committed_steps
 from redco_flow.records import digest_json
 from redco_flow.spec.stage_kind import find_stage_kind
 from redco_flow.tracking.artifacts import ArtifactStore
@@ -148,7 +148,7 @@ def _data_set(call: Call, workspace: Workspace) -> tuple[FileSet, dict[str, Path
     places = {path: path for path in paths} | named
     digests = named_digests | digest_files(workspace, paths)
     files = [
-        FileEntry(_below_root(place), real.stat().st_size, digests[real])
+        HashedFile(_below_root(place), real.stat().st_size, digests[real])
         for place, real in sorted(places.items())
     ]
     name = digest_json([(entry.path, entry.blake3) for entry in files])[:SHORT_DIGITS]

@@ -29,7 +29,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class FileEntry:
+class HashedFile:
     """One file: its path in the set, its size, its BLAKE3."""
 
     path: str
@@ -49,19 +49,19 @@ class FileSet:
 
     kind: str
     name: str
-    files: list[FileEntry]
+    files: list[HashedFile]
     record: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_artifact(cls, manifest: Mapping[str, Any]) -> FileSet:
         """Return the set of an artifact's files."""
-        files = [FileEntry(**entry) for entry in manifest["files"]]
+        files = [HashedFile(**entry) for entry in manifest["files"]]
         return cls("artifact", str(manifest["kind"]), files, dict(manifest))
 
     @classmethod
     def of_checkpoint(cls, work: str, commit: Mapping[str, Any]) -> FileSet:
         """Return the set of a committed step's files."""
-        files = [FileEntry(**entry) for entry in commit["files"]]
+        files = [HashedFile(**entry) for entry in commit["files"]]
         return cls("checkpoint", work, files, dict(commit))
 
     @classmethod
@@ -73,7 +73,7 @@ class FileSet:
             UsageError: a name is none.
         """
         check_name(record["name"], "name of a set of files")
-        files = [FileEntry(**entry) for entry in record["files"]]
+        files = [HashedFile(**entry) for entry in record["files"]]
         for entry in files:
             path = PurePosixPath(entry.path)
             if path.is_absolute() or ".." in path.parts:

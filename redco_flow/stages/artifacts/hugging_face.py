@@ -1,6 +1,6 @@
 """Write a checkpoint artifact as transformers or PEFT reads it, in a process of its own.
 
-`python -m redco_flow.stages.artifacts.hugging_face` reads a `Request` as JSON from standard input
+`python -m redco_flow.stages.artifacts.hugging_face` reads an `ExportRequest` as JSON from stdin
 and ends with a line of JSON on standard output: a `Written`, or `{"error": …}`. One parameter is in
 memory at a time, beside the file that is being filled. Compares no digests: the caller has.
 """
@@ -58,7 +58,7 @@ _OF_GENERATION = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """The checkpoint and format of an export.
 
     Args:
@@ -104,7 +104,7 @@ class Written:
     check: ExportCheck | None = None
 
 
-def write_checked(request: Request) -> Written:
+def write_checked(request: ExportRequest) -> Written:
     """Write a checkpoint, and load what was written once.
 
     Raises:
@@ -144,7 +144,7 @@ def _example_texts(artifact: CheckpointArtifact, config: Any) -> list[np.ndarray
     return [np.asarray(row, np.int32) for row in encoded.source_ids]
 
 
-def write(request: Request) -> Written:
+def write(request: ExportRequest) -> Written:
     """Write the model or the adapter, the tokenizer and the configurations.
 
     Raises:
@@ -169,7 +169,7 @@ def write(request: Request) -> Written:
 
 
 def _write_model(
-    request: Request,
+    request: ExportRequest,
     artifact: CheckpointArtifact,
     model: RecordedModel,
     arrays: Mapping[str, StoredArray],
@@ -253,7 +253,7 @@ def _parameters(
 
 
 def _write_adapter(
-    request: Request,
+    request: ExportRequest,
     artifact: CheckpointArtifact,
     model: RecordedModel,
     arrays: Mapping[str, StoredArray],
@@ -380,7 +380,7 @@ def _written(
 
 def main() -> None:
     """Do what standard input asks for, and say how it went."""
-    request = Request(**json.load(sys.stdin))
+    request = ExportRequest(**json.load(sys.stdin))
     try:
         answer = asdict(write_checked(request))
     except (RedcoFlowError, ValueError, OSError) as error:

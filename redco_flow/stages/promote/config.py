@@ -72,10 +72,10 @@ def conclude(config: Config, finished: FinishedStage) -> str:
     # Imported here: what only plans never pays for it.
     from redco_flow.tracking.artifacts import ArtifactStore
     from redco_flow.tracking.promotion.judgement import NotPromoted
-    from redco_flow.tracking.promotion.move_alias import Request, promote
+    from redco_flow.tracking.promotion.move_alias import PromotionRequest, promote
 
     [checkpoint_id] = finished.result.ingredients["inputs"]["checkpoint"]
-    request = Request(
+    request = PromotionRequest(
         checkpoint=ArtifactStore(finished.workspace).get(checkpoint_id),
         name=AliasName.parse(config.alias, finished.pipeline),
         rule=Rule(

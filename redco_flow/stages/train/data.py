@@ -29,7 +29,7 @@ from redco_flow.stages.artifacts.dataset import (
 from redco_flow.stages.artifacts.dataset import Examples as Split
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
-from redco_flow.stages.train.windows import Span, TokenStream, Windows, stream_of
+from redco_flow.stages.train.windows import Span, TokenStream, TokenWindows, stream_of
 
 if TYPE_CHECKING:
     from redco_flow.recipes.recipe import Lengths
@@ -231,13 +231,13 @@ def _windows(
 
     stream = TokenStream(split.flat("target_ids"))
     spans = _spans(split, parts, len(stream))
-    examples = Windows(stream, spans, length, at_every_token=is_random)
+    examples = TokenWindows(stream, spans, length, at_every_token=is_random)
     order = Mixture(examples.parts()) if is_random or parts else None
     of_validation = None
     if validation is not None:
         held_out = stream_of(validation)
         spans = [Span("the validation split", 0, len(held_out))]
-        of_validation = Windows(held_out, spans, length, at_every_token=False)
+        of_validation = TokenWindows(held_out, spans, length, at_every_token=False)
     width = -(-length // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
     collate_fn = recipe.collate_wide([width])
     padding = 1 - length / width

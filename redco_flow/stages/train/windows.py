@@ -55,7 +55,7 @@ class Span:
     weight: float = 1.0
 
 
-class Windows(Sequence[dict[str, Any]]):
+class TokenWindows(Sequence[dict[str, Any]]):
     """Windows as examples.
 
     Args:

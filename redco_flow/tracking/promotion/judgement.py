@@ -46,7 +46,7 @@ def refuse_damage(workspace: Workspace, artifact: Artifact) -> None:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class PromotionCandidate:
     """One checkpoint that is to take an alias over.
 
     Args:

@@ -20,7 +20,7 @@ from redco_flow.tracking.artifacts import Artifact, ArtifactStore
 from redco_flow.tracking.evaluations import evaluations_of, scores_of
 from redco_flow.tracking.mlflow_views import mirror_alias
 from redco_flow.tracking.process_identity import utc_now
-from redco_flow.tracking.promotion.judgement import Judgement, refuse_damage
+from redco_flow.tracking.promotion.judgement import PromotionCandidate, refuse_damage
 from redco_flow.tracking.promotion.rule import Rule
 from redco_flow.tracking.results import read_result
 from redco_flow.tracking.workspace import Workspace, user_name
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Request:
+class PromotionRequest:
     """A promotion that is asked for.
 
     Args:
@@ -45,7 +45,7 @@ class Request:
     decision: str = ""
 
 
-def promote(workspace: Workspace, request: Request) -> Alias:
+def promote(workspace: Workspace, request: PromotionRequest) -> Alias:
     """Have an alias name a checkpoint.
 
     Returns:
@@ -63,7 +63,7 @@ def promote(workspace: Workspace, request: Request) -> Alias:
         present = store.find(request.name)
         if present is not None and _is_done(request, present):
             return present
-        judged = Judgement(workspace, checkpoint, request.name, request.rule).records()
+        judged = PromotionCandidate(workspace, checkpoint, request.name, request.rule).records()
         event = _event(
             workspace,
             "promoted",
@@ -79,7 +79,7 @@ def promote(workspace: Workspace, request: Request) -> Alias:
         return _mirrored(workspace, moved)
 
 
-def _is_done(request: Request, present: Alias) -> bool:
+def _is_done(request: PromotionRequest, present: Alias) -> bool:
     """Whether the alias names the checkpoint, or did by this decision: then it moved since."""
     decided = {event.decision for event in present.history} - {""}
     return present.checkpoint == request.checkpoint.id or request.decision in decided
