@@ -9,7 +9,8 @@ from PIL import Image
 
 from redco_flow.records import write_json
 from redco_flow.report.thumbnails import thumbnail
-from redco_flow.stages.artifacts.dataset import ROW_COLUMNS, DatasetSummary, SplitWriter
+from redco_flow.stages.artifacts.arrow_split import SplitWriter
+from redco_flow.stages.artifacts.dataset import ROW_COLUMNS, DatasetSummary
 from redco_flow.stages.data.row_values import pack_row
 
 RED = np.zeros((300, 200, 3), np.uint8)

@@ -153,7 +153,7 @@ def read_rows(folder: Path, name: str) -> None:
 
 def read_split(folder: Path, name: str) -> None:
     """Read a block of a dataset in the making."""
-    from redco_flow.stages.artifacts.dataset import read_batches
+    from redco_flow.stages.artifacts.arrow_split import read_batches
 
     for _ in read_batches(folder / name, ["source", "target"]):
         pass

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from redco_flow.stages.artifacts.dataset import (
+from redco_flow.stages.artifacts.arrow_split import (
     BATCH_ROWS,
     IDS,
     TEXT,

@@ -606,7 +606,8 @@ def test_a_token_outside_the_models_vocabulary_is_an_error_that_names_the_row(
     import shutil
 
     from redco_flow.runtime.context import InputArtifact
-    from redco_flow.stages.artifacts.dataset import COLUMNS, SplitWriter
+    from redco_flow.stages.artifacts.arrow_split import SplitWriter
+    from redco_flow.stages.artifacts.dataset import COLUMNS
 
     damaged = tmp_path / "damaged"
     shutil.copytree(dataset.path, damaged)

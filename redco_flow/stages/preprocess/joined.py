@@ -17,13 +17,8 @@ from typing import Any
 
 from redco_flow.records import write_json
 from redco_flow.runtime.context import Output, StageContext, StageOutputs
-from redco_flow.stages.artifacts.dataset import (
-    TOKENIZER_FOLDER,
-    ArrowSplit,
-    DatasetSummary,
-    SplitWriter,
-    columns_with,
-)
+from redco_flow.stages.artifacts.arrow_split import ArrowSplit, SplitWriter
+from redco_flow.stages.artifacts.dataset import TOKENIZER_FOLDER, DatasetSummary, columns_with
 from redco_flow.stages.data.rows import BadRowLog, NoRows
 from redco_flow.stages.data.splits import SPLITS
 from redco_flow.stages.preprocess.blocks import (

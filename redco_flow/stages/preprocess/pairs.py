@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from redco_flow.spec.pipeline import DataSection
-from redco_flow.stages.artifacts.dataset import BATCH_ROWS, TEXT, ArrowSplit
+from redco_flow.stages.artifacts.arrow_split import BATCH_ROWS, TEXT, ArrowSplit
 from redco_flow.stages.data.row_values import BadValue
 from redco_flow.stages.data.rows import BadRow, BadRowLog, FileRow, problem_of_text
 from redco_flow.stages.data.source import Source

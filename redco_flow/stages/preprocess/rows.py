@@ -14,7 +14,8 @@ from typing import Any
 from redco_flow.recipes.declared import RowsRecipe
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.recipe_settings import values_of
-from redco_flow.stages.artifacts.dataset import IDS, ROW_COLUMNS, ArrowSplit, RowSplit
+from redco_flow.stages.artifacts.arrow_split import IDS, ArrowSplit, RowSplit
+from redco_flow.stages.artifacts.dataset import ROW_COLUMNS
 from redco_flow.stages.data.row_values import as_json_value, unpack_row
 from redco_flow.stages.preprocess.batches import RawRows
 from redco_flow.stages.preprocess.blocks import BlockStore, counted_ids

@@ -12,7 +12,8 @@ from redco_flow.recipes.declared import DEFAULT_MAX_LENGTH, TextRecipe
 from redco_flow.recipes.find import find_recipe
 from redco_flow.runtime.context import StageContext
 from redco_flow.spec.recipe_settings import values_of
-from redco_flow.stages.artifacts.dataset import IDS, columns_with, read_batches
+from redco_flow.stages.artifacts.arrow_split import IDS, read_batches
+from redco_flow.stages.artifacts.dataset import columns_with
 from redco_flow.stages.preprocess.batches import KeptPairs, RawRows
 from redco_flow.stages.preprocess.blocks import BlockStore, counted_pairs, example_columns
 from redco_flow.stages.preprocess.config import Config, problem_of_texts

@@ -20,13 +20,9 @@ from redco_flow.engine.data.length_buckets import Bucketing, choose_buckets
 from redco_flow.engine.data.order import BatchSampler, Mixture, Part, RowOrder
 from redco_flow.engine.data.packing import PackedExamples
 from redco_flow.recipes.recipe import Recipe
-from redco_flow.stages.artifacts.dataset import (
-    PART,
-    ArrowSplit,
-    DatasetArtifact,
-    DatasetSummary,
-)
-from redco_flow.stages.artifacts.dataset import Examples as Split
+from redco_flow.stages.artifacts.arrow_split import ArrowSplit
+from redco_flow.stages.artifacts.arrow_split import Examples as Split
+from redco_flow.stages.artifacts.dataset import PART, DatasetArtifact, DatasetSummary
 from redco_flow.stages.length_bucketing import lengths_of
 from redco_flow.stages.train.config import Config
 from redco_flow.stages.train.windows import Span, TokenStream, TokenWindows, stream_of
