@@ -241,7 +241,7 @@ def test_biases_that_are_arrays_are_refused():
     heads = [draw(BATCH, LENGTH, 4, HEAD_DIM)] * 3
     whole = (jnp.zeros((1, 1, LENGTH, LENGTH)),)
 
-    with pytest.raises(ValueError, match=r"told by blocks: VisibleKeys"):
+    with pytest.raises(ValueError, match=r"given by blocks: VisibleKeys"):
         on_context(2, partial(ring_attend, config_of(), biases=whole), *heads)
 
 
