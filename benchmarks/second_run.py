@@ -3,9 +3,7 @@
     python benchmarks/second_run.py [--repeats 5]
 
 Makes one run of a small pipeline (preprocess, train, predict, evaluate), then times
-`redco-flow run` of the unchanged pipeline, with a Prefect server running. Each repeat also times
-`python -c "import prefect"`, which no run can avoid; `own_seconds` is the median of what is left.
-Prints one JSON line last.
+`redco-flow run` of the unchanged pipeline, without a Prefect server. Prints one JSON line last.
 """
 
 import argparse
@@ -48,20 +46,13 @@ def measure(folder: Path, repeats: int) -> dict[str, object]:
     """Return the figures; the first run is not among them."""
     command = [sys.executable, "-m", "redco_flow.cli.main", "run", "second_run.yaml", "--json"]
     run(command, folder)
-    whole, imports = [], []
+    whole = []
     for _ in range(repeats):
         seconds, said = run(command, folder)
         stages = json.loads(said)["stages"].values()
         assert all(stage["reused"] for stage in stages), said
         whole.append(seconds)
-        imports.append(run([sys.executable, "-c", "import prefect"], folder)[0])
-    own = [seconds - imported for seconds, imported in zip(whole, imports, strict=True)]
-    return {
-        "seconds": round(statistics.median(whole), 2),
-        "import_prefect_seconds": round(statistics.median(imports), 2),
-        "own_seconds": round(statistics.median(own), 2),
-        "repeats": repeats,
-    }
+    return {"seconds": round(statistics.median(whole), 2), "repeats": repeats}
 
 
 def main() -> None:
@@ -74,10 +65,7 @@ def main() -> None:
         text = "".join(f"{json.dumps(row)}\n" for row in rows)
         (Path(folder) / "rows.jsonl").write_text(text)
         (Path(folder) / "second_run.yaml").write_text(PIPELINE)
-        try:
-            figures = measure(Path(folder), repeats)
-        finally:
-            run([sys.executable, "-m", "redco_flow.cli.main", "ui", "--stop"], Path(folder))
+        figures = measure(Path(folder), repeats)
     print(json.dumps(figures))
 
 

@@ -81,7 +81,7 @@ def _show(
         print(json.dumps(record()))
     elif made is not None:
         width = shutil.get_terminal_size((_WIDTH_OF_FILES, 24)).columns
-        print(page_text(made, width, is_whole=getattr(options, "all", False)))
+        print(page_text(made, width, is_whole=getattr(options, "all", True)))
     if options.html and made is not None:
         sys.stderr.write(f"page: {write_page(made, options.html)}\n")
     return 0
@@ -98,7 +98,9 @@ def _diff(options: argparse.Namespace) -> int:
     workspace = Workspace(workspace_path(options).absolute())
     first, second = find_run(workspace, options.first), find_run(workspace, options.second)
     found = diff_runs(first, second, Resampling(options.resamples))
-    return _show(options, lambda: diff_page(found, utc_now()), found.to_json)
+    return _show(
+        options, lambda: diff_page(found, utc_now(), with_curves=bool(options.html)), found.to_json
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -112,7 +114,7 @@ def _compare(options: argparse.Namespace) -> int:
     runs = [ComparedRun(run) for run in found.values()]
     return _show(
         options,
-        lambda: comparison_page(runs, utc_now()),
+        lambda: comparison_page(runs, utc_now(), with_curves=bool(options.html)),
         lambda: {"runs": [_to_json(one, runs) for one in runs]},
     )
 

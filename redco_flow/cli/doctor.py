@@ -16,6 +16,7 @@ from redco_flow.cli.loading import note_replaced
 from redco_flow.cli.text import columns, size
 from redco_flow.errors import UsageError
 from redco_flow.launch.host_facts import CleanedHost
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import find_run
 from redco_flow.tracking.workspace import Workspace
 
@@ -151,8 +152,8 @@ def _ui(options: argparse.Namespace) -> int:
         status = server_status()
         print(f"{status.url} answers" if status.healthy and status.url else "no server answers")
         return 0 if status.healthy else 1
-    page = _page_of(options) if options.run else "/"
-    print(login_url(api_at(ensure_server()), page))
+    api = api_at(ensure_server())
+    print(login_url(api, _page_of(options) if options.run else "/"))
     return 0
 
 
@@ -188,9 +189,11 @@ def _page_of(options: argparse.Namespace) -> str:
     run = find_run(Workspace(workspace_path(options).absolute()), options.run)
     url = run.read_state().get("prefect_url")
     if not url:
+        if find_holder(run) is not None:
+            raise UsageError(f"run {run.id} has no Prefect page yet: it gets one within a minute.")
         raise UsageError(
-            f"run {run.id} has no Prefect page: no Prefect server ran at its time. `redco-flow ui` "
-            f"starts one for later runs; `redco-flow report {run.id}` has the run's own page."
+            f"run {run.id} has no Prefect page: no Prefect server took it while it ran. "
+            f"`redco-flow report {run.id}` writes the run's own page."
         )
     return urllib.parse.urlsplit(str(url)).path
 

@@ -131,7 +131,10 @@ class ComparedRun:
     def _evaluations(self) -> Iterator[tuple[str, Artifact]]:
         """Yield each stage that made a metrics artifact, with the artifact."""
         for stage, entry in self.entries.items():
-            for output, id in (entry.get("artifacts") or {}).items():
+            # The result, where a launcher has not collected it yet.
+            result = self.results.get(stage)
+            made = entry.get("artifacts") or (result.outputs if result else {})
+            for output, id in made.items():
                 is_metrics = output.partition("/")[0] == "metrics"
                 if is_metrics and (artifact := self.store.find(id)) is not None:
                     yield stage, artifact

@@ -30,11 +30,12 @@ _HEX = frozenset("0123456789abcdef")
 _LOGGED = {"loss": "training loss", "learning_rate": "learning rate", "grad_norm": "gradient norm"}
 
 
-def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
+def comparison_page(runs: Sequence[ComparedRun], now: str, *, with_curves: bool = True) -> RunsPage:
     """Return the page of several runs: settings that differ, metrics, curves.
 
     Args:
         now: the time as `utc_now` gives it.
+        with_curves: whether the logs of trainings are read for their curves.
     """
     settings = differing_settings(runs)
     return RunsPage(
@@ -43,17 +44,18 @@ def comparison_page(runs: Sequence[ComparedRun], now: str) -> RunsPage:
         facts=[("settings", f"{len(settings)} differ" if settings else "all equal")],
         sections=[
             Section("Runs", [runs_table(runs, metric_names(runs), settings)], note=_BEST),
-            *_measured(runs),
+            *_measured(runs, with_curves=with_curves),
         ],
         built_at=now,
     )
 
 
-def diff_page(diff: RunDiff, now: str) -> RunsPage:
+def diff_page(diff: RunDiff, now: str, *, with_curves: bool = True) -> RunsPage:
     """Return the page of two runs: each group of differences, metrics, curves.
 
     Args:
         now: the time as `utc_now` gives it.
+        with_curves: whether the logs of trainings are read for their curves.
     """
     runs = (diff.first, diff.second)
     metrics = [_changed_metrics(diff.metrics)] if diff.metrics else []
@@ -70,17 +72,15 @@ def diff_page(diff: RunDiff, now: str) -> RunsPage:
             Section("Runs", [runs_table(runs, [])]),
             Section("Metrics", metrics),
             *(_group(name, changes, diff) for name, changes in diff.changes.items()),
-            *_measured(runs),
+            *_measured(runs, with_curves=with_curves),
         ],
         built_at=now,
     )
 
 
-def _measured(runs: Sequence[ComparedRun]) -> list[Section]:
-    return [
-        Section("Parts of the data", list(parts_tables(runs))),
-        Section("Curves", figures=overlaid(runs)),
-    ]
+def _measured(runs: Sequence[ComparedRun], *, with_curves: bool) -> list[Section]:
+    parts = Section("Parts of the data", list(parts_tables(runs)))
+    return [parts, Section("Curves", figures=overlaid(runs))] if with_curves else [parts]
 
 
 _BEST = (

@@ -85,7 +85,7 @@ class Driven:
     def end(self, seconds=240):
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "\n".join(self.said)
-        outcome = self.session.outcome()
+        outcome = self.session.conclude()
         if outcome.state != "detached":
             state_store = self.session.context.state_store
             state_store.close_run(outcome.state, outcome.exit_code, outcome.message)

@@ -365,7 +365,7 @@ def test_a_stage_that_cannot_be_prepared_fails_and_the_run_ends(runs, tmp_path):
 
     session.run_stages(print)
 
-    outcome = session.outcome()
+    outcome = session.conclude()
     assert outcome.state == "failed"
     assert f"stage 'preprocess': {data}: cannot be read" in outcome.message
 

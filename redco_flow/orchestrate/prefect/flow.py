@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.prefect import report
 from redco_flow.orchestrate.prefect.api import PrefectApi, is_healthy
 from redco_flow.orchestrate.prefect.report import OpenFlowRun, finish_left_over
@@ -46,7 +47,7 @@ class FlowThread:
     def __init__(self, session: RunSession, log: Log) -> None:
         self._session = session
         self._log = log
-        self._replaced = bundled_behind("flows", _FLOW_FILE)
+        self._replaced = _own_flow(log)
         self.decides = self._replaced is not None
         self._thread = threading.Thread(target=self._run, name="flow", daemon=True)
         self._is_closing = threading.Event()
@@ -98,7 +99,8 @@ class FlowThread:
                 return api_at(ensure_server(url), url)
             except PrefectServerError as error:
                 self._log(f"warning: {error}")
-                return None
+                if self.decides:
+                    return None
         seconds, has_warned = _FIRST_WAIT, False
         while (api := _answering_api(url)) is None:
             if (named := external_url(url)) and not has_warned:
@@ -155,6 +157,15 @@ class FlowThread:
             name=self._session.context.pipeline.name,
             task_runner=ThreadPoolTaskRunner(max_workers=num_threads),
         )
+
+
+def _own_flow(log: Log) -> tuple[Path, Path] | None:
+    """Return the flow file of the current directory and the bundled one, if they differ."""
+    try:
+        return bundled_behind("flows", _FLOW_FILE)
+    except (OSError, RedcoFlowError) as error:
+        log(f"warning: {_FLOW_FILE} of the current directory is not used: {error}")
+        return None
 
 
 def _answering_api(profile_url: str | None) -> PrefectApi | None:

@@ -8,7 +8,6 @@ dead server would then stop the run. Every call here may fail without harm: Pref
 from __future__ import annotations
 
 import contextlib
-import getpass
 import http.client
 import importlib
 import os
@@ -29,7 +28,7 @@ from redco_flow.spec.secrets import hide_secrets
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
-from redco_flow.tracking.workspace import Workspace
+from redco_flow.tracking.workspace import Workspace, user_name
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -260,7 +259,7 @@ def create_flow_run(
         "overrides": [hide_secrets(one) for one in given["overrides"]],
     }
     # Of a server that several people share: whose run it is, and where its files are.
-    origin = [f"user: {getpass.getuser()}", f"host: {os.uname().nodename}"]
+    origin = [f"user: {user_name()}", f"host: {os.uname().nodename}"]
     of_run = [f"pipeline: {given['name']}", f"profile: {given['profile']}"]
     all_tags = ["redco-flow", *of_run, *origin, *tags]
     if schedule := os.environ.get(SCHEDULE_VARIABLE):

@@ -143,12 +143,13 @@ def drive(session: RunSession, flow: FlowThread, log: Log) -> Outcome:
     """Bring the stages to their end and write the run's end."""
     # Before Prefect, which may take its time: a run ahead needs no orchestrator from here on.
     _wait_heeding(session, lambda: session.submit_ahead(log))
+    session.flow_decides = flow.decides
     flow.start()
     if flow.decides:
         _follow_flow(session, log)
     else:
         _wait_heeding(session, lambda: session.run_stages(log))
-    outcome = session.outcome()
+    outcome = session.conclude()
     _close(session, outcome, log)
     return outcome
 

@@ -8,6 +8,7 @@ parameter is written into its database; its tasks follow the same stages.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext
 from redco_flow.tracking.attempt import State
 
 DETACHED_EXIT_CODE = 130
-_KEPT_LINES = 1000  # of a stage's log, for a flow that begins later
+_KEPT_LINES = 200  # of a stage's log, for a flow that begins later
 
 _current: ContextVar[RunSession] = ContextVar("redco_flow_session")
 
@@ -73,7 +74,9 @@ class RunSession:
         self.stages_ended = threading.Event()
         self.summary_is_published = False
         self._mutex = threading.Lock()
-        self._ended: dict[str, Finished | StageFailed | RunCancelled] = {}
+        self.flow_decides = False
+        self._outcome: Outcome | None = None
+        self._ended: dict[str, Finished | BaseException] = {}
         self.stages = tuple(_stages_to_run(context, leave_cancelled=leave_cancelled))
         self._locks = {node.name: threading.Lock() for node in self.stages}
         self._logs = {node.name: _StageLog() for node in self.stages}
@@ -121,7 +124,7 @@ class RunSession:
             return ended
         raise ended
 
-    def _try_stage(self, name: str, log: _StageLog) -> Finished | StageFailed | RunCancelled:
+    def _try_stage(self, name: str, log: _StageLog) -> Finished | BaseException:
         stage = self.context.pipeline.stages[name]
         try:
             finished = StageRunner(
@@ -131,6 +134,8 @@ class RunSession:
             if self._chain is not None:
                 verb = "was cancelled" if isinstance(error, RunCancelled) else "failed"
                 self._chain.end_downstream(name, f"upstream {name} {verb}")
+            return error
+        except (Exception, Detached) as error:  # noqa: BLE001 (all threads that follow raise it)
             return error
         self._attempts.made[name] = finished.result.outputs
         return finished
@@ -151,6 +156,9 @@ class RunSession:
                 )
             except (StageFailed, RunCancelled, Detached) as error:
                 log(f"{node.name} | {error}")
+                return False
+            except Exception:  # noqa: BLE001 (a record that cannot be written; the others go on)
+                log(f"{node.name} | {traceback.format_exc()}")
                 return False
             return True
 
@@ -175,14 +183,26 @@ class RunSession:
         ]
 
     def outcome(self) -> Outcome:
-        """Say how the run ended; stages that could not run are marked as skipped.
+        """Return how the run ended, for its flow; waits until the stages have.
 
-        Call it when every stage has been tried: it lets the main thread write the run's end.
+        A flow that decides says so by this call: stages that it did not start are skipped.
         """
-        with self._mutex:  # the flow and the main thread may both ask
-            outcome = self._judge()
+        if self.flow_decides:
+            return self.conclude()
+        self.stages_ended.wait()
+        assert self._outcome is not None
+        return self._outcome
+
+    def conclude(self) -> Outcome:
+        """Decide how the run ended; stages that could not run are marked as skipped.
+
+        Call it when every stage has been tried. A flow that only follows gets this outcome, and
+        never judges by itself: the run may belong to another process by then.
+        """
+        with self._mutex:  # a flow that decides and the main thread may both ask
+            self._outcome = self._judge()
         self.stages_ended.set()
-        return outcome
+        return self._outcome
 
     def _judge(self) -> Outcome:
         if self.context.stop.kind == "detach" and not self._all_ended():

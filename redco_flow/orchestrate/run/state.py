@@ -59,6 +59,7 @@ class StateStore:
                 "message": "",
                 "started_at": self._state.get("started_at") or self._clock(),
                 "ended_at": None,
+                "prefect_url": None,
                 "stages": entries,
             }
             self._write("run_started", {"stages": list(begin)})
@@ -127,6 +128,8 @@ class StateStore:
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
         """The journal first: what it says has happened even if state.json cannot be written."""
+        if self._has_left:  # a thread that ends late: the run may have another owner
+            return
         self.journal.append(event, **fields)
         self._run.write_state(self._state)
 

@@ -124,7 +124,7 @@ class InProcess:
         """Wait for the stages' end; write and return the run's outcome."""
         self._thread.join(seconds)
         assert not self._thread.is_alive()
-        outcome = self.session.outcome()
+        outcome = self.session.conclude()
         if outcome.state != "detached":
             state_store = self.session.context.state_store
             state_store.close_run(outcome.state, outcome.exit_code, outcome.message)
