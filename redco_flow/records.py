@@ -319,7 +319,14 @@ def _place_new(temporary: Path, path: Path) -> None:
         temporary.unlink()
 
 
-CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
+CANNOT_LINK = {
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EMLINK,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+}
 """Errors of a file system, or between two, on which a file cannot have another name."""
 
 SECONDS_TO_SEE_RECORDS = 90.0

@@ -50,7 +50,7 @@ class HeartbeatWatch:
         The first look at a file counts as a change, unless the file is too old on any clock.
         """
         for path in self._files():
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # also ESTALE, of a file that its node has replaced
                 with path.open("rb") as file:
                     content = file.read()
                     age = time.time() - os.fstat(file.fileno()).st_mtime

@@ -217,7 +217,11 @@ class _Holder:
         record = self._record()
         if record is None or record.get("pid_namespace") != _pid_namespace():
             return False
-        return not ProcessIdentity.from_json(record).is_alive()
+        if record.get("user") != os.geteuid():  # hidepid hides processes of other users
+            return False
+        process = ProcessIdentity.from_json(record)
+        # Two machines may have one name: of another boot, its heartbeat decides.
+        return process.boot_id == ProcessIdentity.current().boot_id and not process.is_alive()
 
     def describe(self) -> str:
         record = self._record()
@@ -266,7 +270,10 @@ class _LinkLock(HeldLock):
         threading.Thread(target=self._beat, name=f"heartbeat of {path.name}", daemon=True).start()
 
     def check(self) -> None:
-        present = _holders(self._own.path.parent)
+        try:
+            present = _holders(self._own.path.parent)
+        except FileNotFoundError:
+            present = []
         own = next((one for one in present if one.number == self._own.number), None)
         if own is not None and own.content == self._own.content and not own.is_superseded(present):
             return

@@ -7,6 +7,7 @@ records what it finds; `redco-flow doctor` compares nodes and corrects the recor
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -24,6 +25,8 @@ FLOCK = "flock"
 LINKS = "links"
 RECORD = ".locks.json"
 SETTING = "REDCO_FLOW_LOCKS"
+STALE_SETTING = "REDCO_FLOW_LOCK_STALE_SECONDS"
+_MAX_STALE_SECONDS = 86400.0
 IS_ABSENT = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
 """Errors of a file system that has no flock."""
 
@@ -55,13 +58,17 @@ def mechanism_of(path: Path) -> str:
 
 
 def find_mechanism(path: Path) -> MechanismRecord | None:
-    """Return the nearest record above a lock.
+    """Return the record beside a lock, or that of the workspace that it is in.
 
     Raises:
         DamagedRecord: it is damaged.
     """
-    found = (_read(folder) for folder in path.absolute().parents)
-    return next((record for record in found if record is not None), None)
+    beside, *above = path.absolute().parents
+    if (record := _read(beside)) is not None:
+        return record
+    # Others' directories, as /tmp, have no say.
+    root = next((one for one in above if (one / RECORD).exists() and _is_workspace(one)), None)
+    return None if root is None else _read(root)
 
 
 def establish(root: Path, environment: Mapping[str, str] = os.environ) -> str:
@@ -140,7 +147,9 @@ def flock_problem(folder: Path) -> str:
 
 def _record_once(root: Path, mechanism: str, why: str) -> MechanismRecord:
     """Write the record, unless another process is faster; return the one that is there."""
-    write_new_json(root / RECORD, _new_record(mechanism, why))
+    if write_new_json(root / RECORD, _new_record(mechanism, why)):
+        with contextlib.suppress(OSError):  # for all who may use the workspace
+            (root / RECORD).chmod(0o600 | root.stat().st_mode & 0o666)
     record = _read(root)
     assert record is not None
     return record
@@ -149,11 +158,22 @@ def _record_once(root: Path, mechanism: str, why: str) -> MechanismRecord:
 def _new_record(mechanism: str, why: str) -> MechanismRecord:
     return MechanismRecord(
         mechanism=mechanism,
-        stale_seconds=float(os.environ.get("REDCO_FLOW_LOCK_STALE_SECONDS", "90")),
+        stale_seconds=_stale_seconds(),
         why=why,
         host=os.uname().nodename,
         time=utc_now(),
     )
+
+
+def _stale_seconds() -> float:
+    text = os.environ.get(STALE_SETTING, "90")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < _MAX_STALE_SECONDS:
+        raise UsageError(f"{STALE_SETTING} is {text!r}: set it to seconds, 90 by default.")
+    return seconds
 
 
 def _read(folder: Path) -> MechanismRecord | None:

@@ -14,7 +14,7 @@ from redco_flow.tracking.results import find_result, read_result
 from redco_flow.tracking.workspace import Workspace
 
 _OWN = re.compile(
-    r"(call|cancel|job|result)\.json|ranks/\d+/(lock|runner\.json)|(.*/)?\.[^/]+(/.+)?"
+    r"(call|cancel|job|result)\.json|ranks/\d+/(lock|heartbeat|runner\.json)|(.*/)?\.[^/]+(/.+)?"
 )
 """Files that are needed nowhere else: the host's own, the announcement of the result, writes that
 were cut short."""

@@ -66,6 +66,8 @@ _SECONDS_TO_CONFIRM_CANCELLED = 3.0
 _SECONDS_TO_QUEUE_AGAIN = 60.0
 _SECONDS_TO_CONFIRM_EMPTY = 60.0  # an answer without any job may be an error of squeue's
 _SECONDS_TO_APPEAR = 5.0
+_SECONDS_TO_APPEAR_IN_EMPTY = 20.0  # in answers without any job
+_SECONDS_WITHOUT_QUEUE = 1800.0  # of a job that the accounting alone has, without a heartbeat
 _SECONDS_OF_URGENCY = 15.0
 _LOG_END_BYTES = 1000
 
@@ -91,6 +93,7 @@ class SlurmJob(CallJob):
         self._heartbeat = HeartbeatWatch(self.attempt)
         self._is_followed_by_heartbeat = False
         self._resubmission: Resubmission | None = None
+        self._is_to_be_ended = False  # it was cancelled before its id was known
 
     def retry_submission(self, resubmission: Resubmission) -> None:
         """Have `status` submit the job, which sbatch has refused for a while, when it is due."""
@@ -108,10 +111,16 @@ class SlurmJob(CallJob):
         What Slurm calls an end counts once a second answer confirms it: a requeue may follow. A job
         that Slurm holds because a node could not start it is let go, to start on another.
         """
-        if self._vanishing is not None:
-            list_directory(self.attempt.path)  # it may have ended, and NFS not show exit.json yet
+        if self._vanishing is not None:  # it may have ended, and NFS not show its records yet
+            ranks = self.attempt.path / "ranks"
+            for folder in (self.attempt.path, ranks, *ranks.glob("*/")):
+                list_directory(folder)
         if status := status_from_files(self.attempt) or self.search():
             return status
+        if self._is_to_be_ended:
+            with contextlib.suppress(ClusterUnreachable):  # at the next look, again
+                self._end()
+                self._is_to_be_ended = False
         view = self._look()
         entry = self._own_entry(view)
         if entry is not None and not is_terminal(entry):
@@ -140,7 +149,11 @@ class SlurmJob(CallJob):
             return JobStatus(State.RUNNING, message=text, source=f"squeue: {state}")
         if entry is None:
             return self._forgotten()
-        if not is_terminal(entry):
+        if not is_terminal(entry):  # of the accounting, which may know more at the next request
+            self._queue.forget_accounted(self.job_id)
+            missed = view.asked_at - (self._vanishing or (state, view.asked_at))[1]
+            if missed >= _SECONDS_WITHOUT_QUEUE and not self._heartbeat.is_alive():
+                return self._forgotten()
             return live_status(entry, view.problem)
         return self._write_ending(self._judge(word_of(entry, self._job_log_end())))
 
@@ -157,12 +170,17 @@ class SlurmJob(CallJob):
         request = {"time": utc_now(), "is_sent": again}
         write_json(path, request)
         self.expect_end()
-        if self._resubmission is not None and self._resubmission.limit:
-            why = f"it was cancelled while it waited for {self._resubmission.limit}"
+        limit = "" if self._resubmission is None else self._resubmission.limit
+        if limit and not self._find():
+            why = f"it was cancelled while it waited for {limit}"
             self._write_ending(never_began(why))
         elif self._knows_id() or self._find():
             self._end(at_once=again)
             write_json(path, {**request, "is_sent": True})
+        elif problem := self._queue.look().problem:
+            raise ClusterUnreachable(
+                f"the job, whose id is not known, was not cancelled: {problem}"
+            )
         if check:
             self.wait()
 
@@ -282,7 +300,9 @@ class SlurmJob(CallJob):
         """Return what is known of a job while its id is not; None once it is."""
         if self._knows_id():
             return None
-        if self._resubmission is not None and self._resubmission.seconds_left > _SECONDS_TO_APPEAR:
+        again = self._resubmission
+        is_cancelled = self.attempt.cancel_path.exists()
+        if again is not None and again.seconds_left > _SECONDS_TO_APPEAR and not is_cancelled:
             return self._waiting_status()
         return self._search(self._look())
 
@@ -290,11 +310,13 @@ class SlurmJob(CallJob):
         """Look for a job whose launcher died, or got an error, before it learnt the id."""
         is_cancelled = self.attempt.cancel_path.exists()
         if self._find(view):
-            if is_cancelled:
-                self._end()
+            self._is_to_be_ended = is_cancelled
             return None
+        is_at_limit = self._resubmission is not None and bool(self._resubmission.limit)
+        is_sure = bool(view.entries) or is_at_limit
+        seconds = _SECONDS_TO_APPEAR if is_sure else _SECONDS_TO_APPEAR_IN_EMPTY
         is_absent = view.asked_at >= self._followed_since and self._is_confirmed(
-            "unknown", view, _SECONDS_TO_APPEAR
+            "unknown", view, seconds
         )
         if not is_absent:
             return self._waiting_status()
@@ -382,6 +404,10 @@ class SlurmJob(CallJob):
         if self._was_pending and not self._has_begun() and not is_told:
             # Slurm keeps no record of an array's task that is cancelled while it waits.
             why = "Slurm took it out of the queue (scancel, or what it waited for failed)"
+            try:
+                self._end()  # of a queue that shows too little
+            except ClusterUnreachable as error:
+                return JobStatus(State.PENDING, message=f"is not in the queue; {error}")
             return self._write_ending(never_began(why))
         why = (
             f"Slurm has forgotten job {self.job_id}, there is no accounting that knows it, and it "

@@ -40,11 +40,6 @@ _NEVER_STARTS = [
         "its time is above the limit: lower resources.walltime_minutes",
     ),
     (
-        re.compile(r"PartitionNodeLimit"),
-        "the partition does not allow this number of nodes: change resources.num_hosts or "
-        "slurm.partition",
-    ),
-    (
         re.compile(r"(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?"),
         "one job may not have so much: lower the stage's resources",
     ),

@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         "unknown_names": [],
     }
     holds_lock: AbstractContextManager[None] = nullcontext()
-    if rank_info.rank == 0:
+    if rank_info.rank == 0 and not found["problem"]:
         holds_lock = flock_held(folder / _NODE_LOCK)
     with holds_lock:
         if not found["problem"] and rank_info.num_processes > 1:

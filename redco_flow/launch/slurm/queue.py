@@ -276,7 +276,7 @@ SECONDS_BETWEEN_REQUESTS = 10.0
 SECONDS_BETWEEN_URGENT_REQUESTS = 1.0
 _MAX_SECONDS_BETWEEN_REQUESTS = 120.0
 _SECONDS_WITHOUT_ACCOUNTING = 600.0
-_MAX_ACCOUNTING_FAILURES = 3
+_MAX_ACCOUNTING_FAILURES = 8  # in about ten minutes
 
 Clock = Callable[[], float]
 ListJobs = Callable[[], dict[str, JobEntry]]
@@ -370,14 +370,20 @@ class SlurmQueue:
             raise NotAskedYet
         return self._accounted.get(job_id)
 
+    def forget_accounted(self, job_id: str) -> None:
+        """Have the accounting asked again for a job that it knew as not ended."""
+        self._accounted.pop(job_id, None)
+
     def _ask_accounting(self) -> None:
-        """Ask for all jobs at once; pause after some failures, or where there is no accounting."""
+        """Ask for all jobs at once; pause after failures, or where there is no accounting."""
         job_ids = sorted(self._to_account)
         self._accounting_due_at = self.clock() + SECONDS_BETWEEN_REQUESTS
         try:
             found = self._find_accounted(job_ids)
         except (ClusterUnreachable, StageFailed) as error:
             self._num_accounting_failures += 1
+            wait = SECONDS_BETWEEN_REQUESTS * 2 ** (self._num_accounting_failures - 1)
+            self._accounting_due_at = self.clock() + min(wait, _MAX_SECONDS_BETWEEN_REQUESTS)
             is_absent = not isinstance(error, TryLater)
             if is_absent or self._num_accounting_failures >= _MAX_ACCOUNTING_FAILURES:
                 self._no_accounting_until = self.clock() + _SECONDS_WITHOUT_ACCOUNTING

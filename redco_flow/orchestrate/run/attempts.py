@@ -349,7 +349,8 @@ class AttemptFollower:
         """
         status = job.status()
         cause = status.cause or Cause.LOST
-        if cause is Cause.LOST and self.context.profile.retries.lost and attempt.cause is None:
+        is_lost = status.cause is Cause.LOST and attempt.cause is None
+        if is_lost and self.context.profile.retries.lost:
             with suppress(ClusterUnreachable):  # what is left of it ends, or holds the work lock
                 job.cancel(check=False)
             write_exit(attempt, ExitRecord(exit_code=None, cause=cause, message=status.message))

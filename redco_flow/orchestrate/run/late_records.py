@@ -66,8 +66,11 @@ def _missing(workspace: Workspace, fingerprint: str) -> Path:
         if artifact is None:
             return directory / "manifest.json"
         for entry in artifact.manifest["files"]:
-            if not (path := artifact.path / entry["path"]).is_file():
-                return path
+            path = artifact.path / entry["path"]
+            with contextlib.suppress(OSError):  # ESTALE
+                if path.is_file():
+                    continue
+            return path
     return workspace.artifacts
 
 
