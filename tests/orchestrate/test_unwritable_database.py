@@ -64,7 +64,7 @@ def test_a_database_that_is_unwritable_while_a_run_ends_has_the_end_once_it_can_
     run = runs.start(TWO_STAGES, [f"train.gate={tmp_path / 'gate'}"])
     wait_for_stage(run, "train")
     api = Api(prefect_server)
-    api.flow_run_of(run)
+    api.running_flow_run_of(run)
 
     open_again = close_database()
     (tmp_path / "gate").touch()

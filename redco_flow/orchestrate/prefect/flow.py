@@ -120,7 +120,7 @@ class FlowThread:
         report.prepare_environment(api)
         flow = self._load_flow()
         # Flow runs of dead processes come first: an earlier one of this run gets its present state.
-        finish_left_over(api)
+        finish_left_over(api, context.run)
         if self.decides:
             context.state_store.set_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]

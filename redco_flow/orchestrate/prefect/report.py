@@ -121,13 +121,17 @@ class OpenFlowRun:
         """Note that the server has the flow run's end."""
         self.path.unlink(missing_ok=True)
 
-    def finish(self) -> bool:
-        """Send the run's end by its own files; return whether the server has it now."""
+    def finish(self, *, is_resumed: bool = False) -> bool:
+        """Send the run's end by its own files; return whether the server has it now.
+
+        Args:
+            is_resumed: this process has taken the run over: the flow run's own end is a crash.
+        """
         from prefect.exceptions import ObjectNotFound
 
         try:
             with impatient_client() as client:
-                self._send_end(client, UUID(self.path.stem))
+                self._send_end(client, UUID(self.path.stem), is_resumed=is_resumed)
         except ObjectNotFound:
             pass  # it was deleted there
         except Exception:  # noqa: BLE001 (the next run tries again)
@@ -135,8 +139,8 @@ class OpenFlowRun:
         self.close()
         return True
 
-    def _send_end(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
-        state = state_left_by(self.run)
+    def _send_end(self, client: SyncPrefectClient, flow_run_id: UUID, *, is_resumed: bool) -> None:
+        state = state_left_by(self.run, is_resumed=is_resumed)
         if not state.is_crashed():
             with contextlib.suppress(DamagedRecord):  # the end can be sent all the same
                 workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
@@ -144,11 +148,17 @@ class OpenFlowRun:
         client.set_flow_run_state(flow_run_id, state, force=True)
 
 
-def finish_left_over(api: PrefectApi) -> None:
-    """Finish the flow runs that processes which are gone have left open at this API."""
+def finish_left_over(api: PrefectApi, resumed: RunDirectory | None = None) -> None:
+    """Finish the flow runs that processes which are gone have left open at this API.
+
+    Args:
+        resumed: the run of this process, which may have ended already.
+    """
     for path, record in _open_records(api):
         if not ProcessIdentity.from_json(record["process"]).is_alive():
-            is_finished = OpenFlowRun(path, RunDirectory(Path(record["run"]))).finish()
+            run = RunDirectory(Path(record["run"]))
+            is_resumed = resumed is not None and run.path == resumed.path
+            is_finished = OpenFlowRun(path, run).finish(is_resumed=is_resumed)
             if not is_finished:
                 return  # a server that does not answer for one is not asked about the others
 
@@ -195,11 +205,17 @@ def _running_flows(api: PrefectApi) -> list[tuple[str, str]]:
         return []
 
 
-def state_left_by(run: RunDirectory) -> State[Any]:
-    """Return the flow run's end: the run's own, or "crashed" where that has none."""
+def state_left_by(run: RunDirectory, *, is_resumed: bool = False) -> State[Any]:
+    """Return the flow run's end: the run's own, or "crashed" where that has none.
+
+    Args:
+        is_resumed: the end belongs to another flow run.
+    """
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     kinds = {"completed": Completed, "failed": Failed, "cancelled": Cancelled}
+    if is_resumed:
+        return Crashed(message="its launcher died; `redco-flow resume` continued the run.")
     try:
         state = run.read_state()
     except DamagedRecord as damage:

@@ -50,6 +50,15 @@ class Api:
         url = until(lambda: run.read_state().get("prefect_url"), seconds=400)
         return self.flow_run(url.rpartition("/")[2])
 
+    def running_flow_run_of(self, run):
+        """The same, once its flow runs, which begins after the run's stages."""
+
+        def running():
+            flow_run = self.flow_run_of(run)
+            return flow_run if flow_run["state"]["type"] == "RUNNING" else None
+
+        return until(running, seconds=400)
+
     def ended_flow_run_of(self, run):
         """The same, once the server has its end."""
 
