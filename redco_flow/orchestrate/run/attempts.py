@@ -348,8 +348,8 @@ class AttemptFollower:
         The budget is counted from the attempts' own records, so that it outlives this process.
         """
         status = job.status()
-        cause = status.cause or Cause.LOST
-        is_lost = status.cause is Cause.LOST and attempt.cause is None
+        cause = attempt.cause or Cause.LOST  # it left no word of its end
+        is_lost = attempt.cause is None and status.cause is not None  # else it lives, by now
         if is_lost and self.context.profile.retries.lost:
             with suppress(ClusterUnreachable):  # what is left of it ends, or holds the work lock
                 job.cancel(check=False)
