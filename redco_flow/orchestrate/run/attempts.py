@@ -354,7 +354,9 @@ class AttemptFollower:
             with suppress(ClusterUnreachable):  # what is left of it ends, or holds the work lock
                 job.cancel(check=False)
             write_exit(attempt, ExitRecord(exit_code=None, cause=cause, message=status.message))
+        # This one counts too where it left no record.
         num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
+        num_ended += attempt.cause is None
         if not self.context.profile.retries.allows(cause, num_ended):
             return
         self.context.state_store.note(
