@@ -103,10 +103,9 @@ class FlowThread:
                     return None
         seconds, has_warned = _FIRST_WAIT, False
         while (api := _answering_api(url)) is None:
-            if (named := external_url(url)) and not has_warned:
-                self._log(
-                    f"warning: no answer from the Prefect API at {named}: the run has no page"
-                )
+            own = own_api()
+            if (at := external_url(url) or (own and own.url)) and not has_warned:
+                self._log(f"warning: no answer from the Prefect API at {at}: the run has no page")
                 has_warned = True
             if self._is_closing.wait(seconds):
                 return None
