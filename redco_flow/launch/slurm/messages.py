@@ -29,7 +29,7 @@ _TRANSIENT = {
     "Connection reset by peer": "ECONNRESET",
     "timed out": "ETIMEDOUT",
 }
-"""Texts of refusals that pass by themselves, and the source of each."""
+"""Texts of transient refusals, and the source of each."""
 
 _LAST_ERROR = re.compile(r".*(?:Batch job submission failed|allocate resources): ", re.DOTALL)
 _SUBMIT_LIMIT = re.compile(r"\b(?:QOS|Assoc)(?:Max|Grp)SubmitJobs?\w*")

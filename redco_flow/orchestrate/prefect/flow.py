@@ -1,4 +1,4 @@
-"""Show a run as a Prefect flow run, from a thread of its own.
+"""Show a run as a Prefect flow run, from a separate thread.
 
 Prefect is a view: the stages run without it, and its tasks follow them. A flow run begins once an
 API answers: one that is named, or our own server where it runs. A flow of the user's own
