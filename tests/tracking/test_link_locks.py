@@ -1,6 +1,5 @@
 """Locks without flock: by links, with heartbeats and fencing numbers, on faulty file systems."""
 
-import os
 import random
 import signal
 import subprocess
@@ -109,26 +108,10 @@ with exclusive(workspace.root / "sequence"):
 
 
 @pytest.fixture
-def hold(shim, tmp_path):
+def hold(shim, start_python, tmp_path):
     """Start a process that opens the workspace and holds a lock in it, without a working flock."""
-    started = []
-
-    def hold():
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, tmp_path],
-            env={**os.environ, "LD_PRELOAD": shim("node_locks"), "FLOCK": "absent"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield hold
-    for process in started:
-        process.kill()
-        process.communicate()
+    without_flock = ("env", f"LD_PRELOAD={shim('node_locks')}", "FLOCK=absent")
+    return lambda: start_python(HOLD, tmp_path, prefix=without_flock)
 
 
 def test_a_workspace_without_flock_uses_links_on_every_node(hold, tmp_path):
