@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from test_imports import imports, modules
+
 PROJECT = Path(__file__).resolve().parents[1]
 # To understand one of these, its whole closure may have to be read; the first that exists counts.
 STARTS = {
@@ -28,23 +30,10 @@ class Modules:
     """The parsed modules of a checkout's package."""
 
     def __init__(self, root):
-        self.sources, self.trees = {}, {}
-        for path in sorted((root / "redco_flow").rglob("*.py")):
-            parts = path.relative_to(root).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            self.sources[name] = path.read_text()
-            self.trees[name] = ast.parse(self.sources[name])
-        self.imports = {name: set(self._imports(name)) - {name} for name in self.trees}
-
-    def _imports(self, module):
-        for node in ast.walk(self.trees[module]):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                members = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [one if one in self.trees else node.module for one in members]
-            yield from (name for name in names if name in self.trees)
+        known = modules(root / "redco_flow")
+        self.sources = {name: path.read_text() for name, path in sorted(known.items())}
+        self.trees = {name: ast.parse(source) for name, source in self.sources.items()}
+        self.imports = {name: set(imports(path, known)) - {name} for name, path in known.items()}
 
     def closure(self, starts):
         """Return the modules that the first existing start imports, directly or not."""
@@ -66,8 +55,8 @@ class Modules:
 
 def package_figures(root):
     """Yield name and value of each figure of the package's source."""
-    modules = Modules(root)
-    every = modules.sources
+    package = Modules(root)
+    every = package.sources
     lengths = [every[name].count("\n") for name in every]
     yield "files", f"{len(every):,}"
     yield "lines", f"{sum(lengths):,}"
@@ -75,22 +64,22 @@ def package_figures(root):
     layers = sorted({name.split(".")[1] for name in every if name.count(".") > 1})
     for layer in layers:
         names = [name for name in every if f"{name}.".startswith(f"redco_flow.{layer}.")]
-        yield f"  {layer}: files, lines", f"{len(names)}, {modules.lines(names):,}"
+        yield f"  {layer}: files, lines", f"{len(names)}, {package.lines(names):,}"
     sizes = [
         node.end_lineno - node.lineno + 1
-        for node in modules.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+        for node in package.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
     ]
     yield "functions", f"{len(sizes):,}"
     longest = f"{statistics.median(sizes):.0f}, {max(sizes)}, {sum(size > 50 for size in sizes)}"
     yield "lines a function: median, longest, over 50", longest
-    importers = {name: sum(name in one for one in modules.imports.values()) for name in every}
+    importers = {name: sum(name in one for one in package.imports.values()) for name in every}
     single = [name for name, number in importers.items() if number == 1]
-    yield "files with one importer: files, lines", f"{len(single)}, {modules.lines(single):,}"
+    yield "files with one importer: files, lines", f"{len(single)}, {package.lines(single):,}"
     for title, starts in STARTS.items():
-        found = modules.closure(starts)
-        yield f"closure of {title}: files, lines", f"{len(found)}, {modules.lines(found):,}"
+        found = package.closure(starts)
+        yield f"closure of {title}: files, lines", f"{len(found)}, {package.lines(found):,}"
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [text for node in modules.nodes(*documented) if (text := ast.get_docstring(node))]
+    texts = [text for node in package.nodes(*documented) if (text := ast.get_docstring(node))]
     words = sum(len(text.split()) for text in texts)
     yield "docstrings: number, words", f"{len(texts):,}, {words:,}"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "redco_flow"
 
 
-def modules():
+def modules(package=PACKAGE):
     """Every module by its dotted name."""
     found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
