@@ -105,6 +105,11 @@ class SlurmJob(CallJob):
         """Whether sbatch has refused the job for a while and is to be tried again."""
         return self._resubmission is not None
 
+    @property
+    def _limit(self) -> str:
+        """The limit of submitted jobs that the job waits for; "" if it waits for none."""
+        return "" if self._resubmission is None else self._resubmission.limit
+
     def status(self) -> JobStatus:
         """Say what exit.json says, else what Slurm says; asks Slurm at most every ten seconds.
 
@@ -170,9 +175,8 @@ class SlurmJob(CallJob):
         request = {"time": utc_now(), "is_sent": again}
         write_json(path, request)
         self.expect_end()
-        limit = "" if self._resubmission is None else self._resubmission.limit
-        if limit and not self._find():
-            why = f"it was cancelled while it waited for {limit}"
+        if self._limit and not self._find():
+            why = f"it was cancelled while it waited for {self._limit}"
             self._write_ending(never_began(why))
         elif self._knows_id() or self._find():
             self._end(at_once=again)
@@ -217,7 +221,7 @@ class SlurmJob(CallJob):
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, **({"SLURM_CONF": self._cluster} if self._cluster else {})}
+        return queue.environment_of(self._cluster)
 
     def _look(self) -> QueueView:
         """Ask the queue; soon, where something has happened that Slurm must tell of."""
@@ -312,8 +316,7 @@ class SlurmJob(CallJob):
         if self._find(view):
             self._is_to_be_ended = is_cancelled
             return None
-        is_at_limit = self._resubmission is not None and bool(self._resubmission.limit)
-        is_sure = bool(view.entries) or is_at_limit
+        is_sure = bool(view.entries or self._limit)
         seconds = _SECONDS_TO_APPEAR if is_sure else _SECONDS_TO_APPEAR_IN_EMPTY
         is_absent = view.asked_at >= self._followed_since and self._is_confirmed(
             "unknown", view, seconds

@@ -274,7 +274,7 @@ def _number(text: str) -> int | None:
 
 SECONDS_BETWEEN_REQUESTS = 10.0
 SECONDS_BETWEEN_URGENT_REQUESTS = 1.0
-_MAX_SECONDS_BETWEEN_REQUESTS = 120.0
+_MAX_SECONDS = 120.0
 _SECONDS_WITHOUT_ACCOUNTING = 600.0
 _MAX_ACCOUNTING_FAILURES = 8  # in about ten minutes
 
@@ -296,6 +296,11 @@ class QueueView:
     entries: Mapping[str, JobEntry] = field(default_factory=dict)
     asked_at: float = float("-inf")
     problem: str = ""
+
+
+def back_off(num_failures: int) -> float:
+    """Return the seconds to wait after a number of failures in a row: 10, 20, … 120."""
+    return min(SECONDS_BETWEEN_REQUESTS * 2.0 ** min(num_failures - 1, 8), _MAX_SECONDS)
 
 
 class NotAskedYet(Exception):
@@ -382,8 +387,7 @@ class SlurmQueue:
             found = self._find_accounted(job_ids)
         except (ClusterUnreachable, StageFailed) as error:
             self._num_accounting_failures += 1
-            wait = SECONDS_BETWEEN_REQUESTS * 2 ** (self._num_accounting_failures - 1)
-            self._accounting_due_at = self.clock() + min(wait, _MAX_SECONDS_BETWEEN_REQUESTS)
+            self._accounting_due_at = self.clock() + back_off(self._num_accounting_failures)
             is_absent = not isinstance(error, TryLater)
             if is_absent or self._num_accounting_failures >= _MAX_ACCOUNTING_FAILURES:
                 self._no_accounting_until = self.clock() + _SECONDS_WITHOUT_ACCOUNTING
@@ -396,8 +400,8 @@ class SlurmQueue:
     def _is_due(self, *, urgent: bool) -> bool:
         wait = SECONDS_BETWEEN_URGENT_REQUESTS if urgent else SECONDS_BETWEEN_REQUESTS
         if self._num_failures:
-            wait = SECONDS_BETWEEN_REQUESTS * 2 ** min(self._num_failures - 1, 8)
-        return self.clock() - self._tried_at >= min(wait, _MAX_SECONDS_BETWEEN_REQUESTS)
+            wait = back_off(self._num_failures)
+        return self.clock() - self._tried_at >= wait
 
     def _ask(self) -> None:
         self._tried_at = asked_at = self.clock()
@@ -411,6 +415,11 @@ class SlurmQueue:
             self._view = QueueView(entries, asked_at)
 
 
+def environment_of(cluster: str) -> dict[str, str]:
+    """Return the environment of Slurm's commands for a cluster; see `shared_queue`."""
+    return {**os.environ, **({"SLURM_CONF": cluster} if cluster else {})}
+
+
 @functools.lru_cache
 def shared_queue(cluster: str) -> SlurmQueue:
     """Return the one queue of this process for a cluster: all jobs share its requests.
@@ -418,11 +427,7 @@ def shared_queue(cluster: str) -> SlurmQueue:
     Args:
         cluster: $SLURM_CONF, or "" for the machine's own.
     """
-
-    def environment() -> dict[str, str]:
-        return {**os.environ, **({"SLURM_CONF": cluster} if cluster else {})}
-
     return SlurmQueue(
-        lambda: list_jobs(environment()),
-        lambda job_ids: find_accounted(job_ids, environment()),
+        lambda: list_jobs(environment_of(cluster)),
+        lambda job_ids: find_accounted(job_ids, environment_of(cluster)),
     )

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 
 from redco_flow.errors import StageFailed
-from redco_flow.launch.slurm.queue import Clock, TryLater
+from redco_flow.launch.slurm.queue import Clock, TryLater, back_off
 
-_FIRST_SECONDS = 10.0
-_MAX_SECONDS = 120.0
 _BUDGET_SECONDS = 1800.0
 
 
@@ -76,7 +74,5 @@ class Resubmission:
             self._transient_since = None
         elif self._transient_since is None:
             self._transient_since = now
-        self._next_at: float = now + min(
-            _FIRST_SECONDS * 2.0 ** min(self._num_tries, 8), _MAX_SECONDS
-        )
         self._num_tries += 1
+        self._next_at = now + back_off(self._num_tries)

@@ -115,7 +115,10 @@ class JobChain:
     def is_cut(self) -> bool:
         """Whether the cluster takes no more jobs for now; the rest wait for their upstream."""
         with self._mutex:
-            return any(job.is_unsubmitted for job in self._jobs.values())
+            return self._has_unsubmitted()
+
+    def _has_unsubmitted(self) -> bool:
+        return any(job.is_unsubmitted for job in self._jobs.values())
 
     def submit_again(self, stage: str, log: Log) -> AttemptDirectory | None:
         """Give a stage whose attempt failed a new one, and have all downstream stages wait for it.
@@ -191,7 +194,7 @@ class JobChain:
         # Imported here: what only plans or reads never pays for it.
         from redco_flow.launch.executor import make_chaining_executor, reattach
 
-        if any(job.is_unsubmitted for job in self._jobs.values()):
+        if self._has_unsubmitted():
             log(f"{stage} | is submitted when its upstream stages have completed")
             return
         waits_for = self._known.open_upstream(stage)
