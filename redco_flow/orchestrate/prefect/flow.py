@@ -93,8 +93,7 @@ class FlowThread:
         context = self._session.context
         url = context.profile.prefect_api_url
         if self.decides or context.profile.start_prefect_server:
-            if self.decides:
-                context.state_store.set_phase("starting the Prefect server, or looking for it")
+            self._note_phase("starting the Prefect server, or looking for it")
             try:
                 return api_at(ensure_server(url), url)
             except PrefectServerError as error:
@@ -102,10 +101,11 @@ class FlowThread:
                 if self.decides:
                     return None
         seconds, has_warned = _FIRST_WAIT, False
-        while (api := _answering_api(url)) is None:
-            own = own_api()
-            if (at := external_url(url) or (own and own.url)) and not has_warned:
-                self._log(f"warning: no answer from the Prefect API at {at}: the run has no page")
+        while (api := _known_api(url)) is None or not _can_report_to(api):
+            if api is not None and not has_warned:
+                self._log(
+                    f"warning: no answer from the Prefect API at {api.url}: the run has no page"
+                )
                 has_warned = True
             if self._is_closing.wait(seconds):
                 return None
@@ -114,14 +114,12 @@ class FlowThread:
 
     def _run_flow(self, api: PrefectApi) -> None:
         context = self._session.context
-        if self.decides:
-            context.state_store.set_phase("importing Prefect")
+        self._note_phase("importing Prefect")
         report.prepare_environment(api)
         flow = self._load_flow()
-        # Flow runs of dead processes come first: an earlier one of this run gets its present state.
+        # Flow runs of dead processes come first, also an earlier one of this run.
         finish_left_over(api, context.run)
-        if self.decides:
-            context.state_store.set_phase(f"registering the run at the Prefect server {api.url}")
+        self._note_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]
         try:
             flow_run, opened = report.create_flow_run(flow, context.run, api, tags=tags)
@@ -143,6 +141,11 @@ class FlowThread:
                 opened.close()
         finally:
             watching.set()
+
+    def _note_phase(self, message: str) -> None:
+        """Say what people wait for; the stages wait for a flow only if it decides."""
+        if self.decides:
+            self._session.context.state_store.set_phase(message)
 
     def _load_flow(self) -> Any:
         if self._replaced is not None:
@@ -167,12 +170,15 @@ def _own_flow(log: Log) -> tuple[Path, Path] | None:
         return None
 
 
-def _answering_api(profile_url: str | None) -> PrefectApi | None:
-    """Return the named API, or else our own server, if it answers; starts nothing."""
-    if named := external_url(profile_url):
-        return PrefectApi(named, is_ours=False) if is_healthy(named) else None
-    own = own_api()
-    return own if own is not None and own.auth and is_healthy(own.url) else None
+def _known_api(profile_url: str | None) -> PrefectApi | None:
+    """Return the named API, or else our own server if its process lives; starts nothing."""
+    named = external_url(profile_url)
+    return PrefectApi(named, is_ours=False) if named else own_api()
+
+
+def _can_report_to(api: PrefectApi) -> bool:
+    """Whether it answers; our servers of older versions, which let every user in, are not used."""
+    return bool(api.auth or not api.is_ours) and is_healthy(api.url)
 
 
 def _why_refused(error: Exception) -> str:
