@@ -22,7 +22,7 @@ from redco_flow.records import (
     read_bytes,
     write_text,
 )
-from redco_flow.tracking.attempt import State
+from redco_flow.tracking.attempt import ENDED_RUN_STATES
 from redco_flow.tracking.lock_mechanism import (
     IS_ABSENT,
     LINKS,
@@ -209,12 +209,9 @@ def _is_in_progress(run: RunDirectory) -> bool:
     try:
         if find_holder(run) is not None:
             return True
-        if run.read_state()["state"] in _ENDED:
+        if run.read_state()["state"] in ENDED_RUN_STATES:
             return False
     except DamagedRecord:
         return True  # it cannot be ruled out
     jobs = run.path.glob("stages/*/attempts/*/job.json")
     return any(not job.with_name("exit.json").exists() for job in jobs)
-
-
-_ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED)

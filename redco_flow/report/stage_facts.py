@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import ENDED_STAGE_STATES, AttemptDirectory, State
 from redco_flow.tracking.lineage import run_results
 from redco_flow.tracking.maker import Maker, find_maker
 from redco_flow.tracking.results import StageResult
@@ -19,8 +19,6 @@ from redco_flow.tracking.workspace import Workspace
 
 # Errors of reading a record that another program has written, or that is incomplete.
 DAMAGED = (ValueError, OSError, TypeError, AttributeError, KeyError)
-
-_ENDED = (State.COMPLETED, State.FAILED, State.CANCELLED, State.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def judged_state(state: dict[str, Any], stages: dict[str, StageFacts]) -> str:
     """
     said = str(state.get("state") or State.PENDING)
     ends = {stage.state for stage in stages.values()}
-    if said != State.RUNNING or not ends or not ends.issubset(_ENDED):
+    if said != State.RUNNING or not ends or not ends.issubset(ENDED_STAGE_STATES):
         return said
     return next((end for end in (State.FAILED, State.CANCELLED) if end in ends), State.COMPLETED)
 

@@ -39,6 +39,10 @@ class State(StrEnum):
     DETACHED = "detached"
 
 
+ENDED_RUN_STATES = (State.COMPLETED, State.FAILED, State.CANCELLED)
+ENDED_STAGE_STATES = (*ENDED_RUN_STATES, State.SKIPPED)
+
+
 class Cause(StrEnum):
     """Cause of the end of a job or a rank.
 

@@ -22,9 +22,10 @@ from redco_flow.errors import DamagedRecord
 from redco_flow.orchestrate.prefect.api import PrefectApi, ask, ui_url
 from redco_flow.orchestrate.prefect.server import home_directory, name_own, prefect_directory
 from redco_flow.orchestrate.run.session import RunSession
-from redco_flow.orchestrate.run.state import ENDED_RUN_STATES, LaunchRecord
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.records import write_json
 from redco_flow.spec.secrets import hide_secrets
+from redco_flow.tracking.attempt import ENDED_RUN_STATES
 from redco_flow.tracking.process_identity import ProcessIdentity, ProcessRecord
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import find_record, unless_damaged
@@ -131,7 +132,8 @@ class OpenFlowRun:
 
         try:
             with impatient_client() as client:
-                self._send_end(client, UUID(self.path.stem), is_resumed=is_resumed)
+                state = _crashed_before_resume() if is_resumed else state_left_by(self.run)
+                self._send_end(client, UUID(self.path.stem), state)
         except ObjectNotFound:
             pass  # it was deleted there
         except Exception:  # noqa: BLE001 (the next run tries again)
@@ -139,8 +141,7 @@ class OpenFlowRun:
         self.close()
         return True
 
-    def _send_end(self, client: SyncPrefectClient, flow_run_id: UUID, *, is_resumed: bool) -> None:
-        state = state_left_by(self.run, is_resumed=is_resumed)
+    def _send_end(self, client: SyncPrefectClient, flow_run_id: UUID, state: State[Any]) -> None:
         if not state.is_crashed():
             with contextlib.suppress(DamagedRecord):  # the end can be sent all the same
                 workspace = Workspace(Path(LaunchRecord.read(self.run).workspace))
@@ -158,8 +159,7 @@ def finish_left_over(api: PrefectApi, resumed: RunDirectory | None = None) -> No
         if not ProcessIdentity.from_json(record["process"]).is_alive():
             run = RunDirectory(Path(record["run"]))
             is_resumed = resumed is not None and run.path == resumed.path
-            is_finished = OpenFlowRun(path, run).finish(is_resumed=is_resumed)
-            if not is_finished:
+            if not OpenFlowRun(path, run).finish(is_resumed=is_resumed):
                 return  # a server that does not answer for one is not asked about the others
 
 
@@ -205,17 +205,11 @@ def _running_flows(api: PrefectApi) -> list[tuple[str, str]]:
         return []
 
 
-def state_left_by(run: RunDirectory, *, is_resumed: bool = False) -> State[Any]:
-    """Return the flow run's end: the run's own, or "crashed" where that has none.
-
-    Args:
-        is_resumed: the end belongs to another flow run.
-    """
+def state_left_by(run: RunDirectory) -> State[Any]:
+    """Return the flow run's end: the run's own, or "crashed" where that has none."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     kinds = {"completed": Completed, "failed": Failed, "cancelled": Cancelled}
-    if is_resumed:
-        return Crashed(message="its launcher died; `redco-flow resume` continued the run.")
     try:
         state = run.read_state()
     except DamagedRecord as damage:
@@ -223,6 +217,12 @@ def state_left_by(run: RunDirectory, *, is_resumed: bool = False) -> State[Any]:
     if state["state"] in kinds:
         return kinds[state["state"]](message=state.get("message") or None)
     return Crashed(message="its launcher died; `redco-flow resume` continues the run.")
+
+
+def _crashed_before_resume() -> State[Any]:
+    from prefect.states import Crashed
+
+    return Crashed(message="its launcher died; `redco-flow resume` continued the run.")
 
 
 def _folder() -> Path:

@@ -26,9 +26,8 @@ from redco_flow.orchestrate.notify.notices import tell_at_once, without_secrets
 from redco_flow.orchestrate.prefect.server import external_url
 from redco_flow.orchestrate.recurring.serving_record import Serving
 from redco_flow.orchestrate.run.start import resume_run, retry_run
-from redco_flow.orchestrate.run.state import ENDED_RUN_STATES
 from redco_flow.spec.notify import NotifySection
-from redco_flow.tracking.attempt import State
+from redco_flow.tracking.attempt import ENDED_RUN_STATES, State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
 from redco_flow.tracking.run_directory import RunDirectory, new_run_id

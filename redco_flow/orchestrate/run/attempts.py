@@ -347,13 +347,9 @@ class AttemptFollower:
 
         The budget is counted from the attempts' own records, so that it outlives this process.
         """
-        status = job.status()
-        cause = attempt.cause or Cause.LOST  # it left no word of its end
-        is_lost = attempt.cause is None and status.cause is not None  # else it lives, by now
-        if is_lost and self.context.profile.retries.lost:
-            with suppress(ClusterUnreachable):  # what is left of it ends, or holds the work lock
-                job.cancel(check=False)
-            write_exit(attempt, ExitRecord(exit_code=None, cause=cause, message=status.message))
+        cause = attempt.cause or Cause.LOST  # it left no record of its end
+        if attempt.cause is None and self.context.profile.retries.lost:
+            _record_loss(attempt, job)
         # This one counts too where it left no record.
         num_ended = sum(one.cause is cause for one in self.context.run.attempts(self.stage))
         num_ended += attempt.cause is None
@@ -364,6 +360,15 @@ class AttemptFollower:
         )
         self.log(f"attempt {attempt.number} ended: {cause}; trying again (retries in the profile)")
         raise RetryableFailure(str(failure)) from failure
+
+
+def _record_loss(attempt: AttemptDirectory, job: CallJob) -> None:
+    """End what is left of a lost job, and record that it is lost; one that lives by now stays."""
+    status = job.status()
+    if status.cause is not None:
+        with suppress(ClusterUnreachable):  # what is left of it ends, or holds the work lock
+            job.cancel(check=False)
+        write_exit(attempt, ExitRecord(exit_code=None, cause=Cause.LOST, message=status.message))
 
 
 @contextmanager

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING
 
 from redco_flow.errors import RunCancelled, UsageError
 from redco_flow.launch.endings import never_began, write_exit
-from redco_flow.orchestrate.run.state import (
-    ENDED_RUN_STATES,
-    ENDED_STAGE_STATES,
-    StateStore,
-    note_takeover,
-)
-from redco_flow.tracking.attempt import Cause, State
+from redco_flow.orchestrate.run.state import StateStore, note_takeover
+from redco_flow.tracking.attempt import ENDED_RUN_STATES, ENDED_STAGE_STATES, Cause, State
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import unless_damaged

@@ -21,9 +21,8 @@ from redco_flow.orchestrate.run.ahead import JobChain, SweepQueue
 from redco_flow.orchestrate.run.attempts import Finished, StageAttempts
 from redco_flow.orchestrate.run.plan import upstream_of
 from redco_flow.orchestrate.run.stage_runner import StageRunner
-from redco_flow.orchestrate.run.state import ENDED_STAGE_STATES
 from redco_flow.orchestrate.run.stopping import Detached, Log, RunContext
-from redco_flow.tracking.attempt import State
+from redco_flow.tracking.attempt import ENDED_STAGE_STATES, State
 
 DETACHED_EXIT_CODE = 130
 _KEPT_LINES = 200  # of a stage's log, for a flow that begins later

@@ -22,12 +22,12 @@ from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.orchestrate.run.plan import Plan
-from redco_flow.orchestrate.run.state import ENDED_RUN_STATES, LaunchRecord, note_takeover
+from redco_flow.orchestrate.run.state import LaunchRecord, note_takeover
 from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.profile import Profile
 from redco_flow.spec.yaml import write_yaml
-from redco_flow.tracking.attempt import AttemptDirectory, State
+from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, State
 from redco_flow.tracking.code_digest import changed_modules
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory

@@ -24,9 +24,7 @@ from redco_flow.tracking.process_identity import Clock, utc_now
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.typed_records import check_shape, read_record
 
-ENDED_RUN_STATES = (State.COMPLETED, State.FAILED, State.CANCELLED)
 _BEGUN_STATES = (State.WAITING, State.RUNNING)
-ENDED_STAGE_STATES = (*ENDED_RUN_STATES, State.SKIPPED)
 
 
 class StateStore:
