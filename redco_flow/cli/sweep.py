@@ -36,7 +36,7 @@ def read_sweep_view(sweep: SweepDirectory) -> dict[str, Any]:
 
     A metric by which not all completed points can be compared has no best one; `not_compared`
     says why.
-    A point whose turn has not come is WAITING while a process starts the sweep's runs, or while
+    A point whose turn has not come is WAITING while a process drives the sweep's runs, or while
     its jobs are in a cluster's queue.
     """
     # Imported here: the verbs that never look at a sweep need not pay for it.
@@ -106,7 +106,7 @@ def sweep_text(view: dict[str, Any]) -> str:
         )
     if view["state"] == State.INTERRUPTED:
         lines.append(
-            f"no process starts its runs; `redco-flow resume {view['sweep']}` continues the sweep."
+            f"no process drives its runs; `redco-flow resume {view['sweep']}` continues the sweep."
         )
     return "\n".join(lines)
 
@@ -156,7 +156,7 @@ def _point_state(
     """A run's state as a point's: one without an orchestrator is waiting while it is to get one.
 
     Args:
-        starter: who starts the sweep's runs.
+        starter: who drives the sweep's runs.
         is_ahead: all their jobs are queued at once.
     """
     state = str(view["state"])
@@ -164,15 +164,23 @@ def _point_state(
         return State.WAITING
     if starter is None:
         return state
-    holder = find_holder(run)
-    if holder is not None and holder.holder == starter.holder:
-        return State.WAITING  # its jobs are just being submitted
+    if is_ahead and state == State.RUNNING and not _has_begun(view):
+        return State.WAITING  # its jobs are being submitted, or are in the queue
     # A lease that is left shows that its process was killed; who ends well takes it along.
     if state == State.INTERRUPTED and not run.lease_path.exists():
         if view["seconds"] is None:
             return State.WAITING
         return State.RUNNING if is_ahead else state  # its jobs have ended: it gets a driver now
     return state
+
+
+def _has_begun(view: dict[str, Any]) -> bool:
+    """Whether a stage of the run has run, or a job of one is at work."""
+    stages = view["stages"].values()
+    return any(
+        stage["state"] not in (State.PENDING, State.WAITING) and not stage["reused"]
+        for stage in stages
+    )
 
 
 def _state(states: list[str], *, goes_on: bool) -> str:

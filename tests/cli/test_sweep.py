@@ -131,9 +131,8 @@ def test_a_sweep_whose_launcher_was_killed_is_taken_up_where_it_stood(gated):
     folder = Path(command.folder) / "redco-workspace" / "sweeps" / sweep
 
     os.kill(json.loads((folder / "lease.json").read_text())["pid"], signal.SIGKILL)
-    (command.folder / "gate").touch()
-    wait_for(lambda: states(status(command, sweep))[0] == "completed")
     wait_for(lambda: status(command, sweep)["state"] == "interrupted")
+    (command.folder / "gate").touch()
     view = json.loads(command("resume", sweep, "--json").splitlines()[-1])
 
     assert states(view) == ["completed", "completed"]

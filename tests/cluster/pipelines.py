@@ -3,7 +3,7 @@
 import json
 import threading
 
-from redco_flow.orchestrate.run.orchestrator import open_session
+from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import write_run
 from redco_flow.orchestrate.run.state import StateStore

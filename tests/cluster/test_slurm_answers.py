@@ -12,6 +12,7 @@ from tiny_stages.calls import wait_until
 from redco_flow.cli.status import stage_line
 from redco_flow.cli.view import read_run_view
 from redco_flow.launch.executor import reattach
+from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.start import write_run
 from redco_flow.orchestrate.sweep.process import submit_points
 from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
@@ -113,7 +114,7 @@ def test_points_of_a_sweep_beyond_the_limit_of_submitted_jobs_wait_and_none_fail
     commands.inject("sbatch", THREE_JOBS_AT_MOST)
     sweep = write_sweep(Sweeps(tmp_path), RATES[:3])
     said = []
-    submit_points(sweep, sweep.runs, said.append)
+    submit_points(sweep, sweep.runs, said.append, Driver())
     for gate in ("first-gate", "gate"):
         (tmp_path / gate).touch()
 

@@ -14,6 +14,7 @@ from tiny_stages.calls import wait_until
 from redco_flow.cli.sweep import read_sweep_view, sweep_text
 from redco_flow.cli.view import read_run_view
 from redco_flow.orchestrate.run.cancel import cancel_run
+from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.sweep.control import (
     PlannedPoint,
@@ -87,8 +88,8 @@ class Sweeps:
                 for run in sweep.runs
             ]
             is_submitted = all(last and (last.read_job() or {}).get("job_id") for last in lasts)
-            own, leases = find_holder(sweep), map(find_holder, sweep.runs)
-            return is_submitted and all(one is None or one.holder != own.holder for one in leases)
+            # The leases of all are held until the last point is submitted.
+            return is_submitted and not all(map(find_holder, sweep.runs))
 
         wait_until(is_queued)
 
@@ -104,7 +105,7 @@ class Sweeps:
 
 
 def kill_launchers(sweep):
-    """kill -9 of the sweep's process and of every driver."""
+    """kill -9 of the sweep's process, and of those that drive runs of it."""
     for one in (sweep, *sweep.runs):
         kill_launcher(one)
 
@@ -359,13 +360,13 @@ def test_a_job_whose_id_was_lost_is_found_by_its_name_and_what_slurm_never_got_i
         write_json(attempt.job_path, attempt.read_job() | {"job_id": "", "job_name": "another"})
 
     said = []
-    submit_points(sweep, sweep.runs, said.append)
+    submit_points(sweep, sweep.runs, said.append, Driver())
 
     assert job_ids(sweep, "train") == ids, said
     assert set(job_ids(sweep, "compare")).isdisjoint(queued)
     again = set(slurm.jobs())
     assert len(again) == len(queued) + 4
-    submit_points(sweep, sweep.runs, said.append)
+    submit_points(sweep, sweep.runs, said.append, Driver())
     assert set(slurm.jobs()) == again
 
 
@@ -390,7 +391,7 @@ def test_a_point_that_is_tried_again_waits_for_those_that_are_in_the_queue(sweep
     again, before = sweep.runs[1:3]
     cancel_run(again, "a mistake")
 
-    submit_points(sweep, sweep.runs, print)
+    submit_points(sweep, sweep.runs, print, Driver())
 
     assert [len(run.attempts("train")) for run in sweep.runs] == [1, 2, 1, 1]
     ids = [job_id(before, stage) for stage in ("train", "compare")]

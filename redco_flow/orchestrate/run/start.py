@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from redco_flow.tracking.attempt import ENDED_RUN_STATES, AttemptDirectory, Stat
 from redco_flow.tracking.code_digest import changed_modules
 from redco_flow.tracking.locks import Lease, acquire, find_holder
 from redco_flow.tracking.run_directory import RunDirectory
+from redco_flow.tracking.sweep_directory import SweepDirectory
 from redco_flow.tracking.workspace import Workspace
 
 _SECONDS_TO_START = 30.0
@@ -214,12 +215,40 @@ def spawn(run: RunDirectory, *options: str) -> None:
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
     """
-    record = LaunchRecord.read(run)
-    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.run.orchestrator", str(run.path)]
-    with open(run.log_path, "ab", opener=open_no_link) as log:
-        said_before = log.tell()
+    start_process(
+        run,
+        f"run {run.id}",
+        ["redco_flow.orchestrate.run.orchestrator", str(run.path), *options],
+        LaunchRecord.read(run),
+        # A run of reused stages may be over before we look.
+        is_over=lambda: run.read_state()["state"] in ENDED_RUN_STATES,
+    )
+
+
+def start_process(
+    leased: RunDirectory | SweepDirectory,
+    name: str,
+    words: Sequence[str],
+    record: LaunchRecord,
+    *,
+    is_over: Callable[[], bool],
+) -> None:
+    """Start a detached process that drives a run or a sweep; wait until it holds the lease.
+
+    Args:
+        leased: the run or sweep, whose log gets the process's output.
+        name: of the run or sweep, for an error.
+        words: the module and its arguments.
+        record: how the run, or a sweep's first one, was launched.
+        is_over: whether the process has done its work, and has let go of the lease.
+
+    Raises:
+        RedcoFlowError: it ended at once; the message has its last words.
+    """
+    with open(leased.log_path, "ab", opener=open_no_link) as log:
+        offset = log.tell()
         process = subprocess.Popen(
-            [*command, *options],
+            [sys.executable, "-P", "-m", *words],
             cwd=record.directory if Path(record.directory).is_dir() else None,
             env=os.environ | record.variables,
             stdin=subprocess.DEVNULL,
@@ -228,23 +257,19 @@ def spawn(run: RunDirectory, *options: str) -> None:
             start_new_session=True,
         )
     deadline = time.monotonic() + _SECONDS_TO_START
-    while not _is_driven_by(run, process.pid):
-        if process.poll() is not None:
-            # A run of reused stages may be over before we look.
-            if process.returncode in (0, 5) or run.read_state()["state"] in ENDED_RUN_STATES:
-                return
-            raise RedcoFlowError(_last_words(run, said_before))
-        if time.monotonic() > deadline:
+    while (lease := find_holder(leased)) is None or lease.holder.pid != process.pid:
+        has_left = process.poll() is not None
+        if process.returncode in (0, 5) or is_over():
+            break
+        if has_left or time.monotonic() > deadline:
             process.kill()
-            raise RedcoFlowError(_last_words(run, said_before))
+            raise RedcoFlowError(
+                f"{name} could not be started; {leased.log_path} says:\n"
+                f"{_last_words(leased.log_path, offset)}"
+            )
         time.sleep(_POLL_SECONDS)
     # Its end does not matter here; without this Python would complain of a lost child.
     process.returncode = 0
-
-
-def _is_driven_by(run: RunDirectory, pid: int) -> bool:
-    lease = find_holder(run)
-    return lease is not None and lease.holder.pid == pid
 
 
 def _take_over(run: RunDirectory) -> Lease:
@@ -320,8 +345,6 @@ def _reopen(run: RunDirectory) -> None:
     run.write_state(run.read_state() | forgotten)
 
 
-def _last_words(run: RunDirectory, offset: int) -> str:
-    said = run.log_path.read_bytes()[offset:].decode("utf-8", "replace").strip()
-    return f"run {run.id} could not be started; {run.log_path} says:\n" + "\n".join(
-        said.splitlines()[-20:]
-    )
+def _last_words(path: Path, offset: int) -> str:
+    said = path.read_bytes()[offset:].decode("utf-8", "replace").strip()
+    return "\n".join(said.splitlines()[-20:])

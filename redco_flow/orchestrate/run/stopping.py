@@ -6,7 +6,6 @@ request counts, except that a cancel outranks a detach that has not been acted o
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._signal: str | None = None
         self.kind: StopKind | None = None
         self.reason = ""
 
@@ -44,15 +42,6 @@ class StopRequest:
         if self.kind != "cancel":
             self.kind, self.reason = "cancel", reason
         self._event.set()
-
-    def on_signal(self, number: int, frame: object) -> None:
-        """Note a signal: a handler, which may touch no lock."""
-        self._signal = signal.Signals(number).name
-
-    def act_on_signal(self) -> None:
-        """Ask this process to end if a signal came."""
-        if self._signal is not None:
-            self.detach(f"got {self._signal}")
 
     def detach(self, reason: str) -> None:
         """Ask only this process to end."""

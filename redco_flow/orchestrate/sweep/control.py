@@ -9,20 +9,24 @@ for each other, the points are runs ahead, and that process submits the jobs of 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redco_flow.errors import ConfigError, Problem, RedcoFlowError, UsageError
+from redco_flow.errors import ConfigError, Problem, UsageError
 from redco_flow.orchestrate.run.cancel import cancel_runs, has_ended
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.orchestrate.run.plan import Plan
-from redco_flow.orchestrate.run.start import check_run, refuse_to_start_over, reopen_run, write_run
+from redco_flow.orchestrate.run.start import (
+    check_run,
+    refuse_to_start_over,
+    reopen_run,
+    start_process,
+    write_run,
+)
 from redco_flow.orchestrate.run.state import LaunchRecord
-from redco_flow.records import open_no_link, write_json
+from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedPipeline
 from redco_flow.spec.overrides import Point
 from redco_flow.spec.profile import Profile
@@ -33,7 +37,6 @@ from redco_flow.tracking.sweep_directory import SweepDirectory, SweepPoint
 from redco_flow.tracking.typed_records import unless_damaged
 from redco_flow.tracking.workspace import Workspace
 
-_SECONDS_TO_START = 30.0
 _POLL_SECONDS = 0.05
 
 
@@ -187,33 +190,12 @@ def _refuse_if_driven(sweep: SweepDirectory) -> None:
 
 
 def _spawn(sweep: SweepDirectory) -> None:
-    """Start the process that starts the runs, and wait until it holds the sweep's lease."""
-    command = [sys.executable, "-P", "-m", "redco_flow.orchestrate.sweep.process", str(sweep.path)]
-    record = LaunchRecord.read(sweep.runs[0])
-    with open(sweep.log_path, "ab", opener=open_no_link) as log:
-        process = subprocess.Popen(
-            command,
-            cwd=record.directory if Path(record.directory).is_dir() else None,
-            env=os.environ | record.variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + _SECONDS_TO_START
-    while (holder := find_holder(sweep)) is None or holder.holder.pid != process.pid:
-        if process.poll() == 0 or all(map(has_ended, sweep.runs)):
-            return  # runs of reused stages may be over before we look
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            raise RedcoFlowError(
-                f"sweep {sweep.id} could not be started; {sweep.log_path} says:\n"
-                f"{_last_words(sweep.log_path)}"
-            )
-        time.sleep(_POLL_SECONDS)
-    # Its end does not matter here; without this Python would complain of a lost child.
-    process.returncode = 0
-
-
-def _last_words(path: Path) -> str:
-    return path.read_text(errors="replace")[-2000:].strip()
+    """Start the process that drives the runs."""
+    start_process(
+        sweep,
+        f"sweep {sweep.id}",
+        ["redco_flow.orchestrate.sweep.process", str(sweep.path)],
+        LaunchRecord.read(sweep.runs[0]),
+        # Runs of reused stages may be over before we look.
+        is_over=lambda: all(map(has_ended, sweep.runs)),
+    )

@@ -1,11 +1,11 @@
-"""The process that starts a sweep's runs: `python -m redco_flow.orchestrate.sweep.process SWEEP`.
+"""The process that drives a sweep's runs: `python -m redco_flow.orchestrate.sweep.process SWEEP`.
 
-Detached, so it outlives the terminal. Starts the orchestrator of each run that has not ended and
-has none, at most `max_parallel` at a time. If this process dies, the orchestrators go on, and
-`resume_sweep` starts the others.
+Detached, so it outlives the terminal. Drives each run that has not ended and has no orchestrator,
+at most `max_parallel` at a time, all in this process. If it dies, jobs run on, and `resume_sweep`
+continues the runs.
 
 Where the cluster supports job dependencies, the jobs of all points are submitted first. From then
-on no process is needed; a run gets its orchestrator when a job of its own has begun.
+on no process is needed; a run is driven when a job of its own has begun.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from redco_flow.launch.endings import never_began, write_exit
 from redco_flow.launch.executor import CallJob, reattach
 from redco_flow.orchestrate.run.ahead import SweepQueue
 from redco_flow.orchestrate.run.cancel import has_ended
+from redco_flow.orchestrate.run.driver import Driver, open_session
 from redco_flow.orchestrate.run.ingredients import Sources, stage_ingredients
-from redco_flow.orchestrate.run.orchestrator import open_session
+from redco_flow.orchestrate.run.orchestrator import run_and_exit
 from redco_flow.orchestrate.run.plan import Plan, upstream_of
 from redco_flow.orchestrate.run.session import RunSession
-from redco_flow.orchestrate.run.start import spawn
 from redco_flow.orchestrate.run.state import StateStore, note_takeover
 from redco_flow.orchestrate.run.stopping import Log, StopRequest
 from redco_flow.records import digest_json
@@ -41,36 +41,47 @@ from redco_flow.tracking.sweep_directory import SweepDirectory, current_attempt
 from redco_flow.tracking.workspace import Workspace
 
 _POLL_SECONDS = 0.5
+_PAUSE_PER_LOOK = 9.0
 
 
-def main(arguments: list[str]) -> int:
-    """Start the orchestrators of all runs, in order; return when all have ended."""
-    sweep = SweepDirectory(Path(arguments[0]))
+def main(arguments: Sequence[str]) -> int:
+    """Drive all runs, in order; return when all have ended."""
+    sweep, driver = SweepDirectory(Path(arguments[0])), Driver()
+    driver.take_signals()
     try:
         with acquire(sweep):
-            _start_runs(sweep)
+            _drive_runs(sweep, driver)
     except RedcoFlowError as error:
         _log(str(error))
         return error.exit_code
+    finally:
+        driver.wait()
     return 0
 
 
-def _start_runs(sweep: SweepDirectory) -> None:
-    waiting = [run for run in sweep.runs if not has_ended(run) and find_holder(run) is None]
-    jobs = _submit(sweep, waiting) if sweep.is_ahead else {}
-    while not sweep.cancel_path.exists():
-        at_work = [run for run in sweep.runs if find_holder(run) is not None]
-        if not waiting and not at_work:
+def _drive_runs(sweep: SweepDirectory, driver: Driver) -> None:
+    left = [run for run in sweep.runs if not has_ended(run)]
+    elsewhere = [run for run in left if find_holder(run) is not None]
+    waiting = [run for run in left if run not in elsewhere]
+    jobs = _submit(sweep, waiting, driver) if sweep.is_ahead else {}
+    while not sweep.cancel_path.exists() and not driver.is_stopped:
+        elsewhere = [run for run in elsewhere if find_holder(run) is not None]
+        num_at_work = driver.num_driving + len(elsewhere)
+        if not waiting and not num_at_work:
             return
-        has_room = len(at_work) < sweep.record["max_parallel"]
+        looked_at = time.monotonic()
+        has_room = num_at_work < sweep.record["max_parallel"]
         ready = next((run for run in waiting if _is_ready(run, jobs)), None) if has_room else None
         if ready is None:
-            time.sleep(_POLL_SECONDS)
+            # Of thousands of points a look takes its time.
+            seconds = _PAUSE_PER_LOOK * (time.monotonic() - looked_at)
+            driver.wait_for_an_end(max(_POLL_SECONDS, seconds))
             continue
         waiting.remove(ready)
-        if not has_ended(ready):  # it may have been cancelled while it waited
-            # The orchestrator applies the retry budgets to what ended before it was started.
-            _start(ready, ["--judge-ended"] if jobs else [])
+        # It may have been cancelled while it waited. The retry budgets apply to what ended before.
+        if not has_ended(ready) and not _start(ready, driver, judges_ended=bool(jobs)):
+            elsewhere.append(ready)
+        driver.wait_for_an_end(0)
 
 
 def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:
@@ -78,19 +89,23 @@ def _is_ready(run: RunDirectory, jobs: Mapping[str, PointJobs]) -> bool:
     return run.id not in jobs or jobs[run.id].need_orchestrator()
 
 
-def _submit(sweep: SweepDirectory, runs: Sequence[RunDirectory]) -> dict[str, PointJobs]:
+def _submit(
+    sweep: SweepDirectory, runs: Sequence[RunDirectory], driver: Driver
+) -> dict[str, PointJobs]:
     """Submit the jobs of all points; return them by run."""
-    submit_points(sweep, runs, _log)
+    submit_points(sweep, runs, _log, driver)
     return {run.id: PointJobs(run) for run in runs}
 
 
-def _start(run: RunDirectory, options: Sequence[str]) -> None:
-    """Start a run's orchestrator; an error goes to the log, and the other runs go on."""
+def _start(run: RunDirectory, driver: Driver, *, judges_ended: bool) -> bool:
+    """Begin to drive a run; where that cannot be, the log says why, and the other runs go on."""
     _log(f"starts {run.id}")
     try:
-        spawn(run, *options)
-    except RedcoFlowError as error:
+        driver.start(run, judges_ended=judges_ended)
+    except (RedcoFlowError, OSError) as error:
         _log(str(error))
+        return False
+    return True
 
 
 def _log(line: str) -> None:
@@ -232,11 +247,16 @@ class _Point:
         return [attempt for attempt in found if attempt is not None]
 
 
-def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], log: Log) -> None:
+def submit_points(
+    sweep: SweepDirectory, runs: Sequence[RunDirectory], log: Log, driver: Driver
+) -> None:
     """Submit the jobs of a sweep's runs, under the runs' leases.
 
     Runs that have an orchestrator are left to it. What cannot be submitted has its error in the
     log, and is tried again, alone, by the orchestrator of its run.
+
+    Args:
+        driver: a signal to it ends the submission early; what is submitted by then stays.
     """
     sources = Sources()
     with ExitStack() as leases:
@@ -251,18 +271,20 @@ def submit_points(sweep: SweepDirectory, runs: Sequence[RunDirectory], log: Log)
                 points.append(_open_point(run, sources))
             except RedcoFlowError as error:  # its orchestrator records it in the run
                 log(f"{run.id}: {error}")
-        _resolve_lost_ids(sweep, points)
-        _submit_in_order(sweep, points, log)
+        _resolve_lost_ids(sweep, points, driver)
+        _submit_in_order(sweep, points, log, driver)
 
 
-def _submit_in_order(sweep: SweepDirectory, points: Sequence[_Point], log: Log) -> None:
+def _submit_in_order(
+    sweep: SweepDirectory, points: Sequence[_Point], log: Log, driver: Driver
+) -> None:
     """Submit one point after the other; stop early where the sweep is cancelled."""
     num_at_once = sweep.record["max_parallel"]
     before: deque[list[CallJob]] = deque([[]] * num_at_once, maxlen=num_at_once)
     makers: dict[str, AttemptDirectory] = {}
     # Points that are in the queue come first: one that is tried again waits for them.
     for point in sorted(points, key=lambda one: not one.is_queued()):
-        if sweep.cancel_path.exists():
+        if sweep.cancel_path.exists() or driver.is_stopped:
             return
         queue = SweepQueue(point.keys, makers, before[0])
         point.session.submit_ahead(_log_of(point, log), queue)
@@ -283,13 +305,13 @@ def _open_point(run: RunDirectory, sources: Sources) -> _Point:
     return _Point(session, work_keys(context.pipeline, context.workspace, sources))
 
 
-def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
+def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point], driver: Driver) -> None:
     """Find jobs whose ids were lost by their names, all at once.
 
     An attempt that the cluster never got is recorded so, and is submitted again.
     """
     lost = [job for point in points for job in point.open_jobs() if not job.record()["job_id"]]
-    while lost and not sweep.cancel_path.exists():
+    while lost and not sweep.cancel_path.exists() and not driver.is_stopped:
         for job in [one for one in lost if one.status().cause is Cause.NEVER_SUBMITTED]:
             why = "the cluster never got it"
             write_exit(job.attempt, never_began(why))
@@ -298,4 +320,4 @@ def _resolve_lost_ids(sweep: SweepDirectory, points: Sequence[_Point]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_and_exit(main)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redco_flow.launch.processes import kill_processes_of
-from redco_flow.orchestrate.run.orchestrator import open_session
+from redco_flow.orchestrate.run.driver import open_session
 from redco_flow.orchestrate.run.plan import make_plan
 from redco_flow.orchestrate.run.start import spawn, write_run
 from redco_flow.orchestrate.run.state import StateStore
