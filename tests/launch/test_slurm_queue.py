@@ -1,5 +1,7 @@
 """When Slurm is asked: seldom, by one thread, less often when it does not answer."""
 
+from itertools import pairwise
+
 import pytest
 
 from redco_flow.errors import ClusterUnreachable, StageFailed
@@ -17,13 +19,14 @@ class Cluster:
         self.accounting_asked_for = []
         self.accounting = None
         self.problem = None
+        self.state = "RUNNING"
         self.queue = SlurmQueue(self.list_jobs, self.find_accounted, clock=lambda: self.now)
 
     def list_jobs(self):
         self.asked_at.append(self.now)
         if self.problem:
             raise ClusterUnreachable(self.problem)
-        return {"1": JobEntry("1", "RUNNING")}
+        return {"1": JobEntry("1", self.state)}
 
     def find_accounted(self, job_ids):
         self.accounting_asked_at.append(self.now)
@@ -49,6 +52,18 @@ def test_two_hundred_jobs_cost_six_requests_a_minute(cluster):
     cluster.look_often(60)
 
     assert len(cluster.asked_at) == 6
+
+
+def test_jobs_that_wait_for_two_days_cost_a_request_in_two_minutes_until_one_changes(cluster):
+    for _ in range(2 * 24 * 3600 // 5):
+        cluster.queue.look()
+        cluster.now += 5.0
+    num_asked = len(cluster.asked_at)
+    cluster.state = "COMPLETING"
+    cluster.look_often(150)
+
+    assert num_asked < 1600
+    assert [b - a for a, b in pairwise(cluster.asked_at[-3:])] == [10.0, 10.0]
 
 
 def test_an_event_makes_it_ask_within_a_second_but_not_more_often_than_that(cluster):

@@ -275,6 +275,7 @@ def _number(text: str) -> int | None:
 SECONDS_BETWEEN_REQUESTS = 10.0
 SECONDS_BETWEEN_URGENT_REQUESTS = 1.0
 _MAX_SECONDS = 120.0
+_SHARE_OF_STILLNESS = 0.1  # after an hour without a change, ask every two minutes
 _SECONDS_WITHOUT_ACCOUNTING = 600.0
 _MAX_ACCOUNTING_FAILURES = 8  # in about ten minutes
 
@@ -328,6 +329,7 @@ class SlurmQueue:
         self._asking = threading.Lock()
         self._view = QueueView()
         self._tried_at = float("-inf")
+        self._changed_at = clock()
         self._num_failures = 0
         self._accounted: dict[str, JobEntry | None] = {}
         self._to_account: set[str] = set()
@@ -398,7 +400,11 @@ class SlurmQueue:
             self._to_account -= found.keys()
 
     def _is_due(self, *, urgent: bool) -> bool:
-        wait = SECONDS_BETWEEN_URGENT_REQUESTS if urgent else SECONDS_BETWEEN_REQUESTS
+        wait = SECONDS_BETWEEN_URGENT_REQUESTS
+        if not urgent:
+            # A job that waits for two days must not cost 17,000 requests.
+            still = _SHARE_OF_STILLNESS * (self._tried_at - self._changed_at)
+            wait = min(max(still, SECONDS_BETWEEN_REQUESTS), _MAX_SECONDS)
         if self._num_failures:
             wait = back_off(self._num_failures)
         return self.clock() - self._tried_at >= wait
@@ -412,7 +418,13 @@ class SlurmQueue:
             self._view = QueueView(self._view.entries, self._view.asked_at, str(error))
         else:
             self._num_failures = 0
+            if _states(entries) != _states(self._view.entries):
+                self._changed_at = asked_at
             self._view = QueueView(entries, asked_at)
+
+
+def _states(entries: Mapping[str, JobEntry]) -> dict[str, tuple[str, str]]:
+    return {job_id: (entry.state, entry.reason) for job_id, entry in entries.items()}
 
 
 def environment_of(cluster: str) -> dict[str, str]:

@@ -33,6 +33,9 @@ from redco_flow.spec.find import bundled_behind, find_file
 
 _FLOW_FILE = "flows/pipeline.py"
 _SECONDS_BETWEEN_LOOKS = 0.5
+# Prefect is imported once for all runs of a process, for one address.
+_PREPARING = threading.Lock()
+_imported_for: dict[str, PrefectApi] = {}
 # Until an API answers: `redco-flow ui` may start our server while a run is at work.
 _FIRST_WAIT, _LAST_WAIT = 2.0, 60.0
 
@@ -115,10 +118,17 @@ class FlowThread:
     def _run_flow(self, api: PrefectApi) -> None:
         context = self._session.context
         self._note_phase("importing Prefect")
-        report.prepare_environment(api)
-        flow = self._load_flow()
-        # Flow runs of dead processes come first, also an earlier one of this run.
-        finish_left_over(api, context.run)
+        with _PREPARING:
+            if _imported_for.setdefault("api", api) != api:
+                self._log(
+                    f"warning: the process of this run reports others to "
+                    f"{_imported_for['api'].url}, not to {api.url}: the run has no page there."
+                )
+                return
+            report.prepare_environment(api)
+            flow = self._load_flow()
+            # Flow runs of dead processes come first, also an earlier one of this run.
+            finish_left_over(api, context.run)
         self._note_phase(f"registering the run at the Prefect server {api.url}")
         tags = context.pipeline.document["tags"]
         try:

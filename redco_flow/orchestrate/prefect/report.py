@@ -237,6 +237,8 @@ def prepare_environment(api: PrefectApi) -> None:
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_LOGGING_COLORS": "false",
+        # A run's log has the launcher's lines already, and a process may drive several runs.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "WARNING",
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)

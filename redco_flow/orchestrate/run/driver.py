@@ -48,6 +48,7 @@ class Driver:
         self._signal = ""
         # What jobs inherit is without the settings that Prefect is given later.
         self._environment = dict(os.environ)
+        self._mutex = threading.Lock()
         self._runs: list[DrivenRun] = []
         self._an_end = threading.Event()
 
@@ -67,22 +68,29 @@ class Driver:
             OSError: its directory cannot be written; names the path.
         """
         driven = DrivenRun(run, acquire(run), self._environment, self._an_end)
-        self._runs.append(driven)
-        driven.start(leave_cancelled=leave_cancelled, judges_ended=judges_ended)
+        with self._mutex:
+            driven.start(leave_cancelled=leave_cancelled, judges_ended=judges_ended)
+            self._runs.append(driven)
         return driven
 
     @property
     def num_driving(self) -> int:
-        """How many runs have not ended."""
+        """The number of runs that have not ended."""
         return sum(not one.has_ended for one in self._runs)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether a run has not ended, or its notices and its flow are not done with."""
+        with self._mutex:
+            self._runs = [one for one in self._runs if one.is_alive]
+            return bool(self._runs)
 
     def wait_for_an_end(self, seconds: float) -> None:
         """Wait until a run ends, but not longer than `seconds`; pass a signal on to the runs."""
         self._an_end.wait(seconds)
         self._an_end.clear()
-        self._runs = [one for one in self._runs if one.is_alive]
         if self.is_stopped:
-            for one in self._runs:
+            for one in list(self._runs):
                 one.stop.detach(f"got {self._signal}")
 
     @property
@@ -92,7 +100,7 @@ class Driver:
 
     def wait(self) -> None:
         """Return when all runs have ended, their notices are sent and their flows are closed."""
-        while self._runs:
+        while self.has_runs:
             self.wait_for_an_end(_POLL_SECONDS)
 
     def _on_signal(self, number: int, frame: object) -> None:

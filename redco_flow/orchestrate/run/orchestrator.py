@@ -1,7 +1,8 @@
-"""The process that drives one run: `python -m redco_flow.orchestrate.run.orchestrator RUN`.
+"""The process that drives a run: `python -m redco_flow.orchestrate.run.orchestrator RUN`.
 
-Detached, so it outlives the terminal. Ends with the run's exit code. The next process on the same
-directory continues after a kill.
+Detached, so it outlives the terminal. Drives further runs that are offered to it meanwhile
+(`sharing.py`), and ends with the first run's exit code when it has none. The next process on the
+same directory continues after a kill.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NoReturn
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.redaction import RedactedStream
 from redco_flow.orchestrate.run.driver import Driver
+from redco_flow.orchestrate.run.sharing import Listener
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     except (RedcoFlowError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", 1)
-    driver.wait()
+    Listener(driver, options.share).wait() if options.share else driver.wait()
     return driven.exit_code
 
 
@@ -46,6 +48,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("run", type=Path)
     parser.add_argument("--leave-cancelled", action="store_true")
     parser.add_argument("--judge-ended", action="store_true")
+    parser.add_argument("--share", default="", help="the name under which it accepts further runs")
     return parser.parse_args(arguments)
 
 

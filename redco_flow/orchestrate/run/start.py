@@ -22,6 +22,7 @@ from redco_flow.launch.disk_reserve import refuse_full_disk
 from redco_flow.orchestrate.run.calls import job_resources
 from redco_flow.orchestrate.run.ingredients import CodeState
 from redco_flow.orchestrate.run.plan import Plan
+from redco_flow.orchestrate.run.sharing import offer, shared_name
 from redco_flow.orchestrate.run.state import LaunchRecord, note_takeover
 from redco_flow.records import open_no_link, write_json, write_text
 from redco_flow.spec.load import ResolvedPipeline
@@ -206,20 +207,30 @@ def retry_run(run: RunDirectory, *, only_failed: bool = False) -> None:
             )
         refuse_to_start_over(run)
         _reopen(run)
-    spawn(run, *(["--leave-cancelled"] if only_failed else []))
+    spawn(run, leave_cancelled=only_failed)
 
 
-def spawn(run: RunDirectory, *options: str) -> None:
-    """Start the orchestrating process and wait until it holds the run's lease.
+def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: bool = False) -> None:
+    """Have a process drive the run; return when it holds the lease.
+
+    That is the process of another run, where one of the same environment is at work, or a new one.
+
+    Args:
+        leave_cancelled, judges_ended: as of `RunSession`.
 
     Raises:
         RedcoFlowError: it ended at once; the message has its last words.
     """
+    record = LaunchRecord.read(run)
+    name = shared_name(record)
+    if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
+        return
+    options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
     start_process(
         run,
         f"run {run.id}",
-        ["redco_flow.orchestrate.run.orchestrator", str(run.path), *options],
-        LaunchRecord.read(run),
+        ["redco_flow.orchestrate.run.orchestrator", str(run.path), "--share", name, *options],
+        record,
         # A run of reused stages may be over before we look.
         is_over=lambda: run.read_state()["state"] in ENDED_RUN_STATES,
     )

@@ -1,0 +1,99 @@
+"""Runs of one environment are driven by one process; each keeps its own log, lease and end."""
+
+import importlib
+import os
+import sys
+
+import pytest
+from orchestrate_runs import (
+    TWO_STAGES,
+    count_lines,
+    kill_launcher,
+    until,
+    wait_for_end,
+    wait_for_stage,
+)
+
+from redco_flow.errors import RedcoFlowError
+from redco_flow.orchestrate.run.driver import Driver
+from redco_flow.orchestrate.run.sharing import Listener, offer
+from redco_flow.orchestrate.run.start import resume_run
+from redco_flow.tracking.locks import acquire, find_holder
+
+
+@pytest.fixture
+def start(runs, tmp_path):
+    """Start a run whose training waits for `gate`; each number makes other results."""
+
+    def start(number):
+        overrides = [
+            f"preprocess.count={number}",
+            f"train.executions={tmp_path / 'trained'}",
+            f"train.gate={tmp_path / 'gate'}",
+        ]
+        return runs.start(TWO_STAGES, overrides)
+
+    return start
+
+
+def pid_of(run):
+    return find_holder(run).holder.pid
+
+
+def test_runs_of_one_environment_share_a_process_and_one_of_another_has_its_own(
+    start, monkeypatch, tmp_path
+):
+    first, second = start(1), start(2)
+    monkeypatch.setenv("SETTING_OF_JOBS", "another")
+    third = start(3)
+    for run in (first, second, third):
+        wait_for_stage(run, "train")
+    pids = [pid_of(run) for run in (first, second, third)]
+    first.request_cancel("not needed")
+    states = [wait_for_end(first)["state"]]
+    (tmp_path / "gate").touch()
+    states += [wait_for_end(run)["state"] for run in (second, third)]
+
+    assert pids[0] == pids[1] != pids[2]
+    assert states == ["cancelled", "completed", "completed"]
+    for run, other in ((first, second), (second, first)):
+        assert other.id not in run.log_path.read_text()
+    assert "completed: 2 stages completed" in second.log_path.read_text()
+    until(lambda: all(find_holder(run) is None for run in (first, second, third)))
+
+
+def test_runs_whose_process_was_killed_are_resumed_and_share_one_again(start, tmp_path):
+    both = [start(1), start(2)]
+    for run in both:
+        wait_for_stage(run, "train")
+    kill_launcher(both[0])
+    assert [find_holder(run) for run in both] == [None, None]
+
+    for run in both:
+        resume_run(run)
+    pids = {pid_of(run) for run in both}
+    (tmp_path / "gate").touch()
+
+    assert len(pids) == 1
+    assert [wait_for_end(run)["state"] for run in both] == ["completed"] * 2
+    assert count_lines(tmp_path / "trained") == 2
+
+
+def test_a_process_accepts_no_run_once_a_module_of_its_own_has_changed(runs, monkeypatch, tmp_path):
+    module = tmp_path / "my_own_module.py"
+    module.write_text("NUMBER = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("my_own_module")
+    monkeypatch.setitem(sys.modules, "my_own_module", sys.modules["my_own_module"])
+    listener = Listener(Driver(), name := f"test-{os.getpid()}")
+    taken = runs.write(TWO_STAGES)
+    options = {"leave_cancelled": False, "judges_ended": False}
+    with acquire(taken), pytest.raises(RedcoFlowError, match=r"could not be started.* is driven"):
+        offer(taken, name, options)
+    accepted = offer(taken, name, options)
+    module.write_text("NUMBER = 2\n")
+
+    assert accepted
+    assert not offer(runs.write(TWO_STAGES), name, options)
+    listener.wait()
+    assert taken.read_state()["state"] == "completed"
