@@ -24,9 +24,12 @@ from redco_flow.cli.text import columns
 from redco_flow.cli.view import read_run_view
 from redco_flow.errors import UsageError
 from redco_flow.tracking.attempt import State
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory, find_run
 from redco_flow.tracking.sweep_directory import SweepDirectory, find_sweep
 from redco_flow.tracking.workspace import Workspace
+
+_MOST_LAUNCHERS = 4  # which may be killed one after the other while a run is followed
 
 if TYPE_CHECKING:
     from redco_flow.orchestrate.run.plan import Plan
@@ -156,13 +159,32 @@ def _attend(run: RunDirectory, options: argparse.Namespace) -> int:
         started = {"run": run.id, "path": str(run.path), "state": State.RUNNING}
         print(json.dumps(started) if options.json else run.id)
         return 0
-    code = follow_run(run)
+    code = _follow_to_end(run)
     view = read_run_view(run)
     if options.json:
         print(json.dumps(summary(view, code)))
     elif view["state"] not in (State.PENDING, State.RUNNING):
         print(status_text(view))
         print(_next_steps(view))
+    return code
+
+
+def _follow_to_end(run: RunDirectory) -> int:
+    """Follow the run; where its launcher is killed meanwhile, have another one continue it."""
+    from redco_flow.orchestrate.run.start import resume_run
+
+    for _ in range(_MOST_LAUNCHERS):
+        code = follow_run(run)
+        # A lease that is left shows that its process was killed; one that detaches takes it along.
+        if read_run_view(run)["state"] != State.INTERRUPTED or not run.lease_path.exists():
+            break
+        sys.stderr.write(f"the launcher of {run.id} was killed; another one continues\n")
+        try:
+            resume_run(run)
+        except UsageError as error:
+            if find_holder(run) is None:  # nobody else has continued it
+                sys.stderr.write(f"{error}\n")
+                break
     return code
 
 

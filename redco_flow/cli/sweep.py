@@ -214,6 +214,7 @@ def write_sweep_page(sweep: SweepDirectory, path: Path | None = None) -> Path:
 
 
 DETACHED_EXIT_CODE = 130
+_MOST_LAUNCHERS = 4  # which may be killed one after the other while a sweep is followed
 _EXIT_CODES = {State.COMPLETED: 0, State.CANCELLED: 5}
 _POLL_SECONDS = 0.5
 
@@ -320,7 +321,7 @@ def attend_sweep(sweep: SweepDirectory, options: argparse.Namespace) -> int:
         print(json.dumps({"sweep": sweep.id, "state": State.RUNNING}) if as_json else sweep.id)
         return 0
     try:
-        view = _follow(sweep)
+        view = _follow_to_end(sweep)
     except KeyboardInterrupt:
         sys.stderr.write(
             f"\ndetached; {sweep.id} continues. `redco-flow attach {sweep.id}` follows it again, "
@@ -333,6 +334,24 @@ def attend_sweep(sweep: SweepDirectory, options: argparse.Namespace) -> int:
     except (RedcoFlowError, OSError, ValueError) as error:  # the sweep itself went as it went
         sys.stderr.write(f"warning: the sweep's page could not be written: {error}\n")
     return _EXIT_CODES.get(view["state"], 1)
+
+
+def _follow_to_end(sweep: SweepDirectory) -> dict[str, Any]:
+    """Follow the sweep; where its process is killed meanwhile, have another one continue it."""
+    from redco_flow.orchestrate.sweep.control import resume_sweep
+
+    for _ in range(_MOST_LAUNCHERS):
+        view = _follow(sweep)
+        if view["state"] != State.INTERRUPTED or not (sweep.path / "lease.json").exists():
+            break
+        sys.stderr.write(f"the process of {sweep.id} was killed; another one continues\n")
+        try:
+            resume_sweep(sweep)
+        except UsageError as error:
+            if find_holder(sweep) is None:  # nobody else has continued it
+                sys.stderr.write(f"{error}\n")
+                break
+    return view
 
 
 def _follow(sweep: SweepDirectory) -> dict[str, Any]:

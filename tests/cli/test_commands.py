@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from redco_flow.cli import main
+from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.run_directory import RunDirectory
 from redco_flow.tracking.workspace import Workspace
 from tests.cli.conftest import wait_for
@@ -191,6 +192,24 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(command):
     assert f"redco-flow attach {run}" in err
     gate.touch()
     assert "completed" in command("attach", run)
+
+
+def test_a_run_whose_launcher_is_killed_while_it_is_followed_is_continued_by_another(command):
+    gate = command.folder / "gate"
+    process = command.start("run", "sums.yaml", f"total.gate={gate}", "--json")
+    leases = command.folder / "redco-workspace" / "runs"
+    wait_for(lambda: command("ls").count("running") == 1 and list(leases.glob("*/lease.json")))
+    (lease,) = leases.glob("*/lease.json")
+    wait_for(lambda: (lease.parent / "stages/total/attempts/1/job.json").exists())
+
+    os.kill(json.loads(lease.read_text())["pid"], signal.SIGKILL)
+    wait_for(lambda: find_holder(lease.parent) is None)
+    gate.touch()
+    said, errors = process.communicate(timeout=200)
+
+    assert json.loads(said)["state"] == "completed"
+    assert "was killed; another one continues" in errors
+    assert not (lease.parent / "stages/total/attempts/2").exists()
 
 
 def test_cancel_stops_the_run_with_its_exit_code(command):

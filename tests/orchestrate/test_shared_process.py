@@ -17,7 +17,6 @@ from orchestrate_runs import (
 from redco_flow.errors import RedcoFlowError
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, offer
-from redco_flow.orchestrate.run.start import resume_run
 from redco_flow.tracking.locks import acquire, find_holder
 
 
@@ -62,21 +61,24 @@ def test_runs_of_one_environment_share_a_process_and_one_of_another_has_its_own(
     until(lambda: all(find_holder(run) is None for run in (first, second, third)))
 
 
-def test_runs_whose_process_was_killed_are_resumed_and_share_one_again(start, tmp_path):
-    both = [start(1), start(2)]
-    for run in both:
+def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_runs(
+    start, tmp_path
+):
+    before = [start(1), start(2)]
+    for run in before:
         wait_for_stage(run, "train")
-    kill_launcher(both[0])
-    assert [find_holder(run) for run in both] == [None, None]
+    kill_launcher(before[0])
+    assert [find_holder(run) for run in before] == [None, None]
 
-    for run in both:
-        resume_run(run)
-    pids = {pid_of(run) for run in both}
+    runs = [*before, start(3)]
+    until(lambda: all(map(find_holder, runs)))
+    pids = {pid_of(run) for run in runs}
     (tmp_path / "gate").touch()
 
     assert len(pids) == 1
-    assert [wait_for_end(run)["state"] for run in both] == ["completed"] * 2
-    assert count_lines(tmp_path / "trained") == 2
+    assert [wait_for_end(run)["state"] for run in runs] == ["completed"] * 3
+    assert count_lines(tmp_path / "trained") == 3
+    assert not list((tmp_path / "workspace/cache/launchers").glob("*/*"))
 
 
 def test_a_process_accepts_no_run_once_a_module_of_its_own_has_changed(runs, monkeypatch, tmp_path):

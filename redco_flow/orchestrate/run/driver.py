@@ -42,10 +42,16 @@ _POLL_SECONDS = 0.2
 
 
 class Driver:
-    """The runs that this process drives."""
+    """The runs that this process drives.
 
-    def __init__(self) -> None:
+    Args:
+        notes: a folder that gets a file for each run until its end; what a killed process has left
+            there, the next one continues.
+    """
+
+    def __init__(self, notes: Path | None = None) -> None:
         self._signal = ""
+        self._notes = notes
         # What jobs inherit is without the settings that Prefect is given later.
         self._environment = dict(os.environ)
         self._mutex = threading.Lock()
@@ -67,7 +73,8 @@ class Driver:
             DamagedRecord: its lease cannot be read.
             OSError: its directory cannot be written; names the path.
         """
-        driven = DrivenRun(run, acquire(run), self._environment, self._an_end)
+        note = self._notes / run.id if self._notes is not None else None
+        driven = DrivenRun(run, acquire(run), self._environment, self._an_end, note)
         with self._mutex:
             driven.start(leave_cancelled=leave_cancelled, judges_ended=judges_ended)
             self._runs.append(driven)
@@ -114,6 +121,7 @@ class DrivenRun:
         lease: the run's.
         environment: what its jobs inherit.
         an_end: is set when the run has ended.
+        note: a file that is there until then.
 
     Attributes:
         exit_code: of the run, once it has ended.
@@ -125,6 +133,7 @@ class DrivenRun:
         lease: Lease,
         environment: Mapping[str, str],
         an_end: threading.Event,
+        note: Path | None = None,
     ) -> None:
         self.stop = StopRequest()
         self.exit_code = 1
@@ -133,11 +142,14 @@ class DrivenRun:
         self._lease = lease
         self._environment = environment
         self._an_end = an_end
+        self._note = note
         self._log = RunLog(run)
         self._thread: threading.Thread | None = None
 
     def start(self, *, leave_cancelled: bool, judges_ended: bool) -> None:
         """Drive the run in a thread."""
+        if self._note is not None:
+            self._note.touch()
         options = {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}
         self._thread = threading.Thread(
             target=self._main, kwargs=options, name=self._run.id, daemon=True
@@ -153,8 +165,7 @@ class DrivenRun:
         try:
             self._bring_to_end(**options)
         finally:
-            self.has_ended = True
-            self._an_end.set()
+            self._set_ended()
             self._log.close()
 
     def _bring_to_end(self, **options: bool) -> None:
@@ -176,11 +187,16 @@ class DrivenRun:
             return
         # The run has ended and has let go of its lease: no one waits for what follows, and who
         # gives it new attempts meanwhile changes its state, not what this end was.
-        self.has_ended = True
-        self._an_end.set()
+        self._set_ended()
         tell_end(run, self._log, state=ended)
         if flow is not None:
             flow.close(_SECONDS_FOR_PREFECT_TO_CLOSE)
+
+    def _set_ended(self) -> None:
+        if self._note is not None and not self.has_ended:
+            self._note.unlink(missing_ok=True)
+        self.has_ended = True
+        self._an_end.set()
 
     def _drive(self, **options: bool) -> tuple[int, FlowThread | None]:
         """Return the exit code, and the flow where there is one to close.

@@ -8,6 +8,7 @@ same directory continues after a kill.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -17,8 +18,11 @@ from typing import NoReturn
 
 from redco_flow.errors import RedcoFlowError
 from redco_flow.launch.redaction import RedactedStream
+from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import Driver
-from redco_flow.orchestrate.run.sharing import Listener
+from redco_flow.orchestrate.run.sharing import Listener, notes_of
+from redco_flow.orchestrate.run.start import reopen_run
+from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -26,21 +30,47 @@ _SECONDS_FOR_PYTHON_TO_CLOSE = 15.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Drive the run to its end; return the exit code."""
+    """Drive the run to its end, and others that come; return the first one's exit code."""
     options = _parse(arguments)
-    driver = Driver()
+    run = RunDirectory(options.run)
+    notes = notes_of(LaunchRecord.read(run), options.share) if options.share else None
+    driver = Driver(notes)
     driver.take_signals()
     try:
         driven = driver.start(
-            RunDirectory(options.run),
-            leave_cancelled=options.leave_cancelled,
-            judges_ended=options.judge_ended,
+            run, leave_cancelled=options.leave_cancelled, judges_ended=options.judge_ended
         )
     except (RedcoFlowError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return getattr(error, "exit_code", 1)
-    Listener(driver, options.share).wait() if options.share else driver.wait()
+    if notes is None:
+        driver.wait()
+        return driven.exit_code
+    listener = Listener(driver, options.share)
+    if listener.is_open:
+        _continue_left_behind(driver, notes, run)
+    listener.wait()
+    with contextlib.suppress(OSError):
+        notes.rmdir()
     return driven.exit_code
+
+
+def _continue_left_behind(driver: Driver, notes: Path, first: RunDirectory) -> None:
+    """Continue the runs that a killed process of the same name has left without an end."""
+    for note in sorted(notes.iterdir()):
+        run = RunDirectory(first.path.parent / note.name)
+        if run.id == first.id:
+            continue
+        try:
+            if not run.path.exists() or has_ended(run):
+                note.unlink()
+                continue
+            reopen_run(run)
+            driver.start(run)
+        except (RedcoFlowError, OSError) as error:
+            sys.stderr.write(f"run {run.id}, whose process was killed, is left: {error}\n")
+        else:
+            sys.stderr.write(f"run {run.id}, whose process was killed, continues here\n")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -62,9 +62,16 @@ def shared_name(record: LaunchRecord) -> str:
             "directory": record.directory,
             "server": server,
             "python": sys.executable,
-            "process": [os.getuid(), umask, *spaces],
+            "process": [os.uname().nodename, os.getuid(), umask, *spaces],
         }
     )
+
+
+def notes_of(record: LaunchRecord, name: str) -> Path:
+    """Return the folder in which the process of this name notes the runs that it drives."""
+    folder = Path(record.workspace) / "cache" / "launchers" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def offer(run: RunDirectory, name: str, options: dict[str, bool]) -> bool:
@@ -112,6 +119,11 @@ class Listener:
             return
         threading.Thread(target=self._serve, name="offered runs", daemon=True).start()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether runs are accepted."""
+        return self._socket.fileno() >= 0
+
     def wait(self) -> None:
         """Return when all runs have ended; from then on none are accepted."""
         while True:
@@ -137,7 +149,7 @@ class Listener:
         with self._mutex:
             if self._driver.is_stopped or self._modules.have_changed():
                 self._close()  # another process may take the name
-            if self._socket.fileno() < 0 or self._driver.num_driving >= _MOST_RUNS:
+            if not self.is_open or self._driver.num_driving >= _MOST_RUNS:
                 return {"accepted": False}
             connection.setblocking(False)
             with contextlib.suppress(BlockingIOError):
