@@ -9,7 +9,7 @@ CONSTRAINTS ?= constraints.txt
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 # Those that need nothing more. `kept_files` gives the figures in the heads of three modules of models/; `gpu` needs one.
-BENCHMARKS := cli tracking second_run collectives gradient_reductions train_step checkpoint preprocess context \
+BENCHMARKS := cli tracking launch collectives gradient_reductions train_step checkpoint preprocess context \
 	residuals
 SOURCES := redco_flow flows examples tests benchmarks docs
 
