@@ -10,6 +10,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,9 @@ def reporting_live(session: RunSession, stage: str) -> Iterator[None]:
             with contextlib.suppress(Exception):  # Prefect, a torn record: the next look retries
                 page.show(words_of(run, stage, store.stage(stage)))
 
-    threading.Thread(target=watch, name=f"page of {stage}", daemon=True).start()
+    # By the context an event finds its flow run: a process may have several.
+    in_context = copy_context().run
+    threading.Thread(target=in_context, args=(watch,), name=f"page of {stage}", daemon=True).start()
     try:
         yield
     finally:
