@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from redco_flow.orchestrate.run.plan import Plan
     from redco_flow.spec.find import Folder
     from redco_flow.spec.load import PipelineFile, ResolvedPipeline
-    from redco_flow.spec.overrides import Point
     from redco_flow.spec.profile import Profile
+    from redco_flow.spec.sweep_points import Point
 
 FLOW_FILE = "flows/pipeline.py"
 

@@ -117,16 +117,19 @@ def _run(options: argparse.Namespace) -> int:
     from redco_flow.orchestrate.run.start import start_run
 
     loader = Loader(options, only_reads=options.dry_run)
-    if options.sweep and options.run_id:
-        raise UsageError("--run-id is for one run, and --sweep starts several; leave one out.")
-    if options.sweep:
+    is_sweep = bool(options.sweep or options.points)
+    if is_sweep and options.run_id:
+        raise UsageError("--run-id is for one run, and a sweep starts several; leave one out.")
+    if is_sweep:
         return run_sweep(
             options,
             loader,
             lambda planned: _print_point(planned, loader.replaced, as_json=options.json),
         )
-    if options.max_parallel:
-        raise UsageError("--max-parallel is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
+    for option in ("max_parallel", "num_samples"):
+        if getattr(options, option):
+            name = f"--{option.replace('_', '-')}"
+            raise UsageError(f"{name} is for a sweep; give --sweep KEY=V1,V2, or leave it out.")
     loaded = loader.load()
     if options.dry_run:
         _print_plan(loaded.pipeline, loaded.plan, loader.replaced, as_json=options.json)

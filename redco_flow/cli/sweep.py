@@ -24,7 +24,7 @@ from redco_flow.tracking.workspace import Workspace
 if TYPE_CHECKING:
     from redco_flow.orchestrate.sweep.control import PlannedPoint
     from redco_flow.report.compared_run import ComparedRun
-    from redco_flow.spec.overrides import Point
+    from redco_flow.spec.sweep_points import Point
 
 
 _NUM_METRICS_SHOWN = 4
@@ -220,13 +220,30 @@ _POLL_SECONDS = 0.5
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
-    """--sweep, --max-parallel: several runs of one pipeline."""
+    """Add the options of several runs of one pipeline."""
     parser.add_argument(
         "--sweep",
         action="append",
         default=[],
         metavar="KEY=V1,V2",
-        help="one run per value; several --sweep run every combination",
+        help="one run per value; several --sweep run every combination; "
+        "uniform(A, B), loguniform(A, B) or randint(A, B) in place of values draws them",
+    )
+    parser.add_argument(
+        "--num-samples",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="draws from the distributions of --sweep",
+    )
+    parser.add_argument(
+        "--sweep-seed", type=int, default=0, metavar="N", help="seed of those draws (default: 0)"
+    )
+    parser.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE",
+        help="one run per row of settings in a .csv or .jsonl file, with each of --sweep",
     )
     parser.add_argument(
         "--max-parallel",
@@ -255,7 +272,7 @@ def run_sweep(
         print_plan: for a dry run.
     """
     from redco_flow.orchestrate.sweep.control import PlannedPoint, plan_points, start_sweep
-    from redco_flow.spec.overrides import read_points
+    from redco_flow.spec.sweep_points import Samples, read_points
 
     workspaces: list[Workspace] = []
 
@@ -264,7 +281,8 @@ def run_sweep(
         workspaces.append(loaded.workspace)
         return PlannedPoint(point, loaded.pipeline, loaded.profile, loaded.plan)
 
-    planned = plan_points(read_points(options.sweep), load_point)
+    samples = Samples(options.num_samples, options.sweep_seed)
+    planned = plan_points(read_points(options.sweep, samples, options.points), load_point)
     if len({workspace.root for workspace in workspaces}) > 1:
         raise UsageError("--sweep over workspaces: the points of a sweep share one; leave it out.")
     max_parallel = options.max_parallel or planned[0].profile.max_parallel_stages

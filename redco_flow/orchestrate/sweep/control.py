@@ -28,8 +28,8 @@ from redco_flow.orchestrate.run.start import (
 from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.records import write_json
 from redco_flow.spec.load import ResolvedPipeline
-from redco_flow.spec.overrides import Point
 from redco_flow.spec.profile import Profile
+from redco_flow.spec.sweep_points import Point
 from redco_flow.tracking.attempt import State
 from redco_flow.tracking.locks import find_holder
 from redco_flow.tracking.process_identity import utc_now
