@@ -2,7 +2,11 @@
 
 import importlib
 import os
+import random
+import signal
 import sys
+import time
+from contextlib import suppress
 
 import pytest
 from orchestrate_runs import (
@@ -14,9 +18,10 @@ from orchestrate_runs import (
     wait_for_stage,
 )
 
-from redco_flow.errors import RedcoFlowError
+from redco_flow.errors import RedcoFlowError, UsageError
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, offer
+from redco_flow.orchestrate.run.start import resume_run
 from redco_flow.tracking.locks import acquire, find_holder
 
 
@@ -57,8 +62,8 @@ def test_runs_of_one_environment_share_a_process_and_one_of_another_has_its_own(
     assert states == ["cancelled", "completed", "completed"]
     for run, other in ((first, second), (second, first)):
         assert other.id not in run.log_path.read_text()
-    assert "completed: 2 stages completed" in second.log_path.read_text()
     until(lambda: all(find_holder(run) is None for run in (first, second, third)))
+    assert "completed: 2 stages completed" in second.log_path.read_text()
 
 
 def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_runs(
@@ -78,7 +83,28 @@ def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_r
     assert len(pids) == 1
     assert [wait_for_end(run)["state"] for run in runs] == ["completed"] * 3
     assert count_lines(tmp_path / "trained") == 3
-    assert not list((tmp_path / "workspace/cache/launchers").glob("*/*"))
+    until(lambda: not list((tmp_path / "workspace/cache/launchers").glob("*/*")))
+
+
+@pytest.mark.slow
+def test_runs_whose_process_is_killed_at_random_moments_compute_everything_once(start, tmp_path):
+    """Fault 17: `redco-flow resume` finds the running job again; the flow run that died is marked
+    as crashed.
+    """
+    generator = random.Random(3)
+    runs = [start(number) for number in (1, 2, 3)]
+    for _ in range(8):
+        time.sleep(generator.uniform(0.0, 0.6))
+        if (lease := find_holder(generator.choice(runs))) is not None:
+            os.kill(lease.holder.pid, signal.SIGKILL)
+            until(lambda lease=lease: not lease.holder.is_alive())
+        for run in runs:
+            with suppress(UsageError):  # the process of another one has continued it
+                resume_run(run)
+    (tmp_path / "gate").touch()
+
+    assert [wait_for_end(run)["state"] for run in runs] == ["completed"] * 3
+    assert count_lines(tmp_path / "trained") == 3
 
 
 def test_a_process_accepts_no_run_once_a_module_of_its_own_has_changed(runs, monkeypatch, tmp_path):

@@ -223,8 +223,13 @@ def spawn(run: RunDirectory, *, leave_cancelled: bool = False, judges_ended: boo
     """
     record = LaunchRecord.read(run)
     name = shared_name(record)
-    if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
-        return
+    try:
+        if offer(run, name, {"leave_cancelled": leave_cancelled, "judges_ended": judges_ended}):
+            return
+    except RedcoFlowError:
+        if find_holder(run) is None:
+            raise
+        return  # a process that continues all of a killed one's runs was faster
     options = ["--leave-cancelled"] * leave_cancelled + ["--judge-ended"] * judges_ended
     start_process(
         run,
@@ -270,7 +275,8 @@ def start_process(
     deadline = time.monotonic() + _SECONDS_TO_START
     while (lease := find_holder(leased)) is None or lease.holder.pid != process.pid:
         has_left = process.poll() is not None
-        if process.returncode in (0, 5) or is_over():
+        # Where another process has the lease, it was faster.
+        if process.returncode in (0, 5) or is_over() or (has_left and lease is not None):
             break
         if has_left or time.monotonic() > deadline:
             process.kill()
