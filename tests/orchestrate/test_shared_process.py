@@ -19,6 +19,7 @@ from orchestrate_runs import (
 )
 
 from redco_flow.errors import RedcoFlowError, UsageError
+from redco_flow.orchestrate.prefect.server import home_directory
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, offer
 from redco_flow.orchestrate.run.start import resume_run
@@ -83,7 +84,7 @@ def test_the_process_that_is_started_after_one_was_killed_continues_all_of_its_r
     assert len(pids) == 1
     assert [wait_for_end(run)["state"] for run in runs] == ["completed"] * 3
     assert count_lines(tmp_path / "trained") == 3
-    until(lambda: not list((tmp_path / "workspace/cache/launchers").glob("*/*")))
+    until(lambda: not list((home_directory() / "launchers").glob("*/*")))
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from redco_flow.orchestrate.run.cancel import has_ended
 from redco_flow.orchestrate.run.driver import Driver
 from redco_flow.orchestrate.run.sharing import Listener, notes_of
 from redco_flow.orchestrate.run.start import reopen_run
-from redco_flow.orchestrate.run.state import LaunchRecord
 from redco_flow.spec.secrets import secret_values
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     """Drive the run to its end, and others that come; return the first one's exit code."""
     options = _parse(arguments)
     run = RunDirectory(options.run)
-    notes = notes_of(LaunchRecord.read(run), options.share) if options.share else None
+    notes = notes_of(options.share) if options.share else None
     driver = Driver(notes)
     driver.take_signals()
     try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redco_flow.errors import RedcoFlowError
-from redco_flow.orchestrate.prefect.server import own_api
+from redco_flow.orchestrate.prefect.server import home_directory, own_api
 from redco_flow.records import digest_json
 from redco_flow.tracking.run_directory import RunDirectory
 
@@ -67,9 +67,9 @@ def shared_name(record: LaunchRecord) -> str:
     )
 
 
-def notes_of(record: LaunchRecord, name: str) -> Path:
+def notes_of(name: str) -> Path:
     """Return the folder in which the process of this name notes the runs that it drives."""
-    folder = Path(record.workspace) / "cache" / "launchers" / name
+    folder = home_directory() / "launchers" / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
