@@ -1,5 +1,6 @@
 """The text of a submission: what stands in it, quoted how, and what never does."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ SETTINGS = {
     "setup": ["source /opt/env.sh"],
     "python": "/opt/venv/bin/python",
     "options": ["--exclusive"],
+    "srun_options": ["--cpu-bind=cores"],
     "processes_per_host": 2,
     "gpu_type": "a100",
 }
@@ -37,6 +39,7 @@ SUBMISSION = Submission(
     settings=Config(**SETTINGS),
     stall_seconds=1800,
     grace_seconds=30,
+    variables={"NCCL_SOCKET_IFNAME": "ib0", "GREETING": "it's\there"},
 )
 SCRIPT = """\
 #!/bin/bash
@@ -59,13 +62,35 @@ SCRIPT = """\
 #SBATCH --exclusive
 
 printf '%s\\n' "$SLURM_JOB_ID" > slurm.jobid
+export NCCL_SOCKET_IFNAME=ib0
+export GREETING=$'it\\U00000027s\\U00000009here'
+export SLURM_EXPORT_ENV=ALL  # srun hands these on, also after sbatch --export=NONE
 module load cuda/13.0
 source /opt/env.sh
 
-srun --kill-on-bad-exit=1 --wait=0 --input=none \\
+finish() {{
+    for seconds in 0 10 30; do  # the controller may be away for a moment
+        sleep "$seconds"
+        SLURM_EXIT_ERROR=99 srun --input=none \\
+            --chdir='/home/me/my project' \\
+            --cpu-bind=cores \\
+            --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 \\
+            /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \\
+            /data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 \\
+            "$@"
+        code=$?
+        [ "$code" -eq 99 ] || return "$code"
+    done
+    /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
+/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 "$@"
+}}
+
+srun --input=none \\
+    --chdir='/home/me/my project' \\
+    --kill-on-bad-exit=1 --wait=0 \\
     --ntasks=4 \\
     --cpus-per-task=16 \\
-    --chdir='/home/me/my project' \\
+    --cpu-bind=cores \\
     /opt/venv/bin/python -P -m redco_flow.launch.rank \\
     /data/ws/runs/tiny-abcd/stages/train/attempts/1 \\
     --stall-seconds 1800 \\
@@ -73,9 +98,7 @@ srun --kill-on-bad-exit=1 --wait=0 --input=none \\
     --gpus-per-host 8 \\
     --rendezvous-seconds 300 \\
     --seconds-to-warning 3480
-
-/opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
-/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --srun-exit-code $?
+finish --srun-exit-code $?
 code=$?
 # Slurm takes the job back for a later start; where it may not, the launcher does.
 if [ "$code" -eq 75 ]; then
@@ -83,8 +106,7 @@ if [ "$code" -eq 75 ]; then
         sleep "$seconds"
         scontrol requeue "$SLURM_JOB_ID" && sleep 120
     done
-    /opt/venv/bin/python -P -m redco_flow.launch.slurm.job_end \
-/data/ws/runs/tiny-abcd/stages/train/attempts/1 --num-processes 4 --for-good
+    finish --for-good
     code=$?
 fi
 # By this Slurm knows whether jobs that depend on this one may start.
@@ -110,6 +132,7 @@ def test_a_stage_that_asks_for_nothing_leaves_memory_time_and_gpus_to_the_cluste
         "--seconds-to",
     ):
         assert option not in text
+    assert f"finish() {{\n    {sys.executable} -P -m redco_flow.launch.slurm.job_end" in text
 
 
 def test_the_container_stands_before_the_interpreter():

@@ -46,7 +46,7 @@ class SlurmExecutor(ChainingExecutor):
     Args:
         folder: the workspace, on a file system that every node has.
         config: the profile's `slurm:` section.
-        common: as `CallExecutor`; sbatch hands the environment on.
+        common: as `CallExecutor`; sbatch hands the environment on, and the script has `variables`.
     """
 
     job_class = SlurmJob
@@ -159,7 +159,14 @@ class SlurmExecutor(ChainingExecutor):
             grace_seconds=self.parameters["grace_seconds"],
             upstream=tuple(upstream),
             after_end=tuple(after_end),
+            variables=self._exports(attempt),
         )
+
+    def _exports(self, attempt: AttemptDirectory) -> dict[str, str]:
+        """What every job must have, whatever `--export` in slurm.options leaves out."""
+        inherited = job_environment(self._environment, attempt)
+        names = [*self._variables, *job_environment({}, attempt)]
+        return {name: inherited[name] for name in names}
 
     @property
     def _cluster(self) -> str:
@@ -172,7 +179,8 @@ class SlurmExecutor(ChainingExecutor):
 def make(profile: Profile, environment: Mapping[str, str]) -> SlurmExecutor:
     """Return the executor for a profile."""
     common = common_settings(profile, environment)
-    return SlurmExecutor(profile.workspace, profile.section, **common)
+    variables = profile.environment
+    return SlurmExecutor(profile.workspace, profile.section, variables=variables, **common)
 
 
 def reattach(record: Mapping[str, Any]) -> SlurmJob | SlurmArray:
