@@ -43,6 +43,7 @@ class Config(ExecutorConfig):
         walltime_minutes: of stages that ask for none; None leaves the partition's default.
         warning_seconds: this long before the end of its time a job saves and stops by itself.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
+        doctor_wait_seconds: how long the job of `redco-flow doctor` waits in the queue.
         gpu_option: how GPUs are asked for.
     """
 
@@ -64,6 +65,7 @@ class Config(ExecutorConfig):
     max_array_tasks: PositiveInt | None = None
     warning_seconds: PositiveInt = 120
     rendezvous_seconds: PositiveInt = 300
+    doctor_wait_seconds: PositiveInt = 120
     gpu_option: Literal["gpus-per-node", "gres"] = "gpus-per-node"
 
     @property

@@ -59,7 +59,7 @@ class SlurmExecutor(ChainingExecutor):
 
     def examine(self, gpus_per_host: int) -> Iterator[Finding]:
         """Yield one finding a check: the partition, and what a short job on two nodes sees."""
-        yield from examine_slurm(self._config, self.folder, gpus_per_host)
+        yield from examine_slurm(self._config, self.folder, gpus_per_host, self._job)
 
     def render(self, attempt: AttemptDirectory, title: str, resources: JobResources) -> str:
         """Return the sbatch file that `submit_call` would submit.
@@ -162,9 +162,14 @@ class SlurmExecutor(ChainingExecutor):
             variables=self._exports(attempt),
         )
 
+    def _job(
+        self, attempt: AttemptDirectory, title: str, resources: JobResources
+    ) -> tuple[Submission, Mapping[str, str]]:
+        return self._submission(attempt, title, resources), self._job_environment(attempt)
+
     def _exports(self, attempt: AttemptDirectory) -> dict[str, str]:
         """What every job must have, whatever `--export` in slurm.options leaves out."""
-        inherited = job_environment(self._environment, attempt)
+        inherited = job_environment({**self._environment, **self._variables}, attempt)
         names = [*self._variables, *job_environment({}, attempt)]
         return {name: inherited[name] for name in names}
 

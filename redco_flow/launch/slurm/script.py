@@ -74,6 +74,16 @@ def render(submission: Submission) -> str:
     )
 
 
+def render_probe(submission: Submission, module: str, arguments: Sequence[str]) -> str:
+    """Return the sbatch file of a job that runs a module in place of its ranks.
+
+    Raises:
+        UsageError: as `render`.
+    """
+    step = _step(submission, _rank_options(submission), module, [shlex.join(arguments)])
+    return _checked(submission, [*_start(submission), step])
+
+
 def _checked(submission: Submission, lines: Sequence[str]) -> str:
     text = "\n".join(lines) + "\n"
     for character in text:
@@ -87,11 +97,11 @@ def _checked(submission: Submission, lines: Sequence[str]) -> str:
 
 def _start(submission: Submission) -> Iterator[str]:
     """The options of sbatch, and the prologue of every command of the job."""
-    for value in (submission.attempt, submission.directory):
+    for path in (submission.attempt, submission.directory):
         # Slurm's own parser takes backslashes even out of quotes, and expands % in paths.
-        if any(character in str(value) for character in "\n\\%"):
+        if any(character in str(path) for character in "\n\\%"):
             raise UsageError(
-                f"{str(value)!r} cannot be submitted to Slurm: a path there must have no line "
+                f"{str(path)!r} cannot be submitted to Slurm: a path there must have no line "
                 f"break, backslash or percent sign; use another workspace."
             )
     yield "#!/bin/bash"
@@ -238,10 +248,6 @@ def _share(resources: JobResources) -> int:
 def _ranks(submission: Submission) -> Iterator[str]:
     """One supervisor for each rank."""
     settings, resources = submission.settings, submission.resources
-    options = ["--kill-on-bad-exit=1 --wait=0", _option("ntasks", resources.num_processes)]
-    if resources.cpus_per_host is not None:  # srun no longer takes it from sbatch
-        options.append(_option("cpus-per-task", _share(resources)))
-    options += settings.srun_options
     arguments = [
         _task(submission),
         f"--stall-seconds {submission.stall_seconds:g}",
@@ -252,7 +258,15 @@ def _ranks(submission: Submission) -> Iterator[str]:
     if resources.walltime_minutes is not None:
         seconds = resources.walltime_minutes * 60 - settings.warning_seconds
         arguments.append(f"--seconds-to-warning {seconds}")
-    yield _step(submission, options, "redco_flow.launch.rank", arguments)
+    yield _step(submission, _rank_options(submission), "redco_flow.launch.rank", arguments)
+
+
+def _rank_options(submission: Submission) -> list[str]:
+    resources = submission.resources
+    options = ["--kill-on-bad-exit=1 --wait=0", _option("ntasks", resources.num_processes)]
+    if resources.cpus_per_host is not None:  # srun no longer takes it from sbatch
+        options.append(_option("cpus-per-task", _share(resources)))
+    return [*options, *submission.settings.srun_options]
 
 
 def _step(
