@@ -1,5 +1,6 @@
 """The text of a submission: what stands in it, quoted how, and what never does."""
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from redco_flow.errors import UsageError
+from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.call import JobResources
+from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.slurm.config import Config
 from redco_flow.launch.slurm.script import Submission, render
 
@@ -149,6 +151,80 @@ def test_gpus_can_be_asked_for_as_generic_resources():
     assert "#SBATCH --gres=gpu:h100:8\n" in render(replace(SUBMISSION, settings=settings))
 
 
+def test_gpus_that_are_bound_to_tasks_are_requested_for_each_task():
+    text = render(replace(SUBMISSION, settings=Config(gpu_option="gpus-per-task", gpu_type="h100")))
+
+    assert "#SBATCH --gpus-per-task=h100:4\n" in text
+    assert "    --cpus-per-task=16 \\\n    --gpus-per-task=h100:4 \\\n" in text
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "devices"),
+    [
+        ("0,1,2,3", 1, [2, 3]),  # Slurm binds no task: both see the whole job's GPUs
+        ("2,3", 1, [0, 1]),  # --gpus-per-task=2
+        ("0,1", 1, [0, 1]),  # the same with ConstrainDevices: each task's cgroup counts from 0
+        ("GPU-5c89852c,GPU-8f25a4c1", 0, [0, 1]),
+        ("", 1, [2, 3]),
+    ],
+)
+def test_a_rank_gets_its_own_gpus_whether_slurm_binds_them_or_not(visible, local_rank, devices):
+    """`CUDA_VISIBLE_DEVICES` as Slurm sets it: https://slurm.schedmd.com/gres.html."""
+    task = {"SLURM_NTASKS": 4, "SLURM_NNODES": 2, "SLURM_PROCID": 2 + local_rank}
+    environ = {name: str(value) for name, value in task.items()}
+    environ |= {"SLURM_LOCALID": str(local_rank), "CUDA_VISIBLE_DEVICES": visible}
+
+    rank_info = RankInfo.from_slurm(environ, gpus_per_host=4, rendezvous_seconds=1)
+
+    assert RankInfo.from_environment(rank_info.to_environment()).local_device_ids == devices
+
+
+@pytest.mark.parametrize(
+    ("option", "gpus", "expected"),
+    [
+        ("mem-per-cpu", 8, "--mem-per-cpu=3216M"),  # 100.5 GiB on 32 CPUs
+        ("mem-per-gpu", 8, "--mem-per-gpu=12864M"),
+        ("mem-per-gpu", 0, "--mem-per-cpu=3216M"),
+    ],
+)
+def test_a_stages_memory_is_requested_by_the_option_that_the_site_takes(option, gpus, expected):
+    resources = replace(RESOURCES, gpus_per_host=gpus)
+    settings = Config(memory_option=option)
+    text = render(replace(SUBMISSION, settings=settings, resources=resources))
+
+    assert f"#SBATCH {expected}\n" in text
+    assert "--mem=" not in text
+
+
+def test_resources_that_the_options_cannot_request_do_not_fit():
+    with pytest.raises(DoesNotFit, match=r"set resources\.cpus_per_host"):
+        Config(memory_option="mem-per-cpu").check_fits(JobResources(memory_gib=4))
+    with pytest.raises(DoesNotFit, match="2 processes per host cannot share 3 GPUs"):
+        Config(gpu_option="gpus-per-task").check_fits(
+            JobResources(processes_per_host=2, gpus_per_host=3)
+        )
+
+
+def test_the_number_of_nodes_can_be_left_out_where_a_stage_is_one_process():
+    one = replace(SUBMISSION, settings=Config(omit_nodes=True), resources=JobResources())
+
+    assert not re.search(r"#SBATCH --(nodes|ntasks)", render(one))
+    assert "#SBATCH --nodes=2\n" in render(replace(one, resources=RESOURCES))
+
+
+def test_short_options_are_checked_as_their_long_forms():
+    options = ["-A nlp", "-pgpu", '-C "a100&nvlink"', "-H"]
+
+    assert Config(options=options).options == [
+        "--account=nlp",
+        "--partition=gpu",
+        '--constraint="a100&nvlink"',
+        "--hold",
+    ]
+    with pytest.raises(UsageError, match="recognised by its own name"):
+        render(replace(SUBMISSION, settings=Config(options=["-J mine"])))
+
+
 def test_job_names_are_plain_and_no_two_attempts_share_one():
     titled = replace(SUBMISSION, title="a $(touch X)\n; b")
     other = replace(titled, attempt=titled.attempt / "2")
@@ -176,6 +252,7 @@ def test_paths_that_slurm_would_read_as_something_else_are_refused(character):
         {"modules": ["cuda; rm x"]},
         {"partition": "a b"},
         {"options": ["-x"]},
+        {"options": ["exclusive"]},
         {"constraint": "a\x00b"},
         {"container": ["apptainer\n"]},
     ],

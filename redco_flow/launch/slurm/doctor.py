@@ -76,6 +76,7 @@ def examine_slurm(
     if not (account.is_good and enough.is_good):
         return
     num_nodes = min(2, partitions[settings.partition] if settings.partition else 2)
+    num_nodes = 1 if settings.omit_nodes else num_nodes
     seconds = settings.doctor_wait_seconds
     asked = f"asking for {num_nodes} nodes; waits up to {seconds} s in the queue"
     yield Finding("job", True, asked)

@@ -158,14 +158,15 @@ def _options(submission: Submission) -> Iterator[str]:
     yield "--export=ALL"
     yield from _dependency(submission)
     yield from (_option(*pair) for pair in _selection(settings))
-    yield _option("nodes", resources.num_hosts)
-    yield _option("ntasks-per-node", resources.processes_per_host)
+    if not (settings.omit_nodes and resources.num_processes == 1):
+        yield _option("nodes", resources.num_hosts)
+        yield _option("ntasks-per-node", resources.processes_per_host)
     if resources.cpus_per_host is not None:
         yield _option("cpus-per-task", _share(resources))
     if resources.memory_gib is not None:
-        yield _option("mem", f"{math.ceil(resources.memory_gib * 1024)}M")
+        yield _memory_option(settings, resources, resources.memory_gib * 1024)
     if resources.gpus_per_host:
-        yield gpu_option(settings, resources.gpus_per_host)
+        yield _gpu_option(settings, resources)
     if resources.walltime_minutes is not None:
         yield _option("time", resources.walltime_minutes)
     yield _option("signal", f"{WARNING_SIGNAL}@{settings.warning_seconds}")
@@ -222,11 +223,23 @@ def _dependency(submission: Submission) -> Iterator[str]:
     yield "--kill-on-invalid-dep=yes"
 
 
-def gpu_option(settings: Config, gpus_per_host: int) -> str:
-    """Return the option that asks for GPUs, as the site wants it."""
+def _memory_option(settings: Config, resources: JobResources, mebibytes: float) -> str:
+    if settings.memory_option == "mem":
+        return _option("mem", f"{math.ceil(mebibytes)}M")
+    if settings.divides_memory_by_gpus(resources.gpus_per_host):
+        return _option("mem-per-gpu", f"{math.ceil(mebibytes / resources.gpus_per_host)}M")
+    num_cpus = _share(resources) * resources.processes_per_host
+    return _option("mem-per-cpu", f"{math.ceil(mebibytes / num_cpus)}M")
+
+
+def _gpu_option(settings: Config, resources: JobResources) -> str:
+    """The option that requests GPUs, as the site wants it."""
+    count = resources.gpus_per_host
+    if settings.gpu_option == "gpus-per-task":
+        count //= resources.processes_per_host
     kind = f"{settings.gpu_type}:" if settings.gpu_type else ""
     gpu = "gpu:" if settings.gpu_option == "gres" else ""
-    return _option(settings.gpu_option, f"{gpu}{kind}{gpus_per_host}")
+    return _option(settings.gpu_option, f"{gpu}{kind}{count}")
 
 
 def selection_options(settings: Config) -> list[str]:
@@ -266,6 +279,8 @@ def _rank_options(submission: Submission) -> list[str]:
     options = ["--kill-on-bad-exit=1 --wait=0", _option("ntasks", resources.num_processes)]
     if resources.cpus_per_host is not None:  # srun no longer takes it from sbatch
         options.append(_option("cpus-per-task", _share(resources)))
+    if resources.gpus_per_host and submission.settings.gpu_option == "gpus-per-task":
+        options.append(_gpu_option(submission.settings, resources))  # binds each task to its own
     return [*options, *submission.settings.srun_options]
 
 
