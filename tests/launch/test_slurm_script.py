@@ -12,7 +12,9 @@ from redco_flow.errors import DoesNotFit, UsageError
 from redco_flow.launch.call import JobResources
 from redco_flow.launch.processes import RankInfo
 from redco_flow.launch.slurm.config import Config
+from redco_flow.launch.slurm.executor import SlurmExecutor
 from redco_flow.launch.slurm.script import Submission, render
+from redco_flow.tracking.attempt import AttemptDirectory
 
 SETTINGS = {
     "partition": "a100",
@@ -223,6 +225,28 @@ def test_short_options_are_checked_as_their_long_forms():
     ]
     with pytest.raises(UsageError, match="recognised by its own name"):
         render(replace(SUBMISSION, settings=Config(options=["-J mine"])))
+
+
+def test_a_job_exports_the_profiles_variables_and_address_and_none_of_the_shells(tmp_path):
+    shell = {"HF_TOKEN": "hf_abcdefgh", "PYTHONPATH": "/mine"}
+    settings = Config(rendezvous_address="ic-NODE")
+    executor = SlurmExecutor(
+        tmp_path, settings, variables={"NCCL_DEBUG": "INFO"}, environment=shell
+    )
+
+    text = executor.render(AttemptDirectory(SUBMISSION.attempt), "tiny", RESOURCES)
+
+    exported = re.findall(r"^export (\w+)=", text, re.MULTILINE)
+    assert exported == [
+        "NCCL_DEBUG",
+        "PYTHONPATH",
+        "REDCO_FLOW_PYTHONPATH_LAST",
+        "REDCO_FLOW_ATTEMPT",
+        "REDCO_FLOW_RENDEZVOUS_ADDRESS",
+        "SLURM_EXPORT_ENV",
+    ]
+    assert "export PYTHONPATH=/mine" in text
+    assert "hf_abcdefgh" not in text
 
 
 def test_job_names_are_plain_and_no_two_attempts_share_one():

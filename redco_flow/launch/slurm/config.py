@@ -72,6 +72,8 @@ class Config(ExecutorConfig):
         walltime_minutes: of stages that ask for none; None leaves the partition's default.
         warning_seconds: this long before the end of its time a job saves and stops by itself.
         rendezvous_seconds: how long the ranks of a job wait for each other at its start.
+        rendezvous_address: by which ranks reach each other, where it is not the node's name: a
+            network interface (ib0), or a pattern with NODE for that name (NODEi, ic-NODE).
         doctor_wait_seconds: how long the job of `redco-flow doctor` waits in the queue.
         gpu_option: how GPUs are requested; with gpus-per-task each process sees only its own.
         memory_option: how memory_gib is requested; mem-per-cpu divides it by cpus_per_host,
@@ -98,6 +100,7 @@ class Config(ExecutorConfig):
     max_array_tasks: PositiveInt | None = None
     warning_seconds: PositiveInt = 120
     rendezvous_seconds: PositiveInt = 300
+    rendezvous_address: SlurmName | None = None
     doctor_wait_seconds: PositiveInt = 120
     gpu_option: Literal["gpus-per-node", "gres", "gpus-per-task"] = "gpus-per-node"
     memory_option: Literal["mem", "mem-per-cpu", "mem-per-gpu"] = "mem"

@@ -24,6 +24,7 @@ from redco_flow.launch.executor import (
     job_environment,
 )
 from redco_flow.launch.host_facts import Finding
+from redco_flow.launch.rendezvous import ADDRESS_VARIABLE
 from redco_flow.launch.slurm import queue
 from redco_flow.launch.slurm.array import SlurmArray
 from redco_flow.launch.slurm.config import Config
@@ -171,7 +172,9 @@ class SlurmExecutor(ChainingExecutor):
         """What every job must have, whatever `--export` in slurm.options leaves out."""
         inherited = job_environment({**self._environment, **self._variables}, attempt)
         names = [*self._variables, *job_environment({}, attempt)]
-        return {name: inherited[name] for name in names}
+        address = self._config.rendezvous_address
+        named = {ADDRESS_VARIABLE: address} if address else {}
+        return {name: inherited[name] for name in names} | named
 
     @property
     def _cluster(self) -> str:
