@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import socket
@@ -244,9 +245,8 @@ class _Visit:
 
     def reports_with(self, key: str) -> list[dict[str, Any]]:
         """The reports of the nodes that have a key."""
-        lines = self.log.splitlines(keepends=True)
-        found = [json.loads(line) for line in lines if line[:1] + line[-2:] == "{}\n"]
-        return [one for one in found if key in one]
+        lines = re.findall(r'\{".*\}$(?=\n)', self.log, re.MULTILINE)  # after srun's --label
+        return [one for one in map(json.loads, lines) if key in one]
 
     def _read_log(self) -> None:
         self.trial.watch.look()
