@@ -23,7 +23,7 @@ SETTINGS = {
     "setup": ["source /opt/env.sh"],
     "python": "/opt/venv/bin/python",
     "options": ["--exclusive"],
-    "srun_options": ["--cpu-bind=cores"],
+    "srun_options": ["--cpu-bind=cores", "--exclusive"],
     "processes_per_host": 2,
     "gpu_type": "a100",
 }
@@ -95,6 +95,7 @@ srun --input=none \\
     --ntasks=4 \\
     --cpus-per-task=16 \\
     --cpu-bind=cores \\
+    --exclusive \\
     /opt/venv/bin/python -P -m redco_flow.launch.rank \\
     /data/ws/runs/tiny-abcd/stages/train/attempts/1 \\
     --stall-seconds 1800 \\

@@ -310,7 +310,9 @@ def _finish(submission: Submission) -> Iterator[str]:
     ]
     yield "finish() {"
     if settings.container or settings.srun_options or settings.python:
-        options = [*settings.srun_options, "--overlap --nodes=1 --ntasks=1 --ntasks-per-node=1"]
+        # srun refuses --exclusive with --overlap.
+        options = [one for one in settings.srun_options if not one.startswith("--exclusive")]
+        options.append("--overlap --nodes=1 --ntasks=1 --ntasks-per-node=1")
         yield "    for seconds in 0 10 30; do  # the controller may be away for a moment"
         yield '        sleep "$seconds"'
         step = f"SLURM_EXIT_ERROR={_NO_STEP} {_step(submission, options, module, arguments)}"
